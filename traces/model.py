@@ -291,6 +291,8 @@ class TraceInfo:
     rank: int | None = None
     backend: str | None = None
     """Of torch.distributed: "nccl", "gloo", "hccl"."""
+    process_groups: int = 0
+    """Groups of torch.distributed that differ in their members; 0 where the file lists none."""
     base_ns: int = 0
     """What the file's times count from, ns since 1970; 0 where it does not say: then they are such times themselves."""
     report: ReadReport = ReadReport()

@@ -162,6 +162,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         rank=facts.rank,
         backend=facts.backend,
         base_ns=facts.base_ns,
+        process_groups=facts.process_groups,
         report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
         links=stats,
         graphs=_ran_in_graphs(graphs, kernels),

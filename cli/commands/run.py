@@ -123,8 +123,9 @@ def command(
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import one_stdout, outcome_code, show_json, show_report
     from opreplay.cli.setup import refuse_unused_initializers, set_up, tell_unused
+    from opreplay.cli.terminal.console import narrate
     from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.plan.collectives.in_plan import on_ranks
     from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
@@ -154,6 +155,8 @@ def command(
         plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
         plan = on_ranks(plan, measuring.ranks)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
+        if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
+            narrate(small)
         if dry_run:
             from opreplay.cli.plan_views import show_dry_run
 

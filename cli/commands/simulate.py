@@ -106,7 +106,7 @@ def command(
         use_plugins,
     )
     from opreplay.cli.terminal import console
-    from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
+    from opreplay.replay.ascend.simulate.devices import load_socs, ranks_without_dies, simulate_plan
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.kept import kept_plan_of
     from opreplay.replay.plan.recorded.where import where_of
@@ -133,6 +133,8 @@ def command(
     where = where_of(read)
     if any(op.collective is not None for op in plan.ops):
         console.narrate("opreplay: times of collectives are added up; `opreplay timeline --cluster` overlaps them")
+    if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
+        console.narrate(small)
     steps = simulate_plan(plan, list(devices.values()), contents, l2)
     tell_problems(contents)
     keep_contents(contents)

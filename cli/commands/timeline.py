@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.report.step.tracks import Process
     from opreplay.replay.timeline.job.values import JobChange
+    from opreplay.replay.timeline.measured import MeasuredOps
     from opreplay.replay.timeline.simulated import ContentsOf
     from opreplay.replay.timeline.timeline import WhatIf
     from opreplay.traces import Trace
@@ -75,7 +76,8 @@ if TYPE_CHECKING:
 @click.option(
     "--measured",
     metavar="RESULTS.jsonl",
-    help="Also time a step of the CPU with what `run --output` measured for its ops.",
+    help="Also time a step of the CPU with what `run --output` measured for its ops; with --ranks that of a job, "
+    "with its collectives where they were measured.",
 )
 @plugin_option
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
@@ -126,18 +128,12 @@ def command(
     socs = load_socs(soc, cluster)
     devices = list(socs.values())
     if ranks:
-        single = {"--measured": measured, "--kernel-details": kernel_details}
-        if refused := [name for name, value in single.items() if value is not None]:
-            raise UsageError(f"{refused[0]} is for one trace, not with --ranks")
-        return _of_ranks(traces, step, what_if, devices, host_scale, timeline_file, page, format_, force, limit)
+        if kernel_details is not None:
+            raise UsageError("--kernel-details is for one trace, not with --ranks")
+        times = _measured(measured)
+        return _of_ranks(traces, step, what_if, devices, host_scale, times, timeline_file, page, format_, force, limit)
     read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
     plan, contents = _planned(read, devices)
-    times = None
-    if measured is not None:
-        from opreplay.replay.results.reading import read_result_file
-        from opreplay.replay.timeline.measured import measured_ops
-
-        times = measured_ops(read_result_file(measured))
     study = timeline(
         read,
         step=step,
@@ -146,7 +142,7 @@ def command(
         plan=plan,
         contents=contents,
         host_scale=host_scale,
-        measured=times,
+        measured=_measured(measured),
     )
     write_page(page, partial(of_timeline.page, study), force=force)
     if timeline_file is not None:
@@ -163,12 +159,23 @@ def command(
     return _code(study.timeline.what_if)
 
 
+def _measured(path: str | None) -> MeasuredOps | None:
+    """What a run measured, where its results are given."""
+    if path is None:
+        return None
+    from opreplay.replay.results.reading import read_result_file
+    from opreplay.replay.timeline.measured import measured_ops
+
+    return measured_ops(read_result_file(path))
+
+
 def _of_ranks(
     traces: tuple[str, ...],
     step: int | None,
     what_if: tuple[str, ...],
     devices: list[DeviceProfile],
     host_scale: float,
+    measured: MeasuredOps | None,
     timeline_file: str | None,
     page: Path | None,
     format_: str,
@@ -193,7 +200,14 @@ def _of_ranks(
         plan, contents = _planned(trace, devices)
         plans += [plan] if plan is not None else []
     study = job_timeline(
-        found, step=step, what_if=what_if, devices=devices, plans=plans, contents=contents, host_scale=host_scale
+        found,
+        step=step,
+        what_if=what_if,
+        devices=devices,
+        plans=plans,
+        contents=contents,
+        host_scale=host_scale,
+        measured=measured,
     )
     write_page(page, partial(of_ranks.page, study), force=force)
     if timeline_file is not None:

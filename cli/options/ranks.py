@@ -78,6 +78,7 @@ def served_as_rank(ranks: int) -> bool:
 
 def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, device: str, mode: str) -> None:
     """Raises UsageError for options of ranks that do not go together."""
+    from opreplay.replay.execute.ranks.launched import launched
     from opreplay.traces.errors import UsageError
 
     if ranks is None:
@@ -85,11 +86,17 @@ def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, devic
             name = "--backend" if backend is not None else "--no-check"
             raise UsageError(f"{name} is for collectives on several ranks", hint="Say how many with --ranks N.")
         return
-    if mode == "sequence":
-        raise UsageError(
-            "--ranks does not go with --mode sequence: collectives are measured one by one", hint="Leave one out."
-        )
     kind = device.partition(":")[0]
+    if mode == "sequence" and kind != "cpu":
+        raise UsageError(
+            f"--mode sequence with --ranks is for the CPU, not for {device}: overlap was never tried on devices",
+            hint="Leave --mode sequence out: then collectives are measured one by one.",
+        )
+    if mode == "sequence" and launched() is not None:
+        raise UsageError(
+            "--mode sequence with --ranks starts its ranks here, and a launcher started this process",
+            hint="Start it by itself, or leave --mode sequence out.",
+        )
     needed = {"nccl": "cuda", "hccl": "npu"}.get(backend or "")
     if needed is not None and kind != needed:
         raise UsageError(f"{backend} needs --device {needed}, not {device}", hint="Or use --backend gloo.")

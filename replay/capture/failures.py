@@ -22,6 +22,13 @@ _TORCH = str(Path(torch.__file__).parent)
 _DATA_DEPENDENT = (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
 _MISSING = (fakes.UnsupportedOperatorException, fakes.UnsupportedFakeTensorException)
 
+_NO_GROUP = (
+    "env:// rendezvous",
+    "process group has not been initialized",
+    "environment variable RANK expected",
+)
+"""What torch.distributed says to a process that is no rank of a job."""
+
 
 def user_line(error: BaseException) -> str:
     """File and line of the innermost frame that is neither torch's nor ours, with its text; "" where there is none."""
@@ -65,6 +72,12 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
             f"{name} has no fake kernel: nobody told torch the sizes of its results{at}",
             hint=f'Register one, @torch.library.register_fake("{name}"), which takes the same arguments and gives '
             "torch.empty_like(...) or the like; or run it with --real.",
+        )
+    if any(word in str(error) for word in _NO_GROUP):
+        return UsageError(
+            f"the step needs a process group, and a capture is one process{at}",
+            hint="--world-size N plays one rank of a job of N, with the environment that torchrun gives; nothing is "
+            "exchanged.",
         )
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from opreplay.replay.collectives.mapping import Share
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.ranks.messages import RankReply
 from opreplay.replay.execute.visits import WHOLE, Visit
@@ -66,6 +67,57 @@ class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="sequence o
     tensors: Tensors = Tensors()
 
 
+class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of a step that ranks share."""
+
+    op: int
+    """Which of the step's distinct collectives."""
+    share: Share
+    at: int
+    """Place of the call before which it is asked for; as many as there are calls: after the last."""
+    wait: int
+    at_once: bool
+    """Whether it is waited for before anything else is asked for."""
+
+
+class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
+    """A sequence that all ranks replay, with collectives beside it."""
+
+    number: int
+    config: WorkerConfig
+    task: SequenceTask
+    collectives: tuple[SharedCall, ...]
+    """As they are asked for."""
+
+
+class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared step outcome"):
+    """What became of it on one rank; times in microseconds, one a pass."""
+
+    number: int
+    rank: int
+    reason: Reason | None = None
+    """Why it could not."""
+    raised: dict[int, Reason] = {}
+    """By index of the op in the task: calls that raised once they had run."""
+    calls: SequenceOutcome | None = None
+    """Of passes with the collectives beside the calls."""
+    collectives: tuple[RankReply, ...] = ()
+    """Of each distinct one, from being asked for to its end."""
+    in_flight_us: tuple[float, ...] = ()
+    """In which at least one collective was on."""
+    hidden_us: tuple[float, ...] = ()
+    """Of it, in which nothing waited for one."""
+    waited_us: tuple[float, ...] = ()
+    """In which the calls waited for one."""
+    alone_sums_us: tuple[float, ...] = ()
+    """Of passes without collectives, all calls."""
+    alone_walls_us: tuple[float, ...] = ()
+    collectives_alone_us: tuple[float, ...] = ()
+    """Of passes without calls: one collective after the other."""
+    unseen: int = 0
+    """Collectives of a pass whose end is only seen when they are waited for."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The device is there and the libraries are loaded."""
 
@@ -92,4 +144,4 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):
     visit: Visit = WHOLE
 
 
-Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome | RankReply
+Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome | RankReply | SharedStepOutcome

@@ -27,7 +27,9 @@ from opreplay.replay.execute.ranks.crew import LocalCrew
 from opreplay.replay.execute.ranks.engine import WithRanks
 from opreplay.replay.execute.ranks.joined import JoinedCrew
 from opreplay.replay.execute.ranks.launched import launched
-from opreplay.replay.execute.ranks.messages import RankConfig, backend_of
+from opreplay.replay.execute.ranks.messages import Backend, RankConfig, backend_of
+from opreplay.replay.execute.ranks.sequence_engine import SequenceOnRanks, calls_alone
+from opreplay.replay.execute.ranks.step_crew import StepCrew
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
@@ -113,7 +115,11 @@ def run_plan(
         raise UsageError(f"--visits {options.visits} has no effect {where}", hint="Leave --visits out.")
     if options.mode == "sequence":
         plan = step_plan(plan)
-        chosen = sequence = sequence_engine(plan, continued, on_progress)
+        chosen = sequence = (
+            sequence_engine(plan, continued, on_progress)
+            if options.ranks is None
+            else sequence_on_ranks(plan, continued, on_progress)
+        )
         close = sequence.records
     else:
         single = OneByOne(runner) if runner is not None else None
@@ -257,23 +263,54 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
     """
     place = launched()
     count, here = options.ranks or 1, place.local_world if place is not None else options.ranks or 1
-    measure = msgspec.convert(options, MeasureOptions, from_attributes=True)
+    backend, config, per_rank = _ranks_of(options, here)
+    limit_s = options.hard_limit_s()
+    crew = LocalCrew(config, limit_s=limit_s) if place is None else JoinedCrew(place, config, limit_s=limit_s)
+    return WithRanks(others, crew, backend=backend, measure=config.measure, max_bytes=per_rank * count)
+
+
+def _ranks_of(options: RunOptions, here: int) -> tuple[Backend, RankConfig, int]:
+    """(back-end, what each rank needs to know, bytes for each) where `here` of them are on this machine."""
     backend = options.backend or backend_of(options.device)
     per_rank = (options.max_op_bytes or environment.default_op_bytes()) // here
     config = RankConfig(
         rank=0,
-        world=count,
+        world=options.ranks or 1,
         backend=backend,
         device=options.device,
         store="",
         threads=1,
         memory_bytes=per_rank,
-        measure=measure,
+        measure=msgspec.convert(options, MeasureOptions, from_attributes=True),
         check=options.check_results,
     )
-    limit_s = options.hard_limit_s()
-    crew = LocalCrew(config, limit_s=limit_s) if place is None else JoinedCrew(place, config, limit_s=limit_s)
-    return WithRanks(others, crew, backend=backend, measure=measure, max_bytes=per_rank * count)
+    return backend, config, per_rank
+
+
+def sequence_on_ranks(
+    plan: ReplayPlan, options: RunOptions, on_progress: Callable[[Progress], None] | None
+) -> SequenceOnRanks:
+    """What replays the sequence of a plan with its collectives, on ranks that are started here.
+
+    Half of an op's time goes to the passes without ranks, which settle what can be replayed.
+    """
+    plan, count = calls_alone(plan), options.ranks or 1
+    half = msgspec.structs.replace(options, op_time_s=options.op_time_s / 2)
+    backend, config, per_rank = _ranks_of(options, count)
+    of_each = msgspec.structs.replace(half, threads=options.threads or 1)
+    live = options.max_live_bytes or environment.default_op_bytes()
+    return SequenceOnRanks(
+        sequence_engine(plan, half, on_progress),
+        StepCrew(config, limit_s=options.hard_limit_s()),
+        plan,
+        msgspec.structs.replace(worker_config(of_each), memory_bytes=per_rank, keep_freed=False),
+        backend=backend,
+        max_bytes=per_rank * count,
+        budget_bytes=live // count,
+        op_time_s=half.op_time_s,
+        limit_s=options.hard_limit_s(),
+        total_time_s=options.total_time_s,
+    )
 
 
 def worker_config(options: RunOptions, recency: dict[str, Recency] | None = None) -> WorkerConfig:

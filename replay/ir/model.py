@@ -19,7 +19,7 @@ from opreplay.traces.model import TensorMeta
 SCHEMA_VERSION = 5
 """Changes of format: 1 first version; 2 `storage` of tensors that share memory, `type` of a recorded kernel; 3 the
 recorded `sequence`; 4 `gradients` of an op; 5 `captured` plans, which hold no times: `capture`, `flops`, phases,
-modules and places of a sequence, and the value of a Python number that an op takes as a tensor."""
+modules and places of a sequence, its `collectives`, and the value of a Python number that an op takes as a tensor."""
 MAX_CALLS = 100_000
 """Calls that a sequence holds at most."""
 
@@ -137,6 +137,24 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
         return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
 
 
+class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective of a step, which runs beside the calls; places are those of calls, their number is the end."""
+
+    id: str
+    """Of its op in the plan."""
+    at: int
+    """Place of the call before which it was asked for."""
+    wait: int
+    """Place of the call before which it was waited for."""
+    how: Literal["recorded", "order", "unknown"]
+    """How that is known: recorded; inferred, as the first call that began after the collective had ended; or not, then
+    it is waited for at once."""
+    us: float
+    """Recorded, with the waiting for other ranks."""
+    op_us: float = 0.0
+    """What the step's recorded times, to which shares refer, hold of it."""
+
+
 class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one recorded step in the order they ran, none inside another; times in microseconds."""
 
@@ -157,6 +175,8 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     """Of each call: which memory each tensor argument and each result lay in, absent ones left out and -1 where that is
     not known; empty where the file does not tell."""
+    collectives: tuple[CollectiveCall, ...] = ()
+    """Those that a plan for ranks has beside the calls, as they were asked for."""
     phases: tuple[str, ...] = ()
     """Of each call of a captured step: "forward", "backward" or "optimizer"."""
     modules: tuple[int, ...] = ()

@@ -90,6 +90,11 @@ def _verify_sequence(sequence: RecordedSequence) -> None:
         raise FormatError("a call of the sequence is of no module that it names")
     if any(not 0 <= index < len(sequence.ids) for index in sequence.calls):
         raise FormatError("a call of the sequence is of no op that it names")
+    if len(sequence.collectives) > MAX_CALLS or any(
+        not 0 <= one.at <= one.wait <= calls for one in sequence.collectives
+    ):
+        raise FormatError("a collective of the sequence is not at a place of it")
+    _times("a collective of the sequence", *(us for one in sequence.collectives for us in (one.us, one.op_us)))
     if len(set(sequence.ids)) != len(sequence.ids):
         raise FormatError("the sequence names an op twice")
     totals = (sequence.dur_us, sequence.device_us_total, sequence.unowned_device_us, sequence.host_us_total)

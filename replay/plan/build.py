@@ -6,6 +6,7 @@ Owns the order of the steps. The steps themselves are `select`, `recorded`, `res
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 import msgspec
@@ -17,6 +18,7 @@ from opreplay.replay.plan import passes
 from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.replay.plan.recorded.groups import owner_among, recorded_groups, signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase, outermost_us, selected_rows
+from opreplay.replay.plan.step.beside import AskedFor
 from opreplay.replay.plan.step.order import recorded_sequence
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.resolver import Resolver
@@ -35,11 +37,12 @@ def build_plan(
     policy: Policy = _DEFAULT_POLICY,
     device: str = "cpu",
     in_order: bool = False,
+    collectives: Sequence[AskedFor] = (),
 ) -> ReplayPlan:
     """The unique ops of a trace, each resolved for `device` or with the reason why not, heaviest first.
 
     `select`: "owner" (ops that own device time; the outermost ops where none does), "leaf", "top" or "all". With
-    `in_order` the plan holds the calls of one recorded step in their order.
+    `in_order` the plan holds the calls of one recorded step in their order, and those of the `collectives` that it has.
     Imports torch, and a vendor library only where `policy` allows it. Raises UsageError for an unknown selection, and
     for a phase that no iteration is in.
     """
@@ -103,6 +106,7 @@ def build_plan(
         ids,
         select=select,
         phase=filters.phase,
+        collectives=collectives,
     )
     return msgspec.structs.replace(plan, sequence=sequence)
 

@@ -320,7 +320,7 @@ def plan_of(
 
 
 def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_order: bool) -> ReplayPlan:
-    from opreplay.replay.plan.collectives.in_plan import with_collectives
+    from opreplay.replay.plan.collectives.in_plan import asked_for, chosen_calls, with_collectives
     from opreplay.replay.plan.select import OpFilter
 
     all_of_it = msgspec.structs.replace(selection, top=None, min_share=None, ops=())
@@ -331,7 +331,10 @@ def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_ord
         min_share=selection.min_share,
         ops=selection.ops,
     )
-    return with_collectives(make_plan(trace, all_of_it, device=device, in_order=in_order), trace, filters)
+    calls = chosen_calls(trace, filters)
+    asked = asked_for(trace, calls) if in_order else ()
+    plan = make_plan(trace, all_of_it, device=device, in_order=in_order, collectives=asked)
+    return with_collectives(plan, calls, filters)
 
 
 def names_by_time(trace: Trace) -> list[str]:

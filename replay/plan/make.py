@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from opreplay.replay.plan.selection import Selection
@@ -10,11 +11,20 @@ from opreplay.replay.plan.selection import Selection
 if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
+    from opreplay.replay.plan.step.beside import AskedFor
     from opreplay.traces import Trace
 
 
-def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
-    """The plan for the selected ops with their outputs filled in, and `in_order` with the calls of one step."""
+def make_plan(
+    trace: Trace,
+    selection: Selection,
+    *,
+    device: str,
+    in_order: bool = False,
+    collectives: Sequence[AskedFor] = (),
+) -> ReplayPlan:
+    """The plan for the selected ops with their outputs filled in, and `in_order` with the calls of one step, the
+    trace's `collectives` beside them."""
     from opreplay.replay.plan.build import build_plan
     from opreplay.replay.plan.physical import mark_impossible
     from opreplay.replay.plan.recorded.unread import mark_unread
@@ -31,7 +41,15 @@ def make_plan(trace: Trace, selection: Selection, *, device: str, in_order: bool
         ops=selection.ops,
     )
     policy = Policy(allow_imports=selection.allow_imports)
-    plan = build_plan(trace, select=selection.select, filters=filters, policy=policy, device=device, in_order=in_order)
+    plan = build_plan(
+        trace,
+        select=selection.select,
+        filters=filters,
+        policy=policy,
+        device=device,
+        in_order=in_order,
+        collectives=collectives,
+    )
     return mark_unread(mark_impossible(with_outputs(plan, policy=policy)), trace)
 
 

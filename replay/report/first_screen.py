@@ -70,6 +70,11 @@ def where_lines(where: Where, device: str | None) -> list[str]:
         made = [f"recorded on {safe(device or 'an unnamed device')}: {total} of device work{busy}"]
     else:
         made = [f"recorded on a CPU, no device work: {total} in outermost calls"]
+        if where.beside_us >= LEAST * where.total_us:
+            made.append(
+                f"beside them, on gloo's own threads: {time_text(where.beside_us)} of collectives, the times of their "
+                "rows with --ranks; rows then sum up to more"
+            )
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:
         made.append("time: " + ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown))

@@ -229,6 +229,43 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
     """None where the traces share no collective, or none tells when it ran."""
 
 
+class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The collectives of a step beside its calls, on ranks; times in microseconds, medians of the passes.
+
+    A time of a pass is the slowest rank's. Passes with the collectives, without them, and of them alone come by turns.
+    """
+
+    ranks: int
+    backend: str
+    collectives: int
+    """Calls of collectives in the step."""
+    collectives_replayed: int
+    recorded_us: float
+    """Of those that were replayed, added up, with the waiting for other ranks."""
+    waits_recorded: int
+    """Of those replayed: how many were waited for where that was recorded."""
+    waits_inferred: int
+    """Before the first call that began after they had ended in the recording."""
+    waits_unknown: int
+    """At once, since nothing tells where."""
+    in_flight_us: float
+    """In which at least one collective was on."""
+    waited_us: float
+    """In which the calls waited for one."""
+    hidden_us: float
+    """In flight while nothing waited for it."""
+    calls_alone_us: float
+    """Sum of the calls in passes without collectives."""
+    wall_alone_us: float
+    """Of such a pass."""
+    collectives_alone_us: float
+    """One after the other, without calls beside them."""
+    unseen: int = 0
+    """Collectives whose end is only seen when they are waited for: at most that long."""
+    restarts: int = 0
+    """Groups of ranks that broke before the step was over."""
+
+
 class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", tag_field="record"):
     """A recorded step beside its replay in recorded order; times in microseconds."""
 
@@ -261,6 +298,8 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     tensors: Tensors
     restarts: int = 0
     """Processes that ended before the sequence was over."""
+    shared: SharedStepResult | None = None
+    """Where it ran on ranks: times of passes are then with the collectives beside the calls."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_field="record"):

@@ -20,6 +20,9 @@ class MeasuredOps(msgspec.Struct, frozen=True, kw_only=True):
 
     us: dict[str, float]
     """Median of one call by id of the op."""
+    collectives: dict[tuple[str, int, str], float] = {}
+    """Median transfer in µs by operation, elements that a rank hands in, and dtype; the time of a call where it is not
+    known what of that was waiting."""
     caches: dict[str, int] = {}
     """Ops by the state of the caches: "cold", "warm", "step", "sequence"."""
     profiler_event_us: float | None = None
@@ -37,14 +40,27 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 def measured_ops(file: ResultFile) -> MeasuredOps:
     """The times of a result file."""
-    done = [one for one in file.results if one.measured_us]
+    done = [one for one in file.results if one.measured_us and one.collective is None]
     caches = Counter(one.measurement.cache for one in done if one.measurement is not None)
     event_us = file.header.environment.get("profiler_event_us")
     return MeasuredOps(
         us={one.id: one.measured_us for one in done if one.measured_us},
+        collectives=_transfers(file),
         caches=dict(caches),
         profiler_event_us=float(event_us) if isinstance(event_us, int | float) else None,
     )
+
+
+def _transfers(file: ResultFile) -> dict[tuple[str, int, str], float]:
+    out: dict[tuple[str, int, str], float] = {}
+    for result in file.results:
+        facts = result.collective
+        if facts is None or facts.replayed is None or not result.measured_us:
+            continue
+        one = facts.collective
+        us = result.measured_us if facts.replayed.transfer_us is None else facts.replayed.transfer_us
+        out.setdefault((one.kind, one.in_elements, one.dtype), us)
+    return out
 
 
 def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> MeasuredStep:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.arguments.work.amounts import Contents
+from opreplay.replay.ascend.cost.collective import lacking
 from opreplay.replay.ascend.cost.predict import HOST_COPY, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
@@ -284,6 +285,7 @@ def _collectives(
     assert trace.activity is not None
     nodes, device = graph.nodes, predictor.device
     kept = assumed = 0
+    small: list[str] = []
     recorded_us = made_us = 0.0
     parents = innermost_parent(trace.ops)
     for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.name >= 0)).tolist():
@@ -301,6 +303,7 @@ def _collectives(
             continue
         assumed += group is None and world is None
         made = predictor(call)
+        small += filter(None, [lacking(call.attrs.get("world_size"), device)])
         recorded_us, made_us = recorded_us + float(nodes.dur_us[node]), made_us + made.time_us
         family = family_of(call, device)
         _add(out, [node], family.name, family.band, made.time_us)
@@ -310,6 +313,11 @@ def _collectives(
     out.collectives_us = recorded_us, made_us
     if kept:
         out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")
+    if small:
+        out.notes.append(
+            f"{len(small)} collectives are of larger groups than the cluster ({max(small, key=len)}): predicted "
+            "among the dies that there are, where less is moved"
+        )
     if assumed:
         out.notes.append(f"{assumed} collectives of unknown group: taken over the 8 dies of a server")
 

@@ -115,7 +115,6 @@ def test_without_ranks_collectives_are_left_out_and_the_report_says_how(tmp_path
         (("--backend", "gloo"), "--ranks N"),
         (("--no-check",), "--ranks N"),
         (("--ranks", "2", "--backend", "nccl"), "needs --device cuda"),
-        (("--ranks", "2", "--mode", "sequence"), "--mode sequence"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...], said: str) -> None:

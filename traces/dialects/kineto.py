@@ -50,6 +50,7 @@ class RunFacts:
     rank: int | None
     backend: str | None
     base_ns: int
+    process_groups: int
 
 
 def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, ascend: bool) -> RunFacts:
@@ -69,7 +70,14 @@ def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, 
         rank=_count(info.get("rank")),
         backend=backend[:40] if isinstance(backend, str) else None,
         base_ns=_count(values.get("baseTimeNanoseconds")) or 0,
+        process_groups=_process_groups(info.get("pg_config")),
     )
+
+
+def _process_groups(listed: object) -> int:
+    """How many of the listed groups differ in their members; 0 where none are listed."""
+    members = (one.get("ranks", one.get("pg_name")) for one in _list(listed) if isinstance(one, dict))
+    return len({msgspec.json.encode(one) for one in members})
 
 
 def _vendor(

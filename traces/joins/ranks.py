@@ -211,9 +211,12 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def _by_group(known: dict[int, tuple[RankCall, ...]]) -> dict[_Group, dict[int, list[int]]]:
-    """Group → rank → positions of its calls. Without a name the stream stands for it, where ranks use the same ones."""
+    """Group → rank → positions of its calls, as they were asked for.
+
+    Without a name a device's stream stands for it, where ranks use the same ones; a host's threads stand for nothing.
+    """
     streams = {
-        rank: {call.stream for call in calls if call.group is None and call.ranks is None}
+        rank: {call.stream for call in calls if call.group is None and call.ranks is None and call.note < 0}
         for rank, calls in known.items()
     }
     present = [found for found in streams.values() if found]
@@ -221,9 +224,19 @@ def _by_group(known: dict[int, tuple[RankCall, ...]]) -> dict[_Group, dict[int, 
     out: defaultdict[_Group, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, calls in known.items():
         for at, call in enumerate(calls):
-            unnamed = call.group is None and call.ranks is None
+            unnamed = call.group is None and call.ranks is None and call.note < 0
             out[call.group, call.ranks, call.stream if unnamed and same else -1][rank].append(at)
-    return {key: dict(found) for key, found in out.items()}
+    return {
+        key: {rank: _as_issued(places, known[rank]) for rank, places in found.items()} for key, found in out.items()
+    }
+
+
+def _as_issued(places: list[int], calls: Sequence[RankCall]) -> list[int]:
+    """In the order in which they were asked for, where all tell when; else as they began."""
+    issued = {at: calls[at].issued_ns for at in places}
+    if any(when is None for when in issued.values()):
+        return places
+    return sorted(places, key=lambda at: (issued[at] or 0, at))
 
 
 def _match_group(
@@ -368,7 +381,8 @@ def _overlapping(
     out: list[tuple[int, int]] = []
     begin = 0
     ahead = origins[other] - origins[one]
-    for at in places:
+    others = sorted(others)  # by start
+    for at in sorted(places):
         mine = known[one][at]
         for index in range(begin, len(others)):
             theirs = known[other][others[index]]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from opreplay.traces.activity import Activity, CallTable, Collective, CollectiveSpans
 from opreplay.traces.links.annotations import AnnotationTable, step_number
+from opreplay.traces.links.marks import INSTEAD, Asked, Mark, marks_of
 from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import Trace
 
@@ -76,6 +77,8 @@ class RankCall(msgspec.Struct, frozen=True, kw_only=True):
     """Position among the host's own collectives (gloo), by start."""
     op: int = -1
     """Row in `Trace.ops` of the call that asked for it."""
+    issued_ns: int | None = None
+    """When a host's own collective was asked for: threads of a back-end may begin two the other way round."""
     step: int | None = None
     """N of the ProfilerStep#N in which it was asked for."""
 
@@ -163,7 +166,7 @@ def _of_spans(trace: Trace, activity: Activity) -> list[RankCall]:
 def host_collectives(trace: Trace) -> list[RankCall]:
     """Collectives that a back-end ran on the host and marked ("gloo:all_reduce"), by start.
 
-    Each belongs to the op that asked for it, in the order of both, where there are as many of either kind.
+    Each belongs to the op that asked for it, by operation, size and order, where there are as many of either kind.
     """
     notes = trace.annotations
     if not isinstance(notes, AnnotationTable):
@@ -171,7 +174,6 @@ def host_collectives(trace: Trace) -> list[RankCall]:
     marks = np.array([name.startswith("gloo:") for name in notes.names] or [False])
     rows = np.flatnonzero(marks[notes.name]) if len(notes) else np.empty(0, np.int64)
     rows = rows[np.argsort(notes.start_ns[rows], kind="stable")]
-    asking = _asking_ops(trace)
     marked = () if trace.activity is None else trace.activity.notes
     tensors = {(note.start_ns, note.track): note for note in marked}
     out: list[RankCall] = []
@@ -182,15 +184,32 @@ def host_collectives(trace: Trace) -> list[RankCall]:
             elements = sum(prod(dims) for dims in told.dims)
             call = msgspec.structs.replace(call, elements=elements, dtype=told.types[0] if told.types else None)
         out.append(msgspec.structs.replace(call, note=position, stream=int(notes.track[row])))
-    for kind in sorted({call.kind for call in out}):
-        mine = [at for at, call in enumerate(out) if call.kind == kind]
-        ops = [op for op in asking if collective_kind(trace.signatures[int(trace.ops.signature[op])].name) == kind]
-        if len(mine) == len(ops) and all(
-            trace.ops.start_ns[op] <= out[at].start_ns for at, op in zip(mine, ops, strict=True)
-        ):
-            for at, op in zip(mine, ops, strict=True):
-                out[at] = msgspec.structs.replace(_from_op(trace, out[at], op), op=op)
+    for at, op in _asked_by(trace, out).items():
+        issued = int(trace.ops.start_ns[op])
+        out[at] = msgspec.structs.replace(_from_op(trace, out[at], op), op=op, issued_ns=issued)
     return out
+
+
+def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
+    """Position of a mark → row of the op that asked for it; of kinds of which each op has a mark and each mark an op.
+
+    Else the recording began or ended in between, and which op is whose is not known.
+    """
+    rows = _asking_ops(trace)
+    signatures = [trace.signatures[int(trace.ops.signature[row])] for row in rows]
+    asked = [
+        Asked(
+            start_ns=int(trace.ops.start_ns[row]),
+            kind=collective_kind(signature.name),
+            elements=frozenset(n for dims in signature.dims or () if (n := _elements(dims))),
+        )
+        for row, signature in zip(rows, signatures, strict=True)
+    ]
+    marks = [Mark(start_ns=call.start_ns, kind=call.kind, elements=call.elements) for call in calls]
+    found = marks_of(asked, marks)
+    lacking = {INSTEAD.get(asked[at].kind, asked[at].kind) for at in set(range(len(asked))) - found.keys()}
+    lacking |= {marks[at].kind for at in set(range(len(marks))) - set(found.values())}
+    return {mark: rows[at] for at, mark in found.items() if not {asked[at].kind, marks[mark].kind} & lacking}
 
 
 def with_host_collectives(trace: Trace) -> Trace:
@@ -246,12 +265,20 @@ def with_host_collectives(trace: Trace) -> Trace:
 
 
 def _asking_ops(trace: Trace) -> list[int]:
-    """Rows of the ops that ask for collectives, by start."""
+    """Rows of the ops that ask for collectives, by start; of those inside each other the innermost."""
     if not len(trace.ops):
         return []
     asks = np.array([s.name.startswith(_OPS) and bool(collective_kind(s.name)) for s in trace.signatures] or [False])
     rows = np.flatnonzero(asks[trace.ops.signature])
-    return rows[np.argsort(trace.ops.start_ns[rows], kind="stable")].tolist()
+    if not len(rows):
+        return []
+    parents, around = innermost_parent(trace.ops), set[int]()
+    for row in rows.tolist():
+        above = int(parents[row])
+        while above >= 0 and above not in around:
+            around.add(above)
+            above = int(parents[above])
+    return [row for row in rows[np.argsort(trace.ops.start_ns[rows], kind="stable")].tolist() if row not in around]
 
 
 def _asking_op(trace: Trace, parents: Ints, owner: int) -> int:

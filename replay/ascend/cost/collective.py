@@ -259,8 +259,25 @@ KINDS: dict[str, Callable[[float, list[Level]], Choice]] = {
 """Start of the operation's name → time on the links; the first that fits counts, others go through once."""
 
 
+def lacking(world: object, device: DeviceProfile) -> str:
+    """What a described cluster lacks for a group of that size, "16 ranks on 8 dies"; "" where nothing."""
+    if device.cluster is None or not isinstance(world, int):
+        return ""
+    dies = device.cluster.dies * device.cluster.servers
+    return f"{world:,} ranks on {dies:,} die{'s' if dies > 1 else ''}" if world > dies else ""
+
+
 def chosen(call: KernelCall, device: DeviceProfile) -> Choice:
     """How a collective runs on a device's network, and what it takes there beyond its launch.
+
+    The algorithm says where a described cluster has fewer dies than the group: its time is that of as many as it has.
+    """
+    made, lacks = _chosen(call, device), lacking(call.attrs.get("world_size"), device)
+    return made._replace(algorithm=f"{made.algorithm or 'no link'}, {lacks}") if lacks else made
+
+
+def _chosen(call: KernelCall, device: DeviceProfile) -> Choice:
+    """The same for as many dies as there are.
 
     `attrs["world_size"]` says how many dies take part, `attrs["ranks"]` which, `attrs["uneven"]` of an all-to-all how
     much larger than the mean its largest part is. Time spent waiting for other ranks is no cost of the operation and is
@@ -283,8 +300,8 @@ def chosen(call: KernelCall, device: DeviceProfile) -> Choice:
 
 
 def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
-    """Whether a collective is unlike all that public profiles have: more servers, larger messages, or links that are
-    not measured."""
+    """Whether a collective is unlike all that public profiles have: more servers, larger messages, links that are
+    not measured, or fewer dies than ranks."""
     given = call.attrs.get("world_size")
     world = given if isinstance(given, int) and given > 0 else DEFAULT_WORLD
     levels = levels_of(world, device)
@@ -292,6 +309,7 @@ def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
     known = {"HCCS", "RDMA", "SIO", "UB"}
     return (
         servers > MEASURED_SERVERS
+        or bool(lacking(given, device))
         or max(total_bytes(call.inputs), total_bytes(call.outputs)) > MEASURED_BYTES
         or any(level.transport not in known for level in levels)
     )

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from opreplay.replay.ascend.cost.collective import lacking
 from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.devices.cluster import devices_on
 from opreplay.replay.ascend.devices.file import load_device
@@ -42,6 +43,20 @@ def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, Dev
 
 Failed = dict[str, list[str]]
 """Op id → why it has no prediction, where a user's function failed."""
+
+
+def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]) -> str | None:
+    """A line on collectives whose groups are larger than the cluster that they are predicted on; None where none is."""
+    groups = [op.collective.group_size for op in ops if op.collective is not None and op.collective.group_size]
+    largest = max(groups, default=0)
+    for device in devices:
+        if text := lacking(largest, device):
+            some = sum(bool(lacking(size, device)) for size in groups)
+            return (
+                f"opreplay: warning: the cluster is smaller than the groups of {some} of {len(groups)} collectives (up "
+                f"to {text}): predicted among the dies that there are, where less is moved; describe a larger --cluster"
+            )
+    return None
 
 
 def simulate_on(

@@ -18,7 +18,7 @@ from time import monotonic
 
 import msgspec
 
-from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, Task
+from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, SharedStepOutcome, Task
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
 from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.host.channel import receive, send
@@ -89,7 +89,7 @@ class Child:
         except OSError:
             return None
 
-    def receive(self) -> Outcome | Ready | PassDone | SequenceOutcome | RankReply | None:
+    def receive(self) -> Outcome | Ready | PassDone | SequenceOutcome | RankReply | SharedStepOutcome | None:
         """What the child says next, or None when it is gone.
 
         Raises UsageError or EnvironmentRefused when it says that it cannot work at all.

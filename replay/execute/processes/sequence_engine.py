@@ -65,6 +65,8 @@ class SequenceEngine:
         self._child: Child | None = None
         self._outcome: SequenceOutcome | None = None
         self._restarts = 0
+        self.own: set[str] = set()
+        """Ids of ops that ended a process with tensors of others."""
 
     def start(self) -> dict[str, object]:
         """The facts of the device. Raises UsageError or EnvironmentRefused when it is missing."""
@@ -124,7 +126,7 @@ class SequenceEngine:
 
     def _replayed(self, ops: list[ReplayOp]) -> SequenceOutcome:
         """The outcome, after as many new processes as it takes. An op that ends one gets arguments of its own first."""
-        own: set[str] = set()
+        own = self.own
         gone: dict[str, Reason] = {}
         while True:
             left = [op for op in ops if op.id not in gone]

@@ -157,7 +157,7 @@ class LocalCrew:
         return failed or [replies[rank] for rank in range(self.world)]
 
     def _late(self, ranks: list[int]) -> Reason:
-        stopped = [rank for rank in ranks if _is_stopped(self._children[rank].process.pid)]
+        stopped = [rank for rank in ranks if is_stopped(self._children[rank].process.pid)]
         names = ", ".join(map(str, ranks))
         text = (
             f"time: no result from rank{'s' if len(ranks) > 1 else ''} {names} after {self._limit_s:g} s (--op-limit)"
@@ -190,7 +190,7 @@ def died(rank: int, world: int, cause: Reason) -> str:
     return f"rank {rank} of {world} died: {cause.detail.removeprefix('memory: ')}"
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal or a debugger, where the system tells."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.execute.messages import Ready, Refused
+from opreplay.replay.execute.messages import Ready, Refused, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with, limit_files, limit_memory
-from opreplay.replay.ir.reasons import reason_for
+from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError
 
 PATIENCE_S = 60.0
@@ -44,11 +44,15 @@ def serve(descriptor: int, parent: int) -> None:
             return
         limit_files()
         send(channel, Ready(facts=rank.facts()))
-        decoder = msgspec.msgpack.Decoder(RankTask)
+        decoder = msgspec.msgpack.Decoder(RankTask | SharedStep)
         while (frame := receive(channel)) is not None:
+            task = decoder.decode(frame)
+            if isinstance(task, SharedStep):
+                send(channel, rank.run_step(task))
+                continue
             if config.device == "cpu":
                 limit_memory(config.memory_bytes)
-            send(channel, rank.run(decoder.decode(frame)))
+            send(channel, rank.run(task))
     # Without destroying the group: that would wait for ranks that are gone.
     os._exit(0)
 
@@ -96,17 +100,52 @@ class Rank:
 
     def run(self, task: RankTask) -> RankReply:
         """This rank's part of one collective; whatever it raises becomes a reason."""
-        import torch.distributed as dist
-
         me, members = self._config.rank, task.share.members
         try:
-            if members not in self._groups:
-                self._groups[members] = dist.new_group(list(members))  # pyright: ignore[reportUnknownMemberType]
+            self._group(members)
             if me not in members:
                 return RankReply(number=task.number, rank=me, took_part=False)
             return self._timed(task, members.index(me))
         except Exception as error:
             return RankReply(number=task.number, rank=me, reason=reason_for(error))
+
+    def run_step(self, step: SharedStep) -> SharedStepOutcome:
+        """This rank's part of a step; whatever it raises becomes a reason."""
+        from opreplay.replay.execute.ranks.torch.step import Raised, run_step
+
+        config = self._config
+        try:
+            memory = max(step.config.memory_bytes, step.task.budget_bytes or 0)
+            limit_memory(memory + config.memory_bytes)
+            groups = {one.share.members: self._group(one.share.members) for one in step.collectives}
+            return run_step(
+                step,
+                config.rank,
+                groups,
+                backend=config.backend,
+                device=self._device,
+                host=_host(),
+                check=config.check,
+                op_bytes=config.memory_bytes,
+            )
+        except Raised as error:
+            return SharedStepOutcome(
+                number=step.number,
+                rank=config.rank,
+                reason=reason_for(error),
+                raised={at: reason_for(each) for at, each in error.errors.items()},
+            )
+        except Exception as error:
+            reason = error.reason if isinstance(error, NotReplayable) else reason_for(error)
+            return SharedStepOutcome(number=step.number, rank=config.rank, reason=reason)
+
+    def _group(self, members: tuple[int, ...]) -> Any:
+        """The process group of these ranks; every rank has to ask for it."""
+        import torch.distributed as dist
+
+        if members not in self._groups:
+            self._groups[members] = dist.new_group(list(members))  # pyright: ignore[reportUnknownMemberType]
+        return self._groups[members]
 
     def _timed(self, task: RankTask, index: int) -> RankReply:
         import torch

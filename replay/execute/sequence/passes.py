@@ -15,6 +15,7 @@ import struct
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -68,17 +69,22 @@ def serve_sequence(
     `op_bytes` is what a single op may need; `tell` is called after each pass.
     """
     parts = executor.for_sequences()
-    limit = task.budget_bytes
-    if limit is None:
-        free = parts.free_bytes()
-        limit = DEFAULT_BUDGET if free is None else free // 2
+    limit = live_bytes(parts, task)
     with Heartbeat(task.heartbeat) as beat:
-        run = _Run(parts, task, seed, op_bytes, limit, beat)
+        run = SequenceRun(parts, task, seed, op_bytes, limit, beat)
         try:
             run.make_ready()
             return run.measured(run.settled(tell), options, executor.clock.resolution_us, tell)
         except TimeIsUp:
             return SequenceOutcome(times={}, reasons=run.reasons, calls=0)
+
+
+def live_bytes(parts: SequenceParts, task: SequenceTask) -> int:
+    """What all tensors of a sequence may take together."""
+    if task.budget_bytes is not None:
+        return task.budget_bytes
+    free = parts.free_bytes()
+    return DEFAULT_BUDGET if free is None else free // 2
 
 
 class Heartbeat:
@@ -105,7 +111,7 @@ class Heartbeat:
         self._file.close()
 
 
-class _Run:
+class SequenceRun:
     """One task on its way."""
 
     def __init__(
@@ -147,7 +153,7 @@ class _Run:
             number += 1
             tell(PassDone(passes=0, spent_s=0.0, time_s=self._task.time_s))
             program, started = self._linked(), perf_counter()
-            found = program.first_pass(self._parts.timer, self._at_call)
+            found = program.first_pass(self._parts.timer, self.at_call)
             self._parts.timer.end()
             self._pass_s = perf_counter() - started
             if not found:
@@ -161,7 +167,7 @@ class _Run:
     def measured(self, program: Program, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
         """The passes that count, and what they come to."""
         assert self._plan is not None
-        calls = [self._numbers[index] for index in self._plan.linked.calls]
+        calls = self.calls()
         samples: dict[int, array[float]] = defaultdict(lambda: array("d"))
         sums: list[float] = []
         walls: list[float] = []
@@ -175,17 +181,17 @@ class _Run:
             while calls and len(sums) < most:
                 before, aside_s, begun = program.refilled, program.aside_s, perf_counter()
                 try:
-                    program.run_pass(self._parts.timer, self._at_call)
+                    program.run_pass(self._parts.timer, self.at_call)
                 except TimeIsUp:
                     break
                 times = self._parts.timer.end()
                 wall_us = (perf_counter() - begun - (program.aside_s - aside_s)) * 1e6
                 if program.raised:
                     # What it made in earlier passes was of another program.
-                    self._leave_out(program.raised)
+                    self.leave_out(program.raised)
                     del program
                     program = self.settled(tell)
-                    calls = [self._numbers[index] for index in self._plan.linked.calls]
+                    calls = self.calls()
                     samples.clear()
                     sums, walls = [], []
                     continue
@@ -203,7 +209,31 @@ class _Run:
             self._beat(-1)
             if collecting:
                 gc.enable()
-        return self._outcome(samples, sums, walls, refilled, options, resolution_us)
+        return self.outcome(samples, sums, walls, refilled, options, resolution_us)
+
+    def places(self) -> list[int]:
+        """Place of each call of the task, and of its end, among the calls of the program."""
+        there = set(self._numbers)
+        return [0, *accumulate(index in there for index in self._task.calls)]
+
+    def calls(self) -> list[int]:
+        """Index in the task of the op of each call of the program."""
+        assert self._plan is not None
+        return [self._numbers[index] for index in self._plan.linked.calls]
+
+    def index_of(self, number: int) -> int:
+        """Index in the task of the op of this number in the program."""
+        return self._numbers[number]
+
+    def at_call(self, number: int) -> None:
+        """The op of this number in the program is next. Raises TimeIsUp where there is no time for it."""
+        self._at(self._numbers[number])
+
+    def leave_out(self, raised: Mapping[int, Exception]) -> None:
+        """Ops that raised after all, by their place in the program."""
+        for at, error in raised.items():
+            self._check_device(error)
+            self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
 
     def _warm_up(self, program: Program) -> None:
         """One pass that does not count: in the first one everything was looked at, which is no way to fill a cache.
@@ -212,24 +242,14 @@ class _Run:
         """
         if self._pass_s > self._task.time_s:
             return
-        program.run_pass(self._parts.timer, self._at_call)
+        program.run_pass(self._parts.timer, self.at_call)
         self._parts.timer.end()
-
-    def _leave_out(self, raised: Mapping[int, Exception]) -> None:
-        """Ops that raised after all, by their place in the program."""
-        for at, error in raised.items():
-            self._check_device(error)
-            self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
 
     def _at(self, index: int) -> None:
         """The op of this index in the task is next. Raises TimeIsUp where there is no time for it."""
         if perf_counter() > self._ends:
             raise TimeIsUp
         self._beat(index)
-
-    def _at_call(self, number: int) -> None:
-        """The same for the op of this number in the program."""
-        self._at(self._numbers[number])
 
     def _make_ready(self, index: int, op: ReplayOp) -> None:
         # A pool that is larger than it need be leaves the work as it is; slices of an op have other results.
@@ -289,15 +309,16 @@ class _Run:
         narrow = len(sums) >= options.min_samples and stats.is_narrow(sorted(sums), options.target_ci)
         return spent_s >= self._task.time_s or (narrow and spent_s >= options.min_share * options.op_time_s)
 
-    def _outcome(
+    def outcome(
         self,
-        samples: dict[int, array[float]],
-        sums: list[float],
-        walls: list[float],
+        samples: Mapping[int, array[float]],
+        sums: Sequence[float],
+        walls: Sequence[float],
         refilled: int,
         options: MeasureOptions,
         resolution_us: float,
     ) -> SequenceOutcome:
+        """What came of samples by index of the op in the task, and of passes."""
         assert self._plan is not None
         times: dict[str, OpTimes] = {}
         for index, taken in samples.items():

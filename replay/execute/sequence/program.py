@@ -62,9 +62,12 @@ class Program:
         self._pass(timer, at, found)
         return found
 
-    def run_pass(self, timer: Timer, at: Callable[[int], None]) -> None:
-        """One pass as quick as it goes; `at` is told the index of the op before each call."""
-        self._pass(timer, at, None)
+    def run_pass(self, timer: Timer, at: Callable[[int], None], beside: Callable[[int], None] | None = None) -> None:
+        """One pass as quick as it goes; `at` is told the index of the op before each call.
+
+        `beside` is told the place of each call before it, and the number of calls after the last.
+        """
+        self._pass(timer, at, None, beside)
 
     def mend(self) -> int:
         """Refill tensors from outside that calls have written to and that are not finite any more; how many."""
@@ -78,12 +81,20 @@ class Program:
         self.refilled += mended
         return mended
 
-    def _pass(self, timer: Timer, at: Callable[[int], None], found: Findings | None) -> None:
+    def _pass(
+        self,
+        timer: Timer,
+        at: Callable[[int], None],
+        found: Findings | None,
+        beside: Callable[[int], None] | None = None,
+    ) -> None:
         linked = self._plan.linked
         alive: dict[Value, Any] = {}
         timer.begin()
         for place, (index, sources) in enumerate(zip(linked.calls, linked.sources, strict=True)):
             at(index)
+            if beside is not None:
+                beside(place)
             form = self._calls[index]
             tensors = self._arguments(index, sources, alive)
             args, named = form.arguments(tensors)
@@ -100,6 +111,8 @@ class Program:
             del returned
             for value in self._plan.drops[place]:
                 alive.pop(value, None)
+        if beside is not None:
+            beside(len(linked.calls))
 
     def _arguments(self, index: int, sources: tuple[Source, ...], alive: dict[Value, Any]) -> list[Any]:
         """The tensor arguments of a call, lists flattened."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import PurePath
 
 import msgspec
+import numpy as np
 
 from opreplay.replay.collectives.mapping import TooFewRanks, mapped
 from opreplay.replay.collectives.model import Collective
@@ -18,33 +20,87 @@ from opreplay.replay.ir.model import (
     Reason,
     Recorded,
     RecordedKernel,
-    RecordedSequence,
     ReplayArg,
     ReplayOp,
     ReplayPlan,
 )
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls, same_work
+from opreplay.replay.plan.collectives.tensors import tensors_of
 from opreplay.replay.plan.collectives.told import PARAMETERS
 from opreplay.replay.plan.passes import weight_of
 from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name
+from opreplay.replay.plan.step.beside import AskedFor, without_calls
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.model import TensorMeta, Trace
 
+WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
+"""How names end, or are part of, of functional collectives and of what waits for one."""
 
-def with_collectives(plan: ReplayPlan, trace: Trace, filters: OpFilter) -> ReplayPlan:
-    """The plan with every collective of a trace that was read with its activity, whatever was selected.
+
+def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
+    """Every collective of a trace that was read with its activity and that the filters keep by name."""
+    return [call for call in collective_calls(trace) if _kept(call, filters)]
+
+
+def asked_for(trace: Trace, calls: Sequence[Call]) -> list[AskedFor]:
+    """When each was asked for, had ended and was waited for, where that is recorded."""
+    waits = _waits(trace, calls)
+    has_device = bool((trace.kernels.owner >= 0).any())
+    out: list[AskedFor] = []
+    for at, call in enumerate(calls):
+        if call.asked_ns < 0:
+            continue
+        host_us = float(trace.ops.dur_ns[call.rows[0]]) / 1e3 if call.rows else 0.0
+        out.append(
+            AskedFor(
+                id=_id_of(_key(call)),
+                asked_ns=call.asked_ns,
+                ended_ns=call.ended_ns,
+                on_device=bool(call.kernels),
+                blocking=call.collective is not None and call.collective.asynchronous is False,
+                waited_ns=waits.get(at),
+                us=call.device_us or call.host_us,
+                op_us=call.device_us if has_device else host_us,
+            )
+        )
+    return out
+
+
+def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
+    """Position of a call → when `wait_tensor` began that waits for it: for the first one with as many elements."""
+    if not len(trace.ops):
+        return {}
+    named = np.array([one.name.endswith(WAIT) for one in trace.signatures] or [False])
+    rows = np.flatnonzero(named[trace.ops.signature])
+    functional = sorted(
+        (at for at, call in enumerate(calls) if call.collective and any(FUNCTIONAL in name for name in call.names)),
+        key=lambda at: calls[at].asked_ns,
+    )
+    found: dict[int, int] = {}
+    for row in rows[np.argsort(trace.ops.start_ns[rows], kind="stable")].tolist():
+        begun = int(trace.ops.start_ns[row])
+        sizes = {sum(n for n, _ in entry) for entry in tensors_of(trace.signatures[int(trace.ops.signature[row])])}
+        for at in functional:
+            one = calls[at].collective
+            if at not in found and one is not None and calls[at].asked_ns <= begun and one.out_elements in sizes:
+                found[at] = begun
+                break
+    return found
+
+
+def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter) -> ReplayPlan:
+    """The plan with these collectives of its trace, whatever was selected.
 
     Ops of the plan that are part of one are left out: names without arguments stand for many collectives. Filters by
     name, share and number apply to all ops together; the plan was made without the latter two.
     """
-    calls = [call for call in collective_calls(trace) if _kept(call, filters)]
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
     others = [_beside(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
     weight = weight_of(plan)
     ops = sorted([*others, *collective_ops(calls)], key=lambda op: (-weight(op), op.id))
     ops = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight)
-    sequence = None if plan.sequence is None else _without(plan.sequence, {op.id for op in ops})
+    sequence = None if plan.sequence is None else without_calls(plan.sequence, {op.id for op in ops})
     if plan.device_us_total > 0:
         return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence)
     own_us = sum(op.recorded.host_us_total for op in plan.ops) - sum(op.recorded.host_us_total for op in others)
@@ -143,16 +199,28 @@ def _kept(call: Call, filters: OpFilter) -> bool:
     )
 
 
-def collective_ops(calls: list[Call]) -> list[ReplayOp]:
+_Key = tuple[str, Collective | None, str]
+"""Name, work, what is lacking: calls of one are one op."""
+
+
+def _key(call: Call) -> _Key:
+    return call.name, None if call.collective is None else same_work(call.collective), call.lacks
+
+
+def _id_of(key: _Key) -> str:
+    return blake2b(msgspec.json.encode(list(key)), digest_size=6).hexdigest()
+
+
+def collective_ops(calls: Sequence[Call]) -> list[ReplayOp]:
     """One op for each distinct collective, with what was recorded of all its calls."""
-    groups: defaultdict[tuple[str, Collective | None, str], list[Call]] = defaultdict(list)
+    groups: defaultdict[_Key, list[Call]] = defaultdict(list)
     for call in calls:
-        one = None if call.collective is None else same_work(call.collective)
-        groups[call.name, one, call.lacks].append(call)
-    return [_op(name, one, lacks, members) for (name, one, lacks), members in groups.items()]
+        groups[_key(call)].append(call)
+    return [_op(key, members) for key, members in groups.items()]
 
 
-def _op(name: str, one: Collective | None, lacks: str, calls: list[Call]) -> ReplayOp:
+def _op(key: _Key, calls: list[Call]) -> ReplayOp:
+    name, one, lacks = key
     host, device = [call.host_us for call in calls], [call.device_us for call in calls if call.device_us > 0]
     recorded = Recorded(
         host_us_total=sum(host),
@@ -161,7 +229,7 @@ def _op(name: str, one: Collective | None, lacks: str, calls: list[Call]) -> Rep
         device_us_median=statistics.median(device) if device else None,
         kernels=_kernels(calls),
     )
-    digest = blake2b(msgspec.json.encode([name, one, lacks]), digest_size=6).hexdigest()
+    digest = _id_of(key)
     if one is None:
         reason = Reason("metadata missing", f"the trace does not say {lacks}")
         return ReplayOp(id=digest, name=name, count=len(calls), recorded=recorded, reason=reason)
@@ -219,20 +287,3 @@ def _kernels(calls: list[Call]) -> tuple[RecordedKernel, ...]:
             totals[name].append(us)
     made = [RecordedKernel(name=name, count=len(us), total_us=sum(us)) for name, us in totals.items()]
     return tuple(sorted(made, key=lambda kernel: -kernel.total_us))
-
-
-def _without(sequence: RecordedSequence, known: set[str]) -> RecordedSequence:
-    """The sequence without calls of ops that the plan no longer has: collectives are no part of the compute stream."""
-    kept = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in known]
-    if len(kept) == len(sequence.calls):
-        return sequence
-    ids = tuple(id_ for id_ in sequence.ids if id_ in known)
-    place = {id_: i for i, id_ in enumerate(ids)}
-    return msgspec.structs.replace(
-        sequence,
-        ids=ids,
-        calls=tuple(place[sequence.ids[sequence.calls[i]]] for i in kept),
-        host_us=tuple(sequence.host_us[i] for i in kept),
-        device_us=tuple(sequence.device_us[i] for i in kept) if sequence.device_us else (),
-        memories=tuple(sequence.memories[i] for i in kept) if sequence.memories else (),
-    )

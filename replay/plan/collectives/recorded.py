@@ -16,7 +16,7 @@ import numpy as np
 from opreplay.replay.collectives.model import REDUCING, Collective, Kind
 from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.labels import is_collective
-from opreplay.replay.plan.collectives.back_ends import Notes, Unannotated, annotated_elsewhere
+from opreplay.replay.plan.collectives.back_ends import Notes, mark
 from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.replay.plan.collectives.tensors import tensors_of
 from opreplay.replay.plan.collectives.told import (
@@ -31,6 +31,7 @@ from opreplay.replay.plan.collectives.told import (
 from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote
 from opreplay.traces.dialects.param_comms import CommsTrace
+from opreplay.traces.links.marks import Asked, marks_of
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import NamedCollective, OpSignature, Trace
 
@@ -54,6 +55,10 @@ class Call:
     device_us: float = 0.0
     kernels: tuple[tuple[str, float], ...] = ()
     """Name and microseconds of the device work that it owns."""
+    asked_ns: int = -1
+    """When it was asked for; -1 where the file does not tell."""
+    ended_ns: int | None = None
+    """When its device work ended, else what the back-end annotated on a thread of its own; None without either."""
 
 
 def collective_calls(trace: Trace) -> list[Call]:
@@ -79,11 +84,12 @@ class _Draft:
     dur_ns: int
     told: Told
     owned: tuple[tuple[str, float], ...]
+    ended_ns: int | None
 
 
 def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
     """All calls with what their records and the annotations on their threads say; the latter are added to `used`."""
-    kernels = _kernels_of(trace, set(rows))
+    kernels, ends = _kernels_of(trace, set(rows))
     made: list[_Draft] = []
     for group in _grouped(trace, rows, inside):
         told = Told()
@@ -101,7 +107,8 @@ def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes,
                 told.notes.append(notes.all[index])
         owned = tuple(work for row in group for work in kernels.get(row, ()))
         told.kernels = [name for name, _ in owned]
-        made.append(_Draft(rows=group, begin_ns=begin, dur_ns=dur, told=told, owned=owned))
+        ended = max((ends[row] for row in group if row in ends), default=None)
+        made.append(_Draft(rows=group, begin_ns=begin, dur_ns=dur, told=told, owned=owned, ended_ns=ended))
     return made
 
 
@@ -110,16 +117,17 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
     alone = [draft for draft in drafts if not draft.told.notes and kind_told(draft.told) is not None]
     left = [index for index in range(len(notes.all)) if index not in used]
     waiting = [
-        Unannotated(begin_ns=draft.begin_ns, kind=kind, elements=elements_told(draft.told))
+        Asked(start_ns=draft.begin_ns, kind=kind, elements=elements_told(draft.told))
         for draft in alone
         if (kind := kind_told(draft.told)) is not None
     ]
     host_ns: dict[int, int] = {}
-    for call, place in annotated_elsewhere(waiting, [notes.all[index] for index in left]).items():
+    for call, place in marks_of(waiting, [mark(notes.all[index]) for index in left]).items():
         draft, note = alone[call], notes.all[left[place]]
         used.add(left[place])
         draft.told.notes.append(note)
         host_ns[draft.rows[0]] = note.dur_ns  # the op only hands it over
+        draft.ended_ns = draft.ended_ns or note.start_ns + note.dur_ns
     calls: list[tuple[int, Call]] = []
     for draft in drafts:
         group, told = draft.rows, draft.told
@@ -136,6 +144,8 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
             host_us=host_ns.get(group[0], max([draft.dur_ns, *(note.dur_ns for note in told.notes)])) / 1e3,
             device_us=sum(us for _, us in draft.owned),
             kernels=draft.owned,
+            asked_ns=draft.begin_ns,
+            ended_ns=draft.ended_ns,
         )
         calls.append((draft.begin_ns, call))
     return calls
@@ -220,13 +230,17 @@ def _record_of(trace: Trace, row: int, signature: OpSignature) -> Record | None:
     )
 
 
-def _kernels_of(trace: Trace, rows: set[int]) -> dict[int, list[tuple[str, float]]]:
+def _kernels_of(trace: Trace, rows: set[int]) -> tuple[dict[int, list[tuple[str, float]]], dict[int, int]]:
+    """Name and time of the device work of each op, and when the last of it ended."""
     found: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
+    ends: dict[int, int] = {}
     owned = np.flatnonzero(np.isin(trace.kernels.owner, list(rows))) if rows else np.zeros(0, np.int64)
     for kernel in owned.tolist():
         name = trace.kernel_names[int(trace.kernels.name[kernel])]
-        found[int(trace.kernels.owner[kernel])].append((name, float(trace.kernels.dur_ns[kernel]) / 1e3))
-    return found
+        row, end = int(trace.kernels.owner[kernel]), int(trace.kernels.start_ns[kernel] + trace.kernels.dur_ns[kernel])
+        found[row].append((name, float(trace.kernels.dur_ns[kernel]) / 1e3))
+        ends[row] = max(ends.get(row, end), end)
+    return found, ends
 
 
 def _of_note(note: CollectiveNote, trace: Trace) -> Call:
@@ -240,6 +254,8 @@ def _of_note(note: CollectiveNote, trace: Trace) -> Call:
         lacks=lacks,
         assumed=assumed,
         host_us=note.dur_ns / 1e3,
+        asked_ns=note.start_ns,
+        ended_ns=note.start_ns + note.dur_ns,
     )
 
 
@@ -325,21 +341,24 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
     activity = trace.activity
     if activity is None or not len(activity.spans):
         return calls
-    by_kind: defaultdict[Kind, list[tuple[int, int]]] = defaultdict(list)
+    by_kind: defaultdict[Kind, list[tuple[int, int, int]]] = defaultdict(list)
     for row in np.argsort(activity.spans.start_ns, kind="stable").tolist():
         told = activity.collectives[int(activity.spans.collective[row])]
         if (kind := kind_of(told.name)) is not None:
-            by_kind[kind].append((int(activity.spans.collective[row]), int(activity.spans.dur_ns[row])))
+            begin, dur = int(activity.spans.start_ns[row]), int(activity.spans.dur_ns[row])
+            by_kind[kind].append((int(activity.spans.collective[row]), begin, dur))
     for kind, spans in by_kind.items():
         alike = [i for i, call in enumerate(calls) if any(kind_of(name) == kind for name in call.names)]
         if alike and len(alike) != len(spans):
             continue  # which is which is not known
-        for index, (which, dur_ns) in enumerate(spans):
+        for index, (which, begin_ns, dur_ns) in enumerate(spans):
             told = activity.collectives[which]
             record = Record(name=told.name, dtype=told.dtype, elements=told.elements)
             made, lacks, assumed = made_of(Told(names=[told.name], record=record), trace.info.world_size)
             if not alike:
-                calls.append(Call(name=told.name, names=(told.name,), rows=(), collective=made, lacks=lacks))
+                calls.append(
+                    Call(name=told.name, names=(told.name,), rows=(), collective=made, lacks=lacks, asked_ns=begin_ns)
+                )
             at = alike[index] if alike else len(calls) - 1
             known = calls[at].collective is not None
             calls[at] = replace(
@@ -350,6 +369,7 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
                 assumed=calls[at].assumed if known else assumed,
                 device_us=dur_ns / 1e3,
                 kernels=((told.name, dur_ns / 1e3),),
+                ended_ns=begin_ns + dur_ns,
             )
     return calls
 

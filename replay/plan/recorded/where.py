@@ -17,6 +17,7 @@ import numpy.typing as npt
 from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.select import inside_ops, label_rows
+from opreplay.traces.links.collectives import host_collectives
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import OpSignature, Trace
 from opreplay.traces.times.breakdown import breakdown, self_time_us
@@ -58,6 +59,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Device time of work that was launched before the recording began: no op of the file can be its owner."""
     unowned: dict[str, float] = {}
     """Class of work → share of the total that is in kernels of no recorded op, most first; of a device."""
+    beside_us: float = 0.0
+    """On a host: of collectives on a back-end's own threads, which plans for ranks have as the time of their rows."""
     labels_us: float
     """In names that are no ops."""
     labels: tuple[LabelWork, ...] = ()
@@ -142,6 +145,7 @@ def _on_host(trace: Trace) -> Where:
         clock="host",
         total_us=total,
         classes={row.name: row.share for row in rows},
+        beside_us=sum(call.end_ns - call.start_ns for call in host_collectives(trace)) / 1e3,
         labels_us=float(own[alone].sum()),
         labels=_labels(names, None, own[alone].tolist(), Counter(names), total),
     )

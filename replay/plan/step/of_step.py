@@ -26,13 +26,18 @@ def step_plan(plan: ReplayPlan) -> ReplayPlan:
             hint="--mode sequence needs a trace, or a plan that this version's `opreplay plan TRACE --output` wrote.",
         )
     host, device = _times(sequence, sequence.host_us), _times(sequence, sequence.device_us)
+    on_device = bool(sequence.device_us)
+    for one in sequence.collectives:
+        host.setdefault(one.id, []).append(0.0 if on_device else one.us)
+        device.setdefault(one.id, []).append(one.us if on_device else 0.0)
+    beside_us = sum(one.us - one.op_us for one in sequence.collectives)
     ops = tuple(_of_step(op, host[op.id], device.get(op.id, [])) for op in plan.ops if op.id in host)
     return by_recorded_time(
         msgspec.structs.replace(
             plan,
             ops=ops,
-            device_us_total=sequence.device_us_total,
-            host_us_total=sequence.host_us_total,
+            device_us_total=sequence.device_us_total + (beside_us if on_device else 0.0),
+            host_us_total=max(0.0, sequence.host_us_total + (0.0 if on_device else beside_us)),
             unowned_device_us=sequence.unowned_device_us,
         )
     )

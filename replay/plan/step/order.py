@@ -5,13 +5,14 @@ Owns the choice of the step and the order. Which tensor of a call is that of ano
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence
 from opreplay.replay.plan.select import outermost
+from opreplay.replay.plan.step.beside import NEVER, AskedFor, placed
 from opreplay.traces.links.annotations import Phase, step_number
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import parents_of
@@ -31,8 +32,9 @@ def recorded_sequence(
     *,
     select: str,
     phase: Phase | None = None,
+    collectives: Sequence[AskedFor] = (),
 ) -> RecordedSequence:
-    """The selected calls of one recorded step in order of start.
+    """The selected calls of one recorded step in order of start, and the trace's `collectives` beside them.
 
     `rows` are the selected ones, `owner` [kernels] the selected row that a kernel's time counts for or -1, `ids` the op
     of each signature, `kept` those that the plan holds. The step is the recorded iteration of median duration: one of
@@ -65,12 +67,21 @@ def recorded_sequence(
         host_us=tuple((trace.ops.dur_ns[first] / 1e3).tolist()),
         device_us=tuple((device_ns[first] / 1e3).tolist()) if has_device else (),
         memories=() if trace.ops.memories is None else tuple(map(trace.ops.memories.of_row, first.tolist())),
+        collectives=placed(collectives, begin, end, trace.ops.start_ns[first], _begins(trace, owner)[first]),
         nested=len(order) - len(top),
         cut=len(chosen) - len(first),
         device_us_total=float(device_ns[top].sum()) / 1e3 + unowned if has_device else 0.0,
         unowned_device_us=unowned,
         host_us_total=float(trace.ops.dur_ns[top].sum(dtype=np.int64)) / 1e3,
     )
+
+
+def _begins(trace: Trace, owner: Rows) -> Rows:
+    """When the first device work of each op began."""
+    begins = np.full(len(trace.ops), NEVER, dtype=np.int64)
+    owned = owner >= 0
+    np.minimum.at(begins, owner[owned], trace.kernels.start_ns[owned])
+    return begins
 
 
 def _steps(trace: Trace) -> list[Window]:

@@ -13,7 +13,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.run.markdown import escaped
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
-from opreplay.replay.results.records import SequenceResult
+from opreplay.replay.results.records import SequenceResult, SharedStepResult
 
 STEP_CHARS = 40
 """Of a step's name in a line."""
@@ -40,6 +40,16 @@ def rows(sequence: SequenceResult) -> list[Row]:
         interval = f"95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
     made.append(("replayed, sum of the calls", sequence.sum_us, sequence.recorded_us, interval))
     made.append(("replayed, whole pass", sequence.wall_us, sequence.recorded_step_us, "wall time"))
+    if (shared := sequence.shared) is not None:
+        hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
+        if shared.recorded_us > 0:
+            made.append(("its collectives, recorded", shared.recorded_us, None, "added up, with the wait for ranks"))
+        made += [
+            ("collectives in flight", shared.in_flight_us, None, f"{100 * hidden:.0f} % of it hidden behind the calls"),
+            ("calls waited for them", shared.waited_us, None, "until this process ran again"),
+            ("the calls without them", shared.wall_alone_us, None, "a whole pass"),
+            ("the collectives without calls", shared.collectives_alone_us, None, "one after the other"),
+        ]
     return made
 
 
@@ -48,6 +58,9 @@ def first_line(sequence: SequenceResult) -> str:
     step = middle(safe(sequence.step), STEP_CHARS) if sequence.step else "the whole trace"
     chosen = f", the median of {sequence.steps:,} recorded steps" if sequence.steps > 1 else ""
     calls = f"{sequence.calls_replayed:,} of {plural(sequence.calls, 'call')}"
+    if (shared := sequence.shared) is not None:
+        calls += f" and {shared.collectives_replayed:,} of {plural(shared.collectives, 'collective')} on "
+        calls += f"{plural(shared.ranks, 'rank')} ({safe(shared.backend)})"
     return f"sequence of {step}{chosen}: {calls}, {plural(sequence.passes, 'pass').replace('passs', 'passes')}"
 
 
@@ -77,8 +90,31 @@ def notes(sequence: SequenceResult) -> list[str]:
             found.append(f"made anew for their call in each pass: {plural(tensors.remade, 'argument')}")
         if tensors.refilled:
             found.append(f"not finite, and refilled outside the timing: {plural(tensors.refilled, 'tensor')} a pass")
+    if sequence.shared is not None:
+        found += _of_ranks(sequence.shared, sequence.sum_us)
     if sequence.restarts:
         found.append(f"begun again in a new process: {plural(sequence.restarts, 'time')}")
+    return found
+
+
+def _of_ranks(shared: SharedStepResult, sum_us: float | None) -> list[str]:
+    """What is known of where the collectives were waited for, and what they and the calls cost each other."""
+    ways = [
+        (shared.waits_recorded, "where that is recorded"),
+        (shared.waits_inferred, "before the first call that began after they had ended in the recording (inferred)"),
+        (shared.waits_unknown, "at once, since nothing tells where: more of them may be hidden than was"),
+    ]
+    found = [f"collectives waited for {where}: {count:,}" for count, where in ways if count]
+    if sum_us and shared.calls_alone_us:
+        found.append(
+            f"calls take {ratio_text(sum_us, shared.calls_alone_us)} what they do without collectives beside them; "
+            f"every one of the {plural(shared.ranks, 'rank')} runs the step of this trace at the same time"
+        )
+    found.append("collectives have tensors of their own: no call reads what they leave")
+    if shared.unseen:
+        found.append(f"end only seen when waited for, so in flight for less: {plural(shared.unseen, 'collective')}")
+    if shared.restarts:
+        found.append(f"begun again with new ranks: {plural(shared.restarts, 'time')}")
     return found
 
 

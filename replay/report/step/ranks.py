@@ -12,7 +12,7 @@ from rich.text import Text
 
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.step.text import PATH_SHOWN, WHAT_IF_WIDTH, gain_cells, name_width
-from opreplay.replay.report.text import DASH, middle, plural, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.job.values import JobTimeline, StepCollective
 
 RANKS_SHOWN = 32
@@ -62,6 +62,11 @@ def _sums(found: JobTimeline) -> Table:
     waiting = f"{time_text(found.waiting_us)}, collectives and ranks added up, also where they wait side by side"
     grid.add_row("waiting for ranks", Text(f"{waiting}; {_late(found)}"))
     grid.add_row("without waiting", Text(f"{time_text(found.without_waiting_us)} a step: {share} less"))
+    if (one := found.measured) is not None:
+        ratio = ratio_text(one.step_us, found.recorded_step_us)
+        what = f"{plural(one.ops, 'call')} and {plural(one.collectives, 'collective')} as measured"
+        text = f"{time_text(one.step_us)} with {what}, {ratio} the recording; {time_text(one.waiting_us)} of waiting"
+        grid.add_row("measured", Text(text))
     told, guessed = sum(e.recorded for e in found.edges.values()), sum(e.inferred for e in found.edges.values())
     grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))
     return grid
@@ -203,6 +208,7 @@ def _what_if(found: JobTimeline) -> Table:
 def note_lines(found: JobTimeline) -> list[str]:
     """What to know before trusting the numbers, a line each."""
     lines = list(found.notes)
+    lines += found.measured.notes if found.measured is not None else ()
     lines += [f"{name}: {note}" for name, soc in found.socs.items() for note in soc.notes]
     lines += [f"{one.change}: {note}" for one in found.what_if for note in one.assumptions]
     return lines

@@ -109,6 +109,13 @@ class JobGraph:
             out.append(step_length(one.graph, start, end, one.graph.begin_us))
         return out
 
+    def waiting_us(self, schedule: Schedule) -> float:
+        """For other ranks, all ranks together."""
+        return sum(
+            float((schedule.start_us[node] - schedule.end_us[arrival])[node != arrival].sum())
+            for node, arrival in zip(self.node, self.arrival, strict=True)
+        )
+
     def of_rank(self, index: int, schedule: Schedule) -> tuple[Floats, Floats]:
         """(starts, ends) of one rank's own nodes, on its own clock; a collective starts with its waiting."""
         at = self.ranks[index].at_us

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -18,6 +19,7 @@ from opreplay.replay.timeline.graph.model import COLLECTIVE, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
 from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
 from opreplay.replay.timeline.job.graph import JobGraph, RankGraph, job_graph
+from opreplay.replay.timeline.job.measured import measured_job
 from opreplay.replay.timeline.job.values import (
     CollectiveMember,
     JobChange,
@@ -27,6 +29,7 @@ from opreplay.replay.timeline.job.values import (
     RankStep,
     StepCollective,
 )
+from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.simulated import ContentsOf, Predicted, predict
 from opreplay.replay.timeline.timeline import EdgeCount, recorded_schedule, relative
@@ -66,8 +69,10 @@ def job_timeline(
     plans: Sequence[ReplayPlan] = (),
     contents: ContentsOf | None = None,
     host_scale: float = 1.0,
+    measured: MeasuredOps | None = None,
 ) -> JobStudy:
-    """Look at one step of several ranks: (rank, trace read with its activity). `plans`: of each, for `devices`.
+    """Look at one step of several ranks: (rank, trace read with its activity). `plans`: of each, for `devices`;
+    `measured` has times of a run of one of the traces, or of a batch of all.
 
     Raises UsageError for fewer than two ranks, for two of one rank, and for traces that share no collective;
     TraceError as `timeline` does.
@@ -122,8 +127,12 @@ def job_timeline(
         device.name: [_predicted(job, ranks, plans, i, device, contents, host_scale) for i in range(len(ranks))]
         for device in devices
     }
+    told = _told(job, ranks, found, schedule, zero, what_if, made)
+    if measured is not None:
+        on_hosts = measured_job(job, [one.names for one in ranks], calls, measured)
+        told = msgspec.structs.replace(told, measured=on_hosts)
     return JobStudy(
-        timeline=_told(job, ranks, found, schedule, zero, what_if, made),
+        timeline=told,
         graph=job,
         ranks=ranks,
         schedule=schedule,
@@ -397,14 +406,10 @@ def _edited(
 def _soc(job: JobGraph, made: Sequence[Predicted]) -> JobSoc:
     schedule = _on(job, made)
     steps = job.steps_us(schedule)
-    waiting = sum(
-        float((schedule.start_us[node] - schedule.end_us[arrival])[node != arrival].sum())
-        for node, arrival in zip(job.node, job.arrival, strict=True)
-    )
     return JobSoc(
         step_us=max(steps),
         by_rank_us={str(one.rank): us for one, us in zip(job.ranks, steps, strict=True)},
-        waiting_us=waiting,
+        waiting_us=job.waiting_us(schedule),
         notes=tuple(dict.fromkeys(note for one in made for note in one.notes)),
     )
 
@@ -417,6 +422,13 @@ def _notes(job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, ins
         notes.append(
             f"{guessed} of {len(inside)} collectives carry no sequence number: matched by "
             f"{' and '.join({'order': 'their order', 'overlap': 'overlap in time'}[way] for way in ways)} (inferred)"
+        )
+    unnamed = sum(one.group is None for one in inside)
+    groups = max(one.trace.info.process_groups for one in ranks)
+    if unnamed and groups > 1:
+        notes.append(
+            f"the job has {groups} process groups and {unnamed} of {len(inside)} collectives name none: they are taken "
+            "for those of one group, so some pairs may be of different groups"
         )
     world = max((r.trace.info.world_size or 0 for r in ranks), default=0)
     missing = max((one.missing for one in inside), default=0)

@@ -96,6 +96,22 @@ class JobSoc(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+class JobMeasured(msgspec.Struct, frozen=True, kw_only=True):
+    """The step of the job with times that a run measured on this machine."""
+
+    step_us: float
+    by_rank_us: dict[str, float]
+    waiting_us: float
+    """For other ranks, all ranks together."""
+    ops: int
+    """Calls of all ranks that took a measured time."""
+    collectives: int
+    """Members' collectives that took a measured transfer."""
+    collectives_recorded: int
+    """That had none, and took the recorded one."""
+    notes: tuple[str, ...]
+
+
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
     """One change on all ranks and what the step would take."""
 
@@ -133,6 +149,8 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
     edges: dict[str, EdgeCount]
     dropped_collectives: int
     """That contradict the order of others."""
+    measured: JobMeasured | None = None
+    """None where no measured times were given."""
     socs: dict[str, JobSoc] = {}
     what_if: tuple[JobChange, ...] = ()
     notes: tuple[str, ...] = ()

@@ -279,3 +279,12 @@ def test_an_argument_named_group_need_not_be_one_of_processes() -> None:
     plan = capture_made(lambda: (nn.GroupNorm(2, 4), (torch.randn(2, 4, 3),)), source="norm")
     (op,) = [op for op in plan.ops if op.name == "aten::native_group_norm"]
     assert (op.collective, op.ranks, op.reason) == (None, None, None)
+
+
+def test_a_step_of_ranks_says_how_to_be_one() -> None:
+    def make() -> Any:
+        torch.distributed.init_process_group("gloo")
+
+    with pytest.raises(UsageError, match="process group") as raised:
+        capture_made(make, source="m.py:make")
+    assert "--world-size" in (raised.value.hint or "")

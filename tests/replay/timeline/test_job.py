@@ -11,7 +11,10 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
+from opreplay.replay.plan.recorded.groups import signature_id
+from opreplay.replay.timeline.changes import Unmatched
 from opreplay.replay.timeline.job.study import JobStudy, job_timeline
+from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.traces import read_trace
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples.catalog import sample_path
@@ -158,6 +161,83 @@ def test_ranks_on_the_host_alone() -> None:
     # Rank 0 began its step 13 ms later; rank 1 waited for it in both.
     assert [one.late for one in found.ranks] == [2, 0]
     assert found.ranks[1].waiting_us > 20_000.0
+
+
+def gloo_rank(folder: Path, rank: int, threads: tuple[int, ...], late_us: float, groups: list[list[int]]) -> str:
+    """A rank on its host: three steps with one all-reduce each, which gloo ran on these threads."""
+
+    def event(cat: str, name: str, tid: int, ts: float, dur: float, dims: Any = ()) -> dict[str, Any]:
+        args = {"Input Dims": dims, "Input type": ["float"]} if dims else {}
+        return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+    events: list[dict[str, Any]] = []
+    for number, thread in enumerate(threads):
+        at = 10_000.0 * number
+        events += [
+            event("user_annotation", f"ProfilerStep#{number}", 1, at, 9000.0),
+            event("cpu_op", "aten::mm", 1, at + 100.0, 1000.0 + late_us, [[64, 64], [64, 64]]),
+            event("cpu_op", "c10d::allreduce_", 1, at + 1200.0 + late_us, 20.0, [[[1000]]]),
+            event("user_annotation", "gloo:all_reduce", thread, at + 1250.0 + late_us, 4750.0 - late_us, [[1000]]),
+            event("cpu_op", "aten::relu_", 1, at + 6100.0, 500.0, [[1000]]),
+        ]
+    config = [{"pg_name": str(at), "ranks": ranks} for at, ranks in enumerate(groups)]
+    info = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": config}
+    path = folder / f"rank{rank}.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
+    return str(path)
+
+
+@pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [0], [1]]])
+def test_ranks_whose_gloo_threads_change(tmp_path: Path, groups: list[list[int]]) -> None:
+    paths = [
+        gloo_rank(tmp_path, 0, (2, 2, 3), 0.0, groups),
+        gloo_rank(tmp_path, 1, (3, 2, 2), 1500.0, groups),
+    ]
+    done = CliRunner().invoke(opreplay, ["timeline", *paths, "--ranks", "--step", "1", "--format", "json"])
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(one["late_rank"], one["waiting_us"]) for one in found["collectives"]] == [(1, 1500.0)]
+    assert [(one["waiting_us"], one["unmatched"]) for one in found["ranks"]] == [(1500.0, 0), (0.0, 0)]
+    assert any("name none" in note for note in found["notes"]) == (len(groups) > 1)
+
+
+def test_measured_times_of_ranks_on_their_hosts(tmp_path: Path) -> None:
+    """As quick on both, the ranks no longer wait; a collective takes its measured transfer."""
+    paths = [gloo_rank(tmp_path, rank, (2, 2, 3), 1500.0 * rank, [[0, 1]]) for rank in (0, 1)]
+    traces = [(rank, read_trace(path, activity=True)) for rank, path in enumerate(paths)]
+    product = next(signature_id(one) for one in traces[0][1].signatures if one.name == "aten::mm")
+    work = {("all_reduce", 1000, "float32"): 200.0}
+    before = job_timeline(traces, step=1).timeline
+    found = job_timeline(traces, step=1, measured=MeasuredOps(us={product: 400.0}, collectives=work)).timeline.measured
+    assert found is not None
+    assert (found.ops, found.collectives, found.collectives_recorded) == (2, 2, 0)
+    assert found.waiting_us == pytest.approx(0.0, abs=1.0)
+    assert before.waiting_us == 1500.0
+    gone = (1000.0 + 1500.0 - 400.0) + (3250.0 - 200.0)
+    assert found.step_us == pytest.approx(before.retimed_step_us - gone, rel=0.01)
+    kept = job_timeline(traces, step=1, measured=MeasuredOps(us={product: 400.0})).timeline.measured
+    assert kept is not None
+    assert (kept.collectives, kept.collectives_recorded) == (0, 2)
+    assert any("run --ranks N" in note for note in kept.notes)
+    with pytest.raises(Unmatched, match="none of the ops"):
+        job_timeline(traces, measured=MeasuredOps(us={}))
+
+
+def test_results_of_a_run_are_put_into_the_ranks(tmp_path: Path) -> None:
+    paths = [gloo_rank(tmp_path, rank, (2, 2, 3), 1500.0 * rank, [[0, 1]]) for rank in (0, 1)]
+    out, run = tmp_path / "out.jsonl", ["--op-time", "2ms", "--threads", "1"]
+    assert CliRunner().invoke(opreplay, ["run", paths[0], "-o", str(out), *run]).exit_code == 0
+    done = CliRunner().invoke(opreplay, ["timeline", *paths, "--ranks", "--measured", str(out), "--format", "json"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["measured"]["ops"] == 4
+    shown = CliRunner().invoke(opreplay, ["timeline", *paths, "--ranks", "--measured", str(out)]).stdout
+    assert "4 calls and 0 collectives as measured" in " ".join(shown.split())
+
+
+def test_the_head_says_what_gloo_ran_beside_the_calls(tmp_path: Path) -> None:
+    path = gloo_rank(tmp_path, 0, (2, 2, 3), 0.0, [[0, 1]])
+    shown = CliRunner().invoke(opreplay, ["plan", path, "--ranks", "2"]).stdout
+    assert "beside them, on gloo's own threads: 14.2 ms of collectives" in " ".join(shown.split())
 
 
 def test_ranks_on_a_simulated_device(tmp_path: Path) -> None:

@@ -60,6 +60,29 @@ def test_calls_that_are_missing_in_between_are_matched_by_time() -> None:
     assert found.unmatched == {0: 2, 1: 2}
 
 
+def test_threads_of_a_host_are_no_groups() -> None:
+    """gloo's pool hands each collective to whichever thread is free: the ranks' threads say nothing of each other."""
+
+    def on(*threads: int, late: float) -> list[RankCall]:
+        return [
+            call(10 * n + late, 10 * n + 5, group=None, stream=thread, note=n, step=n)
+            for n, thread in enumerate(threads)
+        ]
+
+    found = matched(on(2, 2, 3, late=0.0), on(3, 2, 3, late=2.0))
+    assert [[m.call for m in row.members] for row in found.matched] == [[n, n] for n in range(3)]
+    assert [row.late_rank for row in found.matched] == [1, 1, 1]
+    assert found.unmatched == {0: 0, 1: 0}
+
+
+def test_the_order_of_asking_counts_not_that_of_beginning() -> None:
+    one = [call(1.0, 8.0, note=0, elements=10, issued_ns=1), call(1.1, 8.0, note=1, elements=20, issued_ns=2)]
+    other = [call(1.0, 8.1, note=0, elements=20, issued_ns=2), call(1.2, 8.1, note=1, elements=10, issued_ns=1)]
+    found = matched(one, other)
+    assert sorted([m.call for m in row.members] for row in found.matched) == [[0, 1], [1, 0]]
+    assert not found.disagreements
+
+
 def test_groups_of_one_name_and_other_members_are_others() -> None:
     one = call(0, 5, group="1", ranks="[0, 1]", sequence=3)
     other = call(0, 5, group="1", ranks="[2, 3]", sequence=3)

@@ -113,6 +113,35 @@ def test_collectives_of_the_host_become_spans_that_its_ops_launch() -> None:
     assert np.array_equal(made.activity.calls.start_ns[launched], trace.ops.start_ns[[101, 173]])
 
 
+def on_the_host(path: Path, marks: list[tuple[int, int, int]]) -> str:
+    """Two all-reduces of 10 and 20 elements, one asked for by a functional op; `marks` are (thread, µs, elements)."""
+
+    def event(cat: str, name: str, ts: int, tid: int, dims: Any, kind: str) -> dict[str, Any]:
+        args = {"Input Dims": dims, "Input type": [kind]}
+        return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": 6, "args": args}
+
+    events = [
+        event("cpu_op", "c10d::allreduce_", 10, 1, [[[10]]], "TensorList"),
+        event("cpu_op", "_c10d_functional::all_reduce", 20, 1, [[20]], "float"),
+        event("cpu_op", "c10d::allreduce_", 21, 1, [[[20]]], "TensorList") | {"dur": 3},
+        *(event("user_annotation", "gloo:all_reduce", ts, tid, [[n]], "float") for tid, ts, n in marks),
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return str(path)
+
+
+def test_marks_of_the_host_belong_to_ops_by_size_where_threads_begin_the_other_way_round(tmp_path: Path) -> None:
+    path = on_the_host(tmp_path / "t.json", [(2, 30, 20), (3, 31, 10)])
+    found = collectives_of(read_trace(path, activity=True))
+    assert [(one.elements, one.op, one.issued_ns) for one in found] == [(20, 2, 21_000), (10, 0, 10_000)]
+
+
+def test_a_mark_without_an_op_leaves_all_of_its_kind_without(tmp_path: Path) -> None:
+    path = on_the_host(tmp_path / "t.json", [(2, 15, 10), (3, 31, 10), (3, 40, 20)])
+    found = collectives_of(read_trace(path, activity=True))
+    assert [(one.elements, one.op, one.issued_ns) for one in found] == [(10, -1, None), (10, -1, None), (20, -1, None)]
+
+
 def test_hccl_names_its_group_and_number(shared_traces: Path) -> None:
     found = collectives_of(read_trace(shared_traces / "npu_alexnet_trace_view.json.gz", activity=True))
     assert [(one.kind, one.group, one.sequence) for one in found] == [("all_reduce", "868", n) for n in range(4)]

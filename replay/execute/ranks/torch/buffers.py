@@ -87,6 +87,11 @@ class Buffers:
         """Start it and return at once; the work to wait for."""
         return self._call(True)
 
+    @property
+    def bytes(self) -> int:
+        """Of its tensors."""
+        return sum(one.nbytes for one in {id(one): one for one in (self.input, self.output)}.values())
+
     def _operation(self) -> Any:
         return {
             "max": dist.ReduceOp.MAX,
@@ -235,3 +240,8 @@ class _Together:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+
+    @property
+    def works(self) -> list[Any]:
+        """Each by itself."""
+        return self._works

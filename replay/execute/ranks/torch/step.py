@@ -1,0 +1,406 @@
+"""A recorded step on one rank: calls in order, collectives asked for and waited for where they were; imports torch.
+
+By turns passes of three kinds: calls with the collectives beside them, calls alone, collectives alone. What overlap
+hides, and how much longer each takes beside the other, follows from passes that lie next to each other in time.
+"""
+
+from __future__ import annotations
+
+import gc
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from time import monotonic_ns, perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from opreplay.replay.collectives.model import REDUCING
+from opreplay.replay.execute.executors.make import make_executor
+from opreplay.replay.execute.messages import SharedCall, SharedStep, SharedStepOutcome
+from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.ranks.messages import RankReply
+from opreplay.replay.execute.ranks.torch.buffers import Buffers, carried_as
+from opreplay.replay.execute.sequence.passes import MIN_PASSES, Heartbeat, SequenceRun, live_bytes
+from opreplay.replay.execute.sequence.program import Program
+from opreplay.replay.ir.reasons import NotReplayable, Reason
+from opreplay.replay.ir.sizes import readable
+from opreplay.replay.results import stats
+
+MOST_STAMPS = 20_000
+"""Times of collectives that are kept; a step of many has fewer passes."""
+Span = tuple[int, int]
+"""From when until when, on the monotonic clock."""
+Groups = Mapping[tuple[int, ...], Any]
+
+
+def run_step(
+    step: SharedStep, rank: int, groups: Groups, *, backend: str, device: str, host: str, check: bool, op_bytes: int
+) -> SharedStepOutcome:
+    """This rank's part of the step, with `op_bytes` for tensors of collectives. Every rank makes the same number of
+    passes of each kind. Raises Raised for calls that raise once they have run."""
+    options = step.config.options
+    executor = make_executor(step.config)
+    parts = executor.for_sequences()
+    task = step.task
+    with Heartbeat(task.heartbeat) as beat:
+        run = SequenceRun(parts, task, options.seed, step.config.memory_bytes, live_bytes(parts, task), beat)
+        run.make_ready()
+        program = run.settled(lambda _: None)
+        places = run.places()
+        beat(-1)  # what takes too much memory here is the fault of no op
+        beside = Beside(
+            step.collectives,
+            rank,
+            groups,
+            places,
+            lambda op: beat(len(task.ops) + op),
+            backend=backend,
+            device=device,
+            budget_bytes=op_bytes,
+        )
+        passes = _Passes(run, program, parts.timer, beside)
+        if check:
+            passes.checked()
+        beside.zero()
+        passes.measured(options, task.time_s)
+        found = run.outcome(
+            passes.samples, passes.sums_us, passes.walls_us, passes.refilled, options, executor.clock.resolution_us
+        )
+    return SharedStepOutcome(
+        number=step.number,
+        rank=rank,
+        calls=found,
+        collectives=beside.replies(rank, host, checked=check),
+        in_flight_us=tuple(passes.in_flight_us),
+        hidden_us=tuple(passes.hidden_us),
+        waited_us=tuple(passes.waited_us),
+        alone_sums_us=tuple(passes.alone_sums_us),
+        alone_walls_us=tuple(passes.alone_walls_us),
+        collectives_alone_us=tuple(passes.collectives_alone_us),
+        unseen=beside.unseen,
+    )
+
+
+class Raised(Exception):
+    """Calls raised after all, on this rank or on another: times are those of fewer calls."""
+
+    def __init__(self, errors: Mapping[int, Exception]) -> None:
+        """By index of the op in the task; none where they were another rank's."""
+        super().__init__("a call raised on another rank")
+        self.errors = errors
+
+
+class _Flight:
+    """One call of a collective while it is on."""
+
+    __slots__ = ("asked_ns", "buffers", "ended_ns", "issue_ns", "left", "work")
+
+    def __init__(self) -> None:
+        self.asked_ns = self.issue_ns = self.ended_ns = 0
+        self.left = 0
+        """Works of it whose end is still to be told."""
+        self.work: Any = None
+        self.buffers: Buffers | None = None
+
+
+class Beside:
+    """The collectives of the step on this rank: called with each place of a pass, it asks for and waits for them."""
+
+    def __init__(
+        self,
+        calls: Sequence[SharedCall],
+        rank: int,
+        groups: Groups,
+        places: Sequence[int],
+        at: Callable[[int], None],
+        *,
+        backend: str,
+        device: str,
+        budget_bytes: int,
+    ) -> None:
+        """`places` are those of the program for each of the task; `at` is told the op that is next.
+
+        Raises NotReplayable where the tensors need more than `budget_bytes`.
+        """
+        self._calls, self._rank, self._at = calls, rank, at
+        self._issue: defaultdict[int, list[int]] = defaultdict(list)
+        self._wait: defaultdict[int, list[int]] = defaultdict(list)
+        for number, call in enumerate(calls):
+            self._issue[places[call.at]].append(number)
+            if not call.at_once:
+                self._wait[places[call.wait]].append(number)
+        self._assumed: dict[int, str] = {}
+        self._buffers = self._made(groups, backend, device, budget_bytes)
+        self._flights = [_Flight() for _ in calls]
+        self._checking = False
+        self._wrong: dict[int, str] = {}
+        self.waits: list[Span] = []
+        """Of the last pass: when a call waited for one, in order."""
+        self._unseen: set[int] = set()
+        self._kept: dict[int, tuple[list[float], list[int], list[int], list[float]]] = {
+            call.op: ([], [], [], []) for call in calls
+        }
+        """By op: µs that it was on, when it was asked for and had ended, µs until the call returned."""
+
+    def __call__(self, place: int) -> None:
+        """What is to be done before the call at this place."""
+        for number in self._issue.get(place, ()):
+            self._ask(number)
+            if self._calls[number].at_once:
+                self._await(number)
+        for number in self._wait.get(place, ()):
+            self._await(number)
+
+    @property
+    def unseen(self) -> int:
+        """Calls of a pass whose end is only seen when they are waited for."""
+        return len(self._unseen)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def begin(self, *, checking: bool = False) -> None:
+        """A pass begins."""
+        self._flights = [_Flight() for _ in self._calls]
+        self._checking, self.waits = checking, []
+
+    def alone(self) -> None:
+        """All collectives one after the other."""
+        for number in range(len(self._calls)):
+            self._ask(number)
+            self._await(number)
+
+    def on(self) -> list[Span]:
+        """Of the last pass: when at least one was on, in order."""
+        spans: list[Span] = []
+        for flight in sorted((f for f in self._flights if f.buffers is not None), key=lambda f: f.asked_ns):
+            if spans and flight.asked_ns <= spans[-1][1]:
+                spans[-1] = spans[-1][0], max(spans[-1][1], flight.ended_ns)
+            else:
+                spans.append((flight.asked_ns, flight.ended_ns))
+        return spans
+
+    def keep(self) -> None:
+        """The times of the last pass count."""
+        for call, flight in zip(self._calls, self._flights, strict=True):
+            if flight.buffers is None:
+                continue
+            lasted, asked, ended, issued = self._kept[call.op]
+            lasted.append((flight.ended_ns - flight.asked_ns) / 1e3)
+            asked.append(flight.asked_ns)
+            ended.append(flight.ended_ns)
+            issued.append(flight.issue_ns / 1e3)
+
+    def zero(self) -> None:
+        """Sums of sums would grow without end."""
+        for one in {id(b): b for b in self._buffers if b is not None}.values():
+            one.input.zero_()
+
+    def replies(self, rank: int, host: str, *, checked: bool) -> tuple[RankReply, ...]:
+        """What is known of each distinct collective."""
+        return tuple(
+            RankReply(
+                number=op,
+                rank=rank,
+                took_part=bool(lasted),
+                samples_us=tuple(lasted),
+                first_us=lasted[0] if lasted else None,
+                issue_us=tuple(issued),
+                arrived_ns=tuple(asked),
+                done_ns=tuple(ended),
+                host=host,
+                wrong=self._wrong.get(op, "") if checked else None,
+                assumed=self._assumed.get(op, ""),
+            )
+            for op, (lasted, asked, ended, issued) in sorted(self._kept.items())
+        )
+
+    def _ask(self, number: int) -> None:
+        buffers, call = self._buffers[number], self._calls[number]
+        if buffers is None:
+            return
+        self._at(call.op)
+        flight = self._flights[number]
+        flight.buffers = buffers
+        if self._checking:
+            buffers.fill()
+        flight.asked_ns = monotonic_ns()
+        flight.work = buffers.issue()
+        flight.issue_ns = monotonic_ns() - flight.asked_ns
+        self._listen(number, flight)
+
+    def _await(self, number: int) -> None:
+        flight, call = self._flights[number], self._calls[number]
+        if flight.buffers is None:
+            return
+        self._at(call.op)
+        begun = monotonic_ns()
+        if flight.work is not None:
+            flight.work.wait()
+        now = monotonic_ns()
+        self.waits.append((begun, now))
+        if flight.left:
+            flight.ended_ns = now  # its end was not told, or is only about to be
+        flight.left = 0
+        flight.work = None
+        if self._checking and (wrong := flight.buffers.wrong()):
+            self._wrong.setdefault(call.op, wrong)
+
+    def _listen(self, number: int, flight: _Flight) -> None:
+        """Note when it ends, which a thread of the back-end tells."""
+        works: list[Any] = getattr(flight.work, "works", [flight.work])
+
+        def ended(_: Any) -> None:
+            if flight.left:
+                flight.ended_ns = monotonic_ns()
+                flight.left -= 1
+
+        flight.left = len(works)
+        try:
+            for work in works:
+                work.get_future().then(ended)
+        except (RuntimeError, AttributeError):
+            flight.left = len(works) + 1  # never all of them: its end is that of the wait
+            self._unseen.add(number)
+
+    def _made(self, groups: Groups, backend: str, device: str, budget_bytes: int) -> list[Buffers | None]:
+        """Tensors of each call; calls of one op share them where the first has been waited for before the next."""
+        pools: defaultdict[int, list[tuple[int, Buffers]]] = defaultdict(list)
+        out: list[Buffers | None] = []
+        taken = 0
+        for call in self._calls:
+            share = call.share
+            if self._rank not in share.members:
+                out.append(None)
+                continue
+            dtype = carried_as(share.dtype, backend, reduces=share.kind in REDUCING)
+            if dtype != share.dtype:
+                self._assumed[call.op] = f"moved as {dtype}: {backend} does not know {share.dtype}"
+            pool = pools[call.op]
+            free = next((i for i, (before, _) in enumerate(pool) if before < call.at), None)
+            until = call.at - 1 if call.at_once else call.wait
+            if free is None:
+                made = Buffers(
+                    share, share.members.index(self._rank), groups[share.members], dtype=dtype, device=device
+                )
+                pool.append((until, made))
+                taken += made.bytes
+                if taken > budget_bytes:
+                    limit = readable(budget_bytes)
+                    raise NotReplayable(
+                        Reason("budget", f"the step's collectives need more than {limit} a rank (--max-op-memory)")
+                    )
+                out.append(made)
+            else:
+                pool[free] = (until, pool[free][1])
+                out.append(pool[free][1])
+        return out
+
+
+class _Passes:
+    """The passes of one rank, as many as of every other."""
+
+    def __init__(self, run: SequenceRun, program: Program, timer: Any, beside: Beside) -> None:
+        self._run, self._program, self._timer, self._beside = run, program, timer, beside
+        self.samples: defaultdict[int, array[float]] = defaultdict(lambda: array("d"))
+        self.sums_us: list[float] = []
+        self.walls_us: list[float] = []
+        self.in_flight_us: list[float] = []
+        self.hidden_us: list[float] = []
+        self.waited_us: list[float] = []
+        self.alone_sums_us: list[float] = []
+        self.alone_walls_us: list[float] = []
+        self.collectives_alone_us: list[float] = []
+        self.refilled = 0
+
+    def checked(self) -> None:
+        """A pass that does not count, in which results of collectives are looked at. Raises what a call raises."""
+        self._beside.begin(checking=True)
+        self._program.run_pass(self._timer, self._run.at_call, self._beside)
+        self._timer.end()
+
+    def measured(self, options: MeasureOptions, time_s: float) -> None:
+        """Rounds of one pass of each kind until all ranks have had enough."""
+        most = max(MIN_PASSES, min(options.max_samples, MOST_STAMPS // max(1, len(self._beside))))
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._round(counts=False)
+            started = perf_counter()
+            enough = False
+            while not enough and len(self.sums_us) < most:
+                self._round(counts=True)
+                enough = _any(self._enough(perf_counter() - started, options, time_s))
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _round(self, *, counts: bool) -> None:
+        program, timer, beside, at = self._program, self._timer, self._beside, self._run.at_call
+        before = program.refilled
+        dist.barrier()
+        beside.begin()
+        wall_us = self._timed(lambda: program.run_pass(timer, at, beside))
+        times = timer.end()
+        on, waits = beside.on(), beside.waits
+        if _any(bool(program.raised)):
+            raise Raised({self._run.index_of(at): error for at, error in program.raised.items()})
+        if counts:
+            beside.keep()
+            self.walls_us.append(wall_us)
+            self.sums_us.append(sum(times))
+            self.in_flight_us.append(sum(end - begin for begin, end in on) / 1e3)
+            self.hidden_us.append(hidden_ns(on, waits) / 1e3)
+            self.waited_us.append(sum(end - begin for begin, end in waits) / 1e3)
+            for index, time_us in zip(self._run.calls(), times, strict=True):
+                self.samples[index].append(time_us)
+        program.mend()
+        dist.barrier()
+        alone_us = self._timed(lambda: program.run_pass(timer, at))
+        alone = timer.end()
+        program.mend()
+        dist.barrier()
+        beside.begin()
+        collectives_us = self._timed(beside.alone)
+        if counts:
+            self.alone_walls_us.append(alone_us)
+            self.alone_sums_us.append(sum(alone))
+            self.collectives_alone_us.append(collectives_us)
+            self.refilled = max(self.refilled, program.refilled - before)
+
+    def _timed(self, what: Callable[[], None]) -> float:
+        """Wall time, less what went into making tensors anew."""
+        aside_s, begun = self._program.aside_s, perf_counter()
+        what()
+        return (perf_counter() - begun - (self._program.aside_s - aside_s)) * 1e6
+
+    def _enough(self, spent_s: float, options: MeasureOptions, time_s: float) -> bool:
+        passes = len(self.sums_us)
+        if passes < MIN_PASSES:
+            return False
+        narrow = passes >= options.min_samples and stats.is_narrow(sorted(self.walls_us), options.target_ci)
+        return spent_s >= time_s or (narrow and spent_s >= options.min_share * options.op_time_s)
+
+
+def hidden_ns(on: Sequence[Span], waits: Sequence[Span]) -> int:
+    """How long collectives were on while nothing waited for them; either are in order, and do not overlap."""
+    hidden = sum(end - begin for begin, end in on)
+    at = 0
+    for begin, end in waits:
+        while at < len(on) and on[at][1] <= begin:
+            at += 1
+        for since, until in islice(on, at, None):
+            if since >= end:
+                break
+            hidden -= max(0, min(end, until) - max(begin, since))
+    return hidden
+
+
+def _any(mine: bool) -> bool:
+    """Whether it is so on any rank."""
+    found = torch.tensor([int(mine)])
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found.item())

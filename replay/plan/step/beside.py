@@ -1,0 +1,136 @@
+# pyright: strict
+"""Collectives of a recorded step beside its calls: before which of them each was asked for and waited for.
+
+What is waited for by a call of its own (`wait_tensor`), or blocks, says so. Of others it is inferred: the first call
+that began after the collective had ended in the recording may have waited for it, those before did not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.ir.model import CollectiveCall, RecordedSequence
+
+How = Literal["recorded", "order", "unknown"]
+Times = npt.NDArray[np.int64]
+NEVER = np.iinfo(np.int64).max
+"""When a call began on the device that gave it nothing to do."""
+
+
+class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective of a trace, on the trace's clock."""
+
+    id: str
+    """Of its op in the plan."""
+    asked_ns: int
+    ended_ns: int | None
+    """None where nothing tells."""
+    on_device: bool
+    """Whether that is when its device work ended."""
+    blocking: bool
+    waited_ns: int | None
+    """When the call began that waits for it, where there is one."""
+    us: float
+    """With the waiting for other ranks."""
+    op_us: float
+    """Of it, what the times of the step hold: the time of the op that asked, the device's where there is one."""
+
+
+def placed(
+    asked: Sequence[AskedFor], begin_ns: int, end_ns: int, starts_ns: Times, begins_ns: Times
+) -> tuple[CollectiveCall, ...]:
+    """The collectives that were asked for in a step, among its calls.
+
+    `starts_ns` [calls] is when each was called, in order; `begins_ns` [calls] when its first device work began.
+    """
+    starts: list[int] = starts_ns.tolist()
+    out: list[CollectiveCall] = []
+    for one in sorted(asked, key=lambda one: one.asked_ns):
+        if not begin_ns <= one.asked_ns < end_ns:
+            continue
+        at = bisect_left(starts, one.asked_ns)
+        wait = at
+        how: How = "unknown"
+        if one.waited_ns is not None:
+            wait, how = max(at, bisect_left(starts, one.waited_ns)), "recorded"
+        elif one.blocking:
+            how = "recorded"
+        elif one.ended_ns is not None:
+            began = (begins_ns if one.on_device else starts_ns)[at:]
+            later = np.flatnonzero((began >= one.ended_ns) & (began < NEVER))
+            wait, how = (at + int(later[0]) if len(later) else len(starts)), "order"
+        out.append(CollectiveCall(id=one.id, at=at, wait=wait, how=how, us=one.us, op_us=one.op_us))
+    return tuple(out)
+
+
+def without_calls(sequence: RecordedSequence, known: Collection[str]) -> RecordedSequence:
+    """The sequence without calls, and collectives, of ops that are not known; others keep their places."""
+    kept = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in known]
+    ids = tuple(id_ for id_ in sequence.ids if id_ in known)
+    number = {id_: i for i, id_ in enumerate(ids)}
+    here = _new_places(sequence, kept)
+    return msgspec.structs.replace(
+        sequence,
+        ids=ids,
+        calls=tuple(number[sequence.ids[sequence.calls[i]]] for i in kept),
+        collectives=tuple(
+            msgspec.structs.replace(one, at=here[one.at], wait=here[one.wait])
+            for one in sequence.collectives
+            if one.id in known
+        ),
+        **{
+            name: tuple(values[i] for i in kept)
+            for name in ("host_us", "device_us", "memories", "phases", "modules")
+            if (values := getattr(sequence, name))
+        },
+    )
+
+
+def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[str]) -> RecordedSequence:
+    """The sequence with calls of these ops beside the others, where they are among them, as in a captured step.
+
+    Each is waited for by the next call that takes what it left, where memories tell, else at once.
+    """
+    among = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in collectives]
+    if not among:
+        return sequence
+    taken = set(among)
+    here = _new_places(sequence, [i for i in range(len(sequence.calls)) if i not in taken])
+    made: list[CollectiveCall] = list(sequence.collectives)
+    for i in among:
+        device = sequence.device_us[i] if sequence.device_us else 0.0
+        next_, how = _reader(sequence, i)
+        us = device or sequence.host_us[i]
+        id_ = sequence.ids[sequence.calls[i]]
+        made.append(CollectiveCall(id=id_, at=here[i], wait=here[next_], how=how, us=us, op_us=us))
+    kept = without_calls(sequence, set(sequence.ids) - set(collectives))
+    return msgspec.structs.replace(kept, collectives=tuple(sorted(made, key=lambda one: one.at)))
+
+
+def _new_places(sequence: RecordedSequence, kept: Sequence[int]) -> list[int]:
+    """Place of each call, and of the end, among those that are kept."""
+    there = [0] * (len(sequence.calls) + 1)
+    for i in kept:
+        there[i + 1] = 1
+    return list(accumulate(there))
+
+
+def _reader(sequence: RecordedSequence, place: int) -> tuple[int, How]:
+    """(place of the next call that takes a memory that this one left, how that is known)."""
+    if not sequence.memories:
+        return place, "unknown"
+    given, results = sequence.memories[place]
+    left = {memory for memory in (*given, *results) if memory >= 0}
+    if not left:
+        return place, "unknown"
+    for later in range(place + 1, len(sequence.calls)):
+        if left.intersection(sequence.memories[later][0]):
+            return later, "recorded"
+    return len(sequence.calls), "recorded"

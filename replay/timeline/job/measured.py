@@ -1,0 +1,81 @@
+# pyright: strict
+"""A job's step with times that a run measured here: ops of each rank, and collectives where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from opreplay.replay.timeline.changes import Unmatched
+from opreplay.replay.timeline.graph.model import Floats
+from opreplay.replay.timeline.job.graph import JobGraph
+from opreplay.replay.timeline.job.values import JobMeasured
+from opreplay.replay.timeline.measured import MeasuredOps, with_measured
+from opreplay.replay.timeline.names import Names
+from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.errors import TraceError
+from opreplay.traces.links.collectives import RankCall
+
+
+def measured_job(
+    job: JobGraph, names: Sequence[Names], calls: Sequence[Sequence[RankCall]], given: MeasuredOps
+) -> JobMeasured:
+    """The step of the job with measured times in place of recorded ones, by rank; ranks wait for each other anew.
+
+    A collective takes its measured transfer, which holds no waiting; one that was not measured the recorded one. Raises
+    TraceError for ranks with device work, and Unmatched where no op of any rank was measured.
+    """
+    durations: list[Floats] = []
+    waitless: list[Floats] = []
+    lags: list[Floats] = []
+    notes: list[str] = []
+    matched = measured = kept = 0
+    for one, own, of_rank in zip(job.ranks, names, calls, strict=True):
+        graph = one.graph
+        if graph.on_device:
+            raise TraceError("measured times are for ranks on their hosts", hint="These have device work: try --soc.")
+        taken, lag = graph.nodes.dur_us.copy(), graph.edges.lag_us.copy()
+        try:
+            made = with_measured(own, graph, given)
+        except Unmatched:
+            notes.append(f"rank {one.rank}: none of its ops was measured, its calls are as recorded")
+        else:
+            taken, lag, matched = made.edited.durations_us.copy(), made.edited.lags_us, matched + made.edited.matched
+            notes += made.notes
+        alone = np.zeros(len(taken))
+        for at, node in one.node_of_call.items():
+            us = given.collectives.get(_work(of_rank[at]))
+            if us is None:
+                kept += 1
+                continue
+            taken[node], alone[node] = us, 1.0
+            measured += 1
+        durations.append(taken)
+        waitless.append(alone)
+        lags.append(lag)
+    if not matched:
+        raise Unmatched(
+            "the results hold none of the ops of these steps",
+            hint="Give results of `run` on one of these traces, or of `batch` on all of them.",
+        )
+    schedule = job.scheduled(job.durations(durations, waitless), lags_us=job.lags(lags))
+    if kept:
+        notes.append(
+            f"measured: {kept} of {kept + measured} collectives have no measured time and take the recorded transfer: "
+            "`run --ranks N --output` measures them"
+        )
+    steps = job.steps_us(schedule)
+    return JobMeasured(
+        step_us=max(steps),
+        by_rank_us={str(one.rank): us for one, us in zip(job.ranks, steps, strict=True)},
+        waiting_us=job.waiting_us(schedule),
+        ops=matched,
+        collectives=measured,
+        collectives_recorded=kept,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _work(call: RankCall) -> tuple[str, int, str]:
+    return call.kind, call.elements or 0, torch_dtype_name(call.dtype or "") or ""

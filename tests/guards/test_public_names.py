@@ -25,7 +25,7 @@ def packages(sources):
 
 @pytest.fixture
 def no_programs() -> Iterator[None]:
-    """Tile programs that come with the product are costs of their ops once they are imported: no test after this one's."""
+    """Tile programs that come with the product are costs of their ops once they are imported: here alone."""
     yield
     clear_registrations()
 

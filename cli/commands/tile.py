@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 @click.option("--every", is_flag=True, help="Run all iterations of loops for the time, also those that repeat others.")
 @click.option("--no-values", is_flag=True, help="Predict only: do not run values.")
 @click.option("--lines", is_flag=True, help="Show the busy time of each line of the source, by pipe.")
+@click.option(
+    "--measured",
+    metavar="TIMES.csv",
+    help="Measured times (columns program, soc, shape, tiling, time_us) to compare and calibrate predictions with.",
+)
 @click.option("--timeline", metavar="FILE.json", help="Write the pipes of a core in the first case, for Perfetto.")
 @soc_option
 @l2_option("sequence")
@@ -57,6 +62,7 @@ def command(
     every: bool,
     no_values: bool,
     lines: bool,
+    measured: str | None,
     timeline: str | None,
     soc: tuple[str, ...],
     l2: L2State,
@@ -88,6 +94,7 @@ def command(
         cores=cores,
         every=every,
         keep=KEPT_SPANS if timeline is not None else 0,
+        measured=None if measured is None else Path(measured),
     )
     found = study(load_programs(file), load_socs(soc), wanted)
     if timeline is not None:

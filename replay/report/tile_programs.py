@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.text import Text
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.text import DASH, plural, safe, time_text
 from opreplay.replay.tile.chip import TileTime
+from opreplay.replay.tile.measured import Calibration
 from opreplay.replay.tile.study import Looked, Study
 
 MOST_SHOWN = 60
@@ -27,13 +29,34 @@ def facts(found: Study, *, lines: bool = False) -> dict[str, Any]:
         "cases": [_case_facts(one, lines) for one in found.looked],
         "skipped_shapes": found.skipped,
         "tuned": found.tuned,
-        "confidence": "uncalibrated",
+        "confidence": "uncalibrated" if uncalibrated(found.looked) else "calibrated",
         "l2": found.l2,
+        "calibrations": [_calibration_facts(one) for one in found.calibrations],
+        "measured_left_out": list(found.unused),
+    }
+
+
+def uncalibrated(looked: Sequence[Looked]) -> bool:
+    """Whether the time of any case asked for, or of none, is uncalibrated."""
+    times = [one.time for one in looked if one.time is not None and not one.case.checked_only]
+    return not times or any(time.confidence != "calibrated" for time in times)
+
+
+def _calibration_facts(one: Calibration) -> dict[str, Any]:
+    return {
+        "kernel": one.program,
+        "soc": one.soc,
+        "cases": one.cases,
+        "rows": len(one.compared),
+        "factor": None if one.refused else one.factor,
+        "band": None if one.refused else math.exp(one.width),
+        "refused": one.refused,
     }
 
 
 def _case_facts(one: Looked, lines: bool) -> dict[str, Any]:
     time = one.time if one.error is None or one.error.limit == "values" else None
+    measured = one.measured
     out: dict[str, Any] = {
         "kernel": one.case.program.name,
         "op": one.case.program.op,
@@ -59,7 +82,15 @@ def _case_facts(one: Looked, lines: bool) -> dict[str, Any]:
         "buffers": _buffer_facts(time),
         "built_in_us": one.built_in_us,
         "notes": list(time.notes) if time else [],
-        "confidence": "uncalibrated",
+        "confidence": time.confidence if time else "uncalibrated",
+        "factor": time.factor if time else None,
+        "extrapolated": bool(time.outside) if time else None,
+        "outside": time.outside if time else "",
+        "measured_us": measured.measured_us if measured else None,
+        "predicted_us": measured.predicted_us if measured else None,
+        "measured_error": measured.error if measured else None,
+        "held_out_error": measured.held_out_error if measured else None,
+        "measured_l2": measured.l2 if measured else None,
         "error": msgspec.to_builtins(one.error) if one.error is not None else None,
     }
     if lines:
@@ -96,7 +127,11 @@ def headline(found: Study) -> str:
 def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
     """Tables: the cases asked for, what broke, and on request the lines of the first one on each device."""
     asked = [one for one in found.looked if not one.case.checked_only]
-    parts: list[RenderableType] = [*_cases(asked, width)]
+    plain = [one for one in asked if one.measured is None]
+    measured = [one for one in asked if one.measured is not None]
+    parts: list[RenderableType] = _cases(plain, width) if plain else []
+    if measured:
+        parts += [*([Text()] if plain else []), *_measured(measured, width)]
     refused = [one for one in found.looked if one.error is not None]
     if refused:
         parts += [Text(), _refused(refused)]
@@ -114,10 +149,74 @@ def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
     notes += list(dict.fromkeys(f"values not run: {one.note}" for one in asked if one.note))
     if found.skipped:
         notes.append(f"{plural(found.skipped, 'default shape')} left out: the reference refuses them")
-    notes += [text for text in (band_text(asked), l2_text(found, asked)) if text]
-    notes.append("times are uncalibrated: nothing of these programs was measured; values are of the CPU's arithmetic")
+    # Of measured cases the calibration says how far off they are.
+    notes += [text for text in (band_text(plain), l2_text(found, plain)) if text]
+    notes += calibration_notes(found)
     parts += [Text(), *(Text(safe(note), style="dim") for note in notes)]
     return Group(*parts)
+
+
+def calibration_notes(found: Study) -> list[str]:
+    """What measured times say of the programs, where they do not, and that values are the CPU's."""
+    notes = [_calibration_text(one) for one in found.calibrations]
+    asked = [one for one in found.looked if not one.case.checked_only and one.time is not None]
+    for one in asked:
+        if one.time is not None and one.time.outside:
+            notes.append(
+                f"extrapolated, uncalibrated: {one.case.program.name} {one.case.text} on {one.soc}: {one.time.outside}"
+            )
+    if len(notes) > len(found.calibrations) + MOST_REFUSED:
+        more = len(notes) - len(found.calibrations) - MOST_REFUSED
+        notes = [*notes[:-more], f"and {plural(more, 'more extrapolated case')} in --format json"]
+    notes += [f"measured times left out: {text}" for text in found.unused]
+    own = {(one.program, one.soc) for one in found.calibrations}
+    if any((one.case.program.name, one.soc) not in own for one in asked) or not asked:
+        some = "the other" if own else "these"
+        notes.append(f"times are uncalibrated: nothing of {some} programs was measured (--measured)")
+    return [*notes, "values are of the CPU's arithmetic"]
+
+
+def _calibration_text(one: Calibration) -> str:
+    name = f"{one.program} on {one.soc}"
+    if one.refused:
+        return f"{name} is uncalibrated: {one.refused}"
+    return (
+        f"{name} is calibrated: {one.cases} cases are measured to take {one.factor:.3g} times the predicted, by "
+        "which all its times are multiplied; 80 % lie within a factor of "
+        f"{math.exp(one.width):.2f}, as found by leaving out one case at a time"
+    )
+
+
+def _measured(looked: Sequence[Looked], width: int) -> list[RenderableType]:
+    """Measured beside predicted: by the program alone, and by the factor of the other cases."""
+    shown = [(one, one.measured) for one in looked[:MOST_SHOWN] if one.measured is not None]
+    settings = tuple(" ".join(f"{name}={value}" for name, value in one.case.settings.items()) for one, _ in shown)
+    cores = tuple("all" if row.cores is None else str(row.cores) for _, row in shown)
+    columns = [
+        *([Column(title="settings", cells=tuple(map(safe, settings)), left=True)] if len(set(settings)) > 1 else []),
+        Column(title="device", cells=tuple(safe(one.soc) for one, _ in shown), left=True),
+        *([Column(title="most cores", cells=cores, gives_way=2)] if len(set(cores)) > 1 else []),
+        Column(title="in L2", cells=tuple(row.l2 for _, row in shown), left=True, gives_way=3),
+        Column(title="measured", cells=tuple(time_text(row.measured_us) for _, row in shown)),
+        Column(title="predicted", cells=tuple(time_text(row.predicted_us) for _, row in shown)),
+        Column(title="error", cells=tuple(error_text(row.error) for _, row in shown)),
+        Column(title="held out", cells=tuple(error_text(row.held_out_error) for _, row in shown)),
+    ]
+    parts = ops_table(
+        columns,
+        [OpCell(name=safe(one.case.program.name), detail=safe(one.case.text)) for one, _ in shown],
+        width=width,
+        title="measured case",
+    )
+    if len(looked) > MOST_SHOWN:
+        parts.append(Text(f"{len(looked) - MOST_SHOWN} more rows in --format json", style="dim"))
+    parts.append(Text("held out: by the factor that the other cases alone give", style="dim"))
+    return parts
+
+
+def error_text(error: float | None) -> str:
+    """ "-3.2 %"; a dash where there is none."""
+    return DASH if error is None else f"{100 * error:+.1f} %"
 
 
 def _named(one: Looked) -> tuple[str, str, str]:

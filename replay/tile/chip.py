@@ -8,7 +8,7 @@ from math import prod
 from typing import Literal
 
 from opreplay.replay.ascend.cost.vector import resident_share
-from opreplay.replay.ascend.kernel import State
+from opreplay.replay.ascend.kernel import Confidence, State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.instructions import Repeat
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, TileError, capacity
@@ -67,7 +67,7 @@ class TileTime:
     """As scheduled, with launch."""
     low_us: float
     high_us: float
-    """80 % band, that of a kernel that nothing was calibrated with."""
+    """80 % band: of measured times of the program, else that of a kernel that nothing was calibrated with."""
     in_l2: float
     """Share of the bytes it touches that is in L2 when it starts."""
     overlapped_us: float
@@ -85,6 +85,11 @@ class TileTime:
     hbm_us: float
     l2_us: float
     notes: tuple[str, ...]
+    confidence: Confidence = "uncalibrated"
+    factor: float = 1.0
+    """What measured times of the program made of all of these times."""
+    outside: str = ""
+    """In what the case lies far outside of those measured."""
     lines: tuple[LineTime, ...] = ()
     spans: tuple[PipeSpan, ...] = field(default=(), repr=False)
 

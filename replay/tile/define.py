@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from opreplay.initializers.user_code import current_source, place_of
@@ -44,6 +45,7 @@ def kernel(
     when: Callable[..., bool] | None = None,
     arguments: Callable[..., Mapping[str, Any]] | None = None,
     library: bool = False,
+    measured: str | None = None,
 ) -> Callable[[Callable[..., Any]], Program]:
     """Decorator: a function of tensors in GM is a kernel of op "namespace::name", written in tiles.
 
@@ -52,7 +54,8 @@ def kernel(
     `results` and `when` get the inputs and numbers: the expected values, tensors of the results' shapes and dtypes
     where no reference tells them, and whether a recorded call is run by this kernel. `arguments` makes this kernel's
     arguments of a recorded call's, given by name. `library` makes a torch.library op of it. `choices` are values of
-    settings that --tune tries, `cores` the most cores that it uses. Raises UsageError for what fits no kernel.
+    settings that --tune tries, `cores` the most cores that it uses. `measured` is a CSV of measured times,
+    beside the file of the kernel, that its predictions are calibrated with. Raises UsageError for what fits no kernel.
     """
 
     def register(function: Callable[..., Any]) -> Program:
@@ -73,6 +76,7 @@ def kernel(
             when=when,
             arguments=arguments,
             library=library,
+            measured=None if measured is None else Path(place_of(function).rpartition(":")[0]).parent / measured,
             source=current_source(),
             runner=run_values,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from opreplay.initializers.user_code import place_of, shown_place
@@ -50,6 +51,8 @@ class Program:
     when: Callable[..., bool] | None = None
     arguments: Callable[..., Mapping[str, Any]] | None = None
     library: bool = False
+    measured: Path | None = None
+    """Table of measured times that its predictions are calibrated with."""
     source: str = ""
     runner: Callable[..., tuple[Any, ...]] | None = None
     """Runs it on torch tensors."""

@@ -17,6 +17,7 @@ from opreplay.replay.resolve.user.executors import register_executor
 from opreplay.replay.tile.check import run_values
 from opreplay.replay.tile.chip import TileTime, estimate
 from opreplay.replay.tile.language.places import TileError
+from opreplay.replay.tile.measured import calibration_of, with_measured
 from opreplay.replay.tile.program import OWN_LIBRARY, Bound, Program, bind
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
@@ -132,11 +133,21 @@ def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -
     if bound is None:
         return None
     made = remembered(bound, device, state)
-    return ProgramCost(time_us=made.time_us, terms_us=terms(made), bound=made.bound, source=program.shown)
+    return ProgramCost(
+        time_us=made.time_us,
+        low_us=made.low_us,
+        high_us=made.high_us,
+        terms_us=terms(made),
+        bound=made.bound,
+        confidence=made.confidence,
+        extrapolated=bool(made.outside),
+        source=program.shown,
+    )
 
 
 def remembered(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
-    """`estimate`, once for equal calls. Raises CustomOpError in place of TileError."""
+    """`estimate` with what was measured of the program, once for equal calls. Raises CustomOpError in place of
+    TileError, and UsageError for measured times that cannot be read."""
     key = (
         bound.program.function,
         tuple(sorted((n, m.shape, m.dtype, m.strides) for n, m in bound.tensors.items())),
@@ -148,13 +159,14 @@ def remembered(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
     found = _known.get(key)
     if found is None:
         try:
-            found = estimate(bound, device, state=state)
+            made = estimate(bound, device, state=state)
         except TileError as error:
             shapes = ", ".join(f"{n}={m.dtype}{list(m.shape)}" for n, m in bound.tensors.items())
             raise CustomOpError(
                 f"{error} (limit {error.limit}), for {bound.program.op} of {shapes}",
                 hint=f"{error.hint} @tile.kernel(when=...) leaves calls to the built-in rule.".strip(),
             ) from error
+        found = with_measured(made, bound, device, state, calibration_of(bound.program, device))
         if len(_known) >= MOST_KEPT:
             _known.clear()
         _known[key] = found

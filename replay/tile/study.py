@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from opreplay.replay.ascend.cost.residency import resident_of, touches_in
 from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.op import state_of
 from opreplay.replay.ir.notation import tensor_text
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import L2State
@@ -24,6 +26,15 @@ from opreplay.replay.tile.cases import Case, base_cases, default_set, expand, to
 from opreplay.replay.tile.check import Checked, check, too_large
 from opreplay.replay.tile.chip import TileTime, estimate
 from opreplay.replay.tile.language.places import TileError
+from opreplay.replay.tile.measured import (
+    Calibration,
+    Compared,
+    Row,
+    calibrate,
+    calibration_of,
+    read_times,
+    with_measured,
+)
 from opreplay.replay.tile.program import Bound, Program, bind, reference_of
 from opreplay.replay.tile.registration import programs
 from opreplay.traces.errors import OpReplayError, UsageError
@@ -55,6 +66,8 @@ class Looked:
     """Why values were not run."""
     built_in_us: float | None = None
     """What the kernel-level model says of the vendor's own kernels for the same op."""
+    measured: Compared | None = None
+    """Its measured time, beside what the program by itself predicts."""
 
     @property
     def failed(self) -> bool:
@@ -72,6 +85,10 @@ class Study:
     tuned: bool = False
     l2: L2State = "sequence"
     """What was taken to be in L2 at the start."""
+    calibrations: tuple[Calibration, ...] = ()
+    """What measured times say, by program and device, of those that have a table of them."""
+    unused: tuple[str, ...] = ()
+    """Which measured times were not asked for, and why."""
 
 
 def load_programs(name: str) -> tuple[Program, ...]:
@@ -108,6 +125,10 @@ class Wanted:
     keep: int = 0
     every: bool = False
     """Run all iterations of loops for the time, also those that repeat others."""
+    measured: Path | None = None
+    """Table of measured times: its cases are looked at too, and other predictions are calibrated with it."""
+    calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict[tuple[str, str], Calibration])
+    """By program and device: made by `study`."""
 
 
 def study(
@@ -120,8 +141,11 @@ def study(
 
     Limits that a case breaks are told in its result. Raises UsageError for cases, sizes or settings that are none.
     """
+    rows = read_times(wanted.measured) if wanted.measured is not None else ()
+    wanted = replace(wanted, calibrations=_calibrations(known, devices, wanted.measured, rows))
+    measured = _measured(devices, wanted) if rows else []
     asked = expand(wanted.cases, known, wanted.shapes) if wanted.cases else ()
-    if not asked:
+    if not asked and not measured:
         if wanted.shapes:
             raise UsageError("--shapes without --case", hint="Sizes are for names in a case: x=bf16[n,1024].")
         asked = tuple(case for program in known for case in base_cases(program))
@@ -137,6 +161,8 @@ def study(
         looked = _best_first(looked, asked)
     if wanted.tune and wanted.values:
         looked = _with_best_values(looked, devices, wanted)
+    looked += measured
+    asked = asked or tuple(one.case for one in measured)
     skipped = 0
     if wanted.values and not wanted.tune:
         name, device = next(iter(devices.items()))
@@ -155,6 +181,57 @@ def study(
         skipped=skipped,
         tuned=wanted.tune,
         l2="sequence" if wanted.state == "network" else wanted.state,
+        calibrations=tuple(wanted.calibrations.values()),
+        unused=_unused(known, rows, measured),
+    )
+
+
+def _calibrations(
+    known: Sequence[Program], devices: Mapping[str, DeviceProfile], path: Path | None, rows: Sequence[Row]
+) -> dict[tuple[str, str], Calibration]:
+    """By program and device: of the rows given where some are of the program, else of its own table."""
+    named = {row.program for row in rows}
+    if path is not None and not named & {program.name for program in known}:
+        raise UsageError(
+            f"no row of {path} is of {' or '.join(program.name for program in known)}",
+            hint="The column program (or kernel) has the name of the function.",
+        )
+    found: dict[tuple[str, str], Calibration] = {}
+    for program in known:
+        for soc, device in devices.items():
+            one = calibrate(program, device, rows) if program.name in named else calibration_of(program, device)
+            if one is not None:
+                found[program.name, soc] = one
+    return found
+
+
+def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
+    """The measured cases, each on the cores and in the state of L2 that it was measured with. Values are not run: these
+    are cases of their times."""
+    return [
+        replace(
+            _look(
+                one.case,
+                soc,
+                devices[soc],
+                replace(wanted, state=state_of(one.l2), cores=one.cores),
+                "a measured case, for its time",
+            ),
+            measured=one,
+        )
+        for (_, soc), known in wanted.calibrations.items()
+        for one in known.compared
+    ]
+
+
+def _unused(known: Sequence[Program], rows: Sequence[Row], measured: Sequence[Looked]) -> tuple[str, ...]:
+    names = {program.name for program in known}
+    places = {one.measured.place for one in measured if one.measured is not None}
+    others = Counter(row.program for row in rows if row.program not in names)
+    elsewhere = Counter(row.soc for row in rows if row.program in names and row.place not in places)
+    return (
+        *(f"{count} of {name}, no kernel of this file" for name, count in others.items()),
+        *(f"{count} on {soc}: add --soc {soc}" for soc, count in elsewhere.items()),
     )
 
 
@@ -192,12 +269,11 @@ def _look(case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: C
         time = estimate(bound, device, state=wanted.state, cores=wanted.cores, keep=wanted.keep, every=wanted.every)
     except TileError as error:
         return _changed(found, error=found.error or _broken(error))
+    time = with_measured(time, bound, device, wanted.state, wanted.calibrations.get((case.program.name, soc)))
     return _changed(found, time=time, built_in_us=built_in(bound, device, wanted.state))
 
 
 def _changed(looked: Looked, **changes: Any) -> Looked:
-    from dataclasses import replace
-
     return replace(looked, **changes)
 
 

@@ -125,3 +125,84 @@ def test_two_programs_for_one_op_are_refused(console: Console, trace: Path, plug
     other.write_text(PROGRAM.format(library=False))
     done = console("plan", trace, "--plugin", plugin, "--plugin", other, code=2)
     assert "has a user tile program already" in done.stderr
+
+
+TIMES = "program,soc,shape,time_us\n" + "".join(
+    f'fused_scale,{soc},"x=bf16[{n},256] y=bf16[{n},256]",{us}\n'
+    for soc, row in {"910b3": ((256, 7.5), (512, 8.1), (1024, 10.5), (2048, 14.0)), "910b4": ((512, 9.0),)}.items()
+    for n, us in row
+)
+
+
+def test_measured_times_are_shown_beside_the_predicted_and_calibrate_them(
+    console: Console, plugin: Path, tmp_path: Path
+) -> None:
+    times = tmp_path / "times.csv"
+    times.write_text(TIMES)
+    own = ("--measured", times, "--soc", "910b3", "--no-values")
+    found = json.loads(console("tile", plugin, *own, "--format", "json").stdout)
+    assert [(one["kernel"], one["measured_us"]) for one in found["cases"]] == [
+        ("fused_scale", us) for us in (7.5, 8.1, 10.5, 14.0)
+    ]
+    (known,) = found["calibrations"]
+    assert (known["kernel"], known["soc"], known["cases"], known["refused"]) == ("fused_scale", "910b3", 4, "")
+    for one in found["cases"]:
+        assert one["measured_error"] == pytest.approx(one["predicted_us"] / one["measured_us"] - 1)
+        assert one["time_us"] == pytest.approx(one["predicted_us"] * known["factor"])
+        # Of a case nothing but the others says how far off its prediction is.
+        assert one["held_out_error"] != pytest.approx(one["time_us"] / one["measured_us"] - 1)
+        assert (one["confidence"], one["extrapolated"], one["error"]) == ("calibrated", False, None)
+    assert found["confidence"] == "calibrated"
+    assert found["measured_left_out"] == ["1 on 910b4: add --soc 910b4"]
+
+    case = "fused_scale x=bf16[n,256] y=bf16[n,256]"
+    beside = ("tile", plugin, *own, "--case", case, "--shapes", "n=700,70000")
+    near, far, *_ = json.loads(console(*beside, "--format", "json").stdout)["cases"]
+    assert (near["confidence"], near["extrapolated"]) == ("calibrated", False)
+    assert (far["confidence"], far["extrapolated"]) == ("uncalibrated", True)
+    assert far["outside"] == "x[0]=70000, measured 256 to 2048"
+    assert far["high_us"] / far["time_us"] > near["high_us"] / near["time_us"]
+    text = " ".join(console(*beside).stdout.split())
+    assert "fused_scale on 910b3 is calibrated: 4 cases are measured to take" in text
+    assert "x[0]=70000, measured 256 to 2048" in text
+    assert "held out" in text
+    assert "measured times left out: 1 on 910b4" in text
+    page = console(*beside, "--format", "html").stdout
+    assert "Measured beside predicted" in page
+    # Too few on this device: said, and left as it was.
+    few = console("tile", plugin, "--measured", times, "--soc", "910b4", "--no-values").stdout
+    assert "fused_scale on 910b4 is uncalibrated: measured once: 3 different cases" in " ".join(few.split())
+
+
+def test_a_program_that_names_its_measured_times_is_calibrated_in_every_command(
+    console: Console, trace: Path, plugin: Path, tmp_path: Path
+) -> None:
+    plugin.write_text(PROGRAM.format(library=False).replace("library=False", 'measured="times.csv"'))
+    own = ("--plugin", plugin, "--soc", "910b3", "--soc", "910b4", "--select", "all")
+    refused = console("simulate", trace, *own, code=2)
+    assert "times.csv: No such file" in refused.stderr
+    (tmp_path / "times.csv").write_text(TIMES)
+    ops = json.loads(console("simulate", trace, *own, "--format", "json").stdout)["unique_ops"]
+    fused = next(op["simulated"] for op in ops if op["name"] == "mylib::fused_scale")
+    assert (fused["910b3"]["confidence"], fused["910b4"]["confidence"]) == ("calibrated", "uncalibrated")
+    assert not fused["910b3"].get("extrapolated")
+
+    case = "fused_scale x=bf16[512,256] y=bf16[512,256] factor=2.0"
+    alone = console("tile", plugin, "--case", case, "--no-values", "--soc", "910b3", "--format", "json").stdout
+    (tiled,) = json.loads(alone)["cases"]
+    for key in ("time_us", "low_us", "high_us"):
+        assert fused["910b3"][key] == pytest.approx(tiled[key]), key
+
+    call_text = "mylib::fused_scale(bf16[{n},256], bf16[{n},256], 2.0)"
+    one = ("op", call_text.format(n=512), call_text.format(n=90000), *own[:4], "--no-measure", "--format", "json")
+    near, far = json.loads(console(*one).stdout)["cases"]
+    assert near["simulated"]["910b3"]["confidence"] == "calibrated"
+    assert (far["simulated"]["910b3"]["confidence"], far["simulated"]["910b3"]["extrapolated"]) == (
+        "uncalibrated",
+        True,
+    )
+    out = tmp_path / "r.jsonl"
+    console("run", trace, *own, "--op-time", "1ms", "-o", out)
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    ran = next(one for one in records if one.get("name") == "mylib::fused_scale")
+    assert ran["simulated"]["910b3"]["confidence"] == "calibrated"

@@ -13,7 +13,7 @@ import msgspec
 
 from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.custom.registrations import op_name
-from opreplay.replay.ascend.kernel import State
+from opreplay.replay.ascend.kernel import Confidence, State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
 
@@ -22,8 +22,14 @@ class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
     """What a program says of one call."""
 
     time_us: float
+    low_us: float
+    high_us: float
+    """80 % band."""
     terms_us: dict[str, float]
     bound: str
+    confidence: Confidence
+    extrapolated: bool
+    """It lies far outside of what was measured of the program."""
     source: str
     """ "function (file.py:line)"."""
 

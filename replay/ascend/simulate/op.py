@@ -166,7 +166,16 @@ def simulate_by_family(
     program = program_cost(op, device, state_of(l2))
     if program is not None:
         made = _by_user(program.terms_us, device, "tile program", program.source)
-        made = msgspec.structs.replace(made, time_us=program.time_us, bound=program.bound, l2=l2)
+        made = msgspec.structs.replace(
+            made,
+            time_us=program.time_us,
+            low_us=program.low_us,
+            high_us=program.high_us,
+            bound=program.bound,
+            confidence=program.confidence,
+            extrapolated=program.extrapolated,
+            l2=l2,
+        )
         return made, {"custom": program.time_us}
     lowering = lower(op, contents)
     if any(_is_absurd_kernel(call) for call in lowering.kernels):

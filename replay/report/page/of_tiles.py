@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from opreplay.replay.report.page.model import Cell, Column, Page, Table
 from opreplay.replay.report.page.parts import bars_by_name, count_cell, numbers, share_cell, time_cell
-from opreplay.replay.report.tile_programs import headline, of_first_case, shown_values
+from opreplay.replay.report.tile_programs import calibration_notes, error_text, headline, of_first_case, shown_values
 from opreplay.replay.tile.study import Looked, Study
 
 
@@ -25,6 +25,26 @@ def of_study(found: Study, command: str) -> Page:
         bars=(bars_by_name("Time by case", series),),
         tables=(
             _cases(found),
+            Table(
+                title="Measured beside predicted by the program alone, and by the factor of the other cases",
+                columns=(
+                    Column(title="case"),
+                    Column(title="device"),
+                    *numbers("measured", "predicted", "error", "held out"),
+                ),
+                rows=tuple(
+                    (
+                        Cell(text=_name(one)),
+                        Cell(text=one.soc),
+                        time_cell(one.measured.measured_us),
+                        time_cell(one.measured.predicted_us),
+                        Cell(text=error_text(one.measured.error)),
+                        Cell(text=error_text(one.measured.held_out_error)),
+                    )
+                    for one in asked
+                    if one.measured is not None
+                ),
+            ),
             Table(
                 title="Busy shares of pipes",
                 columns=(Column(title="case"), Column(title="device"), Column(title="pipe"), *numbers("busy")),
@@ -58,10 +78,7 @@ def of_study(found: Study, command: str) -> Page:
                 ),
             ),
         ),
-        notes=(
-            "Times are uncalibrated: nothing of these programs was measured.",
-            "Values are of the CPU's arithmetic.",
-        ),
+        notes=tuple(calibration_notes(found)),
     )
 
 

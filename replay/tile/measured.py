@@ -1,0 +1,394 @@
+# pyright: strict
+"""Measured times of programs: a user's table of them, and what it makes of a program's predictions on a device."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from opreplay.replay.ascend.cost.predict import LEAST_EXTRAPOLATED, STATE_SPREAD
+from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.kernel import State
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.op import state_of
+from opreplay.replay.results.records import L2State
+from opreplay.replay.tile.cases import MOST_CASES, Case, parse_case
+from opreplay.replay.tile.chip import TileTime, estimate
+from opreplay.replay.tile.language.places import TileError
+from opreplay.replay.tile.program import Bound, Program, bind
+from opreplay.traces.errors import Malformed, OpReplayError, TooLarge, UsageError
+from opreplay.traces.model import contiguous_strides
+
+COLUMNS = {
+    "program": ("program", "kernel"),
+    "soc": ("soc",),
+    "case": ("shape", "case"),
+    "time_us": ("time_us",),
+    "settings": ("tiling", "settings"),
+    "cores": ("cores",),
+    "l2": ("l2",),
+}
+"""What a table tells → its column, as published tables of kernels or as `tile --format json` call it."""
+REQUIRED = ("program", "soc", "case", "time_us")
+LEAST_CASES = 3
+"""Different cases without which nothing is calibrated: of two, each would be judged by one other."""
+LEAST_BAND = 1.05
+"""No band is narrower, however alike a few cases are; as that of kernel families."""
+MOST_FACTOR = 10.0
+"""Measured over predicted, or the reverse, beyond which the times are taken to be of something else."""
+BEYOND = 2.0
+"""How many times as large or as small as all measured a size may be. Kernel families, of many kernels, allow more."""
+OUTLYING = 2.5
+"""Robust deviations from the median beyond which a case counts as if it lay there (Huber)."""
+T_80 = (1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
+"""90 % quantiles of Student's t for 2, 3, ... degrees of freedom: a band of 80 % when the spread itself was found from
+few cases. The last stands for all that follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured time, as its table has it."""
+
+    place: str
+    """ "times.csv:3"."""
+    folder: Path
+    program: str
+    soc: str
+    case: str
+    settings: str
+    cores: int | None
+    l2: L2State
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A measured case beside its prediction, in the state of L2 and on the cores that it was measured with."""
+
+    case: Case
+    place: str
+    cores: int | None
+    l2: L2State
+    measured_us: float
+    predicted_us: float
+    """Of the program by itself."""
+    held_out_error: float | None = None
+    """Predicted with the factor of the other cases, over measured, less 1; None where nothing is calibrated."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_us / self.measured_us - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What measured times say of a program's predictions on one device."""
+
+    program: str
+    soc: str
+    compared: tuple[Compared, ...]
+    cases: int
+    """Different arguments among them: rows that differ in settings, cores or L2 alone count as one."""
+    factor: float = 1.0
+    """Measured over predicted."""
+    width: float = 0.0
+    """Logarithm of the band of 80 %, for the steadiest state of L2 that was measured."""
+    refused: str = ""
+    """Why nothing is calibrated."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """Sizes, whole-number settings and predicted time: least and most measured."""
+    kinds: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    """Dtypes and layouts of tensors, words and flags that were measured."""
+
+
+def read_times(path: Path) -> tuple[Row, ...]:
+    """The rows of a table of measured times.
+
+    Raises UsageError for a file that cannot be read, Malformed with the line for what is no such table, TooLarge.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = _columns(path, reader.fieldnames or ())
+            rows: list[Row] = []
+            for line in reader:
+                if len(rows) >= MOST_CASES:
+                    raise TooLarge(f"{path}: more than {MOST_CASES:,} measured times")
+                rows.append(_row(path, reader.line_num, cast("dict[Any, Any]", line), columns))
+    except OSError as error:
+        raise UsageError(f"measured times {path}: {error.strerror or error}", hint=_HINT) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise Malformed(f"{path}: no CSV: {error}", hint=_HINT) from error
+    return tuple(rows)
+
+
+_HINT = (
+    'A CSV with the columns program, soc, shape ("x=bf16[4096,1024] w=bf16[1024]", in quotes) and time_us; '
+    'tiling ("rows=8"), cores and l2 if they are told.'
+)
+
+
+def _columns(path: Path, header: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, words in COLUMNS.items():
+        there = [word for word in words if word in header]
+        if len(there) > 1:
+            raise Malformed(f"{path}: columns {there[0]} and {there[1]} tell the same", hint="Leave one of them out.")
+        if there:
+            found[name] = there[0]
+        elif name in REQUIRED:
+            raise Malformed(f"{path}: no column {' or '.join(words)}", hint=_HINT)
+    return found
+
+
+def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str, str]) -> Row:
+    place = f"{path.name}:{number}"
+    if None in line or None in line.values():
+        raise Malformed(
+            f"{place}: not as many cells as columns", hint='Put cells with a comma in quotes: "x=f16[8,8]".'
+        )
+    cells = {name: str(line[column]).strip() for name, column in columns.items()}
+    try:
+        time_us = float(cells["time_us"])
+    except ValueError:
+        time_us = math.nan
+    if not (math.isfinite(time_us) and time_us > 0):
+        raise Malformed(f"{place}: {cells['time_us']!r} is no time", hint="time_us is in microseconds, above 0.")
+    cores = cells.get("cores", "")
+    if cores and not (cores.isdecimal() and int(cores) > 0):
+        raise Malformed(f"{place}: {cores!r} is no number of cores", hint="Leave it empty for all.")
+    l2 = cells.get("l2", "") or "warm"
+    if l2 not in get_args(L2State):
+        raise Malformed(f"{place}: {l2!r} is no state of L2", hint=f"One of {', '.join(get_args(L2State))}.")
+    return Row(
+        place=place,
+        folder=path.parent,
+        program=cells["program"].rpartition("::")[2],
+        soc=cells["soc"],
+        case=cells["case"],
+        settings=cells.get("settings", ""),
+        cores=int(cores) if cores else None,
+        l2=cast("L2State", l2),
+        time_us=time_us,
+    )
+
+
+def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> Calibration:
+    """What rows of a table say of a program on a device; those of other programs and devices are left alone.
+
+    The factor is the geometric mean of measured over predicted, cases that stand apart drawn in. The band is found by
+    leaving out one case at a time. Raises UsageError, with the line of the table, for a case that the program does not
+    fit, and for an unknown device.
+    """
+    own = [row for row in rows if row.program == program.name and _device_name(row) == device.name]
+    compared: list[Compared] = []
+    bounds: list[tuple[Bound, float]] = []
+    for row in own:
+        one, bound = _compare(program, device, row)
+        compared.append(one)
+        bounds.append((bound, one.predicted_us))
+    groups: dict[str, list[float]] = {}
+    for one in compared:
+        groups.setdefault(one.case.text, []).append(math.log(one.measured_us / one.predicted_us))
+    made = Calibration(program=program.name, soc=device.name, compared=tuple(compared), cases=len(groups))
+    if len(groups) < LEAST_CASES:
+        text = f"measured {'once' if len(groups) == 1 else 'twice'}" if groups else "not measured there"
+        return replace(made, refused=f"{text}: {LEAST_CASES} different cases are needed")
+    middles = {text: statistics.fmean(found) for text, found in groups.items()}
+    centre = _centre(list(middles.values()))
+    others = {text: _centre([x for key, x in middles.items() if key != text]) for text in middles}
+    worst = [max(abs(x - others[text]) for x in found) for text, found in groups.items()]
+    width = max(math.log(LEAST_BAND), _t(len(worst) - 1) * math.sqrt(statistics.fmean(x * x for x in worst)))
+    made = replace(
+        made,
+        compared=tuple(
+            replace(one, held_out_error=math.exp(others[one.case.text]) * one.predicted_us / one.measured_us - 1)
+            for one in compared
+        ),
+    )
+    usual = device.families["Unknown"].band
+    if abs(centre) > math.log(MOST_FACTOR):
+        times = f"{math.exp(abs(centre)):,.0f} times {'as long' if centre > 0 else 'as short'} as predicted"
+        return replace(made, refused=f"measured {times}: are the times in microseconds, of this kernel alone?")
+    if math.exp(width) > usual:
+        return replace(
+            made,
+            refused=f"cases say too little of each other: a band of {math.exp(width):.2g} times, {usual:.2g} where "
+            "nothing was measured",
+        )
+    return replace(made, factor=math.exp(centre), width=width, ranges=_ranges(bounds), kinds=_kinds(bounds))
+
+
+def _device_name(row: Row) -> str:
+    own = row.folder / row.soc
+    try:
+        return load_device(own if row.soc.endswith(".toml") else row.soc).name
+    except OpReplayError as error:
+        raise UsageError(f"{row.place}: {error}", hint=error.hint) from error
+
+
+def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compared, Bound]:
+    try:
+        case = parse_case(f"{program.name} {row.case}", [program])
+        settings = parse_case(f"{program.name} {row.settings}", [program]).arguments
+        bound = bind(program, case.arguments, settings)
+        made = estimate(bound, device, state=state_of(row.l2), cores=row.cores)
+    except TileError as error:
+        raise UsageError(f"{row.place}: {program.name} {row.case} {row.settings}: {error}", hint=error.hint) from error
+    except UsageError as error:
+        raise UsageError(f"{row.place}: {error}", hint=error.hint or _HINT) from error
+    compared = Compared(
+        case=Case(program=program, arguments=case.arguments, settings=settings),
+        place=row.place,
+        cores=row.cores,
+        l2=row.l2,
+        measured_us=row.time_us,
+        predicted_us=made.time_us,
+    )
+    return compared, bound
+
+
+def _centre(values: Sequence[float]) -> float:
+    """The mean of logarithms, those that stand apart from the median drawn in."""
+    median = statistics.median(values)
+    deviation = 1.4826 * statistics.median(abs(x - median) for x in values)
+    reach = OUTLYING * max(deviation, math.log(LEAST_BAND))
+    return statistics.fmean(min(median + reach, max(median - reach, x)) for x in values)
+
+
+def _t(freedom: int) -> float:
+    return T_80[min(freedom, len(T_80) + 1) - 2]
+
+
+def _sizes(bound: Bound, time_us: float) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, meta in bound.tensors.items():
+        found |= {f"{name}[{i}]": float(size) for i, size in enumerate(meta.shape)}
+    numbers = {**bound.scalars, **bound.settings}
+    found |= {name: float(v) for name, v in numbers.items() if type(v) is int and v > 0}
+    return found | {"time": time_us}
+
+
+def _words(bound: Bound) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, meta in bound.tensors.items():
+        usual = meta.strides is None or meta.strides == contiguous_strides(meta.shape)
+        found[name] = meta.dtype if usual else f"{meta.dtype} in strides"
+    for name, value in {**bound.scalars, **bound.settings}.items():
+        # Numbers such as eps and factors change values, not times.
+        if type(value) is not float and not (type(value) is int and value > 0):
+            found[name] = str(value)
+    return found
+
+
+def _ranges(bounds: Sequence[tuple[Bound, float]]) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    for bound, time_us in bounds:
+        for name, value in _sizes(bound, time_us).items():
+            least, most = found.get(name, (value, value))
+            found[name] = min(least, value), max(most, value)
+    return found
+
+
+def _kinds(bounds: Sequence[tuple[Bound, float]]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for bound, _ in bounds:
+        for name, word in _words(bound).items():
+            found.setdefault(name, set()).add(word)
+    return found
+
+
+def outside(known: Calibration, bound: Bound, time_us: float) -> str:
+    """In what a case lies far outside of those measured: "x[0]=65536, measured 512 to 4096"; "" where in nothing.
+
+    Sizes and the predicted time may be `BEYOND` times as large or as small; settings lie between those measured, and
+    dtypes, layouts, words and flags are among them.
+    """
+    for name, word in _words(bound).items():
+        if word not in (there := known.kinds.get(name, ())):
+            return f"{name}={word}, measured {', '.join(sorted(there)) or 'otherwise'}"
+    for name, value in _sizes(bound, time_us).items():
+        if name not in known.ranges:
+            return f"{name}={value:.6g}, measured without"
+        least, most = known.ranges[name]
+        beyond = 1.0 if name in bound.settings else BEYOND
+        if value > beyond * most or value * beyond < least:
+            unit = " us" if name == "time" else ""
+            return f"{name}={value:.6g}{unit}, measured {least:.6g} to {most:.6g}"
+    return ""
+
+
+def with_measured(
+    made: TileTime, bound: Bound, device: DeviceProfile, state: State, known: Calibration | None
+) -> TileTime:
+    """A prediction with what was measured of its program on the device: all its times by the factor, and the band.
+
+    Far outside of the measured cases it stays uncalibrated, with a band wide enough for the factor and for none.
+    """
+    if known is None or known.refused:
+        return made
+    # What was timed in a loop says less of a kernel among others, whose caches and neighbours differ.
+    steadiest = min(STATE_SPREAD[state_of(one.l2)] for one in known.compared)
+    band = math.exp(known.width * max(1.0, STATE_SPREAD[state] / steadiest))
+    beyond = outside(known, bound, made.time_us)
+    time_us = made.time_us * known.factor
+    low, high = time_us / band, time_us * band
+    if beyond:
+        wide = max(band, device.families["Unknown"].band, LEAST_EXTRAPOLATED)
+        low, high = min(made.time_us, time_us) / wide, max(made.time_us, time_us) * wide
+    return replace(
+        _scaled(made, known.factor),
+        low_us=low,
+        high_us=high,
+        confidence="uncalibrated" if beyond else "calibrated",
+        outside=beyond,
+    )
+
+
+def _scaled(made: TileTime, factor: float) -> TileTime:
+    """The same schedule, all of its times `factor` times as long."""
+    return replace(
+        made,
+        time_us=made.time_us * factor,
+        overlapped_us=made.overlapped_us * factor,
+        serial_us=made.serial_us * factor,
+        launch_us=made.launch_us * factor,
+        hbm_us=made.hbm_us * factor,
+        l2_us=made.l2_us * factor,
+        lines=tuple(replace(line, busy_us=line.busy_us * factor) for line in made.lines),
+        spans=tuple(replace(span, start_us=span.start_us * factor, dur_us=span.dur_us * factor) for span in made.spans),
+        factor=factor,
+    )
+
+
+_known: dict[tuple[object, str, str], Calibration] = {}
+
+
+def calibration_of(program: Program, device: DeviceProfile) -> Calibration | None:
+    """What the table that a program's decorator names says of it on a device, read once; None where it names none.
+
+    Raises UsageError for a table without the program, and as `read_times` and `calibrate` do.
+    """
+    if program.measured is None:
+        return None
+    key = (program.function, device.name, device.version)
+    if key not in _known:
+        _known[key] = calibrate(program, device, rows_of(program, read_times(program.measured)))
+    return _known[key]
+
+
+def rows_of(program: Program, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows of one program. Raises UsageError where there are none."""
+    own = tuple(row for row in rows if row.program == program.name)
+    if not own:
+        raise UsageError(
+            f"{program.shown}: no row of {program.measured} is of {program.name}",
+            hint="The column program (or kernel) has the name of the function.",
+        )
+    return own

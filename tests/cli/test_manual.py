@@ -28,7 +28,7 @@ def test_the_page_is_in_step_with_a_command(page: str, name: str) -> None:
     missing = [
         option.opts[-1]
         for option in command.params
-        if isinstance(option, click.Option) and option.opts[-1] not in plain
+        if isinstance(option, click.Option) and not option.hidden and option.opts[-1] not in plain
     ]
     assert not missing
 

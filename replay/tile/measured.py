@@ -102,7 +102,7 @@ class Calibration:
     refused: str = ""
     """Why nothing is calibrated."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    """Sizes, whole-number settings and predicted time: least and most measured."""
+    """Sizes, whole-number settings, cores used and predicted time: least and most measured."""
     kinds: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
     """Dtypes and layouts of tensors, words and flags that were measured."""
 
@@ -188,25 +188,25 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
     """
     own = [row for row in rows if row.program == program.name and _device_name(row) == device.name]
     compared: list[Compared] = []
-    bounds: list[tuple[Bound, float]] = []
+    bounds: list[tuple[Bound, TileTime]] = []
     for row in own:
-        one, bound = _compare(program, device, row)
+        one, bound, made = _compare(program, device, row)
         compared.append(one)
-        bounds.append((bound, one.predicted_us))
+        bounds.append((bound, made))
     groups: dict[str, list[float]] = {}
     for one in compared:
         groups.setdefault(one.case.text, []).append(math.log(one.measured_us / one.predicted_us))
-    made = Calibration(program=program.name, soc=device.name, compared=tuple(compared), cases=len(groups))
+    found = Calibration(program=program.name, soc=device.name, compared=tuple(compared), cases=len(groups))
     if len(groups) < LEAST_CASES:
         text = f"measured {'once' if len(groups) == 1 else 'twice'}" if groups else "not measured there"
-        return replace(made, refused=f"{text}: {LEAST_CASES} different cases are needed")
-    middles = {text: statistics.fmean(found) for text, found in groups.items()}
+        return replace(found, refused=f"{text}: {LEAST_CASES} different cases are needed")
+    middles = {text: statistics.fmean(logs) for text, logs in groups.items()}
     centre = _centre(list(middles.values()))
     others = {text: _centre([x for key, x in middles.items() if key != text]) for text in middles}
-    worst = [max(abs(x - others[text]) for x in found) for text, found in groups.items()]
+    worst = [max(abs(x - others[text]) for x in logs) for text, logs in groups.items()]
     width = max(math.log(LEAST_BAND), _t(len(worst) - 1) * math.sqrt(statistics.fmean(x * x for x in worst)))
-    made = replace(
-        made,
+    found = replace(
+        found,
         compared=tuple(
             replace(one, held_out_error=math.exp(others[one.case.text]) * one.predicted_us / one.measured_us - 1)
             for one in compared
@@ -215,14 +215,14 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
     usual = device.families["Unknown"].band
     if abs(centre) > math.log(MOST_FACTOR):
         times = f"{math.exp(abs(centre)):,.0f} times {'as long' if centre > 0 else 'as short'} as predicted"
-        return replace(made, refused=f"measured {times}: are the times in microseconds, of this kernel alone?")
+        return replace(found, refused=f"measured {times}: are the times in microseconds, of this kernel alone?")
     if math.exp(width) > usual:
         return replace(
-            made,
+            found,
             refused=f"cases say too little of each other: a band of {math.exp(width):.2g} times, {usual:.2g} where "
             "nothing was measured",
         )
-    return replace(made, factor=math.exp(centre), width=width, ranges=_ranges(bounds), kinds=_kinds(bounds))
+    return replace(found, factor=math.exp(centre), width=width, ranges=_ranges(bounds), kinds=_kinds(bounds))
 
 
 def _device_name(row: Row) -> str:
@@ -233,7 +233,7 @@ def _device_name(row: Row) -> str:
         raise UsageError(f"{row.place}: {error}", hint=error.hint) from error
 
 
-def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compared, Bound]:
+def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compared, Bound, TileTime]:
     try:
         case = parse_case(f"{program.name} {row.case}", [program])
         settings = parse_case(f"{program.name} {row.settings}", [program]).arguments
@@ -251,7 +251,7 @@ def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compare
         measured_us=row.time_us,
         predicted_us=made.time_us,
     )
-    return compared, bound
+    return compared, bound, made
 
 
 def _centre(values: Sequence[float]) -> float:
@@ -266,13 +266,13 @@ def _t(freedom: int) -> float:
     return T_80[min(freedom, len(T_80) + 1) - 2]
 
 
-def _sizes(bound: Bound, time_us: float) -> dict[str, float]:
+def _sizes(bound: Bound, made: TileTime) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, meta in bound.tensors.items():
         found |= {f"{name}[{i}]": float(size) for i, size in enumerate(meta.shape)}
     numbers = {**bound.scalars, **bound.settings}
     found |= {name: float(v) for name, v in numbers.items() if type(v) is int and v > 0}
-    return found | {"time": time_us}
+    return found | {"cores": float(made.cores), "time": made.time_us}
 
 
 def _words(bound: Bound) -> dict[str, str]:
@@ -287,16 +287,16 @@ def _words(bound: Bound) -> dict[str, str]:
     return found
 
 
-def _ranges(bounds: Sequence[tuple[Bound, float]]) -> dict[str, tuple[float, float]]:
+def _ranges(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
-    for bound, time_us in bounds:
-        for name, value in _sizes(bound, time_us).items():
+    for bound, made in bounds:
+        for name, value in _sizes(bound, made).items():
             least, most = found.get(name, (value, value))
             found[name] = min(least, value), max(most, value)
     return found
 
 
-def _kinds(bounds: Sequence[tuple[Bound, float]]) -> dict[str, set[str]]:
+def _kinds(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for bound, _ in bounds:
         for name, word in _words(bound).items():
@@ -304,16 +304,16 @@ def _kinds(bounds: Sequence[tuple[Bound, float]]) -> dict[str, set[str]]:
     return found
 
 
-def outside(known: Calibration, bound: Bound, time_us: float) -> str:
+def outside(known: Calibration, bound: Bound, made: TileTime) -> str:
     """In what a case lies far outside of those measured: "x[0]=65536, measured 512 to 4096"; "" where in nothing.
 
-    Sizes and the predicted time may be `BEYOND` times as large or as small; settings lie between those measured, and
-    dtypes, layouts, words and flags are among them.
+    Sizes, cores and the predicted time may be `BEYOND` times as large or as small; settings lie between those measured,
+    and dtypes, layouts, words and flags are among them.
     """
     for name, word in _words(bound).items():
         if word not in (there := known.kinds.get(name, ())):
             return f"{name}={word}, measured {', '.join(sorted(there)) or 'otherwise'}"
-    for name, value in _sizes(bound, time_us).items():
+    for name, value in _sizes(bound, made).items():
         if name not in known.ranges:
             return f"{name}={value:.6g}, measured without"
         least, most = known.ranges[name]
@@ -336,7 +336,7 @@ def with_measured(
     # What was timed in a loop says less of a kernel among others, whose caches and neighbours differ.
     steadiest = min(STATE_SPREAD[state_of(one.l2)] for one in known.compared)
     band = math.exp(known.width * max(1.0, STATE_SPREAD[state] / steadiest))
-    beyond = outside(known, bound, made.time_us)
+    beyond = outside(known, bound, made)
     time_us = made.time_us * known.factor
     low, high = time_us / band, time_us * band
     if beyond:

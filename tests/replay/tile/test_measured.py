@@ -123,6 +123,17 @@ def test_what_says_too_little_is_not_calibrated(ratios: tuple[float, ...], says:
     assert predicted(program, known, bound(program, 1024)).confidence == "uncalibrated"
 
 
+def test_on_other_cores_and_devices_of_a_file(program: Program, tmp_path: Path) -> None:
+    import opreplay.replay.ascend.devices as devices
+
+    (tmp_path / "mine.toml").write_text((Path(devices.__path__[0]) / "910b4.toml").read_text())
+    known = calibrate(program, DEVICE, times(program, (1.2, 1.2, 1.2), soc="mine.toml", folder=tmp_path))
+    assert known.factor == pytest.approx(1.2)
+    one = bound(program, 1024)
+    made = with_measured(estimate(one, DEVICE, state="warm", cores=16), one, DEVICE, "warm", known)
+    assert made.outside.startswith("cores=16, measured ")
+
+
 def test_rows_of_other_devices_and_programs_are_left_alone(program: Program) -> None:
     rows = times(program, (1.2, 1.2, 1.2))
     others = [replace(rows[0], soc="910b3", time_us=9e9), replace(rows[0], program="other", case="?")]

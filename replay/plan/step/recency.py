@@ -27,6 +27,8 @@ class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Distance in bytes of each tensor argument that is there, lists flattened."""
     results: tuple[tuple[int, int], ...] = ()
     """(size in bytes, distance in bytes of the memory that it gets) of each result in memory of its own."""
+    code: int = 1 << 62
+    """Bytes of memory touched since an op of this name ran before: its code has been in the caches since then."""
 
 
 class Recent:
@@ -85,10 +87,11 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     ends: defaultdict[int, list[Value]] = defaultdict(list)
     for value, last in owned.until.items():
         ends[last].append(value)
-    recent = Recent(2 * sum(len(given[index]) + len(made[index]) for index in calls))
+    recent = Recent(2 * sum(1 + len(given[index]) + len(made[index]) for index in calls))
     free: defaultdict[int, list[int]] = defaultdict(list)
     blocks = 0
     seen: list[list[tuple[list[int | None], list[int | None]]]] = [[] for _ in ops]
+    code: list[list[int | None]] = [[] for _ in ops]
     for counted in (False, True):
         block: dict[Value, int] = {}
         for at, index in enumerate(calls):
@@ -108,6 +111,9 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
                 own = block[Value(at, output)] = free[size].pop() if free[size] else blocks
                 results.append(recent.distance(("block", own)))
                 touched.append((("block", own), size))
+            if counted:
+                code[index].append(recent.distance(("code", ops[index].name)))
+            recent.touch(("code", ops[index].name), 0)
             if moves[index]:
                 for memory, size in touched:
                     recent.touch(memory, size)
@@ -120,6 +126,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
         op.id: Recency(
             arguments=tuple(_typical([far[k] for far, _ in seen[i]], recent.total) for k in range(len(seen[i][0][0]))),
             results=tuple((size, _typical([r[k] for _, r in seen[i]], recent.total)) for k, size in enumerate(made[i])),
+            code=_typical(code[i], recent.total),
         )
         for i, op in enumerate(ops)
         if seen[i]

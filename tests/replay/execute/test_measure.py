@@ -9,7 +9,16 @@ import pytest
 
 from opreplay.replay.execute.executors.fake import FakeClock, FakeExecutor, FakePrepared
 from opreplay.replay.execute.executors.reference_load import Gauge
-from opreplay.replay.execute.measure import SAMPLE_US, calls_per_sample, gauge_warnings, measure, scaled, summarize
+from opreplay.replay.execute.measure import (
+    FEW_BYTES,
+    NEAR_BYTES,
+    SAMPLE_US,
+    calls_per_sample,
+    gauge_warnings,
+    measure,
+    scaled,
+    summarize,
+)
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import KINDS, Measurement, MeasureWarning, kind_of
@@ -240,6 +249,18 @@ def test_in_the_state_of_a_step_each_call_is_laid_out_and_timed_alone() -> None:
     assert laid == list(range(laid[0], laid[0] + found.samples)), "before each call, after all that was before"
     without = measure(executor, executor.op, options)
     assert without.cache == "cold", "of an op that the step does not call nothing is known"
+
+
+def test_a_few_numbers_whose_op_just_ran_are_measured_call_after_call() -> None:
+    executor = Cached()
+    executor.op = Memory(executor, FEW_BYTES, 10**9, 1.0)
+    executor.as_in_step = lambda prepared, recency: lambda: None  # type: ignore[method-assign,union-attr]
+    options = MeasureOptions(cache="step", warmup_s=0.0, min_share=0.0)
+    near, far = Recency(arguments=(1 << 30,), code=NEAR_BYTES), Recency(arguments=(1 << 30,), code=NEAR_BYTES + 1)
+    assert measure(executor, executor.op, options, recency=near).calls_per_sample > 100
+    assert measure(executor, executor.op, options, recency=far).calls_per_sample == 1
+    executor.op = Memory(executor, FEW_BYTES + 1, 10**9, 1.0)
+    assert measure(executor, executor.op, options, recency=near).calls_per_sample == 1
 
 
 def test_a_cache_that_is_flushed_in_part_is_a_warning() -> None:

@@ -19,8 +19,8 @@ MAX_EVICTED_BYTES = 64 << 20
 LINE_BYTES = 64
 """Of a cache: one byte of each is read to touch memory."""
 CODE_BYTES = 1 << 20
-"""Distance at which an op is called on other memory, so that its code is as near as in a step, in which the dispatcher
-and most kernels run again and again; a private cache holds more."""
+"""Most of the distance at which an op is called on other memory, so that its code is as near as in a step, in which the
+dispatcher and most kernels run again and again; a private cache holds more. Less where the step had it just before."""
 TWIN_BYTES = 16 << 20
 """Arguments up to which that is done: what larger ones take is not decided by code."""
 GAUGE_NUMBERS = 1 << 14
@@ -69,7 +69,7 @@ class Caches:
         ]
         size = argument_bytes(call)
         if size <= min(TWIN_BYTES, spare_bytes):
-            touches.append((CODE_BYTES, size, copies(call, 2)[1]))
+            touches.append((min(CODE_BYTES, recency.code), size, copies(call, 2)[1]))
         touches.sort(key=lambda one: -one[0])
         small = torch.ones(4)
 

@@ -50,6 +50,14 @@ def test_a_result_is_near_and_a_parameter_a_step_away() -> None:
     assert (x, weight, bias) == (step - BYTES, step - BYTES - 256, step - BYTES - 256 - 32)
 
 
+def test_the_code_of_an_op_is_as_far_as_what_was_touched_since_one_of_its_name() -> None:
+    found = of_step(LINEAR, RELU, RELU)
+    step = 3 * BYTES + WEIGHTS
+    assert found[LINEAR.id].code == step, "it comes once in a step"
+    assert found[RELU.id].code in (2 * BYTES, step), "of two calls the farther is the median"
+    assert of_step(RELU, RELU, RELU)[RELU.id].code <= 3 * BYTES
+
+
 def test_freed_memory_of_the_same_size_is_used_again() -> None:
     found = of_step(LINEAR, RELU, RELU, RELU)
     # The third result gets the memory of the first, which is not needed any more and was read just before.

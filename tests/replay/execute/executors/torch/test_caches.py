@@ -118,6 +118,11 @@ def test_as_much_other_memory_is_read_as_lay_between(monkeypatch: pytest.MonkeyP
     lay()
     twin = 64  # bytes of the arguments of the call on other memory, at a distance of CODE_BYTES
     assert read == [(5 << 20) - CODE_BYTES, CODE_BYTES - (3 << 10) - twin, 3 << 10]
+    read.clear()
+    lay = caches.as_in_step(call, Recency(arguments=(5 << 20, 3 << 10), code=4 << 10), 1 << 20)
+    assert lay is not None
+    lay()
+    assert read == [(5 << 20) - (4 << 10), (1 << 10) - twin, 3 << 10], "its code is nearer where the step just ran it"
 
 
 def test_an_event_of_the_profiler_costs_less_than_a_call_of_an_op_and_more_than_nothing() -> None:

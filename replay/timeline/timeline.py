@@ -16,7 +16,7 @@ from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_w
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
-from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
+from opreplay.replay.timeline.graph.steps import Step, busy_steps, chosen_step, steps_of
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.names import Names
@@ -50,6 +50,8 @@ class StepMark(msgspec.Struct, frozen=True, kw_only=True):
     """Marked steps of the trace."""
     host_us: float
     """The marked range on its host thread."""
+    all_host_us: tuple[float, float] | None = None
+    """Of all marked steps with work: the shortest and the longest range on the host."""
     begin_us: float
     """When the device was done with what it still had to do of the step before, after this range began."""
 
@@ -168,7 +170,7 @@ def timeline(
     return Study(
         timeline=Timeline(
             source=trace.info.path.rsplit("/", 1)[-1],
-            step=_mark(chosen, graph, len(steps_of(trace))),
+            step=_mark(chosen, graph, trace),
             recorded_step_us=graph.recorded_us,
             retimed_step_us=schedule.step_us,
             structure_error=error,
@@ -386,13 +388,15 @@ def relative(value: float, base: float) -> float:
     return value / base - 1.0 if base else 0.0
 
 
-def _mark(step: Step, graph: StepGraph, steps: int) -> StepMark:
+def _mark(step: Step, graph: StepGraph, trace: Trace) -> StepMark:
+    ranges = [(one.end_ns - one.start_ns) / 1e3 for one in busy_steps(trace)]
     return StepMark(
         name=step.name,
         number=step.number,
         marked=step.marked,
-        steps=steps,
+        steps=len(steps_of(trace)),
         host_us=graph.host_us,
+        all_host_us=(min(ranges), max(ranges)) if len(ranges) > 1 else None,
         begin_us=graph.begin_us,
     )
 

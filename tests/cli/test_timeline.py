@@ -64,6 +64,21 @@ def test_step_is_chosen(trace: str) -> None:
     assert "has no step 5" in result.stderr
 
 
+def test_steps_that_differ_much_are_told(tmp_path: Path) -> None:
+    machine = training()
+    even = invoke(machine.write(tmp_path / "even.json"))
+    assert "on the host: what is said is of this one" not in " ".join(even.stdout.split())
+    (last,) = [event for event in machine.events if event["name"] == "ProfilerStep#1" and event["ph"] == "X"]
+    last["dur"] = 3 * last["dur"]
+    path = machine.write(tmp_path / "t.json")
+    told = " ".join(invoke(path).stdout.split())
+    low, high = json.loads(invoke(path, "--format", "json").stdout)["step"]["all_host_us"]
+    assert high == pytest.approx(last["dur"])
+    assert low < high / 2
+    assert "marked, which took" in told
+    assert "on the host: what is said is of this one (--step N for another)" in told
+
+
 def test_a_bad_change_says_what_a_change_is(trace: str) -> None:
     result = invoke(trace, "--what-if", "faster please")
     assert result.exit_code == 3

@@ -31,6 +31,8 @@ CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Characters of a category, and of a time with its share."""
 SOC_WIDTH = 84
 """From which on simulated steps have all their columns."""
+UNEVEN = 1.25
+"""Steps of one trace that differ more than this have something to be told."""
 
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("computing", "computing", False),
@@ -92,6 +94,9 @@ def _head(found: Timeline) -> Table:
     step = found.step
     if step.marked:
         chosen = f", 1 of {step.steps:,} marked" if step.steps > 1 else ""
+        if step.all_host_us is not None and step.all_host_us[1] > UNEVEN * step.all_host_us[0]:
+            low, high = map(time_text, step.all_host_us)
+            chosen += f", which took {low} to {high} on the host: what is said is of this one (--step N for another)"
         grid.add_row("step", Text(safe(middle(step.name, NAME_WIDTH)) + chosen))
     grid.add_row("host range", Text(time_text(step.host_us)))
     if found.memory is not None:

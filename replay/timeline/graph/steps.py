@@ -61,9 +61,14 @@ def chosen_step(trace: Trace, number: int | None = None) -> Step:
             known = ", ".join(str(i if s.number is None else s.number) for i, s in enumerate(steps))
             raise TraceError(f"{trace.info.path} has no step {number}", hint=f"It has these: {known[:400]}.")
         return found[0]
-    busy = [step for step, calls in zip(steps, _calls_in(trace, steps), strict=True) if calls]
-    ordered = sorted(busy or list(steps), key=lambda step: (step.end_ns - step.start_ns, step.start_ns))
+    ordered = sorted(busy_steps(trace), key=lambda step: (step.end_ns - step.start_ns, step.start_ns))
     return ordered[(len(ordered) - 1) // 2]
+
+
+def busy_steps(trace: Trace) -> tuple[Step, ...]:
+    """The marked steps that launch work; all of them where none does."""
+    steps = steps_of(trace)
+    return tuple(step for step, calls in zip(steps, _calls_in(trace, steps), strict=True) if calls) or steps
 
 
 def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:

@@ -94,3 +94,10 @@ def test_one_tensor_stands_for_each_pair_that_looks_alike_and_for_all() -> None:
 
 def test_no_tensor_that_is_written_to_stands_for_another() -> None:
     assert not list(variants.shared(bench_of("aten::add_.Tensor(f32[16,32], f32[16,32])").first))
+
+
+@pytest.mark.parametrize("call", ["aten::split.Tensor(f32[16,32], 4, 0)", "aten::unbind.int(f32[4,32], 0)"])
+def test_a_number_of_results_that_follows_a_size_is_no_defect(call: str) -> None:
+    found = check(call.partition("(")[0], shapes=[call], points=["dynamic shapes"], isolation="none")
+    (point,) = found.points
+    assert point.verdict == "pass", point.detail

@@ -9,6 +9,7 @@ from opreplay.replay.check.bench import make_bench
 from opreplay.replay.check.calling.calls import Bench
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Setup
+from opreplay.replay.check.points.gradient import gradient
 from opreplay.replay.check.points.peak import too_much
 from opreplay.replay.session.checking import check
 
@@ -37,6 +38,13 @@ def test_derivatives_of_a_convolution_are_those_of_few_elements() -> None:
     (gradcheck,) = [one for one in found.point("gradient").cases if one.case.startswith("gradcheck")]
     assert gradcheck.verdict == "pass"
     assert "f64[3,2,5,5], f64[4,2,5,5]" in gradcheck.case
+
+
+def test_gradients_of_a_thousand_results_are_those_of_short_ones() -> None:
+    bench = bench_of("aten::unbind.int(f32[4,32], 0)")
+    primes = [one.case for one in gradient(bench) if one.case.startswith("prime sizes")]
+    assert primes
+    assert not [case for case in primes if "f32[1009,8072]" in case]  # one after the other: minutes
 
 
 def test_a_case_is_left_out_where_memory_grows_with_the_square() -> None:

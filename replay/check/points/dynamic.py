@@ -70,14 +70,19 @@ class _Place:
 def _others(bench: Bench, base: Case) -> list[tuple[Case, Arguments, list[torch.Tensor]]]:
     """Other sizes that the op takes: arguments, and what it gives for them."""
     found = []
+    try:
+        results = len(_tensors(bench.call_of(base, bench.arguments(base))()))
+    except Exception:  # nothing to compare: what export and compile say of it is told
+        return []
     for case in variants.other_sizes(base, OTHER_SIZES):
         try:
             arguments = bench.arguments(case)
-            real = [one for one in flattened(bench.call_of(case, arguments.copy())()) if isinstance(one, torch.Tensor)]
+            real = _tensors(bench.call_of(case, arguments.copy())())
         except Exception:  # it does not take these sizes
             continue
-        # Numbers that follow sizes are constants of the graph.
-        if [a for a in case.op.args if not a.tensors] == [a for a in base.op.args if not a.tensors]:
+        # Numbers that follow sizes are constants of the graph, and so is how many results it has (`split`, `unbind`).
+        numbers = [a for a in case.op.args if not a.tensors] == [a for a in base.op.args if not a.tensors]
+        if numbers and len(real) == results:
             found.append((case, arguments, real))
     return found
 
@@ -117,7 +122,7 @@ def _exported(bench: Bench, base: Case) -> Finding:
     for case, given, real in others:
         try:
             with _quiet():
-                made = [one for one in flattened(program(*given.copy().tensors())) if isinstance(one, torch.Tensor)]
+                made = _tensors(program(*given.copy().tensors()))
         except Exception as error:  # guards of sizes, and whatever the op raises
             detail = f"exported for one size only: {_reason(error)}"
             return Finding(case=f"torch.export: {case.text}", verdict="fail", detail=detail)
@@ -149,7 +154,7 @@ def _compiled(bench: Bench, base: Case) -> Finding:
             compiled(*arguments.copy().tensors())
             for case, given, real in others:
                 text = f"torch.compile: {case.text}"
-                made = [one for one in flattened(compiled(*given.copy().tensors())) if isinstance(one, torch.Tensor)]
+                made = _tensors(compiled(*given.copy().tensors()))
                 if not _alike(made, real):
                     return Finding(case=text, verdict="fail", detail="gives other results than the op")
         # Ranges of sizes may have graphs of their own, as torch's convolutions have for kernels beyond 3.
@@ -161,6 +166,10 @@ def _compiled(bench: Bench, base: Case) -> Finding:
         torch._dynamo.reset()
     graphs = "one graph" if count == 1 else f"{count} graphs"
     return Finding(case=f"torch.compile: {base.text}", verdict="pass", detail=f"{graphs} for {1 + len(others)} sizes")
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    return [one for one in flattened(results) if isinstance(one, torch.Tensor)]
 
 
 def _alike(made: list[torch.Tensor], real: list[torch.Tensor]) -> bool:

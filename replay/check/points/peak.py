@@ -1,9 +1,10 @@
 # pyright: strict
-"""How much memory a call takes at its peak, and whether there is room for one of many elements."""
+"""How much memory a call takes at its peak, and whether there is room and time for one of many elements."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from opreplay.replay.check.cases import Case
 
 MOST_PEAK = 1 << 29
 """Bytes that a case of many elements may take at its peak, in float64; to compare its results takes some times that."""
+MOST_SECONDS = 4.0
+"""That one call of such a case may take: op and reference are called several times within the limit of a case."""
 
 
 def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> tuple[int, int]:
@@ -45,36 +48,61 @@ def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool =
     return max(0, int(peak) - results), given + results
 
 
-def too_much(bench: Bench, case: Case) -> str | None:
-    """Why a case of many elements is not tried: what it takes, by smaller ones; None where there is room for it.
+def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> float:
+    """Seconds of a call: of the processor where other programs kept it, of the clock where it had several cores."""
+    copy = arguments.copy()
+    call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
+    wall, busy = time.perf_counter(), time.process_time()
+    results_of(call, copy)
+    if bench.device.type != "cpu":
+        getattr(torch, bench.device.type).synchronize(bench.device)
+        return time.perf_counter() - wall
+    return min(time.perf_counter() - wall, time.process_time() - busy)
 
-    Memory may grow with the square of the elements, as that of attention does: two cases tell how much of it does.
+
+def too_much(bench: Bench, case: Case) -> str | None:
+    """Why a case of many elements is not tried: what it takes, by smaller ones; None where it may be tried.
+
+    Memory and time may grow with the square of the elements, as those of attention do: two cases tell how much of them
+    does.
     """
     if not case.smaller:
         return None
-    key = f"memory of {case.op.id}"
+    key = f"memory and time of {case.op.id}"
     if key not in bench.facts_of_op:
         bench.facts_of_op[key] = tuple(why for why in (_foreseen(bench, case),) if why is not None)
     return next(iter(bench.facts_of_op[key]), None)
 
 
 def _foreseen(bench: Bench, case: Case) -> str | None:
-    taken: list[tuple[int, float]] = []
+    peaks: list[tuple[int, float]] = []
+    times: list[tuple[int, float]] = []
     for one in case.smaller:
         try:
             arguments = bench.arguments(one)
-            peaks = [sum(peak_of(bench, one, arguments))]
+            taken = [float(sum(peak_of(bench, one, arguments)))]
+            seconds = [_seconds_of(bench, one, arguments)]
         except Exception as error:  # what the op refuses is judged by other cases
             return f"smaller ones are refused: {words(error)}"
         with contextlib.suppress(Exception):  # it refuses the large case as well, then
-            peaks.append(sum(peak_of(bench, one, widened(arguments), reference=True)))
+            wide = widened(arguments)
+            taken.append(sum(peak_of(bench, one, wide, reference=True)))
+            seconds.append(_seconds_of(bench, one, wide, reference=True))
         size = sum(tensor.numel() * tensor.itemsize for tensor in arguments.tensors())
-        taken.append((size, max(peaks)))
-    if len(taken) < 2 or not 0 < taken[0][0] < taken[1][0]:
+        peaks.append((size, max(taken)))
+        times.append((size, max(seconds)))
+    if len(peaks) < 2 or not 0 < peaks[0][0] < peaks[1][0]:
         return None
+    wanted = peaks[1][0] * variants.elements(case) / max(1, variants.elements(case.smaller[-1]))
+    if (peak := _continued(peaks, wanted)) > MOST_PEAK:
+        return f"it would take {peak / 1e9:.1f} GB, by what smaller ones take"
+    if (seconds_wanted := _continued(times, wanted)) > MOST_SECONDS:
+        return f"a call would take {seconds_wanted:.0f} s, by what smaller ones take"
+    return None
+
+
+def _continued(taken: list[tuple[int, float]], size: float) -> float:
+    """What is taken at a size, by two smaller ones: linear · size + square · size²."""
     (few, least), (more, most) = taken
-    wanted = more * variants.elements(case) / max(1, variants.elements(case.smaller[-1]))
-    # Peak = linear · size + square · size².
     square = max(0.0, (most / more - least / few) / (more - few))
-    peak = wanted * (most / more + square * (wanted - more))
-    return f"it would take {peak / 1e9:.1f} GB, by what smaller ones take" if peak > MOST_PEAK else None
+    return size * (most / more + square * (size - more))

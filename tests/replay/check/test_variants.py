@@ -1,4 +1,4 @@
-"""Variants of a call that are bounded: how many elements and how much memory they may have."""
+"""Variants of a call that are bounded: how many elements, how much memory and time they may take."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from opreplay.replay.check.bench import make_bench
 from opreplay.replay.check.calling.calls import Bench
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Setup
+from opreplay.replay.check.points.gradient import gradient
 from opreplay.replay.check.points.peak import too_much
 from opreplay.replay.session.checking import check
 
@@ -39,11 +40,25 @@ def test_derivatives_of_a_convolution_are_those_of_few_elements() -> None:
     assert "f64[3,2,5,5], f64[4,2,5,5]" in gradcheck.case
 
 
+def test_gradients_of_a_thousand_results_are_those_of_short_ones() -> None:
+    bench = bench_of("aten::unbind.int(f32[4,32], 0)")
+    primes = [one.case for one in gradient(bench) if one.case.startswith("prime sizes")]
+    assert primes
+    assert not [case for case in primes if "f32[1009,8072]" in case]  # one after the other: minutes
+
+
 def test_a_case_is_left_out_where_memory_grows_with_the_square() -> None:
     bench = bench_of(ATTENTION)
     (huge,) = variants.huge(bench.first)
     assert shapes(huge) == [[32769, 128]] * 3
     assert "GB, by what smaller ones take" in (too_much(bench, huge) or "")
+
+
+def test_a_case_is_left_out_where_time_grows_with_the_square() -> None:
+    bench = bench_of("aten::scaled_dot_product_attention(f32[1,2,16,8], f32[1,2,16,8], f32[1,2,16,8])")
+    (rows,) = [case for case in variants.sized(bench.first) if case.kind == "many inner rows"]
+    assert shapes(rows) == [[1, 2, 70001, 8]] * 3
+    assert " s, by what smaller ones take" in (too_much(bench, rows) or "")
 
 
 def test_a_case_is_left_out_where_results_grow_with_the_square() -> None:
@@ -94,3 +109,10 @@ def test_one_tensor_stands_for_each_pair_that_looks_alike_and_for_all() -> None:
 
 def test_no_tensor_that_is_written_to_stands_for_another() -> None:
     assert not list(variants.shared(bench_of("aten::add_.Tensor(f32[16,32], f32[16,32])").first))
+
+
+@pytest.mark.parametrize("call", ["aten::split.Tensor(f32[16,32], 4, 0)", "aten::unbind.int(f32[4,32], 0)"])
+def test_a_number_of_results_that_follows_a_size_is_no_defect(call: str) -> None:
+    found = check(call.partition("(")[0], shapes=[call], points=["dynamic shapes"], isolation="none")
+    (point,) = found.points
+    assert point.verdict == "pass", point.detail

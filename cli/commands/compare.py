@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     "--also-before",
     multiple=True,
     metavar="FILE",
-    help="Another run like BEFORE; all of them count together. Repeatable.",
+    help="Another measured run like BEFORE; all of them count together. Repeatable.",
 )
-@click.option("--also-after", multiple=True, metavar="FILE", help="Another run like AFTER. Repeatable.")
+@click.option("--also-after", multiple=True, metavar="FILE", help="Another measured run like AFTER. Repeatable.")
 @click.option(
     "--threshold",
     type=Share(),
@@ -104,7 +104,7 @@ def command(
     from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.report.views import comparison_markdown, comparison_table
-    from opreplay.replay.results.compare.regressions import parse_condition, violations
+    from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations
 
     page = check_page(output, force=force or overwrite)
     conditions = [parse_condition(text) for text in fail_if]
@@ -121,10 +121,10 @@ def command(
         force=force,
         simulate=simulated_times,
     )
-    broken = violations(conditions, found)
+    broken, open_ = violations(conditions, found), unchecked(conditions, found)
     write_page(page, partial(of_checks.of_comparison, found), force=force or overwrite)
     if format_ == "json":
-        console.write(console.json_text({**view.facts(found), "violations": broken}))
+        console.write(console.json_text({**view.facts(found), "violations": broken, "unchecked": open_}))
     elif format_ == "markdown":
         console.write(comparison_markdown.render(found, everything=everything))
     else:
@@ -133,6 +133,8 @@ def command(
         console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
     if conditions and found.applied > threshold:
         console.narrate(f"opreplay: warning: changes below {found.applied:.0%} do not show: the runs scatter so far")
+    for line in open_:
+        console.narrate(f"opreplay: warning: {line}")
     for line in broken:
         console.narrate(f"opreplay: {line}")
     return ExitCode.REGRESSION if broken else ExitCode.OK

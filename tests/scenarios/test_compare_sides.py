@@ -193,3 +193,137 @@ def test_totals_by_class_of_work(console: Console, gpus: tuple[Path, Path]) -> N
     facts = json.loads(console("compare", *gpus, "--format", "json").stdout)
     assert [one["name"] for one in facts["classes"]] == ["GEMM", "normalization", "elementwise"]
     assert "| GEMM | 80.0 µs | 2.24 ms | 1 | 28× |" in console("compare", *gpus, "--format", "markdown").stdout
+
+
+def test_a_change_within_the_band_of_the_prediction_is_unclear(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """How little the recording scatters says nothing of the prediction's error, which the interval holds."""
+    once = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 10.0), name="once.json")
+    (op,) = json.loads(console("simulate", once, "--format", "json").stdout)["unique_ops"]
+    band = op["simulated"]["910b3"]
+    (us, low, high) = (band[key] for key in ("time_us", "low_us", "high_us"))
+    assert low < us < high
+    for factor, verdict in (((us + high) / 2 / us, "unclear"), (1.5 * high / us, "faster"), (0.5 * low / us, "slower")):
+        trace = trace_of(*calls("aten::mm", 1, [factor * us] * 8, [SHAPE, SHAPE]), name=f"{verdict}.json")
+        found = json.loads(console("compare", trace, "--times", "recorded:910b3", "--format", "json").stdout)
+        (one,) = found["ops"]
+        assert (one["verdict"], one["level"], found["total"]["level"]) == (verdict, 0.8, 0.8)
+        assert one["low"] == pytest.approx(low / (factor * us), rel=1e-3)
+        assert one["high"] == pytest.approx(high / (factor * us), rel=1e-3)
+        assert found["total"]["low"] == pytest.approx(one["low"], rel=0.02)
+        assert (one["low"] <= 1.0 <= one["high"]) == (verdict == "unclear")
+        text = " ".join(console("compare", trace, "--times", "recorded:910b3", "--all").stdout.split())
+        assert "(80 %: " in text.partition("before:")[0]
+        assert "verdict ratio 80 % before" in text
+        assert "interval: the 80 % band of the prediction" in text
+        if verdict == "unclear":
+            assert "80 % band of the prediction holds both slower and faster" in text
+    near = trace_of(*calls("aten::mm", 1, [1.01 * us] * 8, [SHAPE, SHAPE]), name="near.json")
+    found = json.loads(console("compare", near, "--times", "recorded:910b3", "--format", "json").stdout)
+    assert found["counts"]["unclear"] == 1, "as close as that by chance"
+    console("compare", near, "--times", "recorded:910b3", "--fail-if", "slower>0%", "--fail-if", "total>0%")
+    run = tmp_path / "r.jsonl"
+    console("run", SAMPLE, "--top", 3, "--op-time", "2ms", "--threads", 1, "-o", run)
+    results = {one["id"]: one for one in map(json.loads, run.read_text().splitlines()) if one["record"] == "op"}
+    for one in json.loads(console("compare", run, "--times", "measured:910b3", "--format", "json").stdout)["ops"]:
+        band = results[one["id"]]["simulated"]["910b3"]
+        assert one["level"] == 0.8
+        assert one["low"] <= band["low_us"] / one["before_us"]
+        assert one["high"] >= band["high_us"] / one["before_us"]
+    both = json.loads(console("compare", run, "--times", "910b3:910b3", "--format", "json").stdout)
+    assert {one["verdict"] for one in both["ops"]} == {"same"}
+    assert "no interval: two predictions err together, and are taken as they are" in both["notes"]
+
+
+def on_host(name: str, first: int, times: list[float], dims: list[Any]) -> list[dict[str, Any]]:
+    """Calls of an op on the host alone."""
+    made: list[dict[str, Any]] = []
+    for i, us in enumerate(times):
+        event = owner(name, first + i, dims, 1.0)[0]
+        made.append({**event, "ts": 1e6 * (first + i), "dur": us})
+    return made
+
+
+def test_few_calls_on_a_host_clock_say_nothing(console: Console, trace_of: Callable[..., Path]) -> None:
+    steady = [99.0, 101.0, 100.0, 100.0, 99.0, 101.0, 100.0, 100.0]
+    first, second = (
+        trace_of(
+            *on_host("aten::detach", 1, [us, us + 0.1, us - 0.1][:number], [SHAPE]),
+            *on_host("aten::mm", 10, steady, [SHAPE, SHAPE]),
+            *on_host("aten::add", 30, [factor * one for one in steady], [SHAPE, SHAPE]),
+            device=None,
+            name=name,
+        )
+        for name, us, number, factor in (("a.json", 3.0, 3, 1.0), ("b.json", 6.0, 3, 2.0))
+    )
+    found = json.loads(console("compare", first, second, "--format", "json").stdout)
+    assert {op["name"]: op["verdict"] for op in found["ops"]} == {
+        "aten::detach": "unclear",
+        "aten::mm": "same",
+        "aten::add": "slower",
+    }
+    assert [side["clock"] for side in found["sides"]] == ["host", "host"]
+    detach = next(op for op in found["ops"] if op["name"] == "aten::detach")
+    assert detach["note"] == "3 calls on a host clock say nothing of how far they scatter"
+    assert detach["ratio"] == pytest.approx(2.0)
+    assert (found["total"]["low"], found["total"]["high"]) == (None, None)
+    assert "no interval" in console("compare", first, second).stdout.splitlines()[0]
+    asked = console("compare", first, second, "--fail-if", "total>3%")
+    assert "total>3% was not checked: what was recorded on a host clock" in asked.stderr
+    facts = json.loads(console("compare", first, second, "--fail-if", "total>3%", "--format", "json").stdout)
+    assert (facts["violations"], len(facts["unchecked"])) == ([], 1)
+    slow = console("compare", first, second, "--fail-if", "slower>5%", code=5).stderr
+    assert "aten::add" in slow
+    assert "aten::detach" not in slow
+
+
+def test_plans_of_host_times_keep_no_scatter(console: Console, trace_of: Callable[..., Path], tmp_path: Path) -> None:
+    trace = trace_of(*on_host("aten::mm", 1, [100.0] * 8, [SHAPE, SHAPE]), device=None)
+    plan = tmp_path / "p.json"
+    console("plan", trace, "-o", plan)
+    (op,) = json.loads(console("compare", plan, trace, "--format", "json").stdout)["ops"]
+    assert (op["verdict"], "the median alone was kept" in op["note"]) == ("unclear", True)
+
+
+def test_the_threshold_of_two_host_recordings_is_what_their_ops_scatter_by(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    """Ops that are all off by up to a fifth between two recordings of the same hide changes of a fifth, none of ten."""
+    factors = [1.2, 0.85, 1.1, 0.9, 1.15, 0.95] * 4 + [10.0]
+    first, second = (
+        trace_of(
+            *[
+                event
+                for i, factor in enumerate(factors)
+                for event in on_host("aten::mm", 1 + 10 * i, [100.0 * factor**power] * 6, [[8, 8 + i], [8 + i, 8]])
+            ],
+            device=None,
+            name=f"{power}.json",
+        )
+        for power in (0, 1)
+    )
+    found = json.loads(console("compare", first, second, "--format", "json").stdout)
+    assert (found["counts"]["slower"], found["counts"]["faster"]) == (1, 0)
+    assert found["applied"] > 0.2
+    assert "raised to" in console("compare", first, second).stdout
+
+
+def test_a_call_that_was_interrupted_and_carries_the_total_is_named(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    first, second = (
+        trace_of(
+            *on_host("aten::mm", 1, [100.0] * 8, [SHAPE, SHAPE]),
+            *on_host("aten::add", 20, [10.0] * 7 + [last], [SHAPE, SHAPE]),
+            device=None,
+            name=name,
+        )
+        for name, last in (("a.json", 10.0), ("b.json", 5000.0))
+    )
+    notes = json.loads(console("compare", first, second, "--format", "json").stdout)["notes"]
+    assert (
+        "b.json: one call of aten::add took 5,000 µs, 500 times its median: "
+        "85% of the total, which without it is 880 µs"
+    ) in notes
+    assert not [note for note in notes if note.startswith("a.json: one call")]

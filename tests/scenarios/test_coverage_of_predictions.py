@@ -64,4 +64,4 @@ def test_products_that_the_device_has_no_path_for_are_said_to_be(
     assert wide["high_us"] >= 3 * wide["time_us"]
     alone = console("op", "aten::mm(f64[64,64], f64[64,64])", "--no-measure").stdout
     assert "910b3 has no known path for products of float64" in alone
-    assert "no known path" in console("compare", trace, "--times", "recorded:910b3").stdout
+    assert "no known path" in " ".join(console("compare", trace, "--times", "recorded:910b3").stdout.split())

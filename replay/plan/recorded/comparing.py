@@ -65,7 +65,10 @@ def compare_operands(
         first, second = (pool(side, force=force) for side in runs)
         return compare(first, second, threshold=threshold, method=method, force=force)
     if len(before) > 1 or len(after) > 1:
-        raise UsageError("several files of a side are taken together for measured times alone", hint="Name one.")
+        raise UsageError(
+            "several files of a side are taken together for measured times alone",
+            hint="Name one, or results of `opreplay run` on both sides.",
+        )
     pair = [side[0] for side in (before, after)]
     level = _common_level(pair)
     sides = [_times(side, one, select, level, simulate) for side, one in zip(pair, which, strict=True)]

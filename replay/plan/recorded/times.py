@@ -45,6 +45,7 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
     return Times(
         what="recorded",
         on=device or "an unnamed device" if on_device else "cpu",
+        clock="device" if on_device else "host",
         source=PurePath(trace.info.path).name,
         ops=tuple(ops),
         notes=(*_of_reading(trace), *_of_level(trace, level)),
@@ -85,6 +86,8 @@ def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) ->
         us=float(np.median(calls_us)) if len(ordered) else None,
         low_us=low,
         high_us=high,
+        calls=len(ordered),
+        longest_us=ordered[-1] if ordered else None,
         total_us=float(calls_us.sum()),
         kernel=max(kernels, key=lambda kernel: kernel.total_us).name if kernels else None,
         note="" if ordered else "no time",
@@ -107,4 +110,5 @@ def times_of_plan(plan: ReplayPlan) -> Times:
         for op in plan.ops
     ]
     on = (plan.device or "an unnamed device") if on_device else "cpu"
-    return Times(what="recorded", on=on, source=plan.source, ops=tuple(ops))
+    clock = "device" if on_device else "host"
+    return Times(what="recorded", on=on, clock=clock, source=plan.source, ops=tuple(ops))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from opreplay.replay.report.text import plural, ratio_text, safe, share_text, time_text
@@ -26,12 +28,14 @@ def _total(found: Comparison) -> str:
     """All recorded time where both sides are recorded, and the ops on both sides beside it; else these alone."""
     if found.whole is not None and found.sides is not None:
         was, now = (time_text(side.total_us) for side in found.sides)
-        whole = f"; total {precise(found.whole)} ({was} to {now})"
+        none = ", no interval" if found.untold else ""
+        whole = f"; total {precise(found.whole)} ({was} to {now}{none})"
         return whole if found.total is None else f"{whole}, ops on both sides {precise(found.total.ratio)}"
     if found.total is None:
         return ""
     sure = interval(found.total)
-    total = f"; total {precise(found.total.ratio)}" + (f" ({sure})" if sure else "")
+    said = f"{100 * found.total.level:.0f} %: {sure}" if sure and found.total.level != 0.95 else sure
+    total = f"; total {precise(found.total.ratio)}" + (f" ({said})" if said else "")
     if found.of("only before", "only after"):
         total += " of the ops on both sides"
         total += f", {precise(found.with_alone)} with the others" if found.with_alone is not None else ""
@@ -60,7 +64,16 @@ def precise(ratio: float | None) -> str:
 
 def interval(op: OpComparison | Total) -> str:
     """ "1.08 to 1.13"; empty where there is none."""
-    return "" if op.low is None or op.high is None else f"{op.low:.2f} to {op.high:.2f}"
+    return "" if op.low is None or op.high is None else f"{_bound(op.low)} to {_bound(op.high)}"
+
+
+def _bound(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+
+
+def level(found: Comparison) -> str:
+    """Of the intervals of the ops: "80 %" where one side is a prediction."""
+    return f"{100 * next((op.level for op in found.ops if op.low is not None), 0.95):.0f} %"
 
 
 def notes(found: Comparison) -> list[str]:
@@ -84,8 +97,8 @@ def notes(found: Comparison) -> list[str]:
         )
     unclear = found.of("unclear")
     if unclear:
-        reasons = dict.fromkeys(op.note for op in unclear if op.note)
-        made.append(f"unclear: {plural(len(unclear), 'op')}: {'; '.join(list(reasons)[:4])}")
+        reasons = Counter(part for op in unclear for part in op.note.split("; ") if part)
+        made.append(f"unclear: {plural(len(unclear), 'op')}: {'; '.join(part for part, _ in reasons.most_common(6))}")
     return [*made, *map(safe, found.notes)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from opreplay.replay.report.run.markdown import code, escaped
 from opreplay.replay.report.text import DASH, plural, time_text
-from opreplay.replay.report.views.comparison import first_line, interval, notes, precise, rows, side_lines
+from opreplay.replay.report.views.comparison import first_line, interval, level, notes, precise, rows, side_lines
 from opreplay.replay.results.compare.judge import Comparison
 
 MAX_ROWS = 50
@@ -19,7 +19,7 @@ def render(found: Comparison, *, everything: bool = False) -> str:
     lines = [f"### opreplay: {escaped(first_line(found))}"]
     lines += ["", *(f"- {escaped(line)}" for line in side_lines(found))] if found.sides else []
     if shown:
-        lines += ["", "| verdict | ratio | 95 % | before | after | count | op | inputs |"]
+        lines += ["", f"| verdict | ratio | {level(found)} | before | after | count | op | inputs |"]
         lines += ["|---|---:|---:|---:|---:|---:|---|---|"]
     for op in shown[:MAX_ROWS]:
         cells = [

@@ -11,7 +11,7 @@ from rich.text import Text
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.run.table import notes_lines
 from opreplay.replay.report.text import DASH, time_text
-from opreplay.replay.report.views.comparison import interval, notes, precise, rows
+from opreplay.replay.report.views.comparison import interval, level, notes, precise, rows
 from opreplay.replay.results.compare.judge import Comparison, OpComparison
 
 STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", "unclear": "yellow"}
@@ -21,7 +21,12 @@ def render(found: Comparison, *, width: int, everything: bool = False) -> Render
     """The ops that changed, or all, fitted to `width` characters, and notes; the first line comes before it."""
     shown = rows(found, everything=everything)
     table = (
-        [Text(), *ops_table(_columns(shown), [_cell(op, sides=found.sides is not None) for op in shown], width=width)]
+        [
+            Text(),
+            *ops_table(
+                _columns(shown, level(found)), [_cell(op, sides=found.sides is not None) for op in shown], width=width
+            ),
+        ]
         if shown
         else []
     )
@@ -42,12 +47,12 @@ def _classes(found: Comparison) -> list[RenderableType]:
     return [Text(), table]
 
 
-def _columns(shown: Sequence[OpComparison]) -> list[Column]:
+def _columns(shown: Sequence[OpComparison], level: str) -> list[Column]:
     styles = tuple(STYLES.get(op.verdict, "") for op in shown)
     return [
         Column(title="verdict", cells=tuple(op.verdict for op in shown), styles=styles, left=True),
         Column(title="ratio", cells=tuple(precise(op.ratio) for op in shown), styles=styles),
-        Column(title="95 %", cells=tuple(interval(op) or DASH for op in shown), style="dim", gives_way=4),
+        Column(title=level, cells=tuple(interval(op) or DASH for op in shown), style="dim", gives_way=4),
         Column(title="before", cells=tuple(time_text(op.before_us) for op in shown), gives_way=2),
         Column(title="after", cells=tuple(time_text(op.after_us) for op in shown)),
         Column(title="count", cells=tuple(f"{op.count:,}" for op in shown), style="dim", gives_way=8),

@@ -36,6 +36,9 @@ Method = Literal["gauges", "medians"]
 What = Literal["recorded", "measured", "simulated"]
 """Which of an op's times is compared."""
 
+Clock = Literal["device", "host"]
+"""Of times: the accelerator's own, or the host's around a call."""
+
 DEFAULT_THRESHOLD = 0.05
 SPREADS = 2.4
 """The threshold is at least so many standard deviations of the logarithms of the ratios: 0.8 % of normal values are
@@ -74,7 +77,9 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     """After to before by the method of the comparison: what is judged. By gauges it is not that of the two times."""
     low: float | None = None
     high: float | None = None
-    """95 % interval of the ratio."""
+    """Interval of the ratio, of `level`."""
+    level: float = 0.95
+    """0.8 where one side is a prediction: `low` to `high` is then its 80 % band, and the interval of the other side."""
     note: str = ""
     """Why the verdict is unclear, what became of an op that was lost, or what else is to be known of it."""
     before_kernel: str | None = None
@@ -95,7 +100,9 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     low: float | None
     high: float | None
-    """95 % interval; None where the times compared have none: predictions, single recorded calls."""
+    """Interval of `level`; None where the times compared have none: recorded sums, two predictions."""
+    level: float = 0.95
+    """0.8 where one side is a prediction."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +111,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     what: What
     on: str
     """The device: as the trace names it, "cpu", or the name of the simulated one."""
+    clock: Clock | None = None
+    """What the times were read from: a host's clock also has what else the host did. None for predictions."""
     source: str
     """Name of the file, or of the trace that the results are of."""
     ops: int
@@ -167,6 +176,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         if self.sides is None or any(side.what != "recorded" or not side.total_us for side in self.sides):
             return None
         return self.sides[1].total_us / self.sides[0].total_us
+
+    @property
+    def untold(self) -> str:
+        """Why it cannot be told whether the total changed; "" where it can. One recording on a host clock has no
+        error: what the machine did beside it may be longer than the other's for all of its calls."""
+        told = any(side.what == "recorded" and side.clock == "host" for side in self.sides or ())
+        return "what was recorded on a host clock holds what else the machine did, by no known share" if told else ""
 
     @property
     def with_alone(self) -> float | None:
@@ -294,13 +310,14 @@ def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
     if 1.0 / (1.0 + threshold) <= op.ratio <= 1.0 + threshold:
         return op
     if 1.0 / (1.0 + applied) <= op.ratio <= 1.0 + applied:
-        return _unclear(op, "the ops of the two runs scatter as far")
+        return unclear(op, "the ops of the two runs scatter as far")
     if op.low <= 1.0 <= op.high:
-        return _unclear(op, "the change is within the errors of the two runs")
+        return unclear(op, "the change is within the errors of the two runs")
     return msgspec.structs.replace(op, verdict="slower" if op.ratio > 1.0 else "faster")
 
 
-def _unclear(op: OpComparison, why: str) -> OpComparison:
+def unclear(op: OpComparison, why: str) -> OpComparison:
+    """The op, of which nothing can be said, and why."""
     return msgspec.structs.replace(op, verdict="unclear", note=f"{why}; {op.note}" if op.note else why)
 
 

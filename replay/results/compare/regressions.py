@@ -33,6 +33,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             lost = found.of("lost")
             return [f"{self}: {len(lost)} ops are no longer replayed"] if len(lost) > self.limit else []
         if self.what == "total":
+            if found.untold:
+                return []
             if found.whole is not None:
                 return [f"{self}: {found.whole:.3f}× of all recorded time"] if found.whole > 1.0 + self.limit else []
             total, with_alone = found.total, found.with_alone
@@ -63,6 +65,13 @@ def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:
         if missing and asked
     ]
     return [*(line for condition in conditions for line in condition.violations(found)), *short]
+
+
+def unchecked(conditions: Sequence[Condition], found: Comparison) -> list[str]:
+    """Conditions of which nothing can be told either way, and why; one line each."""
+    if not found.untold:
+        return []
+    return [f"{one} was not checked: {found.untold}" for one in conditions if one.what == "total"]
 
 
 def parse_condition(text: str) -> Condition:

@@ -137,4 +137,4 @@ def command(
         console.narrate(f"opreplay: warning: {line}")
     for line in broken:
         console.narrate(f"opreplay: {line}")
-    return ExitCode.REGRESSION if broken else ExitCode.OK
+    return ExitCode.REGRESSION if broken or open_ else ExitCode.OK

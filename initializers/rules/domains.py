@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,14 +16,31 @@ from opreplay.initializers.base import CustomInit, InitContext, InitReport
 Fill = Callable[[torch.Tensor, torch.Generator], None]
 
 
-def _between(low: float, high: float) -> Fill:
-    def apply(tensor: torch.Tensor, generator: torch.Generator) -> None:
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            fill.uniform(tensor, generator, low, high)
-        elif tensor.dtype is not torch.bool:
-            fill.integers(tensor, generator, max(1, round(low)), max(9, round(high)))
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Fills with values uniform in [low, high), well inside of a domain."""
 
-    return apply
+    low: float
+    high: float
+
+    def __call__(self, tensor: torch.Tensor, generator: torch.Generator) -> None:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            fill.uniform(tensor, generator, self.low, self.high)
+        elif tensor.dtype is not torch.bool:
+            fill.integers(tensor, generator, max(1, round(self.low)), max(9, round(self.high)))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether all values are still strictly between the whole numbers around the domain, 0 and 1 of [0.05, 0.95),
+        with no denormals beside 0; above 1 there is no bound. False for NaN."""
+        if not tensor.is_floating_point() or tensor.numel() == 0:
+            return True
+        low, high = torch.aminmax(tensor)
+        # Numbers too small to be normal are as slow as they are useless.
+        least = math.floor(self.low) or torch.finfo(tensor.dtype).tiny
+        return float(low) > least and (self.high > 1 or float(high) < math.ceil(self.high))
+
+
+_between = Between
 
 
 def _with_in_place(*bases: str) -> tuple[str, ...]:
@@ -65,6 +84,12 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
 of two rules for one op the later one holds."""
 
 DOMAINS: dict[str, dict[str, Fill]] = {op: rule for ops, rule in RULES for op in ops}
+
+
+def domain_of(op: str, argument: str) -> Between | None:
+    """What an argument of an op must lie in; None where any finite value will do."""
+    rule = DOMAINS.get(op, {}).get(argument)
+    return rule if isinstance(rule, Between) else None
 
 
 class DomainInit(CustomInit):

@@ -73,12 +73,18 @@ def interruptions() -> Interruptions:
     """Of all threads of this process, and what the calling one waited; zeros where the system does not say."""
     if not sys.platform.startswith("linux"):
         return Interruptions(used_us=thread_time_ns() * 1e-3)
-    import resource
-
     if _own.wait is None or _own.wait.process != os.getpid():  # after a fork the file is the parent's
         _own.wait = _ThreadWait()
-    count = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    return Interruptions(switches=count, waited_us=_own.wait.us(), used_us=thread_time_ns() * 1e-3)
+    return Interruptions(switches=switches(), waited_us=_own.wait.us(), used_us=thread_time_ns() * 1e-3)
+
+
+def switches() -> int:
+    """How often threads of this process lost a processor against their will; 0 where the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def threads_waited_us() -> float:

@@ -11,7 +11,7 @@ from opreplay.replay.collectives.model import CollectiveFacts, bandwidth
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import call_text
-from opreplay.replay.results.outcome import Outcome
+from opreplay.replay.results.outcome import Outcome, refilled
 from opreplay.replay.results.records import NpuKernel, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import summarized
 from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
@@ -111,6 +111,7 @@ def result_of(
             recorded_us=_recorded_us(plan, op) / op.count,
             measured_us=measured_us if alike else None,
             simulated=compared.items(),
+            refilled=refilled(outcome.assumptions),
         ),
         measure_s=outcome.measure_s,
         attempts=outcome.attempts,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,11 @@ from opreplay.replay.ir.model import Assumption, Reason
 from opreplay.replay.ir.verdicts import ValueCheck
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import Fidelity
+
+VALUES = "values"
+"""Of an assumption that is about values, in place of the name of an argument."""
+OUTSIDE_DOMAIN = "earlier calls left arguments outside the op's domain: refilled before each call"
+NOT_FINITE = "results were not finite: refilled after each call"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
@@ -43,3 +49,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
 def unable(reason: Reason) -> Outcome:
     """The outcome of an op that was not replayed."""
     return Outcome(status=reason.status, reason=reason)
+
+
+def refilled(assumptions: Iterable[Assumption]) -> tuple[str, ...]:
+    """What is said of values of an op that the passes of a sequence had to refill."""
+    return tuple(a.what for a in assumptions if a.argument == VALUES and a.what in (OUTSIDE_DOMAIN, NOT_FINITE))

@@ -300,6 +300,9 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     """Processes that ended before the sequence was over."""
     shared: SharedStepResult | None = None
     """Where it ran on ranks: times of passes are then with the collectives beside the calls."""
+    medians_us: float | None = None
+    """Of all calls, each at the median of its op, as a table of ops adds them up: `sum_us` holds every interruption and
+    slow call of a pass, this does not."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_field="record"):
@@ -366,6 +369,6 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     recycled: int = 0
     """Further ones that lay in the memory of others."""
     refilled: int = 0
-    """Results of a pass that were not finite, and were filled anew after their call."""
+    """Tensors of a pass that were not finite or outside the domain of their reader, and were filled anew."""
     peak_bytes: int = 0
     budget_bytes: int = 0

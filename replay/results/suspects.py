@@ -6,7 +6,7 @@ A guard for what nobody thought of: whatever makes a number wrong by twenty time
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.results.records import OpResult, Simulated
@@ -43,17 +43,18 @@ def suspicions(
     recorded_us: float | None,
     measured_us: float | None,
     simulated: Iterable[tuple[str, Simulated]] = (),
+    refilled: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """What contradicts in one row, each as "simulated on 910b3: 1.49 µs = 0.00005 × recorded; ...", with a cause.
 
     `share` is of all recorded time, times are microseconds of one call; `measured_us` only where it was measured on the
-    kind of device that was recorded.
+    kind of device that was recorded; `refilled` is what a sequence did to values of the op that could not be used.
     """
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
     found: list[str] = []
     if measured_us is not None and not LOW <= measured_us / recorded_us <= HIGH:
-        cause = _uneven(op, recorded_us, measured_us) or _measured_cause(op, recorded_us)
+        cause = _uneven(op, recorded_us, measured_us) or _measured_cause(op, recorded_us, refilled)
         found.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {cause}")
     for soc, one in simulated:
         ratio = one.time_us / recorded_us
@@ -75,7 +76,9 @@ def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
     )
 
 
-def _measured_cause(op: ReplayOp, recorded_us: float) -> str:
+def _measured_cause(op: ReplayOp, recorded_us: float, refilled: Sequence[str]) -> str:
+    if refilled:
+        return f"values of this tool's own, not the recorded ones ({'; '.join(refilled)}); `--cache step` has none such"
     if op.resolved_by in ("reference", "equivalent", "executor"):
         return "something else than the recorded op ran, a stand-in"
     if op.assumptions:

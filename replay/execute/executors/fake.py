@@ -204,6 +204,15 @@ class NoTensors:
     def refill(self, tensor: Any) -> None:
         """There is nothing to fill."""
 
+    def has_domain(self, op: str, argument: str) -> bool:
+        return False
+
+    def in_domain(self, tensor: Any, op: str, argument: str) -> bool:
+        return True
+
+    def fit(self, tensor: Any, op: str, argument: str) -> None:
+        """There is nothing to fill."""
+
     def copy_into(self, tensor: Any, values: Any) -> None:
         """There is nothing to fill."""
 

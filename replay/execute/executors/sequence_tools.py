@@ -39,6 +39,18 @@ class Tools(Protocol):
         """Give a tensor plain values."""
         ...
 
+    def has_domain(self, op: str, argument: str) -> bool:
+        """Whether values of this argument must lie in a domain, which the op's initializer knows."""
+        ...
+
+    def in_domain(self, tensor: Any, op: str, argument: str) -> bool:
+        """Whether the values of a tensor do."""
+        ...
+
+    def fit(self, tensor: Any, op: str, argument: str) -> None:
+        """Give a tensor values inside that domain."""
+        ...
+
     def copy_into(self, tensor: Any, values: Any) -> None:
         """Give a tensor these values."""
         ...

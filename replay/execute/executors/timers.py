@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from opreplay.replay.execute.executors.clocks import HOLD_MARGIN, HOLD_US_PER_CALL, MAX_HOLD_US
+from opreplay.replay.host.interruptions import switches
 
 CHUNK = 50
 """Calls that are queued while the device is held: of a few launches each they stay below the depth of its queue."""
@@ -28,6 +29,10 @@ class Timer(Protocol):
         """Microseconds of each call of the pass."""
         ...
 
+    def interrupted(self) -> Sequence[int]:
+        """Places of its calls in which another program had this thread's processor, where that can be told."""
+        ...
+
 
 class HostTimer:
     """The host's counter right before and after each call; what that costs is measured once and subtracted."""
@@ -35,22 +40,29 @@ class HostTimer:
     def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
         self._now_ns = now_ns
         self._taken: list[int] = []
+        self._switched: list[int] = []
         self._empty_us = 0.0
         for _ in range(200):
             self.timed(_nothing, (), {})
         self._empty_us = min(self.end())
 
     def begin(self) -> None:
-        self._taken = []
+        self._taken, self._switched = [], []
 
     def timed(self, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        before = switches()
         started = self._now_ns()
         result = function(*args, **named)
         self._taken.append(self._now_ns() - started)
+        if switches() != before:
+            self._switched.append(len(self._taken) - 1)
         return result
 
     def end(self) -> list[float]:
         return [max(0.0, taken * 1e-3 - self._empty_us) for taken in self._taken]
+
+    def interrupted(self) -> Sequence[int]:
+        return self._switched
 
 
 class EventTimer:
@@ -95,6 +107,9 @@ class EventTimer:
         used = self._pairs[: self._used]
         self._used = 0
         return [max(0.0, before.elapsed_time(after) * 1e3 - self._empty_us) for before, after in used]
+
+    def interrupted(self) -> Sequence[int]:
+        return ()
 
     def _begin_chunk(self, hold: Callable[[float], None]) -> None:
         now = perf_counter_ns()

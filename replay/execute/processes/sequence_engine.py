@@ -96,6 +96,8 @@ class SequenceEngine:
             return ()
         replayed = {result.id for result in results if result.status == "replayed"}
         calls = list(zip(sequence.calls, sequence.host_us, sequence.device_us or sequence.host_us, strict=True))
+        measured = {result.id: result.measured_us for result in results if result.measured_us is not None}
+        medians = [measured[id_] for index, _, _ in calls if (id_ := sequence.ids[index]) in measured]
         mine = [(host, device) for index, host, device in calls if sequence.ids[index] in replayed]
         has_device = self._plan.device_us_total > 0
         recorded = sum(device if has_device else host for host, device in mine)
@@ -121,6 +123,7 @@ class SequenceEngine:
                 wall_us=quantile(sorted(outcome.walls_us), 0.5) if outcome.walls_us else None,
                 tensors=outcome.tensors,
                 restarts=self._restarts,
+                medians_us=sum(medians) if sums else None,
             ),
         )
 

@@ -13,7 +13,7 @@ import math
 import mmap
 import struct
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -35,6 +35,8 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.replay.plan.step.linking import counts, link
 from opreplay.replay.results import stats
+from opreplay.replay.results.measurement import MeasureWarning
+from opreplay.replay.results.outcome import NOT_FINITE, OUTSIDE_DOMAIN, VALUES
 from opreplay.replay.results.records import Tensors
 from opreplay.traces.errors import OpReplayError
 
@@ -130,6 +132,8 @@ class SequenceRun:
         self._own: set[str] = set(task.own)
         self._unknown: set[tuple[str, int]] = set()
         self._plan: MemoryPlan | None = None
+        self._made_up: dict[int, tuple[Assumption, ...]] = {}
+        """By index in the task: what is said of ops whose values were refilled."""
         self._pass_s = 0.0
 
     def make_ready(self) -> None:
@@ -173,6 +177,7 @@ class SequenceRun:
         walls: list[float] = []
         most = max(MIN_PASSES, min(options.max_samples, SAMPLES // max(1, len(calls))))
         refilled = 0
+        interrupted: Counter[int] = Counter()
         self._warm_up(program)
         collecting = gc.isenabled()
         gc.disable()
@@ -193,12 +198,14 @@ class SequenceRun:
                     program = self.settled(tell)
                     calls = self.calls()
                     samples.clear()
+                    interrupted.clear()
                     sums, walls = [], []
                     continue
                 walls.append(wall_us)
                 sums.append(sum(times))
                 for index, time_us in zip(calls, times, strict=True):
                     samples[index].append(time_us)
+                interrupted.update(calls[at] for at in self._parts.timer.interrupted())
                 program.mend()
                 refilled = max(refilled, program.refilled - before)
                 spent = perf_counter() - started
@@ -209,7 +216,14 @@ class SequenceRun:
             self._beat(-1)
             if collecting:
                 gc.enable()
-        return self.outcome(samples, sums, walls, refilled, options, resolution_us)
+        self.made_up(program)
+        return self.outcome(samples, sums, walls, refilled, options, resolution_us, interrupted)
+
+    def made_up(self, program: Program) -> None:
+        """Keep what is to be said of the ops whose values the passes of a program refilled."""
+        for number, (before, after) in program.made_up().items():
+            notes = [*([OUTSIDE_DOMAIN] if before else []), *([NOT_FINITE] if after else [])]
+            self._made_up[self._numbers[number]] = tuple(Assumption(argument=VALUES, what=what) for what in notes)
 
     def places(self) -> list[int]:
         """Place of each call of the task, and of its end, among the calls of the program."""
@@ -244,6 +258,7 @@ class SequenceRun:
             return
         program.run_pass(self._parts.timer, self.at_call)
         self._parts.timer.end()
+        program.mend()
 
     def _at(self, index: int) -> None:
         """The op of this index in the task is next. Raises TimeIsUp where there is no time for it."""
@@ -317,8 +332,12 @@ class SequenceRun:
         refilled: int,
         options: MeasureOptions,
         resolution_us: float,
+        interrupted: Mapping[int, int] | None = None,
     ) -> SequenceOutcome:
-        """What came of samples by index of the op in the task, and of passes."""
+        """What came of samples by index of the op in the task, and of passes.
+
+        `interrupted`: how many of the samples held time in which another program had the processor.
+        """
         assert self._plan is not None
         times: dict[str, OpTimes] = {}
         for index, taken in samples.items():
@@ -326,7 +345,9 @@ class SequenceRun:
             if op.id in self.reasons:
                 continue
             found = summarize(sorted(taken), calls=1, resolution_us=resolution_us, options=options)
-            found = msgspec.structs.replace(found, cache="sequence")
+            warnings = (*found.warnings, *_interrupted((interrupted or {}).get(index, 0), len(taken)))
+            found = msgspec.structs.replace(found, cache="sequence", warnings=warnings)
+            said += self._made_up.get(index, ())
             times[op.id] = OpTimes(measurement=found, initializer=initializer, assumptions=said)
         shared = self._plan
         return SequenceOutcome(
@@ -348,3 +369,11 @@ class SequenceRun:
                 budget_bytes=self._limit,
             ),
         )
+
+
+def _interrupted(count: int, samples: int) -> list[MeasureWarning]:
+    """A warning where other programs had the processor in most samples of an op; all samples count as they are."""
+    if 2 * count <= samples:
+        return []
+    data = {"interrupted": float(count), "samples": float(samples), "left_out_share": 0.0}
+    return [MeasureWarning(kind="interrupted", data=data)]

@@ -16,8 +16,10 @@ from opreplay.replay.execute.executors.sequence_tools import Filled, Tools
 from opreplay.replay.execute.executors.timers import Timer
 from opreplay.replay.execute.sequence.lifetimes import MemoryPlan
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.plan.step.linking import Source, Value, results_of, tensors_of
+from opreplay.replay.plan.step.linking import VIEWS, Source, Value, results_of, tensors_of
 
+PLAIN = ("dense", "domain")
+"""Initializers after which arguments without a domain hold any finite values."""
 Fill = Callable[[int], Filled]
 """Makes all arguments of an op, by its index."""
 
@@ -46,10 +48,23 @@ class Program:
         self._calls = forms
         self._metas = [[meta for _, _, meta in tensors_of(op)] for op in ops]
         self._results = [results_of(op) for op in ops]
+        self._domains = [
+            [
+                at
+                for at, (name, _, meta) in enumerate(tensors_of(op))
+                if meta is not None and tools.has_domain(op.name, name)
+            ]
+            for op in ops
+        ]
+        """By op: its arguments that must lie in a domain."""
+        self._names = [[name for name, _, _ in tensors_of(op)] for op in ops]
+        self._readers = self._first_readers()
         self._outside = self._made(fill)
         self._kept = self._kept_results()
         self._refill: dict[int, list[int]] = defaultdict(list)
         """Results that are not finite by place of their call."""
+        self._unfit: dict[int, list[int]] = {}
+        """Arguments that earlier calls leave outside the domain of their reader, by place of its call."""
         self.aside_s = 0.0
         """Wall time that went into making and filling tensors anew during passes: a model does no such thing."""
         self.refilled = 0
@@ -70,14 +85,19 @@ class Program:
         self._pass(timer, at, None, beside)
 
     def mend(self) -> int:
-        """Refill tensors from outside that calls have written to and that are not finite any more; how many."""
+        """Refill tensors from outside that calls have written to and that are not finite any more, or not in the
+        domain of their reader; how many."""
         mended = 0
         for number in self._written():
             tensor = self._outside[number]
-            if not self._tools.is_finite(tensor):
-                one = self._plan.linked.outside[number]
+            one, reader = self._plan.linked.outside[number], self._readers.get(number)
+            if reader is not None and not self._tools.in_domain(tensor, *self._name(*reader)):
+                self._tools.fit(tensor, *self._name(*reader))
+            elif not self._tools.is_finite(tensor):
                 self._tools.copy_into(tensor, Form(self._fill(one.op)).tensors[one.argument])
-                mended += 1
+            else:
+                continue
+            mended += 1
         self.refilled += mended
         return mended
 
@@ -97,9 +117,13 @@ class Program:
                 beside(place)
             form = self._calls[index]
             tensors = self._arguments(index, sources, alive)
+            self._fit(place, index, tensors)
             args, named = form.arguments(tensors)
             try:
                 returned = timer.timed(form.function, args, named)
+                if found is not None and self._is_unfit(place, returned, tensors):
+                    self._fit(place, index, tensors)
+                    returned = form.function(*args, **named)
             except Exception as error:
                 # The op costs itself; what it would have made is made anew for those that use it. Its traceback would
                 # keep all tensors of the program, also when another one is made.
@@ -132,6 +156,63 @@ class Program:
                 made = self._anew(index) if made is None else made
                 tensors.append(made[argument])
         return tensors
+
+    def _is_unfit(self, place: int, returned: Any, tensors: Sequence[Any]) -> bool:
+        """Whether an op with a domain made what is not finite: its arguments in that domain are then filled before
+        each call, as its initializer fills them."""
+        linked = self._plan.linked
+        index, sources = linked.calls[place], linked.sources[place]
+        # What the op's own initializer made, or the user gave it, is not touched.
+        arguments = [
+            at
+            for at in self._domains[index]
+            if sources[at].value is not None or linked.outside[sources[at].number].op != index
+        ]
+        if not arguments:
+            return False
+        written = [tensors[at] for at, (_, mutated, _) in enumerate(tensors_of(self._ops[index])) if mutated]
+        if all(map(self._tools.is_finite, [*self._tools.flat(returned), *written])):
+            return False
+        self._unfit[place] = arguments
+        return True
+
+    def _fit(self, place: int, index: int, tensors: Sequence[Any]) -> None:
+        """Fill the arguments that earlier calls leave outside the domain of this one."""
+        if (unfit := self._unfit.get(place)) is None:
+            return
+        started = perf_counter()
+        for argument in unfit:
+            self._tools.fit(tensors[argument], *self._name(index, argument))
+            self.refilled += 1
+        self.aside_s += perf_counter() - started
+
+    def _name(self, index: int, argument: int) -> tuple[str, str]:
+        """An op and one of its tensor arguments, by name."""
+        return self._ops[index].name, self._names[index][argument]
+
+    def made_up(self) -> dict[int, tuple[bool, bool]]:
+        """By index of the op whose values were refilled in each pass: whether arguments, whether results were."""
+        calls = self._plan.linked.calls
+        before, after = ({calls[place] for place in places} for places in (self._unfit, self._refill))
+        return {index: (index in before, index in after) for index in before | after}
+
+    def _first_readers(self) -> dict[int, tuple[int, int]]:
+        """Number of a tensor from outside → (op, argument) that first reads it and wants it in a domain, also after
+        calls that write to it in place."""
+        found: dict[int, tuple[int, int]] = {}
+        lies_in: dict[Value, int] = {}
+        for place, (index, sources) in enumerate(zip(self._plan.linked.calls, self._plan.linked.sources, strict=True)):
+            numbers = [lies_in.get(s.value, -1) if s.value is not None else s.number for s in sources]
+            for argument in self._domains[index]:
+                if numbers[argument] >= 0:
+                    found.setdefault(numbers[argument], (index, argument))
+            op = self._ops[index]
+            written = [at for at, (_, mutated, _) in enumerate(tensors_of(op)) if mutated]
+            same = written[:1] if len(self._results[index]) == 1 else ()
+            for argument in [0] if op.name in VIEWS and numbers else same:
+                if numbers[argument] >= 0:
+                    lies_in[Value(place, 0)] = numbers[argument]
+        return found
 
     def _anew(self, index: int) -> list[Any]:
         """All tensor arguments of an op, made for one call."""
@@ -170,7 +251,9 @@ class Program:
             wanted[one.op].append(number)
         made: list[Any] = [None] * len(self._plan.linked.outside)
         for index, numbers in wanted.items():
-            tensors = Form(fill(index)).tensors
+            filled = fill(index)
+            # What another rule made, such as indices, or the user gave, stays.
+            plain, tensors = filled.initializer in PLAIN, Form(filled).tensors
             first = min(self._plan.linked.outside[number].occurrence for number in numbers)
             memos: dict[int, dict[int, Any]] = defaultdict(dict)
             for number in numbers:
@@ -179,6 +262,9 @@ class Program:
                 # Arguments of one call that share memory share it in the copies too.
                 own = one.occurrence == first
                 made[number] = tensor if own else copy.deepcopy(tensor, memos[one.occurrence])
+                reader = self._readers.get(number)
+                if plain and reader is not None and one.argument not in self._domains[index]:
+                    self._tools.fit(made[number], *self._name(*reader))
         return made
 
     def _kept_results(self) -> list[tuple[int, ...]]:

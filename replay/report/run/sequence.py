@@ -18,6 +18,9 @@ from opreplay.replay.results.records import SequenceResult, SharedStepResult
 STEP_CHARS = 40
 """Of a step's name in a line."""
 RATIO = "÷ rec."
+MEDIANS = "replayed, each at its op's median"
+ALIKE = 0.02
+"""Two sums that differ by less need no explanation."""
 ROUNDING = 1e-9
 """Less than this share is left out by sums that are rounded."""
 Row = tuple[str, float | None, float | None, str]
@@ -37,8 +40,10 @@ def rows(sequence: SequenceResult) -> list[Row]:
         made.append(("the same on the host", sequence.recorded_host_us, None, "host time, recorded"))
     interval = ""
     if sequence.sum_low_us is not None and sequence.sum_high_us is not None:
-        interval = f"95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
+        interval = f"median of the passes; 95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
     made.append(("replayed, sum of the calls", sequence.sum_us, sequence.recorded_us, interval))
+    if sequence.medians_us is not None:
+        made.append((MEDIANS, sequence.medians_us, sequence.recorded_us, _difference(sequence)))
     made.append(("replayed, whole pass", sequence.wall_us, sequence.recorded_step_us, "wall time"))
     if (shared := sequence.shared) is not None:
         hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
@@ -51,6 +56,18 @@ def rows(sequence: SequenceResult) -> list[Row]:
             ("the collectives without calls", shared.collectives_alone_us, None, "one after the other"),
         ]
     return made
+
+
+def _difference(sequence: SequenceResult) -> str:
+    """What the sum of the calls holds, and the calls at the medians of their ops do not."""
+    said = "as in the table of ops"
+    if sequence.sum_us is None or not sequence.medians_us:
+        return said
+    more = sequence.sum_us / sequence.medians_us - 1.0
+    if abs(more) < ALIKE:
+        return said
+    slow = "interrupted and slow calls, which a median of calls leaves out" if more > 0 else "slow calls in few passes"
+    return f"{said}; the sum is {100 * more:+.0f} %: {slow}"
 
 
 def first_line(sequence: SequenceResult) -> str:
@@ -89,7 +106,10 @@ def notes(sequence: SequenceResult) -> list[str]:
         if tensors.remade:
             found.append(f"made anew for their call in each pass: {plural(tensors.remade, 'argument')}")
         if tensors.refilled:
-            found.append(f"not finite, and refilled outside the timing: {plural(tensors.refilled, 'tensor')} a pass")
+            found.append(
+                "not finite or outside the domain of what reads them, and refilled outside the timing: "
+                f"{plural(tensors.refilled, 'tensor')} a pass"
+            )
     if sequence.shared is not None:
         found += _of_ranks(sequence.shared, sequence.sum_us)
     if sequence.restarts:

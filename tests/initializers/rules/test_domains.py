@@ -5,6 +5,7 @@ import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.registry import built_in
+from opreplay.initializers.rules.domains import domain_of
 from opreplay.replay.standins.aten import legacy_of
 
 REGISTRY = built_in()
@@ -94,3 +95,19 @@ def test_an_inverse_error_function_in_place_stays_in_its_domain() -> None:
     for _ in range(200):
         x.erfinv_()
     assert x.isfinite().all()
+
+
+def test_a_domain_knows_what_has_left_it() -> None:
+    root, arc = domain_of("aten::sqrt", "self"), domain_of("aten::asin", "self")
+    assert root is not None
+    assert arc is not None
+    made = torch.empty(100)
+    root(made, torch.Generator().manual_seed(0))
+    assert root.holds(made)
+    for wrong in (0.0, -1.0, float("nan"), 1e-40):
+        made[3] = wrong
+        assert not root.holds(made), wrong
+    assert arc.holds(torch.tensor([-0.99, 0.99]))
+    assert not arc.holds(torch.tensor([0.0, 1.5]))
+    assert domain_of("aten::mm", "self") is None
+    assert domain_of("aten::mul_", "other") is None, "signs keep products from drifting, and are no domain"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opreplay.replay.ir.model import Recorded, ReplayOp
+from opreplay.replay.results.outcome import NOT_FINITE
 from opreplay.replay.results.suspects import suspicions
 
 
@@ -24,3 +25,11 @@ def test_calls_that_are_alike_name_another_cause() -> None:
     assert "other values" in line
     (line,) = told(1, 20_000.0, 20_000.0, 680.0)
     assert "other values" in line
+
+
+def test_values_that_were_refilled_are_the_likeliest_cause() -> None:
+    op = ReplayOp(id="0" * 12, name="aten::sqrt", count=1, recorded=Recorded(host_us_total=45.0, host_us_median=45.0))
+    (line,) = suspicions(op, share=0.5, recorded_us=45.0, measured_us=3719.0, refilled=(NOT_FINITE,))
+    assert "values of this tool's own" in line
+    assert NOT_FINITE in line
+    assert "libraries" not in line

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opreplay.initializers import fill
+from opreplay.initializers.rules.domains import domain_of
 from opreplay.replay.arguments.tensors import DTYPES, flattened
 from opreplay.replay.execute.executors.timers import EventTimer, HostTimer, Timer
 from opreplay.replay.host import environment
@@ -54,6 +55,17 @@ class TorchTools:
 
     def refill(self, tensor: torch.Tensor) -> None:
         fill.plain(tensor, self._generator)
+
+    def has_domain(self, op: str, argument: str) -> bool:
+        return domain_of(op, argument) is not None
+
+    def in_domain(self, tensor: torch.Tensor, op: str, argument: str) -> bool:
+        domain = domain_of(op, argument)
+        return domain is None or tensor.itemsize < CHECKED_BYTES or domain.holds(tensor)
+
+    def fit(self, tensor: torch.Tensor, op: str, argument: str) -> None:
+        if (domain := domain_of(op, argument)) is not None:
+            domain(tensor, self._generator)
 
     def copy_into(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         fill.assign(tensor, values)

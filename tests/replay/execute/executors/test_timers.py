@@ -94,3 +94,14 @@ def test_a_device_without_a_hold_waits_only_at_the_ends_of_a_pass() -> None:
         timer.timed(queue.call, (), {})
     timer.end()
     assert queue.waits - waits == 2
+
+
+def test_the_host_timer_tells_the_calls_of_a_pass_that_were_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = HostTimer()
+    counts = iter([1, 1, 1, 3])
+    monkeypatch.setattr("opreplay.replay.execute.executors.timers.switches", lambda: next(counts))
+    timer.begin()
+    timer.timed(spin, (), {"us": 1})
+    timer.timed(spin, (), {"us": 1})
+    assert len(timer.end()) == 2
+    assert list(timer.interrupted()) == [1]

@@ -240,6 +240,9 @@ def test_reports_begin_with_the_step() -> None:
     text = sequence.markdown(sink.sequence)
     assert "sequence of ProfilerStep#3, the median of 5 recorded steps: 2 of 3 calls" in text.replace("\\", "")
     assert "| replayed, sum of the calls | 30.0 µs | 3.00× |" in text
+    assert "| replayed, each at its op's median | 30.0 µs | 3.00× | as in the table of ops |" in text
+    slow = msgspec.structs.replace(sink.sequence, sum_us=60.0)
+    assert "the sum is +100 %: interrupted and slow calls" in sequence.markdown(slow)
     assert "not in the sequence: 33.3 % of the recorded time" in text
     assert sequence.markdown(None) == ""
     assert sequence.tables(None) == []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from opreplay.replay.execute.executors.timers import HostTimer
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.messages import SequenceOutcome, SequenceTask
 from opreplay.replay.execute.options import MeasureOptions
@@ -19,6 +20,8 @@ from opreplay.replay.execute.sequence.passes import BEAT, Heartbeat, serve_seque
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.results.measurement import kind_of
+from opreplay.replay.results.outcome import NOT_FINITE, OUTSIDE_DOMAIN, refilled
 from opreplay.traces.model import TensorMeta
 from tests.factories import meta, tensor
 
@@ -285,3 +288,86 @@ def test_passes_end_with_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch, la
     assert len(outcome.sums_us) == passes
     assert len(outcome.times) == min(1, passes)
     assert outcome.calls == 3 * min(1, passes)
+
+
+SQRT = op(20, "aten::sqrt", [tensor("self", 8, 8)], meta(8, 8))
+NEG = op(21, "aten::neg", [tensor("self", 8, 8)], meta(8, 8))
+DECAY = [tensor("self", 8, 8, mutated=True), ReplayArg(name="other", type="Scalar", value=0.999)]
+MUL_ = op(22, "aten::mul_", DECAY, meta(8, 8), overload="Scalar")
+ADDCMUL_ = op(
+    23,
+    "aten::addcmul_",
+    [
+        tensor("self", 8, 8, mutated=True),
+        tensor("tensor1", 8, 8),
+        tensor("tensor2", 8, 8),
+        ReplayArg(name="value", type="Scalar", value=0.001, keyword_only=True),
+    ],
+    meta(8, 8),
+)
+
+
+class Lowest(Watched):
+    """Keeps the smallest value that each root was taken of; NaN where there was any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lowest: list[float] = []
+
+    def watching(self, policy: Policy, wanted: ReplayOp) -> Any:
+        function = super().watching(policy, wanted)
+
+        def call(*args: Any, **named: Any) -> Any:
+            if wanted.id == SQRT.id:
+                self.lowest.append(float(args[0].min()))
+            return function(*args, **named)
+
+        return call
+
+
+@pytest.fixture
+def roots() -> Iterator[Lowest]:
+    made = Lowest()
+    yield made
+    made.close()
+
+
+def test_a_tensor_from_outside_suits_the_first_reader_with_a_domain(roots: Lowest) -> None:
+    """As the second moments of AdamW, which are scaled and added to in place before their root is taken."""
+    outcome = served(roots, [MUL_, ADDCMUL_, SQRT], [0, 1, 2], time_s=0.05)
+    assert outcome.reasons == {}
+    assert roots.lowest
+    assert min(roots.lowest) > 0
+    assert outcome.tensors.refilled == 0
+    assert not refilled(outcome.times[SQRT.id].assumptions)
+
+
+def test_results_outside_the_domain_of_their_reader_are_put_inside_before_it(roots: Lowest) -> None:
+    outcome = served(roots, [NEG, SQRT, RELU], [0, 1, 2])
+    assert outcome.reasons == {}
+    assert roots.lowest[0] < 0, "the first pass finds it out"
+    assert min(roots.lowest[1:]) > 0
+    assert all(finite for name, _, _, finite in roots.calls if name == "aten::relu")
+    assert outcome.tensors.refilled == 1
+    assert refilled(outcome.times[SQRT.id].assumptions) == (OUTSIDE_DOMAIN,)
+    assert not refilled(outcome.times[RELU.id].assumptions)
+
+
+def test_what_is_refilled_since_it_was_not_finite_suits_its_reader(roots: Lowest) -> None:
+    outcome = served(roots, [FULL, SQRT], [0, 1])
+    assert min(roots.lowest[1:]) > 0
+    assert refilled(outcome.times[FULL.id].assumptions) == (NOT_FINITE,)
+
+
+class Switched(HostTimer):
+    """Says that another program had the processor in every second call."""
+
+    def interrupted(self) -> list[int]:
+        return [0]
+
+
+def test_calls_that_were_interrupted_in_most_passes_are_marked(executor: Watched, monkeypatch: Any) -> None:
+    monkeypatch.setattr("opreplay.replay.execute.executors.torch.sequence_tools.HostTimer", Switched)
+    outcome = served(executor, [RELU, NEG], [0, 1])
+    kinds = [{kind_of(one) for one in outcome.times[each.id].measurement.warnings} for each in (RELU, NEG)]
+    assert ["interrupted" in found for found in kinds] == [True, False]

@@ -17,6 +17,7 @@ from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.annotations import PHASES, BatchContext, Phase
+from opreplay.traces.links.autocast import autocast_wrappers
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import Trace
 
@@ -148,13 +149,19 @@ def selected_rows(trace: Trace, select: str) -> Rows:
 
 
 def outermost(trace: Trace, parents: Rows) -> Rows:
-    """Ops with nothing but labels around them; labels themselves are none."""
-    return np.flatnonzero(~inside_ops(trace, parents) & ~label_rows(trace))
+    """Ops with nothing but labels and autocast's wrappers around them; these themselves are none."""
+    opened = opened_rows(trace, parents)
+    return np.flatnonzero(~inside_ops(parents, opened) & ~opened)
 
 
 def outermost_us(trace: Trace) -> float:
     """Host time of all outermost events, labels too, in microseconds."""
     return float(trace.ops.dur_ns[parents_of(trace) < 0].sum(dtype=np.int64)) / 1e3
+
+
+def opened_rows(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
+    """Whether each row of `trace.ops` stands for what it holds alone: a label, or a call that autocast casts for."""
+    return label_rows(trace) | autocast_wrappers(trace, parents)
 
 
 def label_rows(trace: Trace) -> npt.NDArray[np.bool_]:
@@ -163,16 +170,15 @@ def label_rows(trace: Trace) -> npt.NDArray[np.bool_]:
     return is_label[trace.ops.signature] if len(trace.ops) else np.zeros(0, dtype=bool)
 
 
-def inside_ops(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
-    """Whether each row of `trace.ops` lies inside an op, at any depth."""
-    label_row = label_rows(trace)
-    inside = np.zeros(len(trace.ops), dtype=bool)
+def inside_ops(parents: Rows, opened: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whether each row lies inside one that is not `opened` (see `opened_rows`), at any depth."""
+    inside = np.zeros(len(parents), dtype=bool)
     above: Rows = parents.copy()
     while True:
         nested = above >= 0
         if not nested.any():
             return inside
-        inside[nested] |= ~label_row[above[nested]]
+        inside[nested] |= ~opened[above[nested]]
         above[nested] = parents[above[nested]]
 
 

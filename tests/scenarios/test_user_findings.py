@@ -199,3 +199,25 @@ def test_step_counters_of_an_optimizer_stay_on_the_host(console: Console, tmp_pa
     for command, figure in named.items():
         soc = ("--soc", "910b3") if command == "timeline" else ()
         assert figure in " ".join(console(command, path, *soc).stdout.split()), "what each total is"
+
+
+def test_casts_of_autocast_are_rows_that_are_predicted(console: Console, trace_of: Callable[..., Path]) -> None:
+    """They were in the recorded time of the call around them, and in no prediction."""
+    wide, narrow, to = "float", "c10::BFloat16", ["", "15", "False", "False", ""]
+    types = [wide, "Scalar", "Scalar", "Scalar", ""]
+    linear = [[64, 128], [32, 128], [32]]
+    events = [op("aten::linear", 0.0, linear, [narrow, wide, wide], dur=100.0)]
+    for at, dims in ((5.0, [32]), (20.0, [32, 128])):
+        events.append(op("aten::to", at, [dims, [], [], [], []], types, to, dur=10.0))
+    events.append(op("aten::linear", 40.0, linear, [narrow] * 3, dur=50.0))
+    events.append(op("aten::linear", 200.0, linear, [narrow, wide, wide], dur=60.0))  # the copies are still there
+    events.append(op("aten::linear", 205.0, linear, [narrow] * 3, dur=50.0))
+    trace = trace_of(*events)
+    out = trace.with_name("plan.json")
+    console("plan", trace, "--output", out)
+    ops = json.loads(out.read_text())["ops"]
+    seen = sorted((one["name"], one["count"], one["recorded"]["host_us_total"]) for one in ops)
+    assert seen == [("aten::linear", 2, 100.0), ("aten::to", 1, 10.0), ("aten::to", 1, 10.0)]
+    text = console("plan", trace, "--explain", "aten::to").stdout
+    assert "Cast" in text
+    assert "→ bfloat16[32" in text

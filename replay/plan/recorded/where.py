@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.ir.model import ReplayPlan
-from opreplay.replay.plan.select import inside_ops, label_rows
+from opreplay.replay.plan.select import inside_ops, label_rows, opened_rows
 from opreplay.traces.links.collectives import host_collectives
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import OpSignature, Trace
@@ -137,9 +137,13 @@ def _on_host(trace: Trace) -> Where:
     """Labels count with what they spend outside of ops: code that the profiler does not see."""
     own = self_time_us(trace)
     parents = parents_of(trace)
-    alone = np.flatnonzero(label_rows(trace) & ~inside_ops(trace, parents))
+    opened = opened_rows(trace, parents)
+    alone = np.flatnonzero(opened & ~inside_ops(parents, opened))
     total = float(trace.ops.dur_ns[parents < 0].sum(dtype=np.int64)) / 1e3
-    names = _names(trace, alone)
+    is_label: list[bool] = label_rows(trace)[alone].tolist()
+    names = [
+        name if label else f"autocast of {name}" for name, label in zip(_names(trace, alone), is_label, strict=True)
+    ]
     rows = breakdown(trace, "category").rows
     return Where(
         clock="host",

@@ -2,7 +2,8 @@
 """Calls that were recorded outside of autocast and ran inside: with the element types that autocast gave them.
 
 The profiler sees a call before autocast casts its arguments, so that a linear layer may show a float32 weight beside a
-bfloat16 input. Owns which ops autocast lowers. The casts are calls of their own in the trace and are not repeated.
+bfloat16 input. Owns which ops autocast lowers. Plans have the casts and the call inside in place of such a call, so
+that this is for `--select all`, and for files without the call inside. Casts are calls of their own, not repeated here.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ LOWERED: frozenset[str] = frozenset(
 """Ops that autocast runs in its lower type (AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and the recurrent
 networks, which it casts in a function of their own)."""
 NARROW = ("bfloat16", "float16")
+CAST = "autocast had cast it from float32; the cast is in the recorded time alone, neither replayed nor predicted here"
 
 
 def settle(
@@ -88,7 +90,7 @@ def settle(
         )
         made.append(arg if tensors == arg.tensors else msgspec.structs.replace(arg, tensors=tensors))
         if tensors != arg.tensors:
-            notes.append(Assumption(argument=arg.name, what=f"{narrow}: autocast had cast it from float32"))
+            notes.append(Assumption(argument=arg.name, what=f"{narrow}: {CAST}"))
     return tuple(made), tuple(notes)
 
 

@@ -1,0 +1,62 @@
+# pyright: strict
+"""Calls that autocast took in, cast the arguments of, and called again: which rows are such wrappers.
+
+The profiler sees a call first as the program made it, then, inside that, `aten::to` for each argument that autocast
+casts and keeps no copy of, and the same op once more in the types that it works in. The outer call does nothing else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.model import OpSignature, Trace
+
+CAST = "aten::to"
+FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
+
+
+def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether each row of `trace.ops` only casts: it holds `aten::to` calls, maybe none, and then the same op once.
+
+    `parents` [rows]: the enclosing row of each, or -1. The inner call must have the outer one's shapes, and other
+    floating types, or, where types are not told apart (lists of tensors), casts before it.
+    """
+    count = len(trace.ops)
+    inner = np.flatnonzero(parents >= 0)
+    if not len(inner):
+        return np.zeros(count, dtype=bool)
+    signature = trace.ops.signature.astype(np.int64)
+    numbers: dict[str, int] = {CAST: 0}
+    of_signatures = np.array([numbers.setdefault(one.name, len(numbers)) for one in trace.signatures], dtype=np.int64)
+    name = of_signatures[signature]
+    outer = parents[inner]
+    casts = np.bincount(outer[name[inner] == 0], minlength=count)
+    again = inner[(name[inner] == name[outer]) & (name[inner] != 0)]
+    calls = np.bincount(parents[again], minlength=count)
+    again = again[(calls == 1)[parents[again]] & (np.bincount(outer, minlength=count) == casts + 1)[parents[again]]]
+    pairs = signature[parents[again]] * len(trace.signatures) + signature[again]
+    found, inverse = np.unique(pairs, return_inverse=True)
+    each: list[tuple[int, int]] = [divmod(pair, len(trace.signatures)) for pair in found.tolist()]
+    kinds = [_change(trace.signatures[a], trace.signatures[b]) for a, b in each]
+    change = np.array(kinds, dtype=np.int64)[inverse]
+    taken = (change == _OTHER) | ((change == _SAME) & (casts[parents[again]] > 0))
+    made = np.zeros(count, dtype=bool)
+    made[parents[again[taken]]] = True
+    return made
+
+
+_NEITHER, _SAME, _OTHER = 0, 1, 2
+
+
+def _change(outer: OpSignature, inner: OpSignature) -> int:
+    """How the types of a call differ from those of the same op inside it: not at all, in floats alone, or otherwise."""
+    if outer.dims is None or outer.dims != inner.dims or outer.types is None or inner.types is None:
+        return _NEITHER
+    if len(outer.types) != len(inner.types):
+        return _NEITHER
+    other = [(a, b) for a, b in zip(outer.types, inner.types, strict=True) if a != b]
+    if not all({torch_dtype_name(a), torch_dtype_name(b)} <= FLOATS for a, b in other):
+        return _NEITHER
+    return _OTHER if other else _SAME

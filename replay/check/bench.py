@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from opreplay.replay.check import variants
 from opreplay.replay.check.calling.calls import Bench, first_working
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.calling.target import Target, find_reference, find_target
 from opreplay.replay.check.cases import Case, given_cases, guesses
 from opreplay.replay.check.model import Finding, Setup, Timed
@@ -78,7 +80,7 @@ def make_bench(setup: Setup) -> tuple[Bench, tuple[Assumption, ...]]:
     if setup.recorded:
         bench.bases = _recorded(setup, target)
     elif setup.shapes:
-        bench.bases = [working_case(bench, given_cases(text, setup.op, target.specs)) for text in setup.shapes]
+        bench.bases = [_given(bench, setup, given_cases(text, setup.op, target.specs)) for text in setup.shapes]
     else:
         case = made_up_case(bench, setup.op, target)
         bench.bases = [case]
@@ -94,6 +96,36 @@ def _recorded(setup: Setup, target: Target) -> list[Case]:
         overloads = ", ".join(sorted({op.overload or "default" for op in setup.recorded}))
         raise UsageError(f"the trace calls overloads {overloads} of {setup.op}", hint="Name that overload.")
     return found
+
+
+def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
+    """The first of the overloads' calls that the op takes; one that its reference alone takes is a case that it fails.
+
+    Raises UsageError for a call that both refuse, and where the reference refuses what results are to be held against.
+    """
+    case, error = first_working(bench, cases)
+    # A device that an op has broken refuses everything: that is no refusal of the call.
+    bench.executor.synchronize()
+    first = case or cases[0]
+    call = first.text.partition(": ")[2]
+    if case is not None:
+        if error is not None and "correctness" in setup.points:
+            raise UsageError(
+                f"the reference {bench.reference.text} refuses the given call {call}: {words(error)}",
+                hint="Give a call that both take, or another reference (--against).",
+            )
+        return case
+    for one in cases if bench.has_reference(first) else ():
+        with contextlib.suppress(Exception):  # references raise anything
+            bench.refer(one, bench.arguments(one))
+            bench.refused.append(one)
+            return one
+    also = f", and so does the reference {bench.reference.text}" if bench.has_reference(first) else ""
+    why = "" if error is None else f": {words(error)}"
+    raise UsageError(
+        f"{setup.op} refuses the given call {call}{also}{why}",
+        hint=f"Give a call that it takes: --shapes, or --trace. It is {bench.spec(first).text}.",
+    )
 
 
 def working_case(bench: Bench, cases: Sequence[Case], otherwise: Case | None = None) -> Case:
@@ -122,10 +154,15 @@ def made_up_case(bench: Bench, name: str, target: Target) -> Case:
 def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
     """The trials of the points that were asked for, in the order of reports."""
     made = {point: TRIALS[point](bench) for point in setup.points if point in TRIALS}
+    if setup.points and "correctness" not in made:
+        # A given call that the op refuses and the reference takes is no pass, whatever was asked for.
+        for case in bench.refused:
+            refusal = Attempt(case.text, lambda case=case: values.against_reference(bench, case))
+            made.setdefault(setup.points[0], []).insert(0, refusal)
     if "speed" in setup.points:
-        made["speed"] = [
+        made.setdefault("speed", []).extend(
             Attempt(case.text, lambda case=case: _speed(bench, setup, case)) for case in speed_cases(bench)
-        ]
+        )
     return made
 
 

@@ -128,6 +128,8 @@ class Bench:
     bases: list[Case]
     compact_bases: list[Case]
     """The same with few elements, as the op takes them."""
+    refused: list[Case] = field(default_factory=list)
+    """Given calls that the reference takes and the op does not."""
     facts: dict[str, Any] = field(default_factory=dict)
     facts_of_op: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What trials have found of the op and need not find again."""

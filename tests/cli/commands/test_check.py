@@ -186,3 +186,39 @@ def test_a_point_that_was_asked_for_and_fails_decides(tmp_path: Path) -> None:
     own = ("halved::double", "--plugin", str(plugin), "--against", f"{plugin}:reference", "--shapes", "4x6")
     invoke(*own, "--points", "gradient", code=1)
     invoke(*own, "--points", "gradient", "--require", "none")
+
+
+GATED = """
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("given::gate", mutates_args=())
+def gate(x: Tensor, y: Tensor) -> Tensor:
+    if x.shape[-1] == 6:
+        raise ValueError("six columns are not taken")
+    return x * torch.sigmoid(y.reshape(x.shape))
+
+
+gate.register_fake(lambda x, y: torch.empty_like(x))
+
+
+def reference(x, y):
+    return x * torch.sigmoid(y)
+"""
+
+
+def test_a_given_call_that_is_refused_is_never_a_pass(tmp_path: Path) -> None:
+    plugin = tmp_path / "gate.py"
+    plugin.write_text(GATED)
+    own = ("given::gate", "--plugin", str(plugin), "--against", f"{plugin}:reference", "--shapes")
+    both = invoke(*own, "4x8, 4x9", "--points", "correctness", code=2)
+    assert "refuses the given call given::gate(f32[4,8], f32[4,9]), and so does the reference" in both.stderr
+    assert "--shapes" in both.stderr
+    theirs = invoke(*own, "4x8, 8x4", "--points", "correctness", code=2)
+    assert "gate.py:reference refuses the given call" in theirs.stderr
+    for points in ("correctness", "CPU fallback"):
+        mine = invoke(*own, "4x6", "--points", points, "--format", "json", code=1)
+        (point,) = json.loads(mine.stdout)["points"]
+        assert point["verdict"] == "fail"
+        assert "refuses the given call: ValueError: six columns" in point["cases"][0]["detail"]

@@ -52,9 +52,10 @@ TRIALS: dict[str, Callable[[Bench], list[Attempt]]] = {
 """Point → what makes its trials; "speed" is made here."""
 
 
-def make_bench(setup: Setup) -> tuple[Bench, tuple[Assumption, ...]]:
+def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tuple[Bench, tuple[Assumption, ...]]:
     """The op, its reference and its cases in this process, and what was assumed of the cases.
 
+    `trying` is told each call before it is made, "" after it. There are no cases where all that were given are lost.
     Raises UsageError for names that are not known here and for calls that the op has no overload for.
     """
     options = RunOptions(
@@ -75,12 +76,16 @@ def make_bench(setup: Setup) -> tuple[Bench, tuple[Assumption, ...]]:
         bases=[],
         compact_bases=[],
         facts=executor.facts(),
+        trying=trying,
+        lost=setup.lost,
     )
     assumed: list[Assumption] = []
     if setup.recorded:
-        bench.bases = _recorded(setup, target)
+        bench.bases = [case for case in _recorded(setup, target) if case.text not in setup.lost]
     elif setup.shapes:
-        bench.bases = [_given(bench, setup, given_cases(text, setup.op, target.specs)) for text in setup.shapes]
+        written = [given_cases(text, setup.op, target.specs) for text in setup.shapes]
+        kept = [[case for case in cases if case.text not in setup.lost] for cases in written]
+        bench.bases = [_given(bench, setup, cases) for cases in kept if cases]
     else:
         case = made_up_case(bench, setup.op, target)
         bench.bases = [case]
@@ -153,6 +158,8 @@ def made_up_case(bench: Bench, name: str, target: Target) -> Case:
 
 def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
     """The trials of the points that were asked for, in the order of reports."""
+    if not bench.bases:
+        return {point: [] for point in setup.points}
     made = {point: TRIALS[point](bench) for point in setup.points if point in TRIALS}
     if setup.points and "correctness" not in made:
         # A given call that the op refuses and the reference takes is no pass, whatever was asked for.

@@ -23,10 +23,18 @@ STYLES: dict[Verdict, str] = {
     "pass": "green",
     "fail": "bold red",
     "missing": "yellow",
+    "not reached": "yellow",
     "refused": "yellow",
     "not applicable": "dim",
 }
-MARKS: dict[Verdict, str] = {"pass": "🟢", "fail": "🔴", "missing": "🟡", "refused": "🟡", "not applicable": "⚪"}
+MARKS: dict[Verdict, str] = {
+    "pass": "🟢",
+    "fail": "🔴",
+    "missing": "🟡",
+    "not reached": "🟡",
+    "refused": "🟡",
+    "not applicable": "⚪",
+}
 CASES_SHOWN = 3
 """Failing cases of a point that tables list."""
 
@@ -45,6 +53,7 @@ def first_line(found: CheckResult, failed: Sequence[PointResult]) -> str:
     by_verdict = counts(found)
     tally = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items() if count)
     ended = f"fails by {', '.join(one.point for one in failed)}" if failed else "passes what is required"
+    ended = f"interrupted, {ended}" if found.interrupted and failed else "interrupted" if found.interrupted else ended
     return f"{found.op} on {found.device}: {ended} ({tally}); held against {found.against}"
 
 

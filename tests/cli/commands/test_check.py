@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,61 @@ def test_a_given_call_that_is_refused_is_never_a_pass(tmp_path: Path) -> None:
         (point,) = json.loads(mine.stdout)["points"]
         assert point["verdict"] == "fail"
         assert "refuses the given call: ValueError: six columns" in point["cases"][0]["detail"]
+
+
+ENDING = """
+import ctypes, pathlib, time, torch
+from torch import Tensor
+
+
+@torch.library.custom_op("ending::op", mutates_args=())
+def op(x: Tensor) -> Tensor:
+    if x.shape == (4, 8):
+        ctypes.string_at(0)
+    if x.shape == (5, 7):
+        while True:
+            time.sleep(1)
+    return x.clone()
+
+
+op.register_fake(torch.empty_like)
+"""
+
+
+def test_a_given_call_that_ends_the_process_is_a_failed_case(tmp_path: Path) -> None:
+    plugin = tmp_path / "ending.py"
+    plugin.write_text(ENDING)
+    own = ("ending::op", "--plugin", str(plugin), "--points", "CPU fallback", "--format", "json", "--case-limit", "12")
+    found = json.loads(invoke(*own, "--shapes", "4x8", "--shapes", "5x7", "--shapes", "3x3", code=1).stdout)
+    (point,) = found["points"]
+    verdicts = {case["case"]: (case["verdict"], case["detail"]) for case in point["cases"]}
+    assert point["verdict"] == "fail"
+    assert verdicts["given: ending::op(f32[4,8])"][0] == "fail"
+    assert verdicts["given: ending::op(f32[4,8])"][1].startswith("crashes: SIGSEGV")
+    assert verdicts["given: ending::op(f32[5,7])"] == ("fail", "hangs: no result after 12 s")
+    assert found["cases"] == ["given: ending::op(f32[3,3])"]
+    none_left = json.loads(invoke(*own, "--points", "schema, CPU fallback", "--shapes", "4x8", code=1).stdout)
+    assert [one["verdict"] for one in none_left["points"]] == ["fail", "not reached"]
+
+
+def test_an_interrupted_check_tells_what_was_done(tmp_path: Path) -> None:
+    plugin = tmp_path / "waiting.py"
+    plugin.write_text(ENDING.replace("if x.shape == (5, 7):", "if x.dtype == torch.int64:\n        HERE.touch()"))
+    here = tmp_path / "waits"
+    plugin.write_text(plugin.read_text().replace("HERE", f"pathlib.Path({str(here)!r})"))
+    script = Path(sys.executable).with_name("opreplay")
+    arguments = ["check", "ending::op", "--plugin", plugin, "--shapes", "3x3", "--points", "CPU fallback, dtypes, vmap"]
+    command = [script, *arguments, "--format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        deadline = time.monotonic() + 120
+        while not here.exists() and started.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        started.terminate()
+        out, errors = started.communicate(timeout=60)
+    assert started.returncode == 130, errors
+    found = json.loads(out)
+    assert found["interrupted"] is True
+    points = by_point(found)
+    assert points["dtypes"]["verdict"] == "not reached"
+    assert {case["verdict"] for case in points["dtypes"]["cases"]} >= {"pass", "not reached"}
+    assert points["vmap"]["verdict"] == "not reached"

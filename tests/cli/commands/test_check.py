@@ -281,3 +281,22 @@ def test_an_interrupted_check_tells_what_was_done(tmp_path: Path) -> None:
     assert points["dtypes"]["verdict"] == "not reached"
     assert {case["verdict"] for case in points["dtypes"]["cases"]} >= {"pass", "not reached"}
     assert points["vmap"]["verdict"] == "not reached"
+
+
+def test_an_op_that_computes_in_float32_is_told_why_gradcheck_fails(tmp_path: Path) -> None:
+    plugin = tmp_path / "narrow.py"
+    plugin.write_text(
+        "import torch\n\n\n"
+        "@torch.library.custom_op('narrow::sin', mutates_args=())\n"
+        "def sin(x: torch.Tensor) -> torch.Tensor:\n    return x.float().sin().to(x.dtype)\n\n\n"
+        "sin.register_fake(torch.empty_like)\n"
+        "sin.register_autograd(\n"
+        "    lambda ctx, grad: grad * ctx.saved_tensors[0].cos(),\n"
+        "    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),\n"
+        ")\n"
+    )
+    own = ("narrow::sin", "--plugin", str(plugin), "--shapes", "3x4", "--points", "gradient", "--format", "json")
+    (point,) = json.loads(invoke(*own, "--require", "none").stdout)["points"]
+    (case,) = [one for one in point["cases"] if one["case"].startswith("gradcheck")]
+    assert case["verdict"] == "fail"
+    assert "likely cause: the op computes in float32" in case["detail"]

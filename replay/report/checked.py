@@ -96,7 +96,8 @@ def notes(found: CheckResult) -> list[str]:
         mine, other = found.simulated.get(soc), found.simulated_reference.get(soc)
         op = "no kernels of the op are known" if mine is None else f"{time_text(mine.time_us)} for the op"
         reference = "" if other is None else f", {time_text(other.time_us)} for what the reference calls"
-        lines.append(f"simulated {soc}: {op}{reference}")
+        caches = ", ".join(sorted({one.l2 for one in (mine, other) if one is not None}))
+        lines.append(f"simulated {soc}: {op}{reference} (L2 {caches})")
     lines += [f"assumed: {note.argument}: {note.what}" for note in found.assumptions]
     return [*lines, *found.notes]
 

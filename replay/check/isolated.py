@@ -18,6 +18,8 @@ LIMIT_S = 60.0
 """Wall time of one trial."""
 MODULE = "check.worker"
 
+FIRST_S = 15.0
+"""More for a call before the trials: torch loads parts of itself in the first one of a process."""
 MOST_LOST = 8
 """Calls that may end the process before the first trial."""
 
@@ -43,17 +45,19 @@ class Checker:
         """
         while True:
             self._child = Child(msgspec.structs.replace(self._setup, lost=self.lost), module=MODULE)
-            reply, case = self._answer(START_S), ""
+            reply, case, limit_s = self._answer(START_S), "", START_S
+            allowed_s = self._limit_s + FIRST_S
             while isinstance(reply, Trying):
                 case = reply.case
-                reply = self._answer(self._limit_s if case else START_S)
+                limit_s = allowed_s if case else START_S
+                reply = self._answer(limit_s)
             if isinstance(reply, Listed):
                 return reply
             if isinstance(reply, Refused):
                 self.close()
                 kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
                 raise kind(reply.message, hint=reply.hint)
-            why = self._ended(self._limit_s if case else START_S, hangs=reply is None)
+            why = self._ended(limit_s, hangs=reply is None)
             if not case or case.startswith("made up: ") or len(self.lost) >= MOST_LOST:
                 raise UsageError(
                     f"{self._setup.op} ends its process before a trial{case and f', in {case}'}: {why}",

@@ -114,7 +114,7 @@ def command(
     """
     from opreplay.cli.pages import check_page
     from opreplay.cli.terminal.progress import CheckProgress
-    from opreplay.replay.check.model import parse_points
+    from opreplay.replay.check.model import Interrupted, parse_points
     from opreplay.replay.session.checking import check
     from opreplay.traces.errors import UsageError
 
@@ -128,25 +128,30 @@ def command(
     page = check_page(output, force=force)
     required = None if require is None else parse_points(require)
     wanted = parse_points(points)
-    with CheckProgress() as tell:
-        found = check(
-            op,
-            against=against,
-            trace=trace,
-            shapes=shapes,
-            points=wanted,
-            plugins=plugin,
-            init_modules=init_module,
-            device=device,
-            soc=soc,
-            seed=seed,
-            threads=threads,
-            speed_time_s=speed_time,
-            limit_s=case_limit,
-            tell=tell,
-        )
+    try:
+        with CheckProgress() as tell:
+            found = check(
+                op,
+                against=against,
+                trace=trace,
+                shapes=shapes,
+                points=wanted,
+                plugins=plugin,
+                init_modules=init_module,
+                device=device,
+                soc=soc,
+                seed=seed,
+                threads=threads,
+                speed_time_s=speed_time,
+                limit_s=case_limit,
+                tell=tell,
+            )
+    except Interrupted as early:
+        found = early.found
     failed = found.failed(required)
     _show(found, failed, page, force=force, format_=format_)
+    if found.interrupted:
+        return ExitCode.INTERRUPTED
     return ExitCode.INCOMPLETE if failed else ExitCode.OK
 
 

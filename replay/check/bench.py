@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from opreplay.replay.check import variants
 from opreplay.replay.check.calling.calls import Bench, first_working
+from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.calling.target import Target, find_reference, find_target
 from opreplay.replay.check.cases import Case, given_cases, guesses
 from opreplay.replay.check.model import Finding, Setup, Timed
@@ -50,9 +52,10 @@ TRIALS: dict[str, Callable[[Bench], list[Attempt]]] = {
 """Point → what makes its trials; "speed" is made here."""
 
 
-def make_bench(setup: Setup) -> tuple[Bench, tuple[Assumption, ...]]:
+def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tuple[Bench, tuple[Assumption, ...]]:
     """The op, its reference and its cases in this process, and what was assumed of the cases.
 
+    `trying` is told each call before it is made, "" after it. There are no cases where all that were given are lost.
     Raises UsageError for names that are not known here and for calls that the op has no overload for.
     """
     options = RunOptions(
@@ -73,12 +76,16 @@ def make_bench(setup: Setup) -> tuple[Bench, tuple[Assumption, ...]]:
         bases=[],
         compact_bases=[],
         facts=executor.facts(),
+        trying=trying,
+        lost=setup.lost,
     )
     assumed: list[Assumption] = []
     if setup.recorded:
-        bench.bases = _recorded(setup, target)
+        bench.bases = [case for case in _recorded(setup, target) if case.text not in setup.lost]
     elif setup.shapes:
-        bench.bases = [working_case(bench, given_cases(text, setup.op, target.specs)) for text in setup.shapes]
+        written = [given_cases(text, setup.op, target.specs) for text in setup.shapes]
+        kept = [[case for case in cases if case.text not in setup.lost] for cases in written]
+        bench.bases = [_given(bench, setup, cases) for cases in kept if cases]
     else:
         case = made_up_case(bench, setup.op, target)
         bench.bases = [case]
@@ -94,6 +101,36 @@ def _recorded(setup: Setup, target: Target) -> list[Case]:
         overloads = ", ".join(sorted({op.overload or "default" for op in setup.recorded}))
         raise UsageError(f"the trace calls overloads {overloads} of {setup.op}", hint="Name that overload.")
     return found
+
+
+def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
+    """The first of the overloads' calls that the op takes; one that its reference alone takes is a case that it fails.
+
+    Raises UsageError for a call that both refuse, and where the reference refuses what results are to be held against.
+    """
+    case, error = first_working(bench, cases)
+    # A device that an op has broken refuses everything: that is no refusal of the call.
+    bench.executor.synchronize()
+    first = case or cases[0]
+    call = first.text.partition(": ")[2]
+    if case is not None:
+        if error is not None and "correctness" in setup.points:
+            raise UsageError(
+                f"the reference {bench.reference.text} refuses the given call {call}: {words(error)}",
+                hint="Give a call that both take, or another reference (--against).",
+            )
+        return case
+    for one in cases if bench.has_reference(first) else ():
+        with contextlib.suppress(Exception):  # references raise anything
+            bench.refer(one, bench.arguments(one))
+            bench.refused.append(one)
+            return one
+    also = f", and so does the reference {bench.reference.text}" if bench.has_reference(first) else ""
+    why = "" if error is None else f": {words(error)}"
+    raise UsageError(
+        f"{setup.op} refuses the given call {call}{also}{why}",
+        hint=f"Give a call that it takes: --shapes, or --trace. It is {bench.spec(first).text}.",
+    )
 
 
 def working_case(bench: Bench, cases: Sequence[Case], otherwise: Case | None = None) -> Case:
@@ -121,11 +158,18 @@ def made_up_case(bench: Bench, name: str, target: Target) -> Case:
 
 def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
     """The trials of the points that were asked for, in the order of reports."""
+    if not bench.bases:
+        return {point: [] for point in setup.points}
     made = {point: TRIALS[point](bench) for point in setup.points if point in TRIALS}
+    if setup.points and "correctness" not in made:
+        # A given call that the op refuses and the reference takes is no pass, whatever was asked for.
+        for case in bench.refused:
+            refusal = Attempt(case.text, lambda case=case: values.against_reference(bench, case))
+            made.setdefault(setup.points[0], []).insert(0, refusal)
     if "speed" in setup.points:
-        made["speed"] = [
+        made.setdefault("speed", []).extend(
             Attempt(case.text, lambda case=case: _speed(bench, setup, case)) for case in speed_cases(bench)
-        ]
+        )
     return made
 
 

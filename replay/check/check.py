@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from opreplay.replay.check.isolated import LIMIT_S, Checker, Tell
-from opreplay.replay.check.model import CheckResult, Finding, Listed, Setup, Timed, point_result
+from opreplay.replay.check.model import CheckResult, Finding, Interrupted, Listed, Setup, Timed, point_result
 
 
 def check_op(setup: Setup, *, isolated: bool = True, limit_s: float = LIMIT_S, tell: Tell | None = None) -> CheckResult:
     """Run all trials of a setup and judge every point.
 
     With `isolated` a crash or a hang costs the case that it happens in; without, it is this process that ends.
-    Raises UsageError for what cannot be checked, EnvironmentRefused for a device that is not there.
+    Raises UsageError for what cannot be checked, EnvironmentRefused for a device that is not there, and Interrupted,
+    which is a KeyboardInterrupt with what was found so far, when it is ended during the trials.
     """
     if not isolated:
         listed, findings = _here(setup)
@@ -21,7 +22,7 @@ def check_op(setup: Setup, *, isolated: bool = True, limit_s: float = LIMIT_S, t
     checker = Checker(setup, limit_s=limit_s)
     try:
         listed = checker.start()
-        return _judged(setup, listed, checker.trials(listed, tell))
+        return _judged(setup, listed, checker.trials(listed, tell), checker.lost)
     finally:
         checker.close()
 
@@ -57,16 +58,36 @@ def _here(setup: Setup) -> tuple[Listed, Iterator[tuple[str, Finding | Timed]]]:
     return listed, each()
 
 
-def _judged(setup: Setup, listed: Listed, trials: Iterator[tuple[str, Finding | Timed]]) -> CheckResult:
+def _judged(
+    setup: Setup,
+    listed: Listed,
+    trials: Iterator[tuple[str, Finding | Timed]],
+    lost: Mapping[str, str] | None = None,
+) -> CheckResult:
     found: dict[str, list[Finding]] = {point: [] for point in listed.trials}
     times: list[Timed] = []
-    for point, one in trials:
-        if isinstance(one, Timed):
-            times.append(one)
-        found[point].append(one.finding if isinstance(one, Timed) else one)
+    interrupted = False
+    try:
+        for point, one in trials:
+            if isinstance(one, Timed):
+                times.append(one)
+            found[point].append(one.finding if isinstance(one, Timed) else one)
+    except KeyboardInterrupt:
+        interrupted = True
+    for point, cases in listed.trials.items():
+        left = cases[len(found[point]) :] if interrupted else ()
+        found[point] += [Finding(case=case, verdict="not reached", detail="the check was interrupted") for case in left]
+        if not listed.cases:
+            text = next(iter(lost or {}), setup.op)
+            found[point].append(Finding(case=text, verdict="not reached", detail="no call is left to try"))
+    if lost and found:
+        # Of the point that is about what the op does, else of the first.
+        ended = [Finding(case=case, verdict="fail", detail=detail) for case, detail in lost.items()]
+        point = "correctness" if "correctness" in found else next(iter(found))
+        found[point] = [*ended, *(one for one in found[point] if one.case not in lost)]
     # The first call decides on what is simulated, and is the speed; the large one stands beside it.
     timed = times[0] if times else None
-    return CheckResult(
+    result = CheckResult(
         op=setup.op,
         against=listed.against,
         device=setup.device,
@@ -80,4 +101,8 @@ def _judged(setup: Setup, listed: Listed, trials: Iterator[tuple[str, Finding | 
         cases=listed.cases,
         assumptions=listed.assumptions,
         notes=setup.notes,
+        interrupted=interrupted,
     )
+    if interrupted:
+        raise Interrupted(result)
+    return result

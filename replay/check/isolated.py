@@ -9,7 +9,7 @@ from time import monotonic
 
 import msgspec
 
-from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial
+from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial, Trying
 from opreplay.replay.execute.messages import Refused
 from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child
 from opreplay.traces.errors import EnvironmentRefused, UsageError
@@ -18,7 +18,12 @@ LIMIT_S = 60.0
 """Wall time of one trial."""
 MODULE = "check.worker"
 
-Reply = Listed | Refused | Finding | Timed
+FIRST_S = 15.0
+"""More for a call before the trials: torch loads parts of itself in the first one of a process."""
+MOST_LOST = 8
+"""Calls that may end the process before the first trial."""
+
+Reply = Listed | Trying | Refused | Finding | Timed
 Tell = Callable[[str, int, int], None]
 """Told before each trial: its point, its number among all, and how many there are."""
 
@@ -29,23 +34,36 @@ class Checker:
     def __init__(self, setup: Setup, *, limit_s: float = LIMIT_S) -> None:
         self._setup, self._limit_s = setup, limit_s
         self._child: Child | None = None
+        self.lost: dict[str, str] = {}
+        """Calls that ended the process before the first trial, and how."""
 
     def start(self) -> Listed:
-        """The trials that there are. Raises UsageError for what cannot be checked, EnvironmentRefused for a device."""
-        self._child = Child(self._setup, module=MODULE)
-        reply = self._answer(START_S)
-        if isinstance(reply, Refused):
-            self.close()
-            kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
-            raise kind(reply.message, hint=reply.hint)
-        if not isinstance(reply, Listed):
-            why = "did not get ready" if reply is None else self._child.cause_of_death().detail
-            self.close()
-            raise UsageError(
-                f"{self._setup.op} ends its process before a trial: {why}",
-                hint="Give a call that it takes: --shapes, or --trace.",
-            )
-        return reply
+        """The trials that there are. A call that ends the process before, or does not come back, is noted in `lost`,
+        and it is started again without.
+
+        Raises UsageError for what cannot be checked, EnvironmentRefused for a device.
+        """
+        while True:
+            self._child = Child(msgspec.structs.replace(self._setup, lost=self.lost), module=MODULE)
+            reply, case, limit_s = self._answer(START_S), "", START_S
+            allowed_s = self._limit_s + FIRST_S
+            while isinstance(reply, Trying):
+                case = reply.case
+                limit_s = allowed_s if case else START_S
+                reply = self._answer(limit_s)
+            if isinstance(reply, Listed):
+                return reply
+            if isinstance(reply, Refused):
+                self.close()
+                kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
+                raise kind(reply.message, hint=reply.hint)
+            why = self._ended(limit_s, hangs=reply is None)
+            if not case or case.startswith("made up: ") or len(self.lost) >= MOST_LOST:
+                raise UsageError(
+                    f"{self._setup.op} ends its process before a trial{case and f', in {case}'}: {why}",
+                    hint="Give a call that it takes: --shapes, or --trace.",
+                )
+            self.lost[case] = why
 
     def trials(self, listed: Listed, tell: Tell | None = None) -> Iterator[tuple[str, Finding | Timed]]:
         """Each trial with its point; a crash or a hang is the finding of the trial that it happened in."""
@@ -66,7 +84,9 @@ class Checker:
 
     def _tried(self, point: str, number: int, case: str) -> Finding | Timed:
         if self._child is None:
-            self.start()
+            listed = self.start()
+            if listed.trials.get(point, ())[number : number + 1] != (case,):
+                return Finding(case=case, verdict="fail", detail="what is tried changed when it was started again")
         child = self._child
         assert child is not None
         child.send(Trial(point=point, number=number))
@@ -74,13 +94,16 @@ class Checker:
         reply = self._answer(limit_s)
         if isinstance(reply, Finding | Timed):
             return reply
-        if reply is None:
-            detail = f"hangs: no result after {limit_s:g} s"
-        else:
-            detail = f"crashes: {child.cause_of_death().detail}"
+        return Finding(case=case, verdict="fail", detail=self._ended(limit_s, hangs=reply is None))
+
+    def _ended(self, limit_s: float, *, hangs: bool) -> str:
+        """End the child that gave no answer; how that came, in words."""
+        child = self._child
+        assert child is not None
+        detail = f"hangs: no result after {limit_s:g} s" if hangs else f"crashes: {child.cause_of_death().detail}"
         child.end(grace_s=0.0)
         self._child = None
-        return Finding(case=case, verdict="fail", detail=detail)
+        return detail
 
     def _answer(self, limit_s: float) -> Reply | str | None:
         """What the child says next; "" when it is gone, None when it says nothing in time."""

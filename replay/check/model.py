@@ -12,8 +12,9 @@ from opreplay.replay.ir.model import Assumption, ReplayOp
 from opreplay.replay.results.records import Simulated
 from opreplay.traces.errors import UsageError
 
-Verdict = Literal["pass", "fail", "missing", "refused", "not applicable"]
-"""Missing: nothing is registered. Refused: an error that says clearly that the op does not do this."""
+Verdict = Literal["pass", "fail", "missing", "not reached", "refused", "not applicable"]
+"""Missing: nothing is registered. Refused: an error that says clearly that the op does not do this. Not reached: the
+check was interrupted before, or no call was left to try."""
 
 POINTS: dict[str, str] = {
     "schema": "what the schema says of writing and aliasing holds, and nothing else is written",
@@ -119,6 +120,8 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     environment: dict[str, object]
     points: tuple[PointResult, ...]
+    interrupted: bool = False
+    """Whether it was ended before the last trial; those that are left are "not reached"."""
     speed: Speed | None = None
     """Of the first call."""
     speed_large: Speed | None = None
@@ -143,15 +146,25 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
         raise KeyError(wanted)
 
     def failed(self, require: Sequence[str] | None = None) -> tuple[PointResult, ...]:
-        """Points of `require` that failed, or are missing. None: those of `REQUIRED`, and where only some points were
-        asked for each of them that failed. Raises UsageError for a name that is none."""
+        """Points of `require` that failed, are missing or were not reached. None: those of `REQUIRED`, and where only
+        some points were asked for each of them that failed or was not reached. Raises UsageError for a name that is
+        none."""
         some = require is None and len(self.points) < len(POINTS)
         wanted = {point_named(name) for name in (REQUIRED if require is None else require)}
         return tuple(
             one
             for one in self.points
-            if (one.point in wanted and one.verdict in ("fail", "missing")) or (some and one.verdict == "fail")
+            if (one.point in wanted and one.verdict in ("fail", "missing", "not reached"))
+            or (some and one.verdict in ("fail", "not reached"))
         )
+
+
+class Interrupted(KeyboardInterrupt):
+    """A check that was ended early, with what was found until then."""
+
+    def __init__(self, found: CheckResult) -> None:
+        super().__init__("the check was interrupted")
+        self.found = found
 
 
 def point_named(text: str) -> str:
@@ -172,7 +185,7 @@ def parse_points(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(point_named(part) for part in text.split(",") if part.strip()))
 
 
-_ORDER: tuple[Verdict, ...] = ("fail", "missing", "pass", "refused", "not applicable")
+_ORDER: tuple[Verdict, ...] = ("fail", "missing", "not reached", "pass", "refused", "not applicable")
 """Of several cases the first of these decides."""
 
 
@@ -188,12 +201,16 @@ def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
     if not ordered:
         return "nothing to try"
     deciding = [one for one in ordered if one.verdict == verdict]
+    some = "" if len(deciding) == len(ordered) else f" of {len(ordered)}"
     if verdict in ("fail", "missing"):
-        count = f"{len(deciding)} of {len(ordered)} cases: " if len(ordered) > 1 else ""
+        said = {"fail": "failed", "missing": "missing"}[verdict]
+        count = f"{len(deciding)}{some} {said}: " if len(ordered) > 1 else ""
         return f"{count}{deciding[0].case}: {deciding[0].detail}"
+    if verdict == "not reached":
+        return f"{len(deciding)}{some} not reached: {deciding[0].detail}"
     parts: list[str] = []
     if verdict == "pass" and len(ordered) > 1:
-        parts.append(f"{len(deciding)} of {len(ordered)} cases")
+        parts.append(f"{len(deciding)}{some} passed")
     worst = max((one for one in deciding if one.ulp is not None), key=lambda one: one.ulp or 0.0, default=None)
     if worst is not None:
         parts.append(f"at most {worst.ulp:.3g} ulp from float64 ({worst.case.partition(':')[0]})")
@@ -225,6 +242,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     memory_bytes: int
     """For the tensors of one case."""
     socs: tuple[str, ...] = ()
+    lost: dict[str, str] = {}
+    """Cases that ended an earlier process before its first trial, or did not come back, and how: they are left out."""
     notes: tuple[str, ...] = ()
     """What is to be known of the cases."""
 
@@ -238,6 +257,12 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
     cases: tuple[str, ...]
     facts: dict[str, object]
     assumptions: tuple[Assumption, ...] = ()
+
+
+class Trying(msgspec.Struct, frozen=True, kw_only=True, tag="trying"):
+    """The call that is made next, before the first trial; none, "", once it came back."""
+
+    case: str
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opreplay.replay.check.calling.calls import Bench
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import Simulated
 
 
+CACHE: Literal["warm"] = "warm"
+"""State of the simulated L2 cache before each op."""
+
+
 def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, Simulated], dict[str, Simulated]]:
-    """Predictions by device of the op's case, and of the ops that the reference calls, one after the other.
+    """Predictions by device of the op's case, and of the ops that the reference calls, one after the other: of the
+    outermost that the simulator has a rule for, as `plan` and `simulate` count them in a trace, else of what they call.
 
     An op that the simulator has no kernels for has none; so has a reference that calls such a one.
     """
@@ -31,8 +37,7 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
 
     devices = load_socs(socs)
     mine = _of_op(_with_outputs(bench, case), devices) if bench.operator(case) is not None else {}
-    ops = _called(bench, case)
-    parts = [_of_op(op, devices) for op in ops]
+    parts = _called(bench, case, devices)
     other: dict[str, Simulated] = {}
     for name in devices if parts and all(parts) else ():
         each = [part[name] for part in parts]
@@ -53,7 +58,7 @@ def _of_op(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulat
     from opreplay.replay.ascend.simulate.devices import simulate_on
 
     try:
-        made = simulate_on(op, devices, None, "warm")
+        made = simulate_on(op, devices, None, CACHE)
     except Exception:  # estimators of the user's raise anything; the prediction is then missing
         return {}
     return {name: one for name, one in made.items() if one.by is None or one.by != "bytes"}
@@ -69,31 +74,68 @@ def _with_outputs(bench: Bench, case: Case) -> ReplayOp:
 
 
 class _Calls(TorchDispatchMode):
-    """Notes the ops that are called."""
+    """Predicts the ops that are called."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: dict[str, DeviceProfile]) -> None:
         super().__init__()
-        self.ops: list[ReplayOp] = []
+        self.devices = devices
+        self.parts: list[dict[str, Simulated]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
-        results = returned if isinstance(returned, tuple | list) else (returned,)
-        outputs = tuple(_meta(one) if isinstance(one, torch.Tensor) else None for one in results)
-        self.ops.append(_op_of(func, args, kwargs or {}, outputs))
+        self.parts.append(_of_op(_op_of(func, args, kwargs or {}, _outputs(returned)), self.devices))
         return returned
 
 
-def _called(bench: Bench, case: Case) -> list[ReplayOp]:
-    """The ops that the reference calls on a case; none where there is no other reference, or it fails."""
+class _Outermost(TorchFunctionMode):
+    """Predicts torch's functions that are ops by name and that a rule knows as a whole (`rms_norm`), before the
+    dispatcher takes them apart."""
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        overload = _composite(func, args, kwargs)
+        if overload is None:
+            return func(*args, **kwargs)
+        before = len(self.calls.parts)
+        returned = func(*args, **kwargs)
+        whole = _of_op(_op_of(overload, args, kwargs, _outputs(returned)), self.calls.devices)
+        if whole:
+            self.calls.parts[before:] = [whole]
+        return returned
+
+
+def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch._ops.OpOverload | None:
+    """The overload that a function of torch's is where the dispatcher would take it apart; None for anything else."""
+    packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return None
+    try:
+        found = getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs))
+    except Exception:  # the function has other arguments than the op
+        return None
+    return found if found._can_decompose() else None
+
+
+def _outputs(returned: Any) -> tuple[TensorMeta | None, ...]:
+    results = returned if isinstance(returned, tuple | list) else (returned,)
+    return tuple(_meta(one) if isinstance(one, torch.Tensor) else None for one in results)
+
+
+def _called(bench: Bench, case: Case, devices: dict[str, DeviceProfile]) -> list[dict[str, Simulated]]:
+    """Predictions of what the reference calls on a case; none where there is no other reference, or it fails."""
     if not bench.has_reference(case):
         return []
     try:
         arguments = bench.arguments(case)
-        with _Calls() as calls:
+        with _Calls(devices) as calls, _Outermost(calls):
             bench.refer(case, arguments)
     except Exception:  # judged by other points
         return []
-    return calls.ops
+    return calls.parts
 
 
 def _op_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> ReplayOp:

@@ -13,7 +13,7 @@ import msgspec
 
 from opreplay.replay.check.bench import all_trials, make_bench
 from opreplay.replay.check.calling.refusals import words
-from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial
+from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial, Trying
 from opreplay.replay.check.points.trials import Attempt
 from opreplay.replay.execute.messages import Refused
 from opreplay.replay.host.channel import receive, send
@@ -29,8 +29,9 @@ def serve(descriptor: int, parent: int) -> None:
         setup = msgspec.msgpack.decode(receive(channel) or b"", type=Setup)
         limit_files()
         try:
-            bench, assumed = make_bench(setup)
+            bench, assumed = make_bench(setup, trying=lambda case: send(channel, Trying(case=case)))
             trials = all_trials(bench, setup)
+            bench.trying = None
         except OpReplayError as error:
             send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
             return

@@ -23,10 +23,18 @@ STYLES: dict[Verdict, str] = {
     "pass": "green",
     "fail": "bold red",
     "missing": "yellow",
+    "not reached": "yellow",
     "refused": "yellow",
     "not applicable": "dim",
 }
-MARKS: dict[Verdict, str] = {"pass": "🟢", "fail": "🔴", "missing": "🟡", "refused": "🟡", "not applicable": "⚪"}
+MARKS: dict[Verdict, str] = {
+    "pass": "🟢",
+    "fail": "🔴",
+    "missing": "🟡",
+    "not reached": "🟡",
+    "refused": "🟡",
+    "not applicable": "⚪",
+}
 CASES_SHOWN = 3
 """Failing cases of a point that tables list."""
 
@@ -45,6 +53,7 @@ def first_line(found: CheckResult, failed: Sequence[PointResult]) -> str:
     by_verdict = counts(found)
     tally = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items() if count)
     ended = f"fails by {', '.join(one.point for one in failed)}" if failed else "passes what is required"
+    ended = f"interrupted, {ended}" if found.interrupted and failed else "interrupted" if found.interrupted else ended
     return f"{found.op} on {found.device}: {ended} ({tally}); held against {found.against}"
 
 
@@ -87,7 +96,8 @@ def notes(found: CheckResult) -> list[str]:
         mine, other = found.simulated.get(soc), found.simulated_reference.get(soc)
         op = "no kernels of the op are known" if mine is None else f"{time_text(mine.time_us)} for the op"
         reference = "" if other is None else f", {time_text(other.time_us)} for what the reference calls"
-        lines.append(f"simulated {soc}: {op}{reference}")
+        caches = ", ".join(sorted({one.l2 for one in (mine, other) if one is not None}))
+        lines.append(f"simulated {soc}: {op}{reference} (L2 {caches})")
     lines += [f"assumed: {note.argument}: {note.what}" for note in found.assumptions]
     return [*lines, *found.notes]
 

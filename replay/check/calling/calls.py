@@ -128,6 +128,12 @@ class Bench:
     bases: list[Case]
     compact_bases: list[Case]
     """The same with few elements, as the op takes them."""
+    refused: list[Case] = field(default_factory=list)
+    """Given calls that the reference takes and the op does not."""
+    trying: Callable[[str], None] | None = None
+    """Told each call before it is made, and "" after it, until the trials begin."""
+    lost: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Cases that ended an earlier process before the trials, and how."""
     facts: dict[str, Any] = field(default_factory=dict)
     facts_of_op: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What trials have found of the op and need not find again."""
@@ -166,8 +172,17 @@ class Bench:
         return made
 
     def call(self, case: Case, arguments: Arguments) -> Results:
-        """The op on these arguments, which it may write to. Whatever it raises passes through."""
-        return results_of(self.call_of(case, arguments), arguments)
+        """The op on these arguments, which it may write to. Whatever it raises passes through; RuntimeError for a case
+        that ended an earlier process."""
+        if self.trying is None:
+            return results_of(self.call_of(case, arguments), arguments)
+        if case.text in self.lost:
+            raise RuntimeError(self.lost[case.text])
+        self.trying(case.text)
+        try:
+            return results_of(self.call_of(case, arguments), arguments)
+        finally:
+            self.trying("")
 
     def call_of(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
         """What calls the op on these arguments."""

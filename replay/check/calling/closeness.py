@@ -223,8 +223,17 @@ def _measured(
         False,
         ulp,
         worst_relative,
-        f"{_count(wrong)} differ, at {index} it is {float(found[index]):.6g}, not {float(exact[index]):.6g}",
+        f"{_count(wrong)} differ, at {index} it is {told_apart(float(found[index]), float(exact[index]))}",
     )
+
+
+def told_apart(found: float, exact: float) -> str:
+    """ "6.2, not 6.3" with as many digits as tell the two apart, six at least; 17 tell any two numbers of float64."""
+    for digits in range(6, 17):
+        left, right = f"{found:.{digits}g}", f"{exact:.{digits}g}"
+        if left != right:
+            return f"{left}, not {right}"
+    return f"{found:.17g}, not {exact:.17g}"
 
 
 def _same_odd(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:

@@ -226,10 +226,27 @@ def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
     except GradcheckError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         names = [n for n, v in arguments.values.items() if isinstance(v, torch.Tensor) and v.requires_grad]
-        return Finding(case=text, verdict="fail", detail=f"{' '.join(lines[:2])[:300]} (inputs: {', '.join(names)})")
+        said = f"{' '.join(lines[:2])[:300]} (inputs: {', '.join(names)})"
+        return Finding(case=text, verdict="fail", detail=f"{said}{_of_float32(bench, case, arguments)}")
     except Exception as error:  # backward formulas raise anything
         return Finding(case=text, verdict="fail", detail=words(error))
     return Finding(case=text, verdict="pass")
+
+
+def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
+    """What likely makes gradcheck fail where results of float64 arguments, moved by less than float32 holds, have no
+    more digits than float32: its differences of 1e-6 are then rounding. Nothing otherwise."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach() * (1 + 2.0**-30) if tensor.dtype is torch.float64 else tensor
+
+    results = [one for one in bench.call(case, arguments.changed(moved)).all() if one.dtype is torch.float64]
+    if not results or any(not torch.equal(one, one.to(torch.float32).to(torch.float64)) for one in results):
+        return ""
+    return (
+        "; likely cause: the op computes in float32 though its arguments are float64 (its results hold no more "
+        "digits), so the differences that gradcheck takes are rounding: compute in float64 for float64, or refuse it"
+    )
 
 
 def _once_only(bench: Bench, case: Case, arguments: Arguments, leaves: list[torch.Tensor]) -> str | None:

@@ -130,6 +130,9 @@ def against_reference(bench: Bench, case: Case) -> Finding:
             return Finding(case=text, verdict="refused" if verdict == "fail" else "not applicable", detail=detail)
         if same is not None and not _fits_buffers(arguments, same):
             return nothing(text, f"the buffers are not those of the result: {words(error)}")
+        if case.kind in ("given", "recorded"):
+            # Not a variant of ours: a call that is wanted.
+            return Finding(case=text, verdict="fail", detail=f"the op refuses the {case.kind} call: {words(error)}")
         if "=" in case.kind and str(error).strip():
             return Finding(case=text, verdict="refused", detail=words(error))
         return raised(text, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,116 @@ def test_a_point_that_was_asked_for_and_fails_decides(tmp_path: Path) -> None:
     own = ("halved::double", "--plugin", str(plugin), "--against", f"{plugin}:reference", "--shapes", "4x6")
     invoke(*own, "--points", "gradient", code=1)
     invoke(*own, "--points", "gradient", "--require", "none")
+
+
+GATED = """
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("given::gate", mutates_args=())
+def gate(x: Tensor, y: Tensor) -> Tensor:
+    if x.shape[-1] == 6:
+        raise ValueError("six columns are not taken")
+    return x * torch.sigmoid(y.reshape(x.shape))
+
+
+gate.register_fake(lambda x, y: torch.empty_like(x))
+
+
+def reference(x, y):
+    return x * torch.sigmoid(y)
+"""
+
+
+def test_a_given_call_that_is_refused_is_never_a_pass(tmp_path: Path) -> None:
+    plugin = tmp_path / "gate.py"
+    plugin.write_text(GATED)
+    own = ("given::gate", "--plugin", str(plugin), "--against", f"{plugin}:reference", "--shapes")
+    both = invoke(*own, "4x8, 4x9", "--points", "correctness", code=2)
+    assert "refuses the given call given::gate(f32[4,8], f32[4,9]), and so does the reference" in both.stderr
+    assert "--shapes" in both.stderr
+    theirs = invoke(*own, "4x8, 8x4", "--points", "correctness", code=2)
+    assert "gate.py:reference refuses the given call" in theirs.stderr
+    for points in ("correctness", "CPU fallback"):
+        mine = invoke(*own, "4x6", "--points", points, "--format", "json", code=1)
+        (point,) = json.loads(mine.stdout)["points"]
+        assert point["verdict"] == "fail"
+        assert "refuses the given call: ValueError: six columns" in point["cases"][0]["detail"]
+
+
+ENDING = """
+import ctypes, pathlib, time, torch
+from torch import Tensor
+
+
+@torch.library.custom_op("ending::op", mutates_args=())
+def op(x: Tensor) -> Tensor:
+    if x.shape == (4, 8):
+        ctypes.string_at(0)
+    if x.shape == (5, 7):
+        while True:
+            time.sleep(1)
+    return x.clone()
+
+
+op.register_fake(torch.empty_like)
+"""
+
+
+def test_a_given_call_that_ends_the_process_is_a_failed_case(tmp_path: Path) -> None:
+    plugin = tmp_path / "ending.py"
+    plugin.write_text(ENDING)
+    own = ("ending::op", "--plugin", str(plugin), "--points", "CPU fallback", "--format", "json", "--case-limit", "3")
+    found = json.loads(invoke(*own, "--shapes", "4x8", "--shapes", "5x7", "--shapes", "3x3", code=1).stdout)
+    (point,) = found["points"]
+    verdicts = {case["case"]: (case["verdict"], case["detail"]) for case in point["cases"]}
+    assert point["verdict"] == "fail"
+    assert verdicts["given: ending::op(f32[4,8])"][0] == "fail"
+    assert verdicts["given: ending::op(f32[4,8])"][1].startswith("crashes: SIGSEGV")
+    assert verdicts["given: ending::op(f32[5,7])"] == ("fail", "hangs: no result after 18 s")
+    assert found["cases"] == ["given: ending::op(f32[3,3])"]
+    none_left = json.loads(invoke(*own, "--points", "schema, CPU fallback", "--shapes", "4x8", code=1).stdout)
+    assert [one["verdict"] for one in none_left["points"]] == ["fail", "not reached"]
+
+
+def test_an_interrupted_check_tells_what_was_done(tmp_path: Path) -> None:
+    plugin = tmp_path / "waiting.py"
+    plugin.write_text(ENDING.replace("if x.shape == (5, 7):", "if x.dtype == torch.int64:\n        HERE.touch()"))
+    here = tmp_path / "waits"
+    plugin.write_text(plugin.read_text().replace("HERE", f"pathlib.Path({str(here)!r})"))
+    script = Path(sys.executable).with_name("opreplay")
+    arguments = ["check", "ending::op", "--plugin", plugin, "--shapes", "3x3", "--points", "CPU fallback, dtypes, vmap"]
+    command = [script, *arguments, "--format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        deadline = time.monotonic() + 120
+        while not here.exists() and started.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        started.terminate()
+        out, errors = started.communicate(timeout=60)
+    assert started.returncode == 130, errors
+    found = json.loads(out)
+    assert found["interrupted"] is True
+    points = by_point(found)
+    assert points["dtypes"]["verdict"] == "not reached"
+    assert {case["verdict"] for case in points["dtypes"]["cases"]} >= {"pass", "not reached"}
+    assert points["vmap"]["verdict"] == "not reached"
+
+
+def test_an_op_that_computes_in_float32_is_told_why_gradcheck_fails(tmp_path: Path) -> None:
+    plugin = tmp_path / "narrow.py"
+    plugin.write_text(
+        "import torch\n\n\n"
+        "@torch.library.custom_op('narrow::sin', mutates_args=())\n"
+        "def sin(x: torch.Tensor) -> torch.Tensor:\n    return x.float().sin().to(x.dtype)\n\n\n"
+        "sin.register_fake(torch.empty_like)\n"
+        "sin.register_autograd(\n"
+        "    lambda ctx, grad: grad * ctx.saved_tensors[0].cos(),\n"
+        "    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),\n"
+        ")\n"
+    )
+    own = ("narrow::sin", "--plugin", str(plugin), "--shapes", "3x4", "--points", "gradient", "--format", "json")
+    (point,) = json.loads(invoke(*own, "--require", "none").stdout)["points"]
+    (case,) = [one for one in point["cases"] if one["case"].startswith("gradcheck")]
+    assert case["verdict"] == "fail"
+    assert "likely cause: the op computes in float32" in case["detail"]

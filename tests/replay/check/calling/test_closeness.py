@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opreplay.replay.check.calling.closeness import compare
+from opreplay.replay.check.calling.closeness import compare, told_apart
 
 
 def test_integers_may_move_as_roundings_of_the_arguments_move_them() -> None:
@@ -45,3 +45,9 @@ def test_numbers_of_8_bits_may_be_rounded_otherwise_but_not_cut() -> None:
 def test_truth_values_must_be_equal() -> None:
     exact = torch.tensor([True, False])
     assert not compare(torch.tensor([True, True]), exact, shaken=[torch.tensor([False, True])]).fits
+
+
+def test_two_numbers_are_printed_so_that_they_differ() -> None:
+    assert told_apart(1.5, 2.0) == "1.5, not 2"
+    assert told_apart(6.2151508, 6.2151494) == "6.215151, not 6.215149"
+    assert told_apart(1.0, 1.0 + 2**-52) == "1, not 1.0000000000000002"

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from tests.replay.timeline.job_machine import Job
 from tests.replay.timeline.machine import Machine, training
 
 CONTRACT = {
@@ -194,6 +195,29 @@ def test_a_plan_has_no_times_and_the_error_says_what_takes_it(tmp_path: Path) ->
         assert done.exit_code == 2
         assert "not when it ran" in done.stderr
         assert "opreplay simulate" in done.stderr
+
+
+def test_of_a_step_without_common_collectives_nothing_is_said_of_waiting(tmp_path: Path) -> None:
+    job = Job(2)
+    for step in range(2):
+        for machine in job.ranks:
+            machine.begin()
+            machine.op("aten::mm", 12.0, ("gemm", 150.0))
+        if step == 0:
+            job.all_reduce(300.0)
+        for machine in job.ranks:
+            machine.synchronize()
+            machine.end()
+    page = tmp_path / "ranks.html"
+    traces = job.write(tmp_path)
+    result = invoke("--ranks", *traces, "--step", "1", "--soc", "910b3", "--output", str(page))
+    assert result.exit_code == 0, result.stderr
+    for text in (" ".join(result.stdout.split()), page.read_text()):
+        assert "nothing can be said of it: no collective of this step was found on two of these ranks" in text
+        assert "no rank is late" not in text
+        assert "without waiting" not in text
+    assert " 0 µs" not in result.stdout
+    assert "without waiting" in invoke("--ranks", *traces, "--step", "0").stdout
 
 
 def test_ranks_have_a_page(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ir.model import Recorded, ReplayOp
+from opreplay.replay.ir.model import Assumption, Recorded, ReplayOp
 from opreplay.replay.results.suspects import suspicions
 
 
@@ -24,3 +24,13 @@ def test_calls_that_are_alike_name_another_cause() -> None:
     assert "other values" in line
     (line,) = told(1, 20_000.0, 20_000.0, 680.0)
     assert "other values" in line
+
+
+def test_recorded_communication_holds_the_wait_for_other_ranks_on_hosts_as_well() -> None:
+    """gloo records no group, so one is assumed; that explains no short time."""
+    assumed = Assumption(argument="group", what="all ranks")
+    op = ReplayOp(id="0" * 12, name="c10d::allreduce_", count=3, recorded=Recorded(), assumptions=(assumed,))
+    (line,) = suspicions(op, share=0.5, recorded_us=20_000.0, measured_us=500.0)
+    assert "holds the wait for other ranks" in line
+    (line,) = suspicions(op, share=0.5, recorded_us=20_000.0, measured_us=2e6)
+    assert "what the trace lacks was assumed" in line

@@ -134,6 +134,8 @@ def make_bundle(
 def _executor_of(op: ReplayOp, own: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
     """What a script must know to run an op by a plugin's function, and that plugin's file. Raises NotReplayable."""
     entry = EXECUTORS.find(op.called)
+    if entry is not None and entry.program:
+        raise NotReplayable(Reason("library missing", "it runs through a tile program, which needs opreplay"))
     function = None if entry is None else inspect.unwrap(entry.function)
     code = getattr(function, "__code__", None)
     if entry is None or function is None or code is None or str(Path(code.co_filename).resolve()) not in own:

@@ -47,11 +47,24 @@ RUNS: dict[str, Callable[..., Any]] = {}
 """Op id → the function of a plugin that runs it."""
 
 
-class Ignored:
+class Nested(type):
+    """Whatever is asked of an ignored class is one as well: `tile.Out` of a tile program."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nested(name, (Ignored,), {})
+
+
+class Ignored(metaclass=Nested):
     """Stands for whatever a plugin imports from opreplay and this script has no use for."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         pass
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        """As a decorator: what it decorates stays what it is."""
+        return values[0] if values else self
 
 
 class Stub(types.ModuleType):
@@ -60,7 +73,7 @@ class Stub(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return registered if name.startswith("register_") else type(name, (Ignored,), {})
+        return registered if name.startswith("register_") else Nested(name, (Ignored,), {})
 
 
 def registered(*names: Any, **options: Any) -> Any:

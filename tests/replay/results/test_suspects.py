@@ -29,7 +29,8 @@ def test_calls_that_are_alike_name_another_cause() -> None:
 def test_recorded_communication_holds_the_wait_for_other_ranks_on_hosts_as_well() -> None:
     """gloo records no group, so one is assumed; that explains no short time."""
     assumed = Assumption(argument="group", what="all ranks")
-    op = ReplayOp(id="0" * 12, name="c10d::allreduce_", count=3, recorded=Recorded(), assumptions=(assumed,))
+    recorded = Recorded(host_us_total=60_000.0, host_us_median=20_000.0)
+    op = ReplayOp(id="0" * 12, name="c10d::allreduce_", count=3, recorded=recorded, assumptions=(assumed,))
     (line,) = suspicions(op, share=0.5, recorded_us=20_000.0, measured_us=500.0)
     assert "holds the wait for other ranks" in line
     (line,) = suspicions(op, share=0.5, recorded_us=20_000.0, measured_us=2e6)

@@ -42,7 +42,7 @@ def open_input(
     )
     if not isinstance(read, ReplayPlan):
         return _told(read)
-    for line in inputs.loss_notes(read.losses):
+    for line in inputs.loss_notes(read.losses, read.source):
         console.narrate(line)
     return read
 

@@ -10,6 +10,7 @@ import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ class Bundle:
     """By op id: the function of a plugin's file that runs it: file, name and line, and whether it takes lists."""
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Plugin files by name."""
+    namespaces: dict[str, str] = field(default_factory=dict[str, str])
+    """Namespace of a plugin's own torch ops → the file that registers them."""
 
     def to_json(self) -> bytes:
         """A plan that opreplay reads, with what the script needs beside it under the key "bundle"."""
@@ -75,6 +78,7 @@ class Bundle:
         ]
         extra = {"version": BUNDLE_VERSION, "inputs": self.inputs, "instead": self.instead, "left_out": left_out}
         extra |= {"executors": self.executors} if self.executors else {}
+        extra |= {"namespaces": self.namespaces} if self.namespaces else {}
         return msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1) + b"\n"
 
     def why(self, one: LeftOut) -> str:
@@ -95,11 +99,13 @@ def make_bundle(
     """The ops of a plan that a script can replay with torch alone, and the others with the reason why not.
 
     Without `keep_names` nothing that names the model, its files, machine or kernels is kept. Ops that an executor of
-    one of the .py files `plugins` runs are in with that file.
+    one of the .py files `plugins` runs are in with that file, and so are those that the file defines by
+    torch.library.custom_op.
     """
     own = {str(Path(name).resolve()): name for name in plugins if name.endswith(".py")}
     executors: dict[str, dict[str, Any]] = {}
     files: dict[str, bytes] = {}
+    namespaces: dict[str, str] = {}
     ops: list[ReplayOp] = []
     inputs: dict[str, dict[str, list[Spec | None] | int]] = {}
     instead: dict[str, dict[str, Any]] = {}
@@ -111,7 +117,11 @@ def make_bundle(
                 if op.resolved_by == "executor":
                     runs, file = _executor_of(op, own)
                     files[runs["file"]], executors[op.id] = file.read_bytes(), runs
-                made, specs, other = _prepared(op, registry, policy, seed, memory_bytes)
+                defined = None if op.resolved_by == "executor" else _defined_in(op.called, own)
+                made, specs, other = _prepared(op, registry, policy, seed, memory_bytes, own=defined is not None)
+                if defined is not None:
+                    name = f"plugins/{defined.name}"
+                    files[name], namespaces[op.called.partition("::")[0]] = defined.read_bytes(), name
         except NotReplayable as stopped:
             left_out.append(LeftOut(name=op.name, count=op.count, reason=str(stopped.reason)))
             continue
@@ -128,12 +138,15 @@ def make_bundle(
         keeps_names=keep_names,
         executors={id_: runs for id_, runs in executors.items() if id_ in inputs},
         files=files,
+        namespaces=namespaces,
     )
 
 
 def _executor_of(op: ReplayOp, own: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
     """What a script must know to run an op by a plugin's function, and that plugin's file. Raises NotReplayable."""
     entry = EXECUTORS.find(op.called)
+    if entry is not None and entry.program:
+        raise NotReplayable(Reason("library missing", "it runs through a tile program, which needs opreplay"))
     function = None if entry is None else inspect.unwrap(entry.function)
     code = getattr(function, "__code__", None)
     if entry is None or function is None or code is None or str(Path(code.co_filename).resolve()) not in own:
@@ -143,8 +156,19 @@ def _executor_of(op: ReplayOp, own: Mapping[str, str]) -> tuple[dict[str, Any], 
     return {"file": name, "function": function.__name__, "line": code.co_firstlineno, "lists": entry.lists}, file
 
 
+def _defined_in(name: str, own: Mapping[str, str]) -> Path | None:
+    """The plugin's file that defines a torch op by `torch.library.custom_op`, or None."""
+    if not own or name.partition("::")[0] in TORCH_NAMESPACES:
+        return None
+    defined: Any = getattr(import_module("torch._library.custom_ops"), "OPDEFS").get(name)  # noqa: B009 - untyped
+    function: Any = inspect.unwrap(defined._init_fn) if defined is not None else None
+    code = getattr(function, "__code__", None)
+    file = None if code is None else Path(code.co_filename).resolve()
+    return file if str(file) in own else None
+
+
 def _prepared(
-    op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int
+    op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int, *, own: bool = False
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
     """The op for the bundle, its inputs, and what is called where it has no kernel. Raises NotReplayable."""
     find_overload(op, policy)
@@ -158,8 +182,11 @@ def _prepared(
     if op.resolved_by == "reference":
         raise NotReplayable(Reason("library missing", "opreplay's reference implementation, which is not in a bundle"))
     namespace = "aten" if op.resolved_by == "executor" else op.called.partition("::")[0]
-    if namespace != "aten" and namespace not in policy.allow_imports:
-        what = f"a bundle calls ops of ATen alone (--allow-import {namespace}=MODULE for ops of yours)"
+    if namespace != "aten" and not own and namespace not in policy.allow_imports:
+        what = (
+            f"a bundle calls ops of ATen alone (for ops of yours --plugin FILE.py --with-plugins where a file defines "
+            f"them by torch.library.custom_op, else --allow-import {namespace}=MODULE)"
+        )
         raise NotReplayable(Reason("library missing", what))
     made, specs, notes = describe(op, registry, seed=seed, memory_bytes=memory_bytes)
     made = msgspec.structs.replace(made, assumptions=made.assumptions + notes)

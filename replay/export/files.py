@@ -81,6 +81,10 @@ def readme(bundle: Bundle) -> str:
     if bundle.executors:
         named = ", ".join(f"`{name}`" for name in sorted(bundle.files))
         parts.append(f"\n{len(bundle.executors)} of them are run by functions of {named}, which the script loads.")
+    if bundle.namespaces:
+        named = ", ".join(f"`{name}`" for name in sorted(set(bundle.namespaces.values())))
+        whose = ", ".join(f"`{name}`" for name in sorted(bundle.namespaces))
+        parts.append(f"\nOps of {whose} are defined by {named}, which the script loads.")
     if len(ops) > SHOWN:
         parts.append(f"\nand {len(ops) - SHOWN} more in `ops.json`.")
     if bundle.instead:

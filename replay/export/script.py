@@ -30,7 +30,7 @@ import torch
 NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)::([A-Za-z_][A-Za-z0-9_]*)")
 IMPORT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z_][A-Za-z0-9_.]*)")
 NAMESPACES = {"aten"}
-"""Whose ops are called: ATen's, and those that --import names."""
+"""Whose ops are called: ATen's, those that --import names, and those of the bundle's plugins."""
 OVERLOAD = re.compile(r"[A-Za-z0-9_]*")
 TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,200}")
 REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|unchecked|reinterpret")
@@ -47,11 +47,24 @@ RUNS: dict[str, Callable[..., Any]] = {}
 """Op id → the function of a plugin that runs it."""
 
 
-class Ignored:
+class Nested(type):
+    """Whatever is asked of an ignored class is one as well: `tile.Out` of a tile program."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nested(name, (Ignored,), {})
+
+
+class Ignored(metaclass=Nested):
     """Stands for whatever a plugin imports from opreplay and this script has no use for."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         pass
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        """As a decorator: what it decorates stays what it is."""
+        return values[0] if values else self
 
 
 class Stub(types.ModuleType):
@@ -60,7 +73,7 @@ class Stub(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return registered if name.startswith("register_") else type(name, (Ignored,), {})
+        return registered if name.startswith("register_") else Nested(name, (Ignored,), {})
 
 
 def registered(*names: Any, **options: Any) -> Any:
@@ -89,9 +102,12 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def plugins_loaded(folder: Path, executors: Json) -> None:
-    """Run the plugins beside this script that ops of the bundle need, and find the function for each such op."""
-    if not executors:
+def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
+    """Run the plugins beside this script that ops of the bundle need, and find the function for each such op.
+
+    `namespaces` are those whose torch ops a plugin defines: they are called as well.
+    """
+    if not executors and not namespaces:
         return
     sys.meta_path.insert(0, Stubs())
     for file in sorted((folder / "plugins").glob("*.py")):
@@ -102,6 +118,7 @@ def plugins_loaded(folder: Path, executors: Json) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[module.__name__] = module
         spec.loader.exec_module(module)
+        NAMESPACES.update(name for name, of in namespaces.items() if of == f"plugins/{file.name}")
         for id_, runs in executors.items():
             if runs["file"] == f"plugins/{file.name}" and (found := FUNCTIONS.get((runs["function"], runs["line"]))):
                 RUNS[id_] = with_lists(found) if runs["lists"] else found
@@ -146,6 +163,8 @@ def imported(parser: argparse.ArgumentParser, pairs: list[str]) -> None:
         match = IMPORT.fullmatch(pair)
         if match is None:
             parser.error(f"--import {pair}: write it like mylib=my_package.ops")
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)  # the module may lie where the user stands
         try:
             importlib.import_module(match[2])
         except ImportError as error:
@@ -545,7 +564,7 @@ def main() -> int:
         parser.error("--iterations must be at least 1")
     folder = Path(__file__).resolve().parent
     plan = json.loads((folder / "ops.json").read_text(encoding="utf-8"))
-    plugins_loaded(folder, plan["bundle"].get("executors", {}))
+    plugins_loaded(folder, plan["bundle"].get("executors", {}), plan["bundle"].get("namespaces", {}))
     plan["ops"] = [op for op in plan["ops"] if options.op in op["name"] or op["id"].startswith(options.op)]
     if not plan["ops"]:
         parser.error(f"no op matches {options.op!r}")

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from json import JSONDecodeError, JSONDecoder
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -237,7 +238,7 @@ def join_notes(joined: Trace) -> list[str]:
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
-    of_table = loss_notes(joined.info.report.losses)
+    of_table = loss_notes(joined.info.report.losses, PurePath(joined.info.path).name)
     if table is not None:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
@@ -260,10 +261,10 @@ def join_notes(joined: Trace) -> list[str]:
     return [*notes, *of_table]
 
 
-def loss_notes(losses: Mapping[str, int]) -> list[str]:
-    """A warning with what reading a trace lost, none where it lost nothing; also of a plan that was made of it."""
+def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
+    """A warning with what reading the trace of that name lost, none where it lost nothing; also of a plan."""
     told = ", ".join(f"{reason} ({count:,})" for reason, count in losses.items())
-    return [f"opreplay: warning: reading lost {told}: what is shown is of the rest"] if told else []
+    return [f"opreplay: warning: {name}: reading lost {told}: what is shown is of the rest"] if told else []
 
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:

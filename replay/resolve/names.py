@@ -121,7 +121,7 @@ def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
         import torch
 
         return Reason("library missing", f"torch {torch.__version__.partition('+')[0]} has no {name}")
-    return Reason("policy", f"namespace {namespace} is on no list (--allow-import {namespace}=MODULE)")
+    return Reason("policy", f"namespace {namespace} is on no list (--allow-import {namespace}=MODULE, --plugin FILE)")
 
 
 def _import_library(namespace: str, policy: Policy) -> bool:

@@ -54,7 +54,8 @@ def suspicions(
         return ()
     found: list[str] = []
     if measured_us is not None and not LOW <= measured_us / recorded_us <= HIGH:
-        cause = _uneven(op, recorded_us, measured_us) or _measured_cause(op, recorded_us, refilled)
+        ratio = measured_us / recorded_us
+        cause = _uneven(op, recorded_us, measured_us) or _measured_cause(op, recorded_us, ratio, refilled)
         found.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {cause}")
     for soc, one in simulated:
         ratio = one.time_us / recorded_us
@@ -76,11 +77,13 @@ def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
     )
 
 
-def _measured_cause(op: ReplayOp, recorded_us: float, refilled: Sequence[str]) -> str:
+def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Sequence[str]) -> str:
     if refilled:
         return f"values of this tool's own, not the recorded ones ({'; '.join(refilled)}); `--cache step` has none such"
     if op.resolved_by in ("reference", "equivalent", "executor"):
         return "something else than the recorded op ran, a stand-in"
+    if ratio < 1 and (op.ranks is not None or op.collective is not None or op.name.startswith("c10d::")):
+        return "recorded communication holds the wait for other ranks"
     if op.assumptions:
         first = op.assumptions[0]
         return f"what the trace lacks was assumed ({first.argument}: {first.what})"

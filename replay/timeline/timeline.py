@@ -253,7 +253,12 @@ def what_if_of(
         made = edited(names, graph, change)
     except Unmatched as nothing:
         why = f"{nothing}. {nothing.hint}"
-        there = (f"as recorded, it {why}", *on_devices.notes) if on_devices.matched else (why,)
+        if simulated and not graph.on_device and change.split()[0] == "fuse":
+            # The advice to name a simulated device was followed: what is said there counts.
+            here = ("as recorded, it changes nothing: the step ran on a host",) if on_devices.matched else ()
+            there = (*here, *on_devices.notes)
+        else:
+            there = (f"as recorded, it {why}", *on_devices.notes) if on_devices.matched else (why,)
         return WhatIf(
             change=change,
             step_us=before.step_us,

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from tests.replay.timeline.job_machine import Job
 from tests.replay.timeline.machine import Machine, training
 
 CONTRACT = {
@@ -211,6 +212,29 @@ def test_a_plan_has_no_times_and_the_error_says_what_takes_it(tmp_path: Path) ->
         assert "opreplay simulate" in done.stderr
 
 
+def test_of_a_step_without_common_collectives_nothing_is_said_of_waiting(tmp_path: Path) -> None:
+    job = Job(2)
+    for step in range(2):
+        for machine in job.ranks:
+            machine.begin()
+            machine.op("aten::mm", 12.0, ("gemm", 150.0))
+        if step == 0:
+            job.all_reduce(300.0)
+        for machine in job.ranks:
+            machine.synchronize()
+            machine.end()
+    page = tmp_path / "ranks.html"
+    traces = job.write(tmp_path)
+    result = invoke("--ranks", *traces, "--step", "1", "--soc", "910b3", "--output", str(page))
+    assert result.exit_code == 0, result.stderr
+    for text in (" ".join(result.stdout.split()), page.read_text()):
+        assert "nothing can be said of it: no collective of this step was found on two of these ranks" in text
+        assert "no rank is late" not in text
+        assert "without waiting" not in text
+    assert " 0 µs" not in result.stdout
+    assert "without waiting" in invoke("--ranks", *traces, "--step", "0").stdout
+
+
 def test_ranks_have_a_page(tmp_path: Path) -> None:
     sample = Path("traces/samples").absolute()
     page = tmp_path / "ranks.html"
@@ -239,6 +263,16 @@ def test_a_page_has_what_changes_gain_on_devices_and_a_fusion_says_what_would_ma
     assert alone.exit_code == 2
     assert "this step has none: fuse them on a simulated device" in alone.stderr
     assert "'aten::mm'" in alone.stderr
+    given = invoke(sample, "--soc", "910b3", "--what-if", "fuse aten::no,aten::other")
+    assert given.exit_code == 2
+    assert "on 910b3 it changes nothing: No tasks of these ops follow each other" in given.stderr
+    assert "simulated device (--soc" not in given.stderr + given.stdout
+    pair = re.search(r"those with most time that do: '(fuse [^']+)'", given.stderr)
+    assert pair is not None, given.stderr
+    matched = invoke(sample, "--soc", "910b3", "--what-if", pair[1])
+    assert matched.exit_code == 0, matched.stderr
+    assert "simulated device (--soc" not in matched.stdout
+    assert "the step ran on a host" in " ".join(matched.stdout.split())
 
 
 def test_a_fusion_without_a_match_names_ops_that_follow_each_other(trace: str) -> None:

@@ -283,4 +283,4 @@ def test_what_a_cut_trace_lost_is_said_by_every_command(
     cut = tmp_path / "cut.json"
     whole = gzip.decompress(Path(SAMPLE).read_bytes())
     cut.write_bytes(whole[: len(whole) // 2])
-    assert "reading lost truncated file" in flat(console(*command, cut, "--top", 2).stderr)
+    assert "cut.json: reading lost truncated file" in flat(console(*command, cut, "--top", 2).stderr)

@@ -30,7 +30,7 @@ MOST_SPLIT = 512
 _MEET = 0.9
 """Share of calls that must run at the same time on both ranks for their order to tell."""
 _WRONG_SIZES = 0.1
-"""Share of calls whose sizes may disagree: that is to be reported, not matched away."""
+"""Share of calls whose sizes may disagree where order alone matches them: more, and they are not the same calls."""
 
 Ints = npt.NDArray[np.int64]
 How = Literal["sequence", "order", "overlap"]
@@ -179,7 +179,7 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     """The collectives of several ranks matched with each other. Raises ValueError for two of one rank.
 
     Within a group by the recorded sequence number; without it by order, with the shift at which their ends lie nearest
-    (recordings begin and end at different calls); where the kinds then differ, only calls that overlap in time.
+    (recordings begin and end at different calls); where kinds or sizes then differ, only calls that overlap in time.
     """
     numbers = [one.rank for one in ranks]
     if len(set(numbers)) != len(numbers):
@@ -321,20 +321,23 @@ def _shift(
     """Where the second rank's calls begin among the first's: all kinds agree there, and ends lie nearest; or None.
 
     Nearly all calls must meet there once clocks are moved by the median: else calls are missing in between. Of shifts
-    at which nearly all sizes agree one at which the profiler's steps do, then the one with the least median distance of
-    ends: clocks of machines differ by milliseconds at most, steps take longer than that.
+    at which nearly all known sizes agree one at which the profiler's steps do, then the one with the least median
+    distance of ends: clocks of machines differ by milliseconds at most, steps take longer than that. None where sizes
+    agree at no shift: the calls are others.
     """
     kinds = {kind: i for i, kind in enumerate(sorted({call.kind for calls in known.values() for call in calls}))}
     a, b = _columns(known[one], places, kinds, origins[one]), _columns(known[other], others, kinds, origins[other])
     n, m = len(places), len(others)
     least = max(1, (min(n, m) + 1) // 2)
-    best: tuple[bool, bool, float, int, int] | None = None
+    best: tuple[bool, float, int, int] | None = None
     for shift in sorted(range(least - m, n - least + 1), key=abs)[:MOST_SHIFTS]:
         low, high = max(0, shift), min(n, m + shift)
         mine, theirs = slice(low, high), slice(low - shift, high - shift)
         if (a[0][mine] != b[0][theirs]).any():
             continue
-        sizes = (a[1][mine] != b[1][theirs]) & (a[1][mine] >= 0) & (b[1][theirs] >= 0)
+        sized = (a[1][mine] >= 0) & (b[1][theirs] >= 0)
+        if int((a[1][mine] != b[1][theirs])[sized].sum()) > _WRONG_SIZES * int(sized.sum()):
+            continue
         apart = a[3][mine] - b[3][theirs]
         moved = int(np.median(apart))
         met = (a[2][mine] < b[3][theirs] + moved) & (b[2][theirs] + moved < a[3][mine])
@@ -343,9 +346,9 @@ def _shift(
         far = float(np.median(np.abs(apart)))
         marked = (a[4][mine] >= 0) & (b[4][theirs] >= 0)
         other_steps = bool((a[4][mine] != b[4][theirs])[marked].any())
-        score = (bool(sizes.mean() > _WRONG_SIZES), other_steps, far, abs(shift), shift)
+        score = (other_steps, far, abs(shift), shift)
         best = score if best is None else min(best, score)
-    return None if best is None else best[4]
+    return None if best is None else best[3]
 
 
 def _columns(
@@ -369,6 +372,12 @@ def _size(call: RankCall) -> int:
     return call.out_elements if call.kind in SAME_OUT and call.out_elements is not None else -1
 
 
+def _agree(one: RankCall, other: RankCall) -> bool:
+    """Whether nothing recorded says that they are of different sizes."""
+    sizes = _size(one), _size(other)
+    return min(sizes) < 0 or sizes[0] == sizes[1]
+
+
 def _overlapping(
     one: int,
     places: Sequence[int],
@@ -389,8 +398,7 @@ def _overlapping(
             start, end = theirs.start_ns + ahead, theirs.end_ns + ahead
             if start >= mine.end_ns:
                 break
-            sizes = _size(mine), _size(theirs)
-            if end > mine.start_ns and mine.kind == theirs.kind and (min(sizes) < 0 or sizes[0] == sizes[1]):
+            if end > mine.start_ns and mine.kind == theirs.kind and _agree(mine, theirs):
                 out.append((at, others[index]))
                 begin = index + 1
                 break
@@ -404,13 +412,16 @@ def _clocks(
 
     Members of a collective that all wait for all end within microseconds of each other on devices. A clock is moved by
     the median difference of ends where that is more than chance, and where the recorded times cannot be (one member
-    ends before another begins). Ends on the host scatter too much to tell more than that.
+    ends before another begins). Ends on the host scatter too much to tell more than that. Members that were matched by
+    inference and whose sizes disagree may be those of two collectives: they tell nothing.
     """
     shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         (one, at), *others = row.calls
         if known[one][at].kind in TOGETHER:
             for other, there in others:
+                if row.how != "sequence" and not _agree(known[one][at], known[other][there]):
+                    continue
                 shared[one][other].append((at, there))
                 shared[other][one].append((there, at))
     out: dict[int, Clock] = {}

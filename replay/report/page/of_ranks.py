@@ -6,7 +6,7 @@ from __future__ import annotations
 from opreplay.replay.report.page.model import Cell, Column, Page, Strip, Table
 from opreplay.replay.report.page.of_timeline import MOST_ROWS, lanes, what_if_text
 from opreplay.replay.report.page.parts import count_cell, numbers, time_cell
-from opreplay.replay.report.step.ranks import collective_name, head_line, note_lines
+from opreplay.replay.report.step.ranks import NOTHING_MET, collective_name, head_line, note_lines
 from opreplay.replay.report.step.tracks import rank_processes
 from opreplay.replay.report.text import DASH, time_text
 from opreplay.replay.timeline.job.study import JobStudy
@@ -28,8 +28,7 @@ def page(study: JobStudy, command: str) -> Page:
         facts=(
             ("recorded step", time_text(found.recorded_step_us)),
             ("re-timed step", f"{time_text(found.retimed_step_us)} ({100 * found.structure_error:+.2f} %)"),
-            ("waiting for ranks", f"{time_text(found.waiting_us)}, collectives and ranks added up"),
-            ("without waiting", time_text(found.without_waiting_us)),
+            *_waiting(found),
             *((name, time_text(one.step_us)) for name, one in found.socs.items()),
             *(
                 (f"what if {one.change}", what_if_text(one, {name: soc.step_us for name, soc in found.socs.items()}))
@@ -49,6 +48,15 @@ def page(study: JobStudy, command: str) -> Page:
     )
 
 
+def _waiting(found: JobTimeline) -> tuple[tuple[str, str], ...]:
+    if not found.collectives:
+        return (("waiting for ranks", NOTHING_MET),)
+    return (
+        ("waiting for ranks", f"{time_text(found.waiting_us)}, collectives and ranks added up"),
+        ("without waiting", time_text(found.without_waiting_us)),
+    )
+
+
 def _ranks(found: JobTimeline) -> Table:
     titles = ("step", "begins", "waits", "transfers", "collectives it was last in", "late by", "clock moved")
     return Table(
@@ -60,8 +68,7 @@ def _ranks(found: JobTimeline) -> Table:
                 Cell(text=one.source),
                 time_cell(one.recorded_step_us),
                 time_cell(one.begins_us),
-                time_cell(one.waiting_us),
-                time_cell(one.transfer_us),
+                *(time_cell(us if found.collectives else None) for us in (one.waiting_us, one.transfer_us)),
                 count_cell(one.late),
                 time_cell(one.late_us),
                 time_cell(one.clock.shift_us if one.clock.corrected else None),

@@ -18,6 +18,7 @@ from opreplay.replay.timeline.job.values import JobTimeline, StepCollective
 RANKS_SHOWN = 32
 COLLECTIVES_SHOWN = 12
 DISAGREEMENTS_SHOWN = 10
+NOTHING_MET = "nothing can be said of it: no collective of this step was found on two of these ranks"
 
 
 def facts(found: JobTimeline) -> dict[str, Any]:
@@ -57,15 +58,19 @@ def _sums(found: JobTimeline) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    gain = found.retimed_step_us - found.without_waiting_us
-    share = share_text(gain / found.retimed_step_us if found.retimed_step_us else None)
-    waiting = f"{time_text(found.waiting_us)}, collectives and ranks added up, also where they wait side by side"
-    grid.add_row("waiting for ranks", Text(f"{waiting}; {_late(found)}"))
-    grid.add_row("without waiting", Text(f"{time_text(found.without_waiting_us)} a step: {share} less"))
+    if found.collectives:
+        gain = found.retimed_step_us - found.without_waiting_us
+        share = share_text(gain / found.retimed_step_us if found.retimed_step_us else None)
+        waiting = f"{time_text(found.waiting_us)}, collectives and ranks added up, also where they wait side by side"
+        grid.add_row("waiting for ranks", Text(f"{waiting}; {_late(found)}"))
+        grid.add_row("without waiting", Text(f"{time_text(found.without_waiting_us)} a step: {share} less"))
+    else:
+        grid.add_row("waiting for ranks", Text(NOTHING_MET))
     if (one := found.measured) is not None:
         ratio = ratio_text(one.step_us, found.recorded_step_us)
         what = f"{plural(one.ops, 'call')} and {plural(one.collectives, 'collective')} as measured"
-        text = f"{time_text(one.step_us)} with {what}, {ratio} the recording; {time_text(one.waiting_us)} of waiting"
+        text = f"{time_text(one.step_us)} with {what}, {ratio} the recording"
+        text += f"; {time_text(one.waiting_us)} of waiting" if found.collectives else ""
         grid.add_row("measured", Text(text))
     told, guessed = sum(e.recorded for e in found.edges.values()), sum(e.inferred for e in found.edges.values())
     grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))
@@ -94,8 +99,8 @@ def _ranks(found: JobTimeline, width: int) -> Table:
             "step": time_text(one.recorded_step_us),
             "structure": f"{100 * one.structure_error:+.2f} %",
             "begins": f"+{time_text(one.begins_us)}",
-            "waits": time_text(one.waiting_us),
-            "transfers": time_text(one.transfer_us),
+            "waits": time_text(one.waiting_us) if found.collectives else DASH,
+            "transfers": time_text(one.transfer_us) if found.collectives else DASH,
             "late": f"{one.late}×" if one.late else DASH,
             "late by": time_text(one.late_us) if one.late else DASH,
             "clock": f"{one.clock.shift_us:+,.1f} µs" if one.clock.corrected else "recorded",
@@ -161,7 +166,8 @@ def _socs(found: JobTimeline) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for name, one in found.socs.items():
         ratio = f"{one.step_us / found.recorded_step_us:.2f}×" if found.recorded_step_us else DASH
-        table.add_row(Text(safe(name), style="bold"), time_text(one.step_us), ratio, time_text(one.waiting_us))
+        waiting = time_text(one.waiting_us) if found.collectives else DASH
+        table.add_row(Text(safe(name), style="bold"), time_text(one.step_us), ratio, waiting)
     return table
 
 

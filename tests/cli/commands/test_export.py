@@ -182,6 +182,72 @@ def test_what_goes_with_no_format_is_refused(trace: Path, arguments: tuple[str, 
     assert why in result.stderr
 
 
+TILED = """
+from opreplay import tile
+
+
+@tile.kernel("export_test::double")
+def double(x, y: tile.Out):
+    for r in tile.blocks(x.shape[0], 4):
+        tile.store(y[r], tile.load(x[r]) * 2.0)
+
+
+"""
+
+
+DEFINES = """
+import torch
+
+
+@torch.library.custom_op("export_defined::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+
+
+def test_ops_that_a_plugin_defines_are_in_with_its_file(tmp_path: Path) -> None:
+    plugin, path, out = tmp_path / "defines.py", tmp_path / "t.json", tmp_path / "bundle"
+    plugin.write_text(DEFINES)
+    path.write_text(json.dumps({"traceEvents": [op("export_defined::twice", 100, 9), op("aten::relu", 200, 9)]}))
+    result = export(path, "-o", out, "--plugin", plugin, "--with-plugins")
+    assert result.exit_code == 0, result.stderr
+    assert "exported 2 of 2" in result.stdout
+    assert (out / "plugins" / "defines.py").read_text() == DEFINES
+    assert "`plugins/defines.py`" in (out / "README.md").read_text()
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", str(out / "replay.py"), "--json", "--iterations", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+def test_tile_programs_are_left_out_and_disturb_nobody(tmp_path: Path) -> None:
+    """A bundle has no opreplay to run them; what else the file registers is in."""
+    plugin, path, out = tmp_path / "tiled.py", tmp_path / "t.json", tmp_path / "bundle"
+    plugin.write_text(TILED + PLUGIN)
+    path.write_text(json.dumps({"traceEvents": [op("export_test::double", 100, 9), op("export_test::scale", 200, 9)]}))
+    result = export(path, "-o", out, "--plugin", plugin, "--with-plugins")
+    assert result.exit_code == 0, result.stderr
+    assert "it runs through a tile program, which needs opreplay" in result.stdout
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", str(out / "replay.py"), "--json", "--iterations", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [one["name"] for one in json.loads(done.stdout)["results"]] == ["export_test::scale"]
+
+
 def test_ops_with_the_plugin_that_runs_them(tmp_path: Path) -> None:
     plugin = tmp_path / "own_ops.py"
     plugin.write_text(PLUGIN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ir.model import Recorded, ReplayOp
+from opreplay.replay.ir.model import Assumption, Recorded, ReplayOp
 from opreplay.replay.results.outcome import NOT_FINITE
 from opreplay.replay.results.suspects import suspicions
 
@@ -33,3 +33,14 @@ def test_values_that_were_refilled_are_the_likeliest_cause() -> None:
     assert "values of this tool's own" in line
     assert NOT_FINITE in line
     assert "libraries" not in line
+
+
+def test_recorded_communication_holds_the_wait_for_other_ranks_on_hosts_as_well() -> None:
+    """gloo records no group, so one is assumed; that explains no short time."""
+    assumed = Assumption(argument="group", what="all ranks")
+    recorded = Recorded(host_us_total=60_000.0, host_us_median=20_000.0)
+    op = ReplayOp(id="0" * 12, name="c10d::allreduce_", count=3, recorded=recorded, assumptions=(assumed,))
+    (line,) = suspicions(op, share=0.5, recorded_us=20_000.0, measured_us=500.0)
+    assert "holds the wait for other ranks" in line
+    (line,) = suspicions(op, share=0.5, recorded_us=20_000.0, measured_us=2e6)
+    assert "what the trace lacks was assumed" in line

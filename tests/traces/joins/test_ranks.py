@@ -60,6 +60,25 @@ def test_calls_that_are_missing_in_between_are_matched_by_time() -> None:
     assert found.unmatched == {0: 2, 1: 2}
 
 
+def test_calls_of_other_sizes_are_not_matched_by_their_order_and_move_no_clock() -> None:
+    """One rank's file is cut: its first calls stand where the other's last ones do."""
+    whole = [call(10 * n, 10 * n + 5, elements=size) for n, size in enumerate((10, 99, 10, 99))]
+    cut = [call(100 + 10 * n, 105 + 10 * n, elements=size) for n, size in enumerate((99, 10, 77))]
+    found = matched(whole, cut)
+    assert not found.matched
+    assert not found.clocks[1].corrected
+
+
+def test_one_size_of_many_that_disagrees_is_told_and_moves_no_clock() -> None:
+    one = [call(10 * n, 10 * n + 5, elements=n) for n in range(12)]
+    other = [call(10 * n, 10 * n + 5, elements=n) for n in range(11)] + [call(119, 119.5, elements=7)]
+    found = matched(one, other)
+    assert len(found.matched) == 12
+    assert [d.what for d in found.disagreements] == ["elements in"]
+    assert found.clocks[1].by == 11
+    assert not found.clocks[1].corrected
+
+
 def test_threads_of_a_host_are_no_groups() -> None:
     """gloo's pool hands each collective to whichever thread is free: the ranks' threads say nothing of each other."""
 

@@ -8,6 +8,7 @@ a plan of a trace is the caller's, and so is the text that stands for all that d
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import zlib
 from collections.abc import Sequence
@@ -74,7 +75,9 @@ class PlanStore:
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise UsageError(f"another run writes {path}", hint="Wait for it, or name another --output.") from None
-            raise UsageError(f"cannot write {path}: {error}", hint="Check the folder and its rights.") from None
+            folder = path.absolute().parent
+            why = str(error) if os.access(folder, os.W_OK) else f"the folder {folder} is not writable"
+            raise UsageError(f"cannot write {path}: {why}", hint="Check the folder and its rights.") from None
 
     def __len__(self) -> int:
         return len(self._sources)

@@ -199,7 +199,6 @@ def against_gauge(found: Measurement, in_order: Sequence[float], gauge_us: Seque
 def summarize(ordered: list[float], *, calls: int, resolution_us: float, options: MeasureOptions) -> Measurement:
     """The measurement that ascending samples (us a call) amount to, with its warnings."""
     deciles = tuple(stats.quantile(ordered, step / 10) for step in range(11))
-    sure = stats.median_ranks(len(ordered)) is not None
     median, (low, high) = deciles[5], stats.median_interval(ordered)
     upper = stats.quantile(ordered, 0.75)
     iqr = upper - stats.quantile(ordered, 0.25)
@@ -219,8 +218,8 @@ def summarize(ordered: list[float], *, calls: int, resolution_us: float, options
         max_us=ordered[-1],
         samples=len(ordered),
         calls_per_sample=calls,
-        ci_low_us=low if sure else None,
-        ci_high_us=high if sure else None,
+        ci_low_us=low,
+        ci_high_us=high,
         warnings=tuple(warnings),
         deciles_us=deciles,
         outliers=sum(sample > upper + stats.FAR_OUT * iqr for sample in ordered),
@@ -232,9 +231,8 @@ def scaled(measurement: Measurement, part: float) -> Measurement:
     if part == 1.0:
         return measurement
     times = {
-        name: value / part
+        name: getattr(measurement, name) / part
         for name in ("median_us", "iqr_us", "min_us", "max_us", "ci_low_us", "ci_high_us")
-        if (value := getattr(measurement, name)) is not None
     }
     deciles = tuple(value / part for value in measurement.deciles_us)
     if measurement.relative is not None:

@@ -312,8 +312,8 @@ def _ratio(a: Measurement, b: Measurement, method: Method) -> tuple[float, float
         ratio, errors = b.median_us / a.median_us, (a.median_error, b.median_error)
     if errors[0] is not None and errors[1] is not None:
         return _with_interval(ratio, math.hypot(errors[0], errors[1]))
-    low = b.low_us / b.median_us * a.median_us / _some(a.high_us)
-    return ratio, ratio * low, ratio * b.high_us / b.median_us * a.median_us / _some(a.low_us)
+    low = b.ci_low_us / b.median_us * a.median_us / _some(a.ci_high_us)
+    return ratio, ratio * low, ratio * b.ci_high_us / b.median_us * a.median_us / _some(a.ci_low_us)
 
 
 def _with_interval(ratio: float, error: float) -> tuple[float, float, float]:

@@ -109,8 +109,9 @@ class OpReplayGroup(click.Group):
             if isinstance(error, OpReplayError):
                 return show_error(str(error), error.hint, error.exit_code)
             if isinstance(error, OSError) and (error.errno in FULL or error.filename is not None):
+                where = "stdout: " if _stdout_is_full() else ""
                 _discard_stdout()
-                where = "" if error.filename is None else f"{error.filename}: "
+                where = where if error.filename is None else f"{error.filename}: "
                 return show_error(f"{where}{error.strerror}", "Check the disk and its rights.", ExitCode.ENVIRONMENT)
             raise
 
@@ -123,6 +124,15 @@ def show_error(message: str, hint: str, exit_code: int) -> int:
     if hint:
         click.echo(f"hint: {safe(hint)}", err=True)
     return exit_code
+
+
+def _stdout_is_full() -> bool:
+    """Whether it still holds text that cannot be written."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return True
+    return False
 
 
 def _discard_stdout() -> None:

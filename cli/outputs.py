@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from opreplay.cli.terminal import console
 from opreplay.replay.report.run import batch_markdown, csv_, markdown, sequence
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import Header, OpResult, Record, Summary
@@ -105,11 +106,15 @@ class Outputs:
         """Pass one record on to the files, opening them for the first one."""
         if not self._opened:
             self._open()
-        self.memory.write(record)
+        if not isinstance(record, OpResult):
+            self.memory.write(record)
         for sink in self._lines:
             sink.write(record)
-        if self.on_result is not None and isinstance(record, OpResult):
-            self.on_result(record)
+        if isinstance(record, OpResult):
+            # Only now: a report counts no op that the files have no room for.
+            self.memory.write(record)
+            if self.on_result is not None:
+                self.on_result(record)
 
     def _open(self) -> None:
         self._opened = True
@@ -133,6 +138,8 @@ class Outputs:
     ) -> None:
         for sink in self._lines:
             sink.close()
+        if kind is KeyboardInterrupt and not self._opened:
+            console.narrate("opreplay: nothing was measured yet, and no file was written")
         header, summary = self.memory.header, self.memory.summary
         if header is None or summary is None:
             return

@@ -73,12 +73,20 @@ def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = T
 
 def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     """1 when more ops were skipped or failed than allowed, and a line on stderr that says so."""
-    from opreplay.replay.results.resume import is_out_of_time
+    from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
 
     summary = outputs.memory.summary
     missed = 0 if summary is None else summary.ops - summary.replayed
     wrong = sum(r.values is not None and r.values.status == "differs" for r in outputs.memory.results)
     late = sum(map(is_out_of_time, outputs.memory.results))
+    for result in filter(is_ended_by_time, outputs.memory.results):
+        if result.measure_s is None or summary is None:
+            continue
+        console.narrate(
+            f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s of the run's "
+            f"{summary.wall_s:.0f} s and had not ended (--total-time): --resume tries it last, "
+            "--op-limit gives it up sooner"
+        )
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
     what = "were not replayed, or compute something else" if wrong else "were not replayed"

@@ -222,12 +222,21 @@ def stored_plans(outputs: Outputs, how: HowToRead, *, force: bool) -> Generator[
     if outputs.results is None:
         yield None
         return
+    from opreplay.cli.terminal.console import narrate
+    from opreplay.replay.batch.job import some
     from opreplay.replay.batch.plan_store import SUFFIX, PlanStore
     from opreplay.replay.results.resume import is_out_of_time
+    from opreplay.traces.errors import UsageError
 
     store = PlanStore(outputs.results.with_name(outputs.results.name + SUFFIX), how.settings(), force=force)
     try:
         yield store
+    except UsageError:
+        # What is kept stays that of the run that could not be continued with these files.
+        if outputs.earlier is not None and (others := store.undo()):
+            narrate(f"opreplay: not as the run to continue had them: {some(others)}")
+        store.close()
+        raise
     except BaseException:
         store.close()
         raise

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     "--fail-if",
     multiple=True,
     metavar="CONDITION",
-    help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together), 'lost>0' or 'unclear>50%' (of the "
-    "ops). Repeatable.",
+    help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together), 'lost>0', 'unclear>50%' (of the "
+    "ops) or 'power>20%' (smaller changes would not be found). Repeatable.",
 )
 @click.option(
     "--method",
@@ -104,7 +104,7 @@ def command(
     from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.report.views import comparison_markdown, comparison_table
-    from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations
+    from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
 
     page = check_page(output, force=force or overwrite)
     conditions = [parse_condition(text) for text in fail_if]
@@ -122,18 +122,18 @@ def command(
         simulate=simulated_times,
     )
     broken, open_ = violations(conditions, found), unchecked(conditions, found)
+    warnings = [*warnings_of(conditions, found), *open_]
     write_page(page, partial(of_checks.of_comparison, found), force=force or overwrite)
     if format_ == "json":
-        console.write(console.json_text({**view.facts(found), "violations": broken, "unchecked": open_}))
+        told = {"violations": broken, "unchecked": open_, "warnings": warnings}
+        console.write(console.json_text({**view.facts(found), **told}))
     elif format_ == "markdown":
         console.write(comparison_markdown.render(found, everything=everything))
     else:
         for line in (view.first_line(found), *view.side_lines(found)):
             console.show_line(line)
         console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
-    if conditions and found.applied > threshold:
-        console.narrate(f"opreplay: warning: changes below {found.applied:.0%} do not show: the runs scatter so far")
-    for line in open_:
+    for line in warnings:
         console.narrate(f"opreplay: warning: {line}")
     for line in broken:
         console.narrate(f"opreplay: {line}")

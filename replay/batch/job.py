@@ -53,9 +53,9 @@ def find_and_pair(
                 hint="They are paired by name or by rank: name them like their traces, e.g. et_rank3.json.",
             )
         if without := [file.path for file in files if file.path not in pairs]:
-            tell(f"{len(without)} of {len(files)} traces have no ExecutionTrace: {_some(without)}")
+            tell(f"{len(without)} of {len(files)} traces have no ExecutionTrace: {some(without)}")
         if unused := [path for path in given.values() if path not in pairs.values()]:
-            tell(f"{len(unused)} of {len(given)} ExecutionTraces have no trace: {_some(unused)}")
+            tell(f"{len(unused)} of {len(given)} ExecutionTraces have no trace: {some(unused)}")
     return files, HowToRead(
         selection=selection,
         device=device,
@@ -96,7 +96,7 @@ def read_batch(
         batch.leave_out(path, SPECIAL, refused=False)
     files = [file for file in files if file.path not in special]
     if not files:
-        raise UsageError(f"there is no regular file among {_some(special)}", hint="Name a pipe itself to have it read.")
+        raise UsageError(f"there is no regular file among {some(special)}", hint="Name a pipe itself to have it read.")
     plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address, tell=tell)
     for index, (file, one) in enumerate(zip(files, plans, strict=True), start=1):
         progress(index, len(files))
@@ -157,5 +157,6 @@ def _plans(
         yield one
 
 
-def _some(paths: Sequence[str]) -> str:
+def some(paths: Sequence[str]) -> str:
+    """The first of them, as a line names them."""
     return ", ".join(paths[:NAMED]) + (" ..." if len(paths) > NAMED else "")

@@ -8,6 +8,7 @@ a plan of a trace is the caller's, and so is the text that stands for all that d
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import zlib
 from collections.abc import Sequence
@@ -69,12 +70,16 @@ class PlanStore:
         """Why plans are no longer kept: reading goes on without."""
         self._ops: dict[int, ReplayOp] = {}
         self._sources: dict[str, tuple[Stamp, ...]] = {}
+        self._before: dict[str, tuple[int, bytes] | None] = {}
+        """Trace that was added → its row as it was when the file was opened."""
         try:
             self._open(settings, anew=force or not _is_ours(path))
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 raise UsageError(f"another run writes {path}", hint="Wait for it, or name another --output.") from None
-            raise UsageError(f"cannot write {path}: {error}", hint="Check the folder and its rights.") from None
+            folder = path.absolute().parent
+            why = str(error) if os.access(folder, os.W_OK) else f"the folder {folder} is not writable"
+            raise UsageError(f"cannot write {path}: {why}", hint="Check the folder and its rights.") from None
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -103,6 +108,7 @@ class PlanStore:
         new: dict[int, ReplayOp] = {}
         try:
             self.connection.execute("BEGIN")
+            found = self.connection.execute("SELECT crc, body FROM traces WHERE path = ?", (trace.path,)).fetchone()
             uses = tuple(_Use(self._place(op, new), op.count, op.recorded) for op in trace.plan.ops)
             bare = msgspec.structs.replace(trace, plan=msgspec.structs.replace(trace.plan, ops=()))
             row = (trace.path, *_packed(_Entry(trace=bare, uses=uses)))
@@ -113,8 +119,20 @@ class PlanStore:
             with contextlib.suppress(sqlite3.Error):
                 self.connection.execute("ROLLBACK")
             return
+        self._before.setdefault(trace.path, found)
         self._ops |= new
         self._sources[trace.path] = trace.sources
+
+    def undo(self) -> list[str]:
+        """Have the traces as they were when the file was opened; those that had another plan then, or none while others
+        had one."""
+        added, self._before = self._before, {}
+        with contextlib.suppress(sqlite3.Error):  # a full disk: they are read again
+            for path, row in added.items():
+                self.connection.execute("DELETE FROM traces WHERE path = ?", (path,))
+                if row is not None:
+                    self.connection.execute("INSERT INTO traces VALUES (?, ?, ?)", (path, *row))
+        return list(added) if len(self) > len(added) or any(added.values()) else []
 
     def close(self, *, remove: bool = False) -> None:
         """Close the file; with `remove`, when the batch is complete, it goes."""

@@ -7,7 +7,7 @@ a device would take (`simulate` is handed in).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -49,7 +49,14 @@ from opreplay.replay.results.records import (
     Summary,
     TraceResult,
 )
-from opreplay.replay.results.resume import identity_of, kept_results, whole_summary
+from opreplay.replay.results.resume import (
+    WHILE_IT_RAN,
+    ended_by_time,
+    identity_of,
+    kept_results,
+    left_to_do,
+    whole_summary,
+)
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 MAPPED_BYTES = 128 << 10
@@ -137,9 +144,9 @@ def run_plan(
         begun = True
         if on_start is not None:
             on_start(header.environment)
-        watch = _Watch(plan, options, started, len(results), on_progress)
-        done = {result.id for result in results}
-        for op, outcome in chosen.outcomes([op for op in plan.ops if op.id not in done], watch.decide):
+        costly = ended_by_time(earlier)
+        watch = _Watch(plan, options, started, len(results), on_progress, costly)
+        for op, outcome in chosen.outcomes(left_to_do(plan.ops, results, costly), watch.decide):
             simulated = simulate(op) if simulate is not None else {}
             told = (failed or {}).get(op.id, ())
             result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=told)
@@ -167,8 +174,15 @@ class _Watch:
     """Says where the run stands before each op, and which op is not to run."""
 
     def __init__(
-        self, plan: ReplayPlan, options: RunOptions, started: float, kept: int, tell: Callable[[Progress], None] | None
+        self,
+        plan: ReplayPlan,
+        options: RunOptions,
+        started: float,
+        kept: int,
+        tell: Callable[[Progress], None] | None,
+        costly: Set[str] = frozenset(),
     ) -> None:
+        self._costly = costly
         self._total, self._options, self._started, self._kept, self._tell = len(plan.ops), options, started, kept, tell
         self.done = kept
 
@@ -182,7 +196,8 @@ class _Watch:
             return unable(op.reason)
         limit_s = self._options.total_time_s
         if limit_s is not None and elapsed_s >= limit_s:
-            return unable(Reason("out of time", f"the run's {limit_s:g} s are spent (--total-time)"))
+            before = f"{WHILE_IT_RAN} before, and " if op.id in self._costly else ""
+            return unable(Reason("out of time", f"{before}the run's {limit_s:g} s are spent (--total-time)"))
         return None
 
 

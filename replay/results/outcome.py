@@ -37,7 +37,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     bus_factor: float | None = None
     """Of that collective, see `opreplay.replay.collectives.model.bus_factor`."""
     measure_s: float | None = None
-    """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it."""
+    """Wall time of the measuring loop; the rest of the op's time went into its arguments and into talking of it. Of an
+    op that was ended with the run's time: all that it took."""
     attempts: int = 1
     """2 for an op that went wrong among others and was tried again alone; this is what it came to there."""
     suspect: bool = False

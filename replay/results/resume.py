@@ -6,7 +6,7 @@ Owns the comparison; the file is `result_lines`, the order of work `run`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.host import environment
-from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import UsageError
@@ -23,6 +23,8 @@ FREE = frozenset({"total_time_s", "limit_s", "shared_device"})
 """Options that may differ: they say how long a run may take, not what is measured."""
 NAMED = frozenset({"seed", "device"})
 """Options named one by one where they differ; the others are one digest."""
+WHILE_IT_RAN = "the run's time was over while it ran"
+"""How the detail of the reason of an op begins that was ended with the run's time."""
 WORDS = {
     "plan": "the ops (another trace, or other filters)",
     "options": "the options of measuring",
@@ -125,6 +127,23 @@ def kept_results(earlier: ResultFile) -> list[OpResult]:
 def is_out_of_time(result: OpResult) -> bool:
     """Whether the run had no time for the op."""
     return result.reason is not None and result.reason.kind == "out of time"
+
+
+def is_ended_by_time(result: OpResult) -> bool:
+    """Whether the op was running when the time of this run, or of one that it continues, was over."""
+    return result.reason is not None and is_out_of_time(result) and result.reason.detail.startswith(WHILE_IT_RAN)
+
+
+def ended_by_time(earlier: ResultFile | None) -> frozenset[str]:
+    """Ids of the ops that are so in a file."""
+    return frozenset(result.id for result in (() if earlier is None else earlier.results) if is_ended_by_time(result))
+
+
+def left_to_do(ops: Sequence[ReplayOp], done: Sequence[OpResult], costly: Set[str]) -> list[ReplayOp]:
+    """The ops without a result among `done`, in their order, those of `costly` ids last: they have taken the time of
+    one run and would take that of each further one."""
+    known = {result.id for result in done}
+    return sorted((op for op in ops if op.id not in known), key=lambda op: op.id in costly)
 
 
 def has_lost_rank(result: OpResult) -> bool:

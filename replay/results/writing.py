@@ -104,10 +104,13 @@ class JsonLinesSink:
             _to_disk(self._stream.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
+                self._stream.seek(start)  # else the next line, which may fit, would begin behind a hole
                 self._stream.truncate(start)
             raise EnvironmentRefused(
                 f"cannot write {getattr(self._stream, 'name', 'the results')}: {error.strerror}",
-                hint="The lines before are whole: make room, then continue with --resume.",
+                hint="The lines before are whole: make room, then continue with --resume."
+                if start
+                else "Nothing was written: make room, or name a file on another disk.",
             ) from None
 
     def close(self) -> None:

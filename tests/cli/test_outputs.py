@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -48,13 +49,39 @@ def test_a_full_disk_is_told_before_anything_is_measured(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_op_that_no_file_has_room_for_is_in_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was counted in a part of the covered share and not in the sum."""
+    with Outputs([str(tmp_path / "r.jsonl")], force=False) as outputs:
+        outputs.write(HEADER)
+        monkeypatch.setattr("os.fdatasync", no_room)
+        with pytest.raises(EnvironmentRefused, match="No space") as caught:
+            outputs.write(OP)
+        monkeypatch.undo()
+        assert "--resume" in caught.value.hint
+        assert outputs.memory.results == []
+        outputs.write(SUMMARY)
+    assert read_results(tmp_path / "r.jsonl") == (HEADER, [], SUMMARY)
+
+
+def no_room(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_interrupt_before_the_first_record_says_that_there_is_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt), Outputs([str(tmp_path / "r.jsonl")], force=False):
+        raise KeyboardInterrupt
+    assert "nothing was measured yet, and no file was written" in capsys.readouterr().err
+
+
 def write_all(outputs: Outputs) -> None:
     for record in (HEADER, OP, SUMMARY):
         outputs.write(record)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-@pytest.mark.parametrize(("suffix", "hint"), [(".jsonl", "--resume"), (".csv", "opreplay report")])
+@pytest.mark.parametrize(("suffix", "hint"), [(".jsonl", "Nothing was written"), (".csv", "opreplay report")])
 def test_what_cannot_be_written_says_what_is_left(tmp_path: Path, suffix: str, hint: str) -> None:
     full, lines = tmp_path / f"full{suffix}", tmp_path / "r.ndjson"
     full.symlink_to("/dev/full")

@@ -24,6 +24,7 @@ from opreplay.replay.execute.visits import WHOLE, Book, Visit, first_checks
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.outcome import Outcome, unable
+from opreplay.replay.results.resume import WHILE_IT_RAN
 from opreplay.traces.errors import EnvironmentRefused
 
 STARTS = 3
@@ -95,6 +96,8 @@ class ChildProcess:
         """Whether the op in flight is the first of its child."""
         self._shaken = False
         """Whether an op raised in this child."""
+        self._given = 0.0
+        """On the monotonic clock: when the op in flight was handed to its child."""
         self._tries = 0
         self._failed_starts = 0
         self._was_ready = False
@@ -186,7 +189,8 @@ class ChildProcess:
 
     def _give(self, child: Child, op: ReplayOp) -> None:
         self._alone = child.tasks == 0
-        self.deadline = min(monotonic() + self._limit_s, self._until)
+        self._given = monotonic()
+        self.deadline = min(self._given + self._limit_s, self._until)
         child.give(op, self._visit)
 
     def _replace_unready(self, child: Child, *, late: bool) -> None:
@@ -202,7 +206,8 @@ class ChildProcess:
     def _judge(self, child: Child, reply: Outcome | None, *, late: bool) -> Outcome | None:
         """The outcome of the op in flight, or None when it is tried again."""
         if late and monotonic() >= self._until:
-            outcome = unable(Reason("out of time", "the run's time was over while it ran (--total-time)"))
+            outcome = unable(Reason("out of time", f"{WHILE_IT_RAN} (--total-time)"))
+            outcome = msgspec.structs.replace(outcome, measure_s=monotonic() - self._given)
         elif late:
             outcome = unable(Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)"))
         elif reply is None:

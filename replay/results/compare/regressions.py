@@ -1,5 +1,5 @@
 # pyright: strict
-"""`slower>5%`, `total>3%`, `lost>0`, `unclear>50%`: what a build can fail on in a comparison; own no comparison."""
+"""`slower>5%`, `total>3%`, `lost>0`, `unclear>50%`, `power>20%`: what a build can fail on; own no comparison."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import msgspec
 from opreplay.replay.results.compare.judge import Comparison
 from opreplay.traces.errors import UsageError
 
-_CONDITION = re.compile(r"\s*(slower|total|lost|unclear)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
+_CONDITION = re.compile(r"\s*(slower|total|lost|unclear|power)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """What must not be."""
 
-    what: Literal["slower", "total", "lost", "unclear"]
+    what: Literal["slower", "total", "lost", "unclear", "power"]
     """An op that became slower, all ops together, the number of ops that are no longer replayed, the share of
-    ops that could not be judged."""
+    ops that could not be judged, the least change that would have been found."""
     limit: float
     """A share, or a number of ops for "lost"."""
 
@@ -48,6 +48,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         if self.what == "unclear":
             share = found.unclear_share
             return [f"{self}: {share:.0%} of the ops cannot be judged"] if share > self.limit else []
+        if self.what == "power":
+            if found.power is None:
+                return [f"{self}: it is not known what change would have been found"]
+            seen = f"{self}: only changes of {found.power:.0%} or more would have been found in most ops"
+            return [seen] if found.power > self.limit else []
         slow = [op for op in found.of("slower") if (op.ratio or 1.0) > 1.0 + self.limit]
         return [f"{self}: {op.name} {op.ratio or 0.0:.3f}×" for op in slow]
 
@@ -74,12 +79,22 @@ def unchecked(conditions: Sequence[Condition], found: Comparison) -> list[str]:
     return [f"{one} was not checked: {found.untold}" for one in conditions if one.what == "total"]
 
 
+def warnings_of(conditions: Sequence[Condition], found: Comparison) -> list[str]:
+    """What the conditions could not see in these runs, whose ops scatter farther than they ask."""
+    if not conditions or found.applied <= found.threshold:
+        return []
+    return [
+        f"changes below {found.applied:.0%} do not show: the runs scatter so far (--fail-if 'power>20%' fails on that)"
+    ]
+
+
 def parse_condition(text: str) -> Condition:
     """ "slower>5%" → Condition. Raises UsageError for anything else."""
     match = _CONDITION.fullmatch(text)
     if match is None or (match[1] == "lost") == bool(match[3]):
         raise UsageError(
-            f"{text!r} is no condition", hint="Write it like 'slower>5%', 'total>3%', 'lost>0' or 'unclear>50%'."
+            f"{text!r} is no condition",
+            hint="Write it like 'slower>5%', 'total>3%', 'lost>0', 'unclear>50%' or 'power>20%'.",
         )
-    what: Literal["slower", "total", "lost", "unclear"] = match[1]  # type: ignore[assignment]
+    what: Literal["slower", "total", "lost", "unclear", "power"] = match[1]  # type: ignore[assignment]
     return Condition(what=what, limit=float(match[2]) * (0.01 if match[3] else 1.0))

@@ -357,6 +357,25 @@ def test_traces_that_are_as_they_were_are_read_once(
     assert [trace.rank for trace in file.traces] == [0, 1]
 
 
+def test_a_trace_that_changed_is_named_each_time_and_its_plan_stays_that_of_the_run(
+    ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refused run kept the new plan, so that the next one called all traces those of before."""
+    path = tmp_path / "r.jsonl"
+
+    def interrupted(self: InProcess, op: ReplayOp) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InProcess, "measure", interrupted)
+    assert batch(ranks, "-o", path).exit_code == 130
+    changed = write_rank(ranks / "rank0.json", 0, own=99)
+    for _ in range(2):
+        again = batch(ranks, "-o", path, "--resume")
+        assert again.exit_code == 2
+        assert "plans of 1 of 2 traces" in again.stderr
+        assert f"not as the run to continue had them: {changed}\n" in again.stderr
+
+
 def test_a_batch_interrupted_while_reading_goes_on_there(
     ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

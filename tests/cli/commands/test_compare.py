@@ -13,6 +13,9 @@ from opreplay.cli.main import opreplay
 from opreplay.replay.execute.measure import summarize
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.ir.reasons import Reason
+from opreplay.replay.results.compare.judge import compare
+from opreplay.replay.results.compare.regressions import parse_condition, violations, warnings_of
+from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.records import Header, OpResult
 from opreplay.replay.results.writing import JsonLinesSink
 
@@ -269,6 +272,22 @@ def test_runs_of_other_ops_say_so_and_their_time_counts(before: Path, tmp_path: 
     assert note in " ".join(result.stdout.split())
     assert note not in " ".join(run(before, before).stdout.split())
     assert run(after, before, "--fail-if", "total>3%").exit_code == 0
+
+
+def test_a_build_can_fail_on_what_it_could_not_have_seen(before: Path) -> None:
+    """`slower>5%` passed where changes below 45 % do not show."""
+    found = run(before, before, "--fail-if", "slower>5%", "--fail-if", "power>0%", "--format", "json")
+    power = json.loads(found.stdout)["power"]
+    assert found.exit_code == (5 if power is None or power > 0 else 0)
+    base = compare(read_result_file(before), read_result_file(before))
+    wide = msgspec.structs.replace(base, applied=0.45, power=0.4)
+    conditions = [parse_condition("slower>5%"), parse_condition("power>20%")]
+    assert violations(conditions[:1], wide) == []
+    assert violations(conditions, wide) == ["power>20%: only changes of 40% or more would have been found in most ops"]
+    assert warnings_of(conditions, wide)[0].startswith("changes below 45% do not show")
+    assert warnings_of([], wide) == []
+    unknown = msgspec.structs.replace(base, power=None)
+    assert violations(conditions, unknown) == ["power>20%: it is not known what change would have been found"]
 
 
 def test_what_was_not_reached_passes_no_condition(before: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import msgspec
@@ -12,9 +13,11 @@ from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import MeasureOptions, RunOptions
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.execute.run import run_plan
-from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Reason, Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.results.outcome import unable
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.records import Record
+from opreplay.replay.results.resume import WHILE_IT_RAN
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
 
@@ -105,6 +108,29 @@ def test_another_run_is_no_continuation(
     with pytest.raises(UsageError, match=what):
         go_on(cut, plan, msgspec.structs.replace(OPTIONS, **options), **more)
     assert cut.read_bytes() == before
+
+
+def test_an_op_that_took_a_runs_time_comes_last_in_each_that_goes_on(tmp_path: Path) -> None:
+    """It came first in each, so that no other op was ever tried."""
+
+    class Endless(Counting):
+        def measure(self, op: ReplayOp) -> Any:
+            if op.name != "fake::1us":
+                return super().measure(op)
+            self.measured.append(op.name)
+            sleep(0.06)
+            return unable(Reason("out of time", f"{WHILE_IT_RAN} (--total-time)"))
+
+    path, short = tmp_path / "r.jsonl", msgspec.structs.replace(OPTIONS, total_time_s=0.05)
+    runner = Endless()
+    with JsonLinesSink.open(path) as sink:
+        run_plan(PLAN, short, sink=sink, runner=runner)
+    assert runner.measured == ["fake::1us"]
+    go_on(path, PLAN, msgspec.structs.replace(OPTIONS, total_time_s=0.0))
+    first = read_result_file(path).results[0]
+    assert str(first.reason) == f"out of time: {WHILE_IT_RAN} before, and the run's 0 s are spent (--total-time)"
+    assert go_on(path).measured == ["fake::2us", "fake::3us", "fake::4us", "fake::1us"]
+    assert [result.name for result in read_result_file(path).results] == [op.name for op in PLAN.ops]
 
 
 def test_time_limits_may_change_and_ops_without_time_get_another_chance(tmp_path: Path) -> None:

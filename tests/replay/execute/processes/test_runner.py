@@ -87,6 +87,7 @@ def test_the_end_of_the_runs_time_ends_the_op_in_flight() -> None:
         assert runner.measure(fake_op("3us")).status == "replayed"
         outcome = runner.measure(fake_op("hang"))
         assert str(outcome.reason) == "out of time: the run's time was over while it ran (--total-time)"
+        assert 0.0 < (outcome.measure_s or 0.0) < 9.0
         assert runner.pid is None
     finally:
         runner.close()

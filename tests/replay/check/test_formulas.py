@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -18,10 +20,11 @@ from opreplay.replay.standins import implemented, register_namespace
 
 
 @pytest.fixture(scope="module")
-def executor() -> TorchExecutor:
+def executor() -> Iterator[TorchExecutor]:
     made = make_executor(WorkerConfig(options=RunOptions(device="cpu"), memory_bytes=1 << 30))
     assert isinstance(made, TorchExecutor)
-    return made
+    yield made
+    made.close()  # torch's settings are those of the process
 
 
 @pytest.mark.parametrize("one", FORMULAS, ids=lambda one: one.names[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from opreplay.replay.check import variants
@@ -18,9 +20,21 @@ ATTENTION = "aten::scaled_dot_product_attention(f32[16,128], f32[16,128], f32[16
 """Of one head and batch: its scores grow with the square of the rows."""
 
 
+_MADE: list[Bench] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Torch's settings are those of the process: who takes them gives them back."""
+    yield
+    while _MADE:
+        _MADE.pop().executor.close()
+
+
 def bench_of(call: str) -> Bench:
     name = call.partition("(")[0]
     bench, _ = make_bench(Setup(op=name, shapes=(call,), points=("correctness",), memory_bytes=1 << 30))
+    _MADE.append(bench)
     return bench
 
 

@@ -224,7 +224,7 @@ class Columns:
         if not bad.any():
             return array
         self.zeroed += int(bad.sum())
-        return np.where(bad, 0, array)
+        return smallest(np.where(bad, 0, array), _TYPES["span"])
 
     def append_rows(self, rows: Array) -> None:
         """Add rows of integers, a column each in the order of `kinds`; times are nanoseconds, all readable."""

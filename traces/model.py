@@ -155,6 +155,19 @@ class KernelTable:
     owner: npt.NDArray[np.int64]
     """Row in `Trace.ops` of the op that owns this device time, or -1."""
 
+    @classmethod
+    def none(cls) -> KernelTable:
+        """That of a trace without device work."""
+        return cls(
+            name=np.empty(0, np.uint32),
+            category=np.empty(0, np.uint8),
+            start_ns=np.empty(0, np.int64),
+            dur_ns=np.empty(0, np.int64),
+            device=np.empty(0, np.int32),
+            stream=np.empty(0, np.int32),
+            owner=np.empty(0, np.int64),
+        )
+
     def __len__(self) -> int:
         return len(self.name)
 

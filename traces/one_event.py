@@ -44,7 +44,6 @@ def trace_of_event(event: Mapping[str, Any]) -> Trace:
     if losses:
         raise Malformed(f"the arguments of {name} cannot be read", hint=_HINT)
     duration_ns = _nanoseconds(event.get("dur"), name)
-    none = np.empty(0, np.int64)
     return Trace(
         info=TraceInfo(
             path=SOURCE, dialect="kineto", bytes_read=len(key), events=1, metadata_level=metadata_level(signatures)
@@ -58,15 +57,7 @@ def trace_of_event(event: Mapping[str, Any]) -> Trace:
         ),
         tracks=(("", ""),),
         kernel_names=(),
-        kernels=KernelTable(
-            name=none.astype(np.uint32),
-            category=none.astype(np.uint8),
-            start_ns=none,
-            dur_ns=none,
-            device=none.astype(np.int32),
-            stream=none.astype(np.int32),
-            owner=none,
-        ),
+        kernels=KernelTable.none(),
         annotations=(),
     )
 

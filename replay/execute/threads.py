@@ -77,9 +77,8 @@ def measure_on_idle(
 
 def waited(found: Measurement) -> bool:
     """Whether the samples look like those of threads that waited for processors which other programs had."""
-    if {"interrupted", "threads waited"} & {
-        kind_of(warning) for warning in found.warnings
-    } or found.repeated > found.samples:
+    kinds = {kind_of(warning) for warning in found.warnings}
+    if kinds & {"interrupted", "threads waited"} or found.repeated > found.samples:
         return True
     deciles = found.deciles_us
     return len(deciles) == 11 and deciles[1] > 0 and deciles[5] > FAR_ABOVE * deciles[1]

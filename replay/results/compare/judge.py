@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from opreplay.replay.results.compare.compatibility import Difference, differences, load_notes
-from opreplay.replay.results.compare.visits import Adjusted, by_visits
+from opreplay.replay.results.compare.visits import MIN_OPS_FOR_SPREAD, Adjusted, by_visits
 from opreplay.replay.results.measurement import Measurement, kind_of
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult
@@ -43,8 +43,6 @@ DEFAULT_THRESHOLD = 0.05
 SPREADS = 2.4
 """The threshold is at least so many standard deviations of the logarithms of the ratios: 0.8 % of normal values are
 above. More would hide a slowdown of 10 % among ops that scatter by 2 %, fewer would call ops slower that are not."""
-MIN_OPS_FOR_SPREAD = 20
-"""Fewer ops say too little of how far ratios scatter when nothing changed."""
 NEAREST = (0.8, 1.2816)
 """So many of normal values are within so many standard deviations; what changed for real is among the others."""
 VISITED_ERRORS = 2.6

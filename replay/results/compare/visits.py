@@ -31,7 +31,7 @@ OTHERS = 1.0
 """Weight of the variance between visits of all ops against an op's own, which a few visits tell badly."""
 NEAREST = (0.68, 0.9945)
 """So many of normal values are within so many standard deviations; ops that changed for real are among the others."""
-ENOUGH = 20
+MIN_OPS_FOR_SPREAD = 20
 """Fewer ops say too little of how far ratios scatter when nothing changed."""
 
 
@@ -99,7 +99,7 @@ def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Adj
 
 def _further(ops: Sequence[Adjusted]) -> float:
     """How many times as far as their errors say the ratios of these ops lie from 1; half at least, 1 for a few ops."""
-    if len(ops) < ENOUGH:
+    if len(ops) < MIN_OPS_FOR_SPREAD:
         return 1.0
     share, normal = NEAREST
     return max(0.5, quantile(sorted(abs(math.log(one.ratio)) / max(one.error, 1e-9) for one in ops), share) / normal)

@@ -70,7 +70,6 @@ def signatures(draw: st.DrawFn) -> OpSignature:
 
 def one_op_each(found: list[OpSignature]) -> Trace:
     n = len(found)
-    none = np.zeros(0, dtype=np.int64)
     return Trace(
         info=TraceInfo(path="t.json", dialect="kineto", bytes_read=0, events=n),
         signatures=tuple(found),
@@ -83,15 +82,7 @@ def one_op_each(found: list[OpSignature]) -> Trace:
         tracks=(("1", "1"),),
         kernel_names=(),
         annotations=(),
-        kernels=KernelTable(
-            name=none.astype(np.uint32),
-            category=none.astype(np.uint8),
-            start_ns=none,
-            dur_ns=none,
-            device=none.astype(np.int32),
-            stream=none.astype(np.int32),
-            owner=none,
-        ),
+        kernels=KernelTable.none(),
     )
 
 

@@ -23,7 +23,6 @@ CAT = call("aten::cat", "TensorList")
 
 def wrappers(calls: list[OpSignature], parents: list[int]) -> list[int]:
     signatures = tuple(dict.fromkeys(calls))
-    none = np.zeros(0, np.int64)
     places = np.arange(len(calls), dtype=np.int64)
     trace = Trace(
         info=TraceInfo(path="t.json", dialect="kineto", bytes_read=0, events=len(calls)),
@@ -36,15 +35,7 @@ def wrappers(calls: list[OpSignature], parents: list[int]) -> list[int]:
         ),
         tracks=(("1", "1"),),
         kernel_names=(),
-        kernels=KernelTable(
-            name=none.astype(np.uint32),
-            category=none.astype(np.uint8),
-            start_ns=none,
-            dur_ns=none,
-            device=none.astype(np.int32),
-            stream=none.astype(np.int32),
-            owner=none,
-        ),
+        kernels=KernelTable.none(),
         annotations=(),
     )
     return np.flatnonzero(autocast_wrappers(trace, np.array(parents, np.int64))).tolist()

@@ -113,6 +113,19 @@ def test_shapes_that_do_not_fit_have_a_reason_and_no_time() -> None:
     assert "8] X [9" in bad["reason"]
 
 
+def test_a_call_refused_where_it_ran_has_no_prediction_and_one_without_a_kernel_here_keeps_it() -> None:
+    calls = ("aten::linear(i64[4,8], f32[8,8])", "aten::max(c64[8])")
+    done = invoke(*calls, "--format", "json", "--op-time", "1ms")
+    assert done.exit_code == 1
+    refused, lacking = json.loads(done.stdout)["cases"]
+    assert "same dtype" in refused["reason"]
+    assert (refused["simulated_us"], refused["simulated"], refused["bound"]) == ({}, {}, None)
+    assert any("no prediction for 910b3" in note for note in refused["notes"])
+    assert "not implemented for" in lacking["reason"]
+    assert lacking["simulated_us"]["910b3"] > 0
+    assert any("predicted all the same" in note for note in lacking["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

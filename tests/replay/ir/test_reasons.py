@@ -40,7 +40,7 @@ def test_the_list_is_what_is_documented() -> None:
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 9x3)", True),
         ("ValueError: n has to be a multiple of 16", True),
         ("IndexError: Dimension out of range", True),
-        ('NotImplementedError: "max_all" not implemented for \'ComplexFloat\'', False),
+        ("NotImplementedError: \"max_all\" not implemented for 'ComplexFloat'", False),
         ("NotImplementedError: Could not run 'aten::x' with arguments from the 'CPU' backend", False),
         ("RuntimeError: mixed dtype (CPU): expect parameter to have scalar type of Float", False),
         ("RuntimeError: CUDA error: no kernel image is available", False),

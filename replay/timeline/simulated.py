@@ -56,6 +56,8 @@ AlexNet profile on a 910B2 (MindStudio Insight test data). Recorded latencies ar
 TASK_GAP_US = 1.0
 """Between tasks of a stream that has work waiting: `Wait Time` of the public Qwen profiles on a 910B4 is 0.1 µs at the
 first quartile and 1.1 µs at the median."""
+ASSUMED = "launch latency"
+"""How the note on these two begins: it is the same for every step."""
 UNPREDICTED_BAND = 3.0
 """80 % factor for tasks that have no prediction and are scaled as the predicted ones are: assumed."""
 HOST_BOUND_SHARE = 0.3
@@ -202,7 +204,7 @@ def step_on(
     found = categories(graph, schedule, step_us=schedule.step_us, begin_us=begin)
     parts, _ = path_parts(names, graph, schedule)
     predicted = sum(float(us.sum()) for us in made.families.values())
-    idle_host = found.idle_host_bound + found.idle_before_first + found.idle_after_last
+    idle_host = found.idle_for_host
     host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
     notes = list(made.notes)
     recorded_us, made_us = made.collectives_us
@@ -214,7 +216,7 @@ def step_on(
         )
     if host_bound:
         notes.append(
-            f"host-bound: {device.name} idles {idle_host / schedule.step_us:.0%} of the step for the host, with "
+            f"host-bound: the device idles {found.host_idle_text(schedule.step_us)}, with "
             f"{'the time' if host_scale == 1.0 else f'{host_scale:g} times the time'} that was recorded"
         )
     by_family = {name: float(us.sum()) for name, us in made.families.items()}
@@ -481,7 +483,7 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
     if out.dispatch_us is not None:
         host = f"{host}, {DISPATCH_US:g} µs for each op that left it (of a public torch_npu profile)"
     out.notes.append(
-        f"launch latency {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; {host}"
+        f"{ASSUMED} {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; {host}"
     )
 
 

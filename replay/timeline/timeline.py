@@ -16,7 +16,6 @@ from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_w
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
-from opreplay.replay.timeline.graph.steps import Step, busy_steps, chosen_step, steps_of
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.names import Names
@@ -25,6 +24,7 @@ from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of
 from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Predicted, SocStep, paced, predict, step_on
 from opreplay.traces import Trace
 from opreplay.traces.links.collectives import with_host_collectives
+from opreplay.traces.links.steps import Step, busy_steps, chosen_step, steps_of
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -50,6 +50,8 @@ class StepMark(msgspec.Struct, frozen=True, kw_only=True):
     """Marked steps of the trace."""
     host_us: float
     """The marked range on its host thread."""
+    asked: bool = False
+    """False: it is the one of median length among those that launch work."""
     all_host_us: tuple[float, float] | None = None
     """Of all marked steps with work: the shortest and the longest range on the host."""
     begin_us: float
@@ -170,7 +172,7 @@ def timeline(
     return Study(
         timeline=Timeline(
             source=trace.info.path.rsplit("/", 1)[-1],
-            step=_mark(chosen, graph, trace),
+            step=_mark(chosen, graph, trace, asked=step is not None),
             recorded_step_us=graph.recorded_us,
             retimed_step_us=schedule.step_us,
             structure_error=error,
@@ -287,10 +289,10 @@ def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: fl
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
     made = categories(graph, after, step_us=after.step_us)
-    waits = made.idle_host_bound + made.idle_before_first + made.idle_after_last + made.idle_launch_latency
+    waits = made.idle_for_host
     told = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
     if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
-        return [f"{told}: host-bound, the device then waits for launches {waits / after.step_us:.0%} of the step"]
+        return [f"{told}: host-bound, the device then idles {made.host_idle_text(after.step_us)}"]
     return [f"{told}: the rest runs beside other work, or while the device would wait for something else"]
 
 
@@ -393,13 +395,14 @@ def relative(value: float, base: float) -> float:
     return value / base - 1.0 if base else 0.0
 
 
-def _mark(step: Step, graph: StepGraph, trace: Trace) -> StepMark:
+def _mark(step: Step, graph: StepGraph, trace: Trace, *, asked: bool) -> StepMark:
     ranges = [(one.end_ns - one.start_ns) / 1e3 for one in busy_steps(trace)]
     return StepMark(
         name=step.name,
         number=step.number,
         marked=step.marked,
         steps=len(steps_of(trace)),
+        asked=asked,
         host_us=graph.host_us,
         all_host_us=(min(ranges), max(ranges)) if len(ranges) > 1 else None,
         begin_us=graph.begin_us,

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.timeline.graph.model import NO_OP, Bools, Floats, Ints, Slices
-from opreplay.replay.timeline.graph.steps import Step
 from opreplay.traces import Trace
 from opreplay.traces.links.parents import nest
+from opreplay.traces.links.steps import Step
 
 _CANN = "CANN"
 """Name of the process under which torch_npu records calls of the threads of another one."""

@@ -21,6 +21,7 @@ from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_o
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
+from opreplay.replay.timeline.python_time import idle_notes, python_on_path
 from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Predicted, SocStep, paced, predict, step_on
 from opreplay.traces import Trace
 from opreplay.traces.links.collectives import with_host_collectives
@@ -90,6 +91,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
+    critical_path_python_us: dict[str, float] = {}
+    """Of the path's time between ops: by the Python function that was called, else by the marked range; empty where the
+    trace names none."""
     slack: tuple[Slack, ...]
     edges: dict[str, EdgeCount]
     unexplained_waits: int
@@ -159,6 +163,7 @@ def timeline(
     names = Names(trace, graph)
     schedule = retimed(graph)
     recorded = recorded_schedule(graph)
+    made = categories(graph, recorded, step_us=graph.recorded_us)
     parts, modules = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
@@ -177,9 +182,10 @@ def timeline(
             retimed_step_us=schedule.step_us,
             structure_error=error,
             structure_error_typical=typical,
-            categories_us=categories(graph, recorded, step_us=graph.recorded_us),
+            categories_us=made,
             critical_path=tuple(parts),
             critical_path_modules_us=dict(modules),
+            critical_path_python_us=dict(python_on_path(trace, graph, schedule, parts)),
             slack=tuple(slack_of_ops(names, graph, schedule)),
             edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()},
             unexplained_waits=graph.unexplained.waits,
@@ -192,7 +198,11 @@ def timeline(
             measured_profiler_us=None if with_times is None else with_times.profiler_us,
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
-            notes=(*_notes(trace, chosen, graph), *(with_times.notes if with_times is not None else ())),
+            notes=(
+                *idle_notes(trace, graph, made, graph.recorded_us),
+                *_notes(trace, chosen, graph),
+                *(with_times.notes if with_times is not None else ()),
+            ),
         ),
         graph=graph,
         names=names,

@@ -105,6 +105,44 @@ def test_a_note_on_idle_time_names_the_rows_of_the_table(tmp_path: Path) -> None
     assert "more note" not in everything
 
 
+def _loading(stacks: bool) -> Machine:
+    """A step that loads a batch for 3 ms, then runs; with its Python frames, or the range that the loader marks."""
+    machine = Machine()
+    machine.begin()
+    for frame, before, us in (("train.py(9): main", 0.0, 9000.0), ("data/dataloader.py(701): __next__", 50.0, 3000.0)):
+        if stacks:
+            machine._add("python_function", frame, machine.now + before, us)
+            machine._add("python_function", "data/fetch.py(3): short", machine.now + before + 1.0, 20.0)
+    if not stacks:
+        machine._add("user_annotation", "enumerate(DataLoader)#_Iter.__next__", machine.now + 50.0, 3000.0)
+    machine.host(3100.0)
+    for _ in range(4):
+        machine.op("aten::mm", 12.0, ("gemm", 150.0))
+    machine.synchronize()
+    machine.end()
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("stacks", "name"),
+    [(True, "data/dataloader.py(701): __next__"), (False, "enumerate(DataLoader)#_Iter.__next__")],
+)
+def test_what_python_did_before_the_first_task_is_named(stacks: bool, name: str, tmp_path: Path) -> None:
+    path = _loading(stacks).write(tmp_path / "t.json")
+    found = json.loads(invoke(path, "--format", "json").stdout)
+    assert found["critical_path_python_us"][name] == pytest.approx(3000.0, rel=0.01)
+    python = sum(part["us"] for part in found["critical_path"] if part["name"] == "(Python, between ops)")
+    assert sum(found["critical_path_python_us"].values()) <= python * 1.001
+    assert not any("short" in one for one in found["critical_path_python_us"])
+    text = " ".join(invoke(path).stdout.split())
+    assert f"the host is then mostly in {name} (3.00 of 3.1" in text
+    assert "of it Python, between ops" in text
+    assert "critical_path_python_us" in found
+    assert not json.loads(invoke(training().write(tmp_path / "u.json"), "--format", "json").stdout)[
+        "critical_path_python_us"
+    ]
+
+
 def test_a_bad_change_says_what_a_change_is(trace: str) -> None:
     result = invoke(trace, "--what-if", "faster please")
     assert result.exit_code == 3

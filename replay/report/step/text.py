@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Characters of a category, and of a time with its share."""
 SOC_WIDTH = 84
 """From which on simulated steps have all their columns."""
+_FOLDERS = re.compile(r"^[^(<]*/(?=[^/(]+\(\d+\): )")
+"""Of a frame, "torch/utils/data/dataloader.py(701): __next__": the file and the function tell it apart."""
 UNEVEN = 1.25
 """Steps of one trace that differ more than this have something to be told."""
 
@@ -71,6 +74,8 @@ def render(found: Timeline, width: int = 80, *, everything: bool = True) -> Rend
     parts += [Text(), _path(found, room)]
     if len(found.critical_path_modules_us) > 1:
         parts += [Text(), _modules(found, room)]
+    if found.critical_path_python_us:
+        parts += [Text(), _python(found, room)]
     if found.slack:
         parts += [Text(), _slack(found, room)]
     if found.what_if:
@@ -214,6 +219,15 @@ def _modules(found: Timeline, room: int) -> Table:
     table.add_column("time", justify="right", no_wrap=True)
     for name, us in list(found.critical_path_modules_us.items())[:MODULES_SHOWN]:
         table.add_row(Text(safe(middle(name, room))), time_text(us))
+    return table
+
+
+def _python(found: Timeline, room: int) -> Table:
+    table = plain_table()
+    table.add_column("of it Python, between ops", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    for name, us in list(found.critical_path_python_us.items())[:MODULES_SHOWN]:
+        table.add_row(Text(safe(middle(_FOLDERS.sub("", name), room))), time_text(us))
     return table
 
 

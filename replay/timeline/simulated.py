@@ -16,7 +16,7 @@ import numpy as np
 
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.collective import lacking
-from opreplay.replay.ascend.cost.predict import HOST_COPY, family_of
+from opreplay.replay.ascend.cost.predict import HOST_COPY, MOST_BY_BYTES, UNKNOWN, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
 from opreplay.replay.ascend.kernel import KernelCall
@@ -113,7 +113,8 @@ class Predicted:
     families: dict[str, Floats] = field(default_factory=dict[str, Floats])
     """Family → µs of each node; they add up to the predicted nodes' durations."""
     bands: dict[str, float] = field(default_factory=dict[str, float])
-    """Family → 80 % factor."""
+    """Family → 80 % factor; `above` where it is another one upwards."""
+    above: dict[str, float] = field(default_factory=dict[str, float])
     uncalibrated_us: float = 0.0
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
@@ -272,6 +273,7 @@ def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Flo
         out.families[family] = np.zeros(len(out.durations_us))
     out.families[family][nodes] += us
     out.bands[family] = max(out.bands.get(family, 1.0), band)
+    out.above[family] = max(out.bands[family], MOST_BY_BYTES if family == UNKNOWN else 1.0)
 
 
 def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int], us: Floats | float) -> None:
@@ -489,7 +491,7 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
 
 def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, float]:
     """80 % band of the step: each family's error is followed through the graph, their effects add in quadrature."""
-    order = sorted(made.families, key=lambda name: -float(made.families[name].sum()) * math.log(made.bands[name]))
+    order = sorted(made.families, key=lambda name: -float(made.families[name].sum()) * math.log(made.above[name]))
     groups = [[name] for name in order[:MOST_FAMILIES]]
     if order[MOST_FAMILIES:]:
         groups.append(order[MOST_FAMILIES:])
@@ -497,7 +499,7 @@ def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, flo
     for group in groups:
         more, less = made.durations_us.copy(), made.durations_us.copy()
         for name in group:
-            more += made.families[name] * (made.bands[name] - 1.0)
+            more += made.families[name] * (made.above[name] - 1.0)
             less -= made.families[name] * (1.0 - 1.0 / made.bands[name])
         up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
         down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), made.lags_us)[0].step_us) ** 2

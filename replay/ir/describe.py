@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
@@ -102,6 +103,14 @@ def digits(value: float, count: int = 3) -> str:
     if places > 9:
         return f"{value:.{count - 1}e}"
     return f"{rounded:.{min(max(places, 0), 9)}f}"
+
+
+_LONG_FLOAT = re.compile(r"(?<![\w.])-?\d+\.\d{14,}(?:e[-+]?\d+)?(?![\w.])")
+
+
+def schema_text(schema: str) -> str:
+    """A schema for people: torch writes its defaults with 17 digits, eps=9.9999999999999995e-07 for 1e-06."""
+    return _LONG_FLOAT.sub(lambda found: repr(float(found[0])), schema)
 
 
 SHORTEST_US = 0.001

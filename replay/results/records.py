@@ -292,7 +292,7 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     """Of all calls of one pass, the median of the passes; None where no pass was over."""
     sum_low_us: float | None
     sum_high_us: float | None
-    """95 % interval of that median."""
+    """95 % interval of that median; None below six passes."""
     wall_us: float | None
     """Of one pass, with what happens between the calls, such as tensors that are freed."""
     tensors: Tensors

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import subprocess
 import sys
@@ -221,3 +223,19 @@ def test_casts_of_autocast_are_rows_that_are_predicted(console: Console, trace_o
     text = console("plan", trace, "--explain", "aten::to").stdout
     assert "Cast" in text
     assert "→ bfloat16[32" in text
+
+
+def test_few_samples_have_no_interval_and_say_how_many_they_are(console: Console, tmp_path: Path) -> None:
+    """One or two samples had a 95 % interval of no width, which reads as certainty; and a total of such ops passed."""
+    trace = sample_path("transformer_infer")
+    for name in ("before", "after"):
+        out = tmp_path / f"{name}.jsonl"
+        console("run", trace, "--op", "aten::silu", "--op-time", "1ms", "--visits", 1, "--threads", 1, "-o", out)
+    rows = list(csv.DictReader(io.StringIO(console("report", tmp_path / "after.jsonl", "--format", "csv").stdout)))
+    assert {int(row["measured_samples"]) < 6 for row in rows} == {True}
+    assert {(row["measured_ci_low_us"], row["measured_ci_high_us"]) for row in rows} == {("", "")}
+    facts = json.loads(console("report", tmp_path / "after.jsonl", "--format", "json").stdout)
+    assert {one["measurement"]["ci_low_us"] for one in facts["ops"]} == {None}
+    pair = (tmp_path / "before.jsonl", tmp_path / "after.jsonl")
+    asked = console("compare", *pair, "--fail-if", "total>400%", code=5)
+    assert "total>400% was not checked: no op has an interval in both runs" in asked.stderr

@@ -103,7 +103,7 @@ class SequenceEngine:
         recorded = sum(device if has_device else host for host, device in mine)
         everything = self._plan.device_us_total if has_device else self._plan.host_us_total
         sums = sorted(outcome.sums_us)
-        low, high = median_interval(sums) if sums else (None, None)
+        low, high = median_interval(sums) or (None, None)
         return (
             SequenceResult(
                 step=sequence.step,

@@ -115,7 +115,7 @@ class SequenceOnRanks:
         replayed = {result.id for result in results if result.status == "replayed"}
         ran = [one for one in self._ran if one.id in replayed]
         sums, walls = self._slowest("sums_us"), self._slowest("walls_us")
-        low, high = median_interval(sorted(sums))
+        low, high = median_interval(sorted(sums)) or (None, None)
         flight, waited = _median(self._replies, "in_flight_us"), _median(self._replies, "waited_us")
         hidden = _median(self._replies, "hidden_us")
         slow = max(range(len(self._replies)), key=lambda rank: flight[rank])

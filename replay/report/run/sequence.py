@@ -38,7 +38,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
         made.append(("its calls that were replayed", sequence.recorded_us, None, f"{clock}, recorded"))
     if on_device:
         made.append(("the same on the host", sequence.recorded_host_us, None, "host time, recorded"))
-    interval = ""
+    interval = "median of few passes: no interval" if sequence.passes else ""
     if sequence.sum_low_us is not None and sequence.sum_high_us is not None:
         interval = f"median of the passes; 95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
     made.append(("replayed, sum of the calls", sequence.sum_us, sequence.recorded_us, interval))

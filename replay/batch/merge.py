@@ -47,7 +47,7 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
     """Its name, with as much of its folder as tells it from others of the kind."""
     why: str
     left_out: bool
-    """It lay in a folder and is no trace; else it was refused."""
+    """It lay in a folder and is no trace, or is a copy of another file; else it was refused."""
 
 
 MAX_CALLS = 500_000

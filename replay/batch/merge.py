@@ -218,6 +218,7 @@ class Batch:
             covered_share=sums.covered_us / uses.total if uses.total else 0.0,
             clock=uses.clock,
             recorded_us=None if uses.clock is None else sums.recorded_us,
+            total_us=None if uses.clock is None else uses.total,
             measured_us=sums.measured_us if sums.replayed else None,
             simulated_us=sums.simulated_us,
             losses=uses.losses,

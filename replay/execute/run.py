@@ -279,7 +279,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
     place = launched()
     count, here = options.ranks or 1, place.local_world if place is not None else options.ranks or 1
     backend, config, per_rank = _ranks_of(options, here)
-    limit_s = options.hard_limit_s()
+    limit_s = MeasureOptions.hard_limit_s(options)
     crew = LocalCrew(config, limit_s=limit_s) if place is None else JoinedCrew(place, config, limit_s=limit_s)
     return WithRanks(others, crew, backend=backend, measure=config.measure, max_bytes=per_rank * count)
 

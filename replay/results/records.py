@@ -170,7 +170,9 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     clock: Literal["device", "host"] | None = None
     """Whose time `recorded_us` is: the device's, or the host's where the trace has no device time; never both added."""
     recorded_us: float | None
-    """None where no time was recorded: an ExecutionTrace, a captured plan."""
+    """Of the ops that were chosen; None where no time was recorded: an ExecutionTrace, a captured plan."""
+    total_us: float | None = None
+    """Of the whole trace, whatever was chosen; None where no time was recorded, and in older files."""
     measured_us: float | None
     """None where nothing was measured."""
     simulated_us: dict[str, float] = {}

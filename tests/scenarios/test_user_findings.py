@@ -236,6 +236,30 @@ def test_few_samples_have_no_interval_and_say_how_many_they_are(console: Console
     assert {(row["measured_ci_low_us"], row["measured_ci_high_us"]) for row in rows} == {("", "")}
     facts = json.loads(console("report", tmp_path / "after.jsonl", "--format", "json").stdout)
     assert {one["measurement"]["ci_low_us"] for one in facts["ops"]} == {None}
+    # What the table marks with a star and says below it is in JSON as well.
+    starred = {one["id"] for one in facts["ops"] if one["measurement"]["samples"] == 1}
+    assert starred <= {id_ for id_, why in facts["marks"].items() if why}
+    assert any("measuring: warnings on" in note for note in facts["notes"])
+    assert facts["suspects"] == []
     pair = (tmp_path / "before.jsonl", tmp_path / "after.jsonl")
     asked = console("compare", *pair, "--fail-if", "total>400%", code=5)
     assert "total>400% was not checked: no op has an interval in both runs" in asked.stderr
+
+
+def test_the_head_counts_what_an_attention_calls_as_the_rows_do(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    """The head said GEMM and softmax of a row that says attention: 60 % of the time were in no class that a row has."""
+    types = ["float"] * 3
+    trace = trace_of(
+        op("aten::scaled_dot_product_attention", 0, [[1, 64, 64]] * 3, types, dur=60.0),
+        op("aten::bmm", 2, [[1, 64, 64]] * 2, types[:2], dur=30.0),
+        op("aten::_softmax", 40, [[1, 64, 64]], types[:1], dur=10.0),
+        op("aten::mm", 100, [[64, 64]] * 2, types[:2], dur=40.0),
+        device=None,
+    )
+    for command in ("plan", "inspect"):
+        told = " ".join(console(command, trace).stdout.split())
+        assert "attention 60.0 %, GEMM 40.0 %" in told, command
+    table = console("inspect", trace, "--by", "category", "--format", "csv").stdout
+    assert [line.split(",")[0] for line in table.splitlines()[1:]] == ["attention", "GEMM"]

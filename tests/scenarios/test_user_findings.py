@@ -263,3 +263,26 @@ def test_the_head_counts_what_an_attention_calls_as_the_rows_do(
         assert "attention 60.0 %, GEMM 40.0 %" in told, command
     table = console("inspect", trace, "--by", "category", "--format", "csv").stdout
     assert [line.split(",")[0] for line in table.splitlines()[1:]] == ["attention", "GEMM"]
+
+
+def test_a_softmax_under_autocast_has_the_dtype_that_it_ran_with(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    """On a GPU autocast leaves the input and adds the dtype: the outer call's `dtype=None` was replayed, in bf16."""
+    made: list[dict[str, Any]] = []
+    given = {
+        "aten::softmax": (["c10::BFloat16", "Scalar"], ["", "-1"]),
+        "aten::sum": (["c10::BFloat16", "ScalarList", "Scalar"], ["", "[1]", "False"]),
+    }
+    for i, (name, (types, values)) in enumerate(given.items()):
+        at, number, dims = 1000.0 * i, 1 + i, [[8, 64], *[[]] * len(values)]
+        made += [
+            op(name, at, dims, [*types, ""], [*values, ""], dur=90.0),
+            op(name, at + 1, dims, [*types, "Scalar"], [*values, "6"], dur=80.0, id_=number),
+            launch(at + 3, number),
+            kernel("softmax_warp_forward", at + 90, 20.0, number),
+        ]
+    facts = json.loads(console("plan", trace_of(*made), "--select", "top", "--format", "json").stdout)
+    calls = {one["name"]: one["call"] for one in facts["unique_ops"]}
+    assert "dtype=torch.float32" in calls["aten::softmax"]
+    assert "dtype=torch.float32" in calls["aten::sum"]

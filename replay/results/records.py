@@ -256,6 +256,9 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     """In which the calls waited for one."""
     hidden_us: float
     """In flight while nothing waited for it."""
+    hidden_share_low: float | None = None
+    hidden_share_high: float | None = None
+    """Of a pass's time in flight, what is hidden in it: deciles 1 and 9 of the passes; None in older files."""
     calls_alone_us: float
     """Sum of the calls in passes without collectives."""
     wall_alone_us: float

@@ -286,3 +286,29 @@ def test_a_softmax_under_autocast_has_the_dtype_that_it_ran_with(
     calls = {one["name"]: one["call"] for one in facts["unique_ops"]}
     assert "dtype=torch.float32" in calls["aten::softmax"]
     assert "dtype=torch.float32" in calls["aten::sum"]
+
+
+def test_a_step_of_training_in_bfloat16_has_finite_values(console: Console, tmp_path: Path) -> None:
+    """41 results were not finite: gradients were multiplied with each other, and weights of N(0, 1) let values grow
+    eightfold from layer to layer."""
+    layers = [torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(16)]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+    x, wanted = torch.randn(128, 64), torch.randint(0, 10, (128,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(net(x), wanted)
+        loss.backward()
+        optimizer.step()
+
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        step()
+    profile.export_chrome_trace(str(tmp_path / "t.json"))
+    given = ("--mode", "sequence", "--op-time", "1ms", "--threads", 1, "--format", "json")
+    found = json.loads(console("run", tmp_path / "t.json", *given).stdout)
+    assert found["sequence"]["tensors"]["refilled"] == 0
+    assert "not finite" not in json.dumps(found["ops"])
+    assert "outside the op's domain" not in json.dumps(found["ops"])

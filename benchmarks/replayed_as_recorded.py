@@ -2,9 +2,9 @@
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
-                                              [--judging] [--verbose]
+                                              [--set first|judging|unseen] [--verbose]
 
-Records some 40 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
+Records some 30 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
 each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
 made at three levels of metadata: all of it; without strides; sizes and types only. Each op of a plan is compared with
 the calls it stands for, and belongs to the first of these kinds that fits:
@@ -44,6 +44,7 @@ import torch
 from judging_workloads import JUDGING
 from recorded_workloads import WORKLOADS, Step, warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+from unseen_workloads import UNSEEN
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.plan.build import build_plan, signature_id
@@ -60,6 +61,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Name of a level → what of the profile is taken away."""
 ROUNDED = 1e-5
 """A profile holds floating numbers with six digits."""
+SETS: dict[str, tuple[Callable[[], Step], ...]] = {"first": WORKLOADS, "judging": JUDGING, "unseen": UNSEEN}
+"""Those that the rules were made on; those that judged them since; those of a third hand that judged both."""
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""
@@ -433,8 +436,7 @@ def _line(title: str, counts: Counter[str]) -> str:
 
 def measure(args: argparse.Namespace) -> None:
     """Print a line for each workload and level, then the sums and the ops that are wrong most often."""
-    every = JUDGING if args.judging else WORKLOADS
-    chosen: list[Callable[[], Step]] = [w for w in every if not args.workloads or w.__name__ in args.workloads]
+    chosen = [w for w in SETS[args.set] if not args.workloads or w.__name__ in args.workloads]
     tallies = {level: Tally(Counter(), Counter()) for level in args.levels}
     print(f"{'workload, level':36}" + "".join(f"{key:>{max(7, len(key) + 1)}}" for key in HEAD) + "    wrong")
     for make in chosen:
@@ -457,7 +459,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="*", default=[])
     parser.add_argument("--levels", nargs="*", default=list(LEVELS), choices=list(LEVELS))
     parser.add_argument("--select", default="all", choices=("owner", "leaf", "top", "all"))
-    parser.add_argument("--judging", action="store_true", help="the workloads that no rule was made on")
+    parser.add_argument("--set", default="first", choices=list(SETS), help="which workloads")
     parser.add_argument("--verbose", action="store_true", help="each op that is not right")
     measure(parser.parse_args())
 

@@ -444,9 +444,10 @@ def bags() -> Step:
 
 def optimizer_zoo() -> Step:
     """Optimizers of all kinds, foreach, fused and one by one, on one small model each."""
-    torch_optim = torch.optim
+    from torch import optim as torch_optim
+    from torch.optim import Optimizer
 
-    def make(build: Callable[[list[nn.Parameter]], torch_optim.Optimizer]) -> tuple[nn.Module, torch_optim.Optimizer]:
+    def make(build: Callable[[list[nn.Parameter]], Optimizer]) -> tuple[nn.Module, Optimizer]:
         model = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 2))
         return model, build(list(model.parameters()))
 
@@ -470,7 +471,7 @@ def optimizer_zoo() -> Step:
     def step() -> None:
         for model, optimizer in pairs:
 
-            def closure(model: nn.Module = model, optimizer: torch_optim.Optimizer = optimizer) -> Tensor:
+            def closure(model: nn.Module = model, optimizer: Optimizer = optimizer) -> Tensor:
                 optimizer.zero_grad()
                 loss = F.mse_loss(model(x), y)
                 loss.backward()
@@ -816,7 +817,7 @@ def ensembles() -> Step:
         outs = vmap(call, in_dims=(0, None))(stacked, x)
         F.cross_entropy(outs.flatten(0, 1), torch.randint(0, 2, (27,))).backward()
         jvp(lambda v: torch.tanh(v) @ v.t(), (x,), (torch.ones_like(x),))
-        value, pull = vjp(lambda v: models[1](v).softmax(-1), x)
+        value, pull = vjp(lambda v: models[1](v).softmax(-1), x)[:2]
         pull(torch.ones_like(value))
         jacrev(energy)(torch.randn(5)), hessian(energy)(torch.randn(4)), vmap(torch.dot)(x, x)
         checkpoint_sequential(deep, 2, torch.randn(6, 12, requires_grad=True), use_reentrant=False).sum().backward()
@@ -1178,7 +1179,7 @@ def forecasting() -> Step:
             mixed = mixed + torch.gather(doubled, dim=-1, index=at) * chance[:, i].view(-1, 1, 1, 1)
         h = h + mixed.permute(0, 3, 1, 2).flatten(2)
         trend = average(h)
-        rolled, _ = flow(h - trend)
+        rolled = flow(h - trend)[0]
         ahead = out((h - trend)[:, -12:]) / gain * spread + mean
         pieces = patches(F.pad(x.transpose(1, 2), (0, 4), mode="replicate").unfold(-1, 8, 4))
         (F.l1_loss(ahead, torch.zeros(3, 12, 4)) + rolled.std() + pieces.abs().mean()).backward()

@@ -108,7 +108,7 @@ def _reduced_dims(known: Known, context: Context) -> Guess | None:
     own = _own(known)
     if found is None:
         return None
-    whole = own is not None and len(found[0]) == len(own)
+    whole = own is not None and len(found[0]) == len(own) and context.relatives().name != "aten::logsumexp"
     return Guess(value=() if whole else found[0], why=found[2])
 
 

@@ -15,7 +15,8 @@ the calls it stands for, and belongs to the first of these kinds that fits:
     number    only numbers differ that values are made with (eps, alpha, probabilities, operands): the same work
     right     none of these; other ways to write the same are not told apart: sizes of -1, dimensions counted from the
               end, no dimensions for all of them, a new dimension beside one of size 1, the two dimensions of a
-              transposition in the other order, letters for the dots of an equation, the side that a flag says as well
+              transposition in the other order, letters for the dots of an equation, the side that a flag says as well,
+              whole turns
 
 A memory format decides strides and is "layout"; bounds of random numbers, and the ends of a range of the same length,
 are "number".
@@ -233,6 +234,16 @@ def _written_otherwise(op: ReplayOp, name: str, planned: dict[str, ReplayArg], c
         rank = max(len(meta.shape) for meta in planned["self"].tensors if meta is not None)
         pairs = [{dims[which] % max(1, rank) for which in ("dim0", "dim1")} for dims in (_values(planned), call.args)]
         return pairs[0] == pairs[1]
+    if name == "shifts" and op.name == "aten::roll":
+        sizes = [n for meta in planned["self"].tensors if meta is not None for n in meta.shape]
+        turned = [
+            [
+                shift % max(1, sizes[d] if dims.get("dims") else math.prod(sizes))
+                for shift, d in zip(dims["shifts"], dims.get("dims") or (0,), strict=False)
+            ]
+            for dims in (_values(planned), call.args)
+        ]
+        return turned[0] == turned[1]
     if name == "side":
         sides = [
             dims.get("side") or ("right" if dims.get("right") else "left") for dims in (_values(planned), call.args)

@@ -196,6 +196,18 @@ def _drops(known: Known, context: Context) -> Guess | None:
     return Guess(value=calls, why=f"{calls}: it calls {'others' if calls else 'nothing'} inside")
 
 
+def _full_lengths(name: str, dim: int) -> Rule:
+    """A length for each sequence of a batch, as long as the shapes allow: lists of more than 30 are not recorded."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        scores, longest = _shape(known, "log_probs"), _shape(known, name)
+        if scores is None or len(scores) != 3 or longest is None or len(longest) <= dim:
+            return None
+        return Guess(value=(longest[dim],) * scores[1], why=f"the full length {longest[dim]} of each")
+
+    return rule
+
+
 def _sparsely(known: Known, context: Context) -> Guess | None:
     """Whether the gradient of an embedding is sparse: by the calls inside the node that makes it."""
     around = context.relatives()
@@ -245,6 +257,7 @@ _ROWS = (
     "_embedding_bag_sparse_backward",
 )
 
+_CTC = ("ctc_loss", "_ctc_loss", "_ctc_loss_backward")
 _BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward")
 
 NETWORK_RULES: dict[tuple[str, str], Rule] = {
@@ -263,6 +276,8 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("_fft_r2c", "onesided"): _one_sided,
     **{(op, name): _always(0) for op in _GRIDS for name in ("interpolation_mode", "padding_mode")},
     **{(op, "num_weights"): _table_rows for op in _ROWS},
+    **{(op, "input_lengths"): _full_lengths("log_probs", 0) for op in _CTC},
+    **{(op, "target_lengths"): _full_lengths("targets", 1) for op in _CTC},
     **{(op, "sparse"): _sparsely for op in ("embedding", "embedding_backward", *_BAGS)},
     **{(op, "include_last_offset"): _counts_the_end for op in _BAGS},
     **{(op, "mode"): _always(0, "sum") for op in ("embedding_bag", "_embedding_bag", "_embedding_bag_backward",

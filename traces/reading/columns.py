@@ -218,6 +218,19 @@ class Columns:
             self._columns[name].extend(self._lasting(array) if self.kinds[name] == "span" else array)
         self.rows += len(arrays[self._first])
 
+    def absorb(self, other: Columns, maps: dict[str, Array]) -> None:
+        """Add the rows of a table with the same columns, which then has none; `maps`: new value by old, by column."""
+        self.flush()
+        other.flush()
+        for name in self.kinds:
+            array = other.take(name)
+            self._columns[name].extend(maps[name][array] if name in maps and len(array) else array)
+        self.rows += other.rows
+        other.rows = 0
+        self.dropped += other.dropped
+        self.zeroed += other.zeroed
+        self.inexact |= other.inexact
+
     def _lasting(self, array: Array) -> Array:
         """Durations with those that are none, unreadable or negative, as 0."""
         bad = array < 0

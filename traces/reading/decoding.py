@@ -34,6 +34,8 @@ class EventDecoder:
     def __init__(self) -> None:
         self.bases: dict[str, type[Struct]] = dict(fields.KIND_BASES)
         self.exact = False
+        self.version = 0
+        """Rises with every change of `bases`."""
         self.old_spelling = False
         self.losses: Counter[str] = Counter()
         self._generic_first = False
@@ -46,10 +48,11 @@ class EventDecoder:
         self._rebuild()
 
     def _rebuild(self) -> None:
+        self.version += 1
         self._fast, self._any = fields.make_decoders(self.tagged, exact=self.exact)
 
     def skip_arrows(self) -> None:
-        """From now on only count the flows that are not needed where kernels have correlation ids."""
+        """From now on only count the arrows that are not needed where kernels have correlation ids."""
         changed: dict[str, type[Struct]] = dict.fromkeys(fields.ARROW_TAGS, fields.Skipped)
         self.bases.update(changed)
         self.tagged.update(fields.make_tagged(changed))

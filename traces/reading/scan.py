@@ -83,8 +83,8 @@ class Scanner:
         """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
 
         `numbered`: also keep each op's record function id and sequence number. `calls`: and the names of runtime
-        calls. `arrows`: keep flows that correlation ids make superfluous. `timing`: decoder and tables that keep more;
-        the compiled half, which does not, is then left out.
+        calls. `arrows`: keep them all, even where the first kernels have correlation ids. `timing`: decoder and tables
+        that keep more; the compiled half, which does not, is then left out.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = first, last, layout
@@ -95,12 +95,11 @@ class Scanner:
             self.decoder.use_numbers()
         if calls:
             self.decoder.use_call_names()
-        if not arrows:
-            self.decoder.skip_arrows()
         self.tally = Tally()
         self.out = Scanned(collector, self.tally)
         self.compiled = CompiledBlocks(self.decoder, self.out.collector, usable=not calls and timing is None)
         self._sniffed = 0
+        self._may_skip_arrows = not arrows
 
     def run(self) -> Scanned:
         """Read to the end. Raises TraceError."""
@@ -110,6 +109,8 @@ class Scanner:
         ended = head.empty
         while not ended:
             ended = self._block()
+            if self._may_skip_arrows and out.collector.arrows_seem_superfluous:
+                self._skip_arrows()
             if JUNK_EVENTS < out.collector.events < 2 * JUNK_EVENTS:
                 self.compiled.flush()
                 _refuse_what_is_no_trace(
@@ -128,6 +129,13 @@ class Scanner:
         for table in out.collector.tables.values():
             table.flush()
         return out
+
+    def _skip_arrows(self) -> None:
+        self.compiled.flush()
+        if self.out.collector.arrows_seem_superfluous:
+            self.out.collector.skip_arrows()
+            self.decoder.skip_arrows()
+            self._may_skip_arrows = False
 
     def _tail(self, head: Head) -> None:
         tail = read_tail(self.buffer, head.layout, self.limits, self.tally)

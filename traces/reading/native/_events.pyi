@@ -15,6 +15,7 @@ class EventScanner:
         kernel_names: Callable[[bytes], int],
         note_names: Callable[[bytes], int],
         tracks: Callable[[bytes], int],
+        arrow_tracks: Callable[[bytes], int],
         seed: int,
     ) -> None: ...
     @property

@@ -26,10 +26,18 @@ FLUSH_ROWS = 1 << 15
 MAX_REFUSED = 16
 """Blocks refused in a row after which the rest of the file is left to the Python reader."""
 
-_KINDS: tuple[type[Any], ...] = (fields.Skipped, fields.Op, fields.Kernel, fields.Launch, fields.Flow, fields.Note)
+_KINDS: tuple[type[Any], ...] = (
+    fields.Skipped,
+    fields.Op,
+    fields.Kernel,
+    fields.Launch,
+    fields.Arrow,  # a Flow as well, hence before it
+    fields.Flow,
+    fields.Note,
+)
 """Kind of an event, by the number that the compiled half gives it (native/record.h)."""
-_TABLES = (None, "ops", "kernels", "launches", "flows", "notes")
-_COLUMNS = (0, 7, 9, 3, 4, 4)
+_TABLES = (None, "ops", "kernels", "launches", "launch_arrows", "flows", "notes")
+_COLUMNS = (0, 7, 9, 3, 4, 4, 4)
 """Integers in a row of each kind; those of ops end with the record function id and the sequence number."""
 
 
@@ -94,11 +102,11 @@ class CompiledBlocks:
         if self._make is None or self._decoder.old_spelling:
             return None
         bases = self._decoder.bases
-        if self._scanner is None or len(bases) != self._known:
+        if self._scanner is None or self._decoder.version != self._known:
             self.flush()
             # Compared as written: what JSON may write with escapes is not for the compiled half to judge.
             self._categories = tuple(cat for cat in bases if cat.isascii() and cat.isprintable() and "\\" not in cat)
-            self._known = len(bases)
+            self._known = self._decoder.version
             got = self._collector
             self._scanner = self._make(
                 categories=tuple((c.encode(), _kind(bases[c]), fields.KERNEL_TAGS.get(c, 0)) for c in self._categories),
@@ -107,6 +115,7 @@ class CompiledBlocks:
                 note_names=got.note_names.__getitem__,
                 # No bound method of this object: the scanner would keep it, and all its tables, alive for ever.
                 tracks=partial(_track, got.tracks),
+                arrow_tracks=partial(_track, got.arrow_tracks),
                 seed=secrets.randbits(64),
             )
         return self._scanner

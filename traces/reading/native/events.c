@@ -11,16 +11,24 @@
 #define MAX_CATEGORIES 256
 #define MAX_COLUMNS 9
 
-static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [FLOW] = 4, [NOTE] = 4};
+static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [ARROW] = 4, [FLOW] = 4, [NOTE] = 4};
 
 typedef struct {
     int64_t *data;
     size_t rows, capacity;
 } Table;
 
+/* Tracks by the texts of process and thread; the last one is asked for most often. */
+typedef struct {
+    Names names;
+    Span last_pid, last_tid;
+    int64_t last;
+} Tracks;
+
 typedef struct {
     PyObject_HEAD
-    Names signatures, kernel_names, note_names, tracks;
+    Names signatures, kernel_names, note_names;
+    Tracks tracks, arrow_tracks;
     Category categories[MAX_CATEGORIES];
     PyObject *category_texts; /* keeps the texts alive */
     size_t n_categories;
@@ -31,8 +39,6 @@ typedef struct {
     Table tables[KINDS];
     int uncorrelated, block_uncorrelated, busy;
     uint64_t seed;
-    Span last_pid, last_tid;
-    int64_t last_track;
 } EventScanner;
 
 /* Read all events of the text into `records`; the number of events, -1 for the Python reader, -2 out of memory. */
@@ -103,20 +109,20 @@ static int64_t *new_row(EventScanner *self, enum Kind kind)
     return table->data + table->rows++ * (size_t)COLUMNS[kind];
 }
 
-static int64_t track_of(EventScanner *self, const Record *r)
+static int64_t track_of(Tracks *tracks, uint64_t seed, const Record *r)
 {
-    if (self->last_pid.size == r->pid.size && self->last_tid.size == r->tid.size &&
-        !memcmp(self->last_pid.at, r->pid.at, r->pid.size) && !memcmp(self->last_tid.at, r->tid.at, r->tid.size))
-        return self->last_track;
+    if (tracks->last_pid.size == r->pid.size && tracks->last_tid.size == r->tid.size &&
+        !memcmp(tracks->last_pid.at, r->pid.at, r->pid.size) && !memcmp(tracks->last_tid.at, r->tid.at, r->tid.size))
+        return tracks->last;
     Span parts[2] = {r->pid, r->tid};
-    int64_t track = names_index(&self->tracks, self->seed, parts, 2);
-    self->last_pid = r->pid, self->last_tid = r->tid, self->last_track = track;
+    int64_t track = names_index(&tracks->names, seed, parts, 2);
+    tracks->last_pid = r->pid, tracks->last_tid = r->tid, tracks->last = track;
     return track;
 }
 
 static int add_row(EventScanner *self, const Record *r)
 {
-    int64_t name = 0, track = track_of(self, r);
+    int64_t name = 0, track = track_of(r->kind == ARROW ? &self->arrow_tracks : &self->tracks, self->seed, r);
     if (track < 0)
         return -1;
     if (r->kind == OP) {
@@ -142,6 +148,7 @@ static int add_row(EventScanner *self, const Record *r)
     case LAUNCH:
         row[0] = track, row[1] = r->start, row[2] = r->corr;
         break;
+    case ARROW:
     case FLOW:
         row[0] = track, row[1] = r->start, row[2] = r->id, row[3] = r->end;
         break;
@@ -171,7 +178,7 @@ static PyObject *scan(EventScanner *self, PyObject *args)
     int failed = events == -2;
     if (failed)
         PyErr_NoMemory();
-    self->last_pid.size = self->last_tid.size = 0; /* they point into the text of an earlier call */
+    self->tracks.last_pid.size = self->arrow_tracks.last_pid.size = 0; /* they point into the text of an earlier call */
     for (size_t i = 0; events > 0 && i < self->n_records && !failed; i++)
         failed = add_row(self, &self->records[i]) < 0;
     PyBuffer_Release(&buffer);
@@ -252,18 +259,19 @@ static void clear(EventScanner *self)
     names_clear(&self->signatures);
     names_clear(&self->kernel_names);
     names_clear(&self->note_names);
-    names_clear(&self->tracks);
+    names_clear(&self->tracks.names);
+    names_clear(&self->arrow_tracks.names);
     Py_CLEAR(self->category_texts);
     self->n_categories = 0;
 }
 
 static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"categories", "signatures", "kernel_names", "note_names", "tracks", "seed", NULL};
-    PyObject *categories, *signatures, *kernel_names, *note_names, *tracks;
+    static char *names[] = {"categories", "signatures", "kernel_names", "note_names", "tracks", "arrow_tracks", "seed", NULL};
+    PyObject *categories, *signatures, *kernel_names, *note_names, *tracks, *arrow_tracks;
     unsigned long long seed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOK", names, &PyTuple_Type, &categories, &signatures,
-                                     &kernel_names, &note_names, &tracks, &seed))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOK", names, &PyTuple_Type, &categories, &signatures,
+                                     &kernel_names, &note_names, &tracks, &arrow_tracks, &seed))
         return -1;
     if (self->category_texts) {
         PyErr_SetString(PyExc_ValueError, "a scanner is set up once");
@@ -272,7 +280,8 @@ static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
     self->signatures.ask = Py_NewRef(signatures);
     self->kernel_names.ask = Py_NewRef(kernel_names);
     self->note_names.ask = Py_NewRef(note_names);
-    self->tracks.ask = Py_NewRef(tracks);
+    self->tracks.names.ask = Py_NewRef(tracks);
+    self->arrow_tracks.names.ask = Py_NewRef(arrow_tracks);
     self->seed = seed;
     if (!(self->layouts.nodes = PyMem_Calloc(MAX_NODES, sizeof(Node)))) {
         PyErr_NoMemory();

@@ -7,7 +7,7 @@
 
 #include "layouts.h"
 
-enum Kind { SKIPPED, OP, KERNEL, LAUNCH, FLOW, NOTE, KINDS };
+enum Kind { SKIPPED, OP, KERNEL, LAUNCH, ARROW, FLOW, NOTE, KINDS }; /* an ARROW is a FLOW that may not be needed */
 
 typedef struct {
     const char *text; /* of the category */
@@ -127,11 +127,12 @@ static int make_record(const Category *category, const Span *values, int exact, 
     out->dur = 0;
     if (!read_time(fields[TS], exact, &out->start))
         return -1;
-    if (fields[DUR].size && out->kind != FLOW && out->kind != LAUNCH && !read_time(fields[DUR], exact, &out->dur))
+    int flow = out->kind == FLOW || out->kind == ARROW;
+    if (fields[DUR].size && !flow && out->kind != LAUNCH && !read_time(fields[DUR], exact, &out->dur))
         return -1;
     out->category = category->index;
     out->end = ph.at[1] == 'f';
-    if (out->kind == FLOW ? !(out->end || ph.at[1] == 's') : ph.at[1] != 'X')
+    if (flow ? !(out->end || ph.at[1] == 's') : ph.at[1] != 'X')
         return 0;
     if (out->kind == LAUNCH && !arguments[CORR].size)
         return 0;
@@ -157,6 +158,7 @@ static int make_record(const Category *category, const Span *values, int exact, 
                    : -1;
     case LAUNCH:
         return read_id(arguments[CORR], -1, &out->corr) ? 1 : -1;
+    case ARROW:
     case FLOW:
         return read_id(fields[ID], -1, &out->id) ? 1 : -1;
     default:

@@ -230,7 +230,7 @@ class _Refusing:
         self.asked += 1
 
     def take(self) -> tuple[list[int], list[bytes], bool]:
-        return [0] * (len(compiled.fields.KIND_BASES) + 1), [b""] * 6, False
+        return [0] * (len(compiled.fields.KIND_BASES) + 1), [b""] * 7, False
 
 
 def test_nothing_outlives_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_misuse_is_refused() -> None:
     make = compiled.compiled_scanner()
     assert make is not None
     ask: Any = {}.__getitem__
-    good = {"signatures": ask, "kernel_names": ask, "note_names": ask, "tracks": ask, "seed": 1}
+    good = {"signatures": ask, "kernel_names": ask, "note_names": ask, "tracks": ask, "arrow_tracks": ask, "seed": 1}
     with pytest.raises(ValueError, match="99 is no kind"):
         make(categories=((b"cpu_op", 99, 0),), **good)
     with pytest.raises(ValueError, match="at most 256"):

@@ -24,6 +24,8 @@ MANY_BARE_BLOCKS = 4
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 NO_CATEGORY = "(none)"
 OTHER_CATEGORY = "other"
+NPU_TASK = "npu task"
+"""What rows of torch_npu's device count as; they have no category."""
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
@@ -44,7 +46,7 @@ class EventDecoder:
         self._learned: list[str] = []
         self.tagged = fields.make_tagged(self.bases)
         self.uncategorised = fields.make_tagged({NO_CATEGORY: fields.Skipped, OTHER_CATEGORY: fields.Skipped})
-        self.task = fields.make_tagged({"npu task": fields.Kernel})["npu task"]
+        self.task = fields.make_tagged({NPU_TASK: fields.Kernel})[NPU_TASK]
         self._rebuild()
 
     def _rebuild(self) -> None:

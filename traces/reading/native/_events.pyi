@@ -11,6 +11,8 @@ class EventScanner:
         self,
         *,
         categories: tuple[tuple[bytes, int, int], ...],
+        waits: tuple[bytes, ...],
+        task_category: int,
         signatures: Callable[[bytes], int],
         kernel_names: Callable[[bytes], int],
         note_names: Callable[[bytes], int],

@@ -17,7 +17,7 @@ import numpy as np
 
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector, Tracks
-from opreplay.traces.reading.decoding import NO_CATEGORY, EventDecoder
+from opreplay.traces.reading.decoding import NO_CATEGORY, NPU_TASK, EventDecoder
 
 if TYPE_CHECKING:
     from opreplay.traces.reading.native._events import EventScanner
@@ -88,7 +88,7 @@ class CompiledBlocks:
         got = self._collector
         counts, tables, uncorrelated = self._scanner.take()
         got.uncorrelated |= uncorrelated
-        for category, count in zip((*self._categories, NO_CATEGORY), counts, strict=True):
+        for category, count in zip((*self._categories, NO_CATEGORY, NPU_TASK), counts, strict=True):
             if count:
                 got.by_category[category] += count
         for name, width, rows in zip(_TABLES, _COLUMNS, tables, strict=True):
@@ -110,6 +110,8 @@ class CompiledBlocks:
             got = self._collector
             self._scanner = self._make(
                 categories=tuple((c.encode(), _kind(bases[c]), fields.KERNEL_TAGS.get(c, 0)) for c in self._categories),
+                waits=tuple(prefix.encode() for prefix in fields.NPU_WAITS),
+                task_category=fields.DEVICE_TASK,
                 signatures=got.signatures.__getitem__,
                 kernel_names=got.kernel_names.__getitem__,
                 note_names=got.note_names.__getitem__,

@@ -9,7 +9,7 @@
 #include "record.h"
 
 #define MAX_CATEGORIES 256
-#define MAX_COLUMNS 9
+#define MAX_WAITS 16
 
 static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [ARROW] = 4, [FLOW] = 4, [NOTE] = 4};
 
@@ -32,7 +32,11 @@ typedef struct {
     Category categories[MAX_CATEGORIES];
     PyObject *category_texts; /* keeps the texts alive */
     size_t n_categories;
-    int64_t counts[MAX_CATEGORIES + 1], block_counts[MAX_CATEGORIES + 1]; /* the last: events without a category */
+    int64_t counts[MAX_CATEGORIES + 2], block_counts[MAX_CATEGORIES + 2]; /* the last: without a category, and tasks */
+    Wait waits[MAX_WAITS];
+    PyObject *wait_texts;
+    size_t n_waits;
+    int64_t task_category;
     Layouts layouts;
     Record *records;
     size_t n_records, record_capacity;
@@ -40,6 +44,17 @@ typedef struct {
     int uncorrelated, block_uncorrelated, busy;
     uint64_t seed;
 } EventScanner;
+
+static int grow_records(EventScanner *self)
+{
+    size_t capacity = self->record_capacity ? 2 * self->record_capacity : 1024;
+    Record *records = realloc(self->records, capacity * sizeof(Record));
+    if (!records)
+        return -1;
+    self->records = records;
+    self->record_capacity = capacity;
+    return 0;
+}
 
 /* Read all events of the text into `records`; the number of events, -1 for the Python reader, -2 out of memory. */
 static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
@@ -55,35 +70,30 @@ static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
         if (!(p = read_event(&self->layouts, p, end, fields)))
             return -1;
         Span cat = fields[CAT];
-        if (!cat.size) {
-            if (is_complete(fields[PH]) && fields[ARGS].size) /* torch_npu's device rows */
-                return -1;
-            self->block_counts[self->n_categories]++;
-            events++;
-            goto next;
-        }
-        if (!last || cat.size != last->size + 2 || memcmp(cat.at + 1, last->text, last->size) || *cat.at != '"')
-            last = find_category(cat, self->categories, self->n_categories);
-        if (!last)
-            return -1;
-        if (self->n_records == self->record_capacity) {
-            size_t capacity = self->record_capacity ? 2 * self->record_capacity : 1024;
-            Record *records = realloc(self->records, capacity * sizeof(Record));
-            if (!records)
-                return -2;
-            self->records = records;
-            self->record_capacity = capacity;
-        }
+        if (self->n_records == self->record_capacity && grow_records(self))
+            return -2;
         Record *record = &self->records[self->n_records];
-        int kept = make_record(last, fields, exact, record);
+        int kept = 0;
+        int64_t *count;
+        if (!cat.size) {
+            if (is_complete(fields[PH]) && fields[ARGS].size)
+                kept = make_task(fields, p, self->waits, self->n_waits, self->task_category, exact, record);
+            count = &self->block_counts[self->n_categories + (kept > 0)];
+        } else {
+            if (!last || cat.size != last->size + 2 || memcmp(cat.at + 1, last->text, last->size) || *cat.at != '"')
+                last = find_category(cat, self->categories, self->n_categories);
+            if (!last)
+                return -1;
+            kept = make_record(last, fields, exact, record);
+            count = &self->block_counts[last - self->categories];
+        }
         if (kept < 0)
             return -1;
         self->n_records += (size_t)kept;
         if (kept && record->kind == KERNEL && record->end)
             self->block_uncorrelated = 1;
-        self->block_counts[last - self->categories]++;
+        ++*count;
         events++;
-    next:
         p = skip_space(p, end);
         if (p == end)
             return events;
@@ -187,17 +197,18 @@ static PyObject *scan(EventScanner *self, PyObject *args)
         return NULL;
     if (events < 0)
         Py_RETURN_NONE;
-    for (size_t i = 0; i <= self->n_categories; i++)
+    for (size_t i = 0; i < self->n_categories + 2; i++)
         self->counts[i] += self->block_counts[i];
     self->uncorrelated |= self->block_uncorrelated;
-    return Py_BuildValue("LL", (long long)events, (long long)self->block_counts[self->n_categories]);
+    int64_t bare = self->block_counts[self->n_categories] + self->block_counts[self->n_categories + 1];
+    return Py_BuildValue("LL", (long long)events, (long long)bare);
 }
 
-/* ([events of each category, then of none], [rows of each kind as bytes], [columns of each kind], whether a kernel is uncorrelated) */
+/* ([events of each category, then of none, then tasks], [rows of each kind as bytes], [columns of each kind], whether a kernel is uncorrelated) */
 static PyObject *take(EventScanner *self, PyObject *Py_UNUSED(ignored))
 {
-    PyObject *counts = PyList_New((Py_ssize_t)self->n_categories + 1), *tables = PyList_New(KINDS);
-    for (size_t i = 0; counts && tables && i <= self->n_categories; i++) {
+    PyObject *counts = PyList_New((Py_ssize_t)self->n_categories + 2), *tables = PyList_New(KINDS);
+    for (size_t i = 0; counts && tables && i < self->n_categories + 2; i++) {
         PyObject *count = PyLong_FromLongLong(self->counts[i]);
         if (!count)
             goto fail;
@@ -254,6 +265,26 @@ static int set_categories(EventScanner *self, PyObject *categories)
     return 0;
 }
 
+static int set_waits(EventScanner *self, PyObject *waits)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(waits);
+    if (n > MAX_WAITS) {
+        PyErr_Format(PyExc_ValueError, "%zd types of tasks that wait, at most %d are possible", n, MAX_WAITS);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *text = PyTuple_GET_ITEM(waits, i);
+        if (!PyBytes_Check(text)) {
+            PyErr_SetString(PyExc_TypeError, "a type of task that waits is no bytes");
+            return -1;
+        }
+        self->waits[i] = (Wait){PyBytes_AS_STRING(text), (size_t)PyBytes_GET_SIZE(text)};
+    }
+    self->n_waits = (size_t)n;
+    self->wait_texts = Py_NewRef(waits);
+    return 0;
+}
+
 static void clear(EventScanner *self)
 {
     names_clear(&self->signatures);
@@ -262,16 +293,20 @@ static void clear(EventScanner *self)
     names_clear(&self->tracks.names);
     names_clear(&self->arrow_tracks.names);
     Py_CLEAR(self->category_texts);
+    Py_CLEAR(self->wait_texts);
     self->n_categories = 0;
 }
 
 static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"categories", "signatures", "kernel_names", "note_names", "tracks", "arrow_tracks", "seed", NULL};
-    PyObject *categories, *signatures, *kernel_names, *note_names, *tracks, *arrow_tracks;
+    static char *names[] = {"categories", "waits", "task_category", "signatures", "kernel_names",
+                            "note_names", "tracks", "arrow_tracks", "seed", NULL};
+    PyObject *categories, *waits, *signatures, *kernel_names, *note_names, *tracks, *arrow_tracks;
     unsigned long long seed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOK", names, &PyTuple_Type, &categories, &signatures,
-                                     &kernel_names, &note_names, &tracks, &arrow_tracks, &seed))
+    int task_category;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!iOOOOOK", names, &PyTuple_Type, &categories, &PyTuple_Type,
+                                     &waits, &task_category, &signatures, &kernel_names, &note_names, &tracks,
+                                     &arrow_tracks, &seed))
         return -1;
     if (self->category_texts) {
         PyErr_SetString(PyExc_ValueError, "a scanner is set up once");
@@ -288,7 +323,8 @@ static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
         return -1;
     }
     self->layouts.used = 1;
-    return set_categories(self, categories);
+    self->task_category = task_category;
+    return set_waits(self, waits) || set_categories(self, categories) ? -1 : 0;
 }
 
 static void dealloc(EventScanner *self)

@@ -239,9 +239,10 @@ class Columns:
         self.zeroed += int(bad.sum())
         return smallest(np.where(bad, 0, array), _TYPES["span"])
 
-    def append_rows(self, rows: Array) -> None:
-        """Add rows of integers, a column each in the order of `kinds`; times are nanoseconds, all readable."""
-        self.append({name: smallest(rows[:, i], _TYPES[kind]) for i, (name, kind) in enumerate(self.kinds.items())})
+    def append_integers(self, columns: Array) -> None:
+        """Add columns of integers in the order of `kinds`, or more of them; times are nanoseconds, all readable."""
+        known = zip(self.kinds.items(), columns, strict=False)
+        self.append({name: smallest(column, _TYPES[kind]) for (name, kind), column in known})
 
     def take(self, name: str) -> Array:
         """One whole column, which the table then no longer holds."""

@@ -106,12 +106,13 @@ class Scanner:
         out, buffer = self.out, self.buffer
         head = read_head(buffer, self.limits, self.tally) if self.first else Head(self.layout)
         out.layout, out.keys = head.layout, head.keys
-        ended = head.empty
+        ended, judged = head.empty, False
         while not ended:
             ended = self._block()
             if self._may_skip_arrows and out.collector.arrows_seem_superfluous:
                 self._skip_arrows()
-            if JUNK_EVENTS < out.collector.events < 2 * JUNK_EVENTS:
+            if not judged and out.collector.events > JUNK_EVENTS:
+                judged = True
                 self.compiled.flush()
                 _refuse_what_is_no_trace(
                     self.source, out

@@ -91,10 +91,9 @@ class CompiledBlocks:
         for category, count in zip((*self._categories, NO_CATEGORY, NPU_TASK), counts, strict=True):
             if count:
                 got.by_category[category] += count
-        for name, width, rows in zip(_TABLES, _COLUMNS, tables, strict=True):
-            if name is not None and rows:
-                table = got.tables[name]
-                table.append_rows(np.frombuffer(rows, np.int64).reshape(-1, width)[:, : len(table.kinds)])
+        for name, width, columns in zip(_TABLES, _COLUMNS, tables, strict=True):
+            if name is not None and columns:
+                got.tables[name].append_integers(np.frombuffer(columns, np.int64).reshape(width, -1))
         got.check_rows()
 
     def _ready(self) -> EventScanner | None:

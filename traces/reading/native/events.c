@@ -204,7 +204,21 @@ static PyObject *scan(EventScanner *self, PyObject *args)
     return Py_BuildValue("LL", (long long)events, (long long)bare);
 }
 
-/* ([events of each category, then of none, then tasks], [rows of each kind as bytes], [columns of each kind], whether a kernel is uncorrelated) */
+/* The rows of a table as bytes, column after column: what follows looks at whole columns. */
+static PyObject *columns_of(const Table *table, int columns)
+{
+    size_t rows = table->rows, width = (size_t)columns;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * width * sizeof(int64_t)));
+    if (!made || !rows)
+        return made;
+    char *out = PyBytes_AS_STRING(made);
+    for (size_t column = 0; column < width; column++)
+        for (size_t row = 0; row < rows; row++, out += sizeof(int64_t))
+            memcpy(out, table->data + row * width + column, sizeof(int64_t));
+    return made;
+}
+
+/* ([events of each category, then of none, then tasks], [columns of each kind as bytes], whether a kernel is uncorrelated) */
 static PyObject *take(EventScanner *self, PyObject *Py_UNUSED(ignored))
 {
     PyObject *counts = PyList_New((Py_ssize_t)self->n_categories + 2), *tables = PyList_New(KINDS);
@@ -215,12 +229,10 @@ static PyObject *take(EventScanner *self, PyObject *Py_UNUSED(ignored))
         PyList_SET_ITEM(counts, (Py_ssize_t)i, count);
     }
     for (int kind = 0; counts && tables && kind < KINDS; kind++) {
-        Table *table = &self->tables[kind];
-        size_t size = table->rows * (size_t)COLUMNS[kind] * sizeof(int64_t);
-        PyObject *rows = PyBytes_FromStringAndSize((const char *)table->data, (Py_ssize_t)size);
-        if (!rows)
+        PyObject *columns = columns_of(&self->tables[kind], COLUMNS[kind]);
+        if (!columns)
             goto fail;
-        PyList_SET_ITEM(tables, kind, rows);
+        PyList_SET_ITEM(tables, kind, columns);
     }
     if (!counts || !tables)
         goto fail;
@@ -339,7 +351,7 @@ static void dealloc(EventScanner *self)
 
 static PyMethodDef methods[] = {
     {"scan", (PyCFunction)scan, METH_VARARGS, "Read the events in buffer[start:stop]; their number and how many have no category, or None."},
-    {"take", (PyCFunction)take, METH_NOARGS, "Counts and rows since the last call."},
+    {"take", (PyCFunction)take, METH_NOARGS, "Counts, and columns of the rows, since the last call."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -32,6 +32,8 @@ MIN_PART_BYTES = 96 << 20
 HEAD_START_BYTES = 160 << 20
 """What the first part is longer than the others: about what is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
+_PIPE_BYTES = 1 << 20
+"""What an unprivileged process may ask for; a part of some 10 MB then takes fewer turns of both sides."""
 _TABLE_INDEXES = {
     "ops": {"signature": "signatures", "track": "tracks"},
     "kernels": {"name": "kernel_names", "track": "tracks"},
@@ -199,7 +201,9 @@ def _start(job: _Job) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "opreplay.traces.reading.parallel"]
     # NumPy's threads for products of matrices are a fifth of the start, and of no use here.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    worker = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pipesize=_PIPE_BYTES
+    )
     assert worker.stdin
     worker.stdin.write(msgspec.json.encode(job))
     worker.stdin.close()

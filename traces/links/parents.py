@@ -94,7 +94,15 @@ def _by_stack(start: Rows, end: Rows) -> Rows:
 
 
 def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
-    """Row of the innermost interval of one track that holds each time (its ends included), or -1."""
+    """Row of the innermost interval of one track that holds each time (its ends included), or -1.
+
+    Where intervals overlap it is the last one, outer before inner, that began and has not ended.
+    """
+    asked = np.sort(times)
+    holds = np.searchsorted(asked, start) < np.searchsorted(asked, start + dur, side="right")
+    if not holds.any():
+        return np.full(len(times), -1, np.int64)
+    rows, start, dur = rows[holds], start[holds], dur[holds]  # those that hold no time are most, and no one's answer
     rows_in_order, parents = nest(np.arange(len(rows)), start, dur)
     start, end = start[rows_in_order], (start + dur)[rows_in_order]
     at = np.searchsorted(start, times, side="right") - 1

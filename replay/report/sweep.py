@@ -171,7 +171,7 @@ def csv_text(found: Cases) -> str:
     writer = csv.writer(out, lineterminator="\n")
     each = ("simulated_us", "low_us", "high_us", "bound", "confidence", "extrapolated")
     writer.writerow(
-        ["op", "inputs", "call", *map(cell, names), "measured_us", "ci_low_us", "ci_high_us"]
+        ["op", "inputs", "call", *map(cell, names), "measured_us", "ci_low_us", "ci_high_us", "samples"]
         + [cell(f"{name}_{soc}") for soc in found.socs for name in each]
         + ["reason", "notes"]
     )
@@ -183,7 +183,8 @@ def csv_text(found: Cases) -> str:
 def _row(case: Case, names: Sequence[str], socs: Sequence[str]) -> list[Any]:
     result, measured = case.result, case.result.measurement
     row: list[Any] = [cell(result.name), cell(result.inputs), cell(case.call), *(case.sizes.get(n) for n in names)]
-    row += [result.measured_us, measured and measured.ci_low_us, measured and measured.ci_high_us]
+    row.append(result.measured_us)
+    row += [measured.ci_low_us, measured.ci_high_us, measured.samples] if measured else [None] * 3
     for soc in socs:
         s = result.simulated.get(soc)
         row += [None] * 6 if s is None else [s.time_us, s.low_us, s.high_us, s.bound, s.confidence, s.extrapolated]

@@ -18,7 +18,7 @@ from opreplay.replay.plan.select import selected_rows
 from opreplay.replay.resolve.bind import unnamed_arguments
 from opreplay.replay.results.compare.judge import StepTimes
 from opreplay.replay.results.compare.sides import OpTime, Times
-from opreplay.replay.results.stats import median_interval, median_ranks
+from opreplay.replay.results.stats import median_interval
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.steps import busy_steps
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
@@ -86,8 +86,7 @@ def _of_reading(trace: Trace) -> list[str]:
 
 def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) -> OpTime:
     ordered: list[float] = np.sort(calls_us).tolist()
-    sure = median_ranks(len(ordered)) is not None
-    low, high = median_interval(ordered) if sure else (None, None)
+    low, high = median_interval(ordered) or (None, None)
     return OpTime(
         id=op.id,
         name=op.name,

@@ -36,7 +36,6 @@ from opreplay.replay.results.compare.judge import (
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Simulated
-from opreplay.replay.results.stats import median_ranks
 from opreplay.traces.errors import UsageError
 from opreplay.traces.times.kernel_classes import class_of
 
@@ -129,12 +128,11 @@ def _measured(one: OpResult) -> OpTime:
     if found is None:
         return msgspec.structs.replace(made, note=str(one.reason or ""))
     told = ", ".join(dict.fromkeys(str(kind_of(warning)) for warning in found.warnings if kind_of(warning) in _DOUBTS))
-    known = median_ranks(found.samples) is not None
     return msgspec.structs.replace(
         made,
         calls=found.samples,
-        low_us=found.ci_low_us if known else None,
-        high_us=found.ci_high_us if known else None,
+        low_us=found.ci_low_us,
+        high_us=found.ci_high_us,
         note=told,
     )
 

@@ -27,8 +27,8 @@ from opreplay.traces.reading.head import ExecutionTraceFound
 from opreplay.traces.reading.scan import Progress, Scanned, Scanner
 from opreplay.traces.reading.source import Source
 
-MIN_PART_BYTES = 96 << 20
-"""Smaller parts do not pay for the start of a process (0.2 s)."""
+MIN_PART_BYTES = 128 << 20
+"""Of a file of fewer than two such parts, one process has read the most before another has started (0.16 s)."""
 HEAD_START_BYTES = 160 << 20
 """What the first part is longer than the others: about what is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
@@ -164,7 +164,7 @@ def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
         size = os.path.getsize(path)
         cuts: list[int] = []
         with open(path, "rb") as file:
-            ahead = min(HEAD_START_BYTES, size // 8)
+            ahead = min(HEAD_START_BYTES, size // 2)
             for i in range(1, parts):
                 at = ahead + (size - ahead) * i // parts
                 file.seek(at)

@@ -162,6 +162,26 @@ CASES: dict[str, tuple[Callable[[], object], tuple[tuple[str, str], ...]]] = {
         lambda: F.embedding(GRID, SQUARE.clone().repeat(2, 1).requires_grad_(True), sparse=True).sum().backward(),
         (("aten::embedding", "sparse"), ("aten::embedding_backward", "num_weights")),
     ),
+    "images of the first layer": (
+        lambda: (
+            F.conv2d(torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3, requires_grad=True), padding=1).sum().backward()
+        ),
+        (("aten::convolution_backward", "output_mask"),),
+    ),
+    "a signal that is padded": (
+        lambda: torch.fft.irfft(torch.fft.rfft(X, 32) * 2, 30) * 2,
+        (("aten::fft_rfft", "n"), ("aten::fft_irfft", "n")),
+    ),
+    "a gated unit": (backward(lambda x: F.glu(x, 1)), (("aten::glu", "dim"), ("aten::glu_backward", "dim"))),
+    "uneven pieces": (lambda: [t * 2 for t in X.split([1, 3, 2], 1)], (("aten::split_with_sizes", "split_sizes"),)),
+    "one dimension made several": (
+        lambda: X.unflatten(1, (2, 3)) * 2,
+        (("aten::unflatten", "dim"), ("aten::unflatten", "sizes")),
+    ),
+    "noise for each row": (lambda: X * X.new_empty((4, 1, 1)).bernoulli_(0.9), (("aten::new_empty", "size"),)),
+    "the largest few": (lambda: (X.topk(3), X[0] * 2)[0][0] * 2, (("aten::topk", "k"),)),
+    "a quantile of rows": (lambda: torch.quantile(X, 0.3, dim=1) * 2, (("aten::quantile", "dim"),)),
+    "a wide unit matrix": (lambda: torch.eye(3, 5) * 2, (("aten::eye", "n"), ("aten::eye", "m"))),
     "a loss for each": (
         backward(lambda x: F.nll_loss(x[:, :, 0], torch.tensor([1, 2, 3, 0]), reduction="none")),
         (("aten::nll_loss_forward", "reduction"),),

@@ -234,3 +234,25 @@ def test_common_sizes_are_those_of_torch(shapes: list[tuple[int, ...]]) -> None:
         assert broadcast(shapes) is None
     else:
         assert broadcast(shapes) == expected
+
+
+def test_lengths_of_more_than_30_sequences_are_full_ones(tmp_path: Path) -> None:
+    """Profiles lack lists of more than 30 numbers."""
+
+    def step() -> None:
+        scores = torch.randn(9, 32, 5, requires_grad=True).log_softmax(2)
+        F.ctc_loss(scores, torch.randint(1, 5, (32, 4)), torch.full((32,), 9), torch.full((32,), 3)).backward()
+
+    full, _ = plans(step, tmp_path)
+    (op,) = (op for op in full.ops if op.name == "aten::_ctc_loss_backward")
+    told = {arg.name: arg.value for arg in op.args}
+    assert (told["input_lengths"], told["target_lengths"]) == ((9,) * 32, (4,) * 32)
+    assert {"input_lengths", "target_lengths"} <= {note.argument for note in op.assumptions}
+
+
+def test_a_scatter_that_forgets_what_was_there_is_a_maximum(tmp_path: Path) -> None:
+    def step() -> None:
+        torch.zeros(4).scatter_reduce_(0, torch.arange(9) % 4, torch.randn(9), reduce="amax", include_self=False)
+
+    full, _ = plans(step, tmp_path)
+    assert values(full, "aten::scatter_reduce_", "reduce") == {((4,), "amax")}

@@ -2,7 +2,7 @@
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
-                                              [--set first|judging|unseen] [--verbose]
+                                              [--set first|judging|unseen|later] [--verbose]
 
 Records some 30 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
 each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
@@ -45,6 +45,7 @@ from typing import Any
 import msgspec
 import torch
 from judging_workloads import JUDGING
+from later_workloads import LATER
 from recorded_workloads import WORKLOADS, Step, warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from unseen_workloads import UNSEEN
@@ -64,8 +65,13 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Name of a level → what of the profile is taken away."""
 ROUNDED = 1e-5
 """A profile holds floating numbers with six digits."""
-SETS: dict[str, tuple[Callable[[], Step], ...]] = {"first": WORKLOADS, "judging": JUDGING, "unseen": UNSEEN}
-"""Those that the rules were made on; those that judged them since; those of a third hand that judged both."""
+SETS: dict[str, tuple[Callable[[], Step], ...]] = {
+    "first": WORKLOADS,
+    "judging": JUDGING,
+    "unseen": UNSEEN,
+    "later": LATER,
+}
+"""Those that the rules were made on; that judged them; that judged both, and led to more; and that judge these."""
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""

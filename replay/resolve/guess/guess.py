@@ -106,7 +106,7 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
         return lists.OPTIMIZER_LISTS.get(arg.name, otherwise)(known, context)
     by_op = texts.TEXTS if arg.kind == "str" else shapes.BY_OP
     by_argument = shapes.BY_ARGUMENT.get((arg.kind, arg.name))
-    if arg.name == "dim" and arg.default is not None:  # what the schema says goes before what is usual
+    if arg.name == "dim" and arg.has_default:  # what the schema says goes before what is usual
         by_argument = None
     for rule in (by_op.get((op, arg.name)), by_argument):
         found = rule(known, context) if rule is not None else None

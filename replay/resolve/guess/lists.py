@@ -292,20 +292,40 @@ def _no_tensors(known: Known, context: Context) -> Guess | None:
 
 def _sizes(known: Known, context: Context) -> Guess | None:
     """Sizes of pieces from the views made inside, where as many as there are add up to the whole; else even ones."""
-    own, dim = tensor(known, "self"), value(known, "dim")
-    dim = dim if isinstance(dim, int) else 0
+    own, told = tensor(known, "self"), value(known, "dim")
+    dim = told if isinstance(told, int) else 0
     if own is None or not -len(own.shape) <= dim < len(own.shape):
         return None
     dim, around = dim % len(own.shape), context.relatives()
     views = next((found for name in _PIECES if (found := [c for c in around.children if c.name == name])), [])
     if not views:
         return None
+    if (read := _pieces_read(own, len(views), around)) is not None and (told is None or read[0] == dim):
+        return Guess(value=read[1], why=f"the {len(views)} pieces that are read next")
     whole = own.shape[dim]
     exact = [_piece(call, dim) for call in views]
     if all(size is not None for size in exact) and sum(size or 0 for size in exact) == whole:
         return Guess(value=tuple(exact), why=f"the {len(exact)} pieces made inside")
     size, rest = divmod(whole, len(views))
     return Guess(value=tuple(size + (i < rest) for i in range(len(views))), why=f"{len(views)} even pieces")
+
+
+def _pieces_read(own: TensorMeta, count: int, around: Relatives) -> tuple[int, Shape] | None:
+    """(dimension, sizes) of as many pieces, where the next calls read each of them once in turn."""
+    shapes = [meta.shape for call in around.following if (meta := first_tensor_of(call)) is not None]
+    for d in range(len(own.shape)) if count > 1 else ():
+        kept = (own.shape[:d], own.shape[d + 1 :])
+        sizes = [shape[d] for shape in shapes if len(shape) == len(own.shape) and (shape[:d], shape[d + 1 :]) == kept]
+        if sum(sizes[:count]) == own.shape[d] and len(sizes) >= count:
+            return d, tuple(sizes[:count])
+    return None
+
+
+def _split_dim(known: Known, context: Context) -> Guess | None:
+    own, around = tensor(known, "self"), context.relatives()
+    counts = [n for name in _PIECES if (n := sum(call.name == name for call in around.children))]
+    read = _pieces_read(own, counts[0], around) if own is not None and counts else None
+    return None if read is None else Guess(value=read[0], why=f"the {counts[0]} pieces that are read next")
 
 
 def _piece(call: OpSignature, dim: int) -> int | None:
@@ -364,6 +384,7 @@ LIST_RULES: dict[tuple[str, str], Rule] = {
     ("unflatten_dense_tensors", "tensors"): _unflattened,
     ("split_with_sizes", "split_sizes"): _sizes,
     ("split_with_sizes_copy", "split_sizes"): _sizes,
+    ("split_with_sizes", "dim"): _split_dim,
 }
 """(op without namespace, argument) → rule."""
 OPTIMIZER_LISTS: dict[str, Rule] = {"state_steps": _steps, "max_exp_avg_sqs": _no_tensors}

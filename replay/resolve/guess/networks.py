@@ -17,6 +17,8 @@ GROUPS = (32, 16, 8, 4, 2, 1)
 """Of a group normalisation, tried in this order."""
 HEADS = (8, 12, 16, 4, 2, 1)
 EMBEDDINGS = 1000
+READERS = 4
+"""Calls that may read the result of a transform."""
 
 
 def _shape(known: Known, *names: str) -> Shape | None:
@@ -128,14 +130,6 @@ def _one_each(known: Known, context: Context) -> Guess | None:
     return None if count is None else Guess(value=(1.0,) * count, why="1 for each tensor")
 
 
-def _whole_dim(known: Known, context: Context) -> Guess | None:
-    own, dim = _shape(known, "self"), value(known, "dim")
-    if not own:
-        return None
-    dim = dim if isinstance(dim, int) and -len(own) <= dim < len(own) else 0
-    return Guess(value=(own[dim],), why="the dimension as it is")
-
-
 def _hidden_size(known: Known, context: Context) -> Guess | None:
     weight = _shape(known, "weight1")
     return Guess(value=weight[1], why="the shape of the weight") if weight and len(weight) == 2 else None
@@ -176,6 +170,42 @@ def _transformed_dims(known: Known, context: Context) -> Guess | None:
     count = len(own) if name.endswith("n") else 2 if name.endswith("2") else 1
     count = min(count, len(own)) if context.relatives().name != "aten::_fft_c2c" or name[4:5] != "i" else 1
     return Guess(value=tuple(range(len(own) - count, len(own))), why=f"the last {'dimension' if count == 1 else count}")
+
+
+def _signal_length(known: Known, context: Context) -> Guess | None:
+    """To how many elements a transform pads its input: what the transform inside is given, or what is read next has."""
+    own, around = _own_signal(known), context.relatives()
+    if own is None:
+        return None
+    inverse = around.name.startswith(("aten::fft_ir", "aten::fft_hf"))
+    usual = 2 * (own[-1] - 1) if inverse else own[-1]
+    for call in around.following[:READERS] if inverse else around.children:
+        meta = first_tensor_of(call)
+        if meta is None or meta.shape[:-1] != own[:-1]:
+            continue
+        if call.name.startswith("aten::_fft_") if not inverse else not meta.dtype.startswith("complex"):
+            length = meta.shape[-1]
+            return None if length == usual else Guess(value=length, why=f"{call.name} is given {list(meta.shape)}")
+    return None
+
+
+def _own_signal(known: Known) -> Shape | None:
+    own, dim = _shape(known, "self"), value(known, "dim")
+    return own if own and dim in (None, -1, len(own) - 1) else None
+
+
+def _halved(known: Known, context: Context) -> Guess | None:
+    """The dimension of a gated unit: where its gradient, or what is read next, is half as large."""
+    own, around = _shape(known, "self"), context.relatives()
+    if not own:
+        return None
+    grad = _shape(known, "grad_output")
+    read = [meta.shape for call in around.following[:2] if (meta := first_tensor_of(call)) is not None]
+    for shape in read if grad is None else [grad]:
+        dims = [d for d in range(len(own)) if shape == (*own[:d], own[d] // 2, *own[d + 1 :])]
+        if dims:
+            return Guess(value=dims[-1], why="where the result is half as large")
+    return Guess(value=-1, why="the last dimension")
 
 
 def _steps(known: Known, context: Context) -> Guess | None:
@@ -294,6 +324,8 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("stft", "return_complex"): _always(True),
     ("_fft_c2r", "last_dim_size"): _real_length,
     **{(op, "dim"): _transformed_dims for op in _FFT},
+    **{(op, "n"): _signal_length for op in ("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_hfft", "fft_ihfft")},
+    **{(op, "dim"): _halved for op in ("glu", "glu_backward")},
     ("_pad_packed_sequence", "total_length"): _steps,
     ("embedding_renorm_", "max_norm"): _always(1.0), ("embedding_renorm_", "norm_type"): _always(2.0),
     **{(op, name): _always(0) for op in _QUANTIZERS for name in ("zero_point", "axis")},
@@ -309,7 +341,6 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("flip", "dims"): _always((-1,)),
     **{(op, "source"): _always((0,)) for op in ("movedim", "moveaxis")},
     **{(op, "destination"): _always((-1,)) for op in ("movedim", "moveaxis")},
-    ("unflatten", "sizes"): _whole_dim,
 }  # fmt: skip
 """(op without namespace, argument) → rule."""
 PER_TENSOR: dict[tuple[str, str], Rule] = {("Scalar[]", name): _one_each for name in ("scalars", "weight", "exponent")}

@@ -60,6 +60,11 @@ def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str
         return None if found is None else (*found, "the shape of the output")
     if (inside := _reduced_inside(own, context)) is not None:
         return inside
+    around = context.relatives()
+    engine = around.parent is not None and around.parent.name.startswith("autograd::engine")
+    viewed = first_tensor_of(around.following[0]) if engine and around.following else None
+    if viewed is not None and viewed.shape == own and own[:1] == (1,) and around.following[0].name == "aten::view":
+        return (0,), True, "the sum of a gradient over dimensions in front, viewed next"
     one = "dim" in known and isinstance(value(known, "dim"), int)
     for at, call in enumerate(context.relatives().following[:NEXT_READERS_OF_SUMS]):
         for arg in recorded_args(call):
@@ -294,12 +299,22 @@ def _input_size(spatial: int) -> Rule:
 def _length(known: Known, context: Context) -> Guess | None:
     """Elements of a new sequence: of its output, or of the first vector that is written or read next."""
     found = _first_fit(known, context, lambda shape: len(shape) == 1)
+    for call in context.relatives().following[:_NEXT_READERS] if found is None else ():
+        listed = (meta for arg in recorded_args(call) for meta in arg.tensors or () if meta is not None)
+        vector = next((meta.shape for meta in listed if len(meta.shape) == 1), None)
+        if vector is not None:
+            return Guess(value=vector[0], why=f"what {call.name} is given next")
     return Guess(value=found[0][0], why=found[1]) if found is not None else Guess(value=100, why=f"100: {NOTHING}")
 
 
-def _side_of_square(known: Known, context: Context) -> Guess | None:
-    found = _first_fit(known, context, lambda shape: len(shape) == 2)
-    return Guess(value=found[0][0], why=found[1]) if found is not None else Guess(value=16, why=f"16: {NOTHING}")
+def _side_of_matrix(side: int) -> Rule:
+    """Rows or columns of a unit matrix."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        found = _first_fit(known, context, lambda shape: len(shape) == 2)
+        return Guess(value=found[0][side], why=found[1]) if found is not None else Guess(value=16, why=f"16: {NOTHING}")
+
+    return rule
 
 
 def _resized(known: Known, context: Context) -> Guess | None:
@@ -347,7 +362,7 @@ def _largest_count(known: Known, context: Context) -> Guess | None:
     def fits(shape: Shape) -> bool:
         return shape[:-1] == own[:-1] and len(shape) == len(own) and shape[-1] <= own[-1]
 
-    found = _first_fit(known, context, fits)
+    found = _first_fit(known, context, lambda shape: fits(shape) and shape != own) or _first_fit(known, context, fits)
     return None if found is None else Guess(value=found[0][-1], why=found[1])
 
 
@@ -389,8 +404,27 @@ REDUCTIONS = (
     "mode",
     "nanmean",
     "count_nonzero",
+    "std_mean",
+    "var_mean",
+    "quantile",
+    "nanquantile",
 )
-_INTREDUCTIONS = frozenset({"argmax", "argmin", "max", "min", "median", "mode", "prod", "all", "any", "count_nonzero"})
+_INTREDUCTIONS = frozenset(
+    {
+        "argmax",
+        "argmin",
+        "max",
+        "min",
+        "median",
+        "mode",
+        "prod",
+        "all",
+        "any",
+        "count_nonzero",
+        "quantile",
+        "nanquantile",
+    }
+)
 _RESAMPLED = {
     1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
     2: (
@@ -444,7 +478,7 @@ RESULT_RULES: dict[tuple[str, str], Rule] = {
     **dict.fromkeys(_LENGTHS, _length),
     **{(op, "scale_factors"): _scale_factors(rank) for rank, ops in _RESAMPLED.items() for op in ops},
     **{(f"max_unpool{rank}d", "output_size"): _output_size(rank, lambda n: 2 * n) for rank in (2, 3)},
-    ("eye", "n"): _side_of_square, ("eye", "m"): _side_of_square,
+    ("eye", "n"): _side_of_matrix(0), ("eye", "m"): _side_of_matrix(1),
     ("topk", "k"): _largest_count,
     **{(op, "dtype"): _summed_type for op in ("sum", "mean", "prod", "nansum", "cumsum", "cumprod")},
     **{(op, "reduction"): _loss_reduction for op in _LOSSES},

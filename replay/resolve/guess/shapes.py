@@ -13,7 +13,7 @@ from typing import cast
 from opreplay.replay.resolve.guess.copies import COPY_RULES
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES
 from opreplay.replay.resolve.guess.indices import INDEX_RULES
-from opreplay.replay.resolve.guess.inside import allocated, literal, metas_of, of_the_same_parent
+from opreplay.replay.resolve.guess.inside import WRITERS, allocated, literal, metas_of, of_the_same_parent
 from opreplay.replay.resolve.guess.legacy import LEGACY_RULES
 from opreplay.replay.resolve.guess.lists import LIST_RULES, size_inside
 from opreplay.replay.resolve.guess.networks import NETWORK_RULES, PER_TENSOR
@@ -64,7 +64,6 @@ def _own_strides(known: Known, context: Context) -> Guess | None:
 def _factory_size(known: Known, context: Context) -> Guess | None:
     """A new tensor is as large as what is next written into it, or as what its caller was given."""
     around, own = context.relatives(), _own_shape(known, context)
-    writers = ("aten::zero_", "aten::fill_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_")
     if own is not None and not around.name.partition("::")[2].startswith("new_"):
         return own
     parent = "" if around.parent is None else around.parent.name
@@ -73,16 +72,16 @@ def _factory_size(known: Known, context: Context) -> Guess | None:
     if parent == "aten::_pad_circular" and (padded := recorded_shape(around.following[0])) is not None:
         return Guess(value=padded, why=f"what {around.following[0].name} is given next")
     for call in (*around.children, *(around.following[:3] if own is None else of_the_same_parent(around)[:1])):
-        shape = recorded_shape(call) if call.name in writers else None
+        shape = recorded_shape(call) if call.name in WRITERS else None
         if shape is not None:
             return Guess(value=shape, why=f"what {call.name} writes to")
     if own is not None:
         return own
     if (made := literal(around)) is not None:
         return Guess(value=made.shape, why="what is made of numbers and read next")
-    if (memory := allocated(around, frozenset(writers))) is not None:
+    if (memory := allocated(around)) is not None:
         return Guess(value=memory[0], why=memory[1])
-    if (inside := size_inside(around, writers)) is not None:
+    if (inside := size_inside(around, sorted(WRITERS))) is not None:
         return Guess(value=inside[0], why=f"what {inside[1]} writes to")
     if around.parent is not None and around.parent.name.startswith("aten::"):
         shape = recorded_shape(around.parent)
@@ -231,7 +230,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
     ("linear_backward", "output_mask"): _all_true(3),
     **{(op, "dim"): _last_dim for op in (
         "softmax", "_softmax", "log_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
-        "cumsum", "topk", "sort", "argsort", "glu",
+        "cumsum", "topk", "sort", "argsort",
     )},
     **{(op, "dim"): _last_dim for op in _SCANS},
     **INDEX_RULES,

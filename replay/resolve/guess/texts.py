@@ -102,6 +102,8 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
         divided = any(call.name in ("aten::div_", "aten::div") for call in _inside(context))
         if divided and "mean" in names:
             return Guess(value="mean", why="'mean': a division inside")
+        if "mean" in names and value(known, "include_self") is False:  # a sum would begin with zeros
+            return Guess(value="amax", why=f"'amax': what was there does not count; {UNTOLD}")
         return Guess(value=otherwise, why=f"{otherwise!r}: {UNTOLD}")
 
     return rule

@@ -185,8 +185,10 @@ def _view_size(known: Known, context: Context) -> Guess | None:
         found = _first(context, own, lambda shape: shape in stripped)
         size = stripped[-1] if found is None else found[0]
         return Guess(value=size, why="the sum of a gradient loses the dimensions in front")
+    parent, following = context.relatives().parent, context.relatives().following
+    if own.shape == () and following and recorded_shape(following[0]) == () and "::" in following[0].name:
+        return Guess(value=(), why=_why(((), following[0].name)))
     found = _first(context, own, _as_many(own.shape))
-    parent = context.relatives().parent
     if found is None and parent is not None and parent.name == "aten::flatten":
         return Guess(value=(math.prod(own.shape),), why="flattened as a whole")
     return Guess(value=found[0], why=_why(found)) if found is not None else Guess(value=own.shape, why="as it is")
@@ -325,6 +327,31 @@ def _as_its_caller(meta: TensorMeta, context: Context) -> Guess | None:
     return None
 
 
+def _unflattened(which: str) -> Rule:
+    """Dimension or sizes of what becomes several dimensions: what is read next has them in its place."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        meta = own_meta(known)
+        if meta is None or not meta.shape:
+            return None
+        own = meta.shape
+        splits: dict[Shape, tuple[int, Shape]] = {}
+        for read, _ in read_next(context):
+            more = len(read.shape) - len(own)
+            for d in reversed(range(len(own))) if more > 0 and read.dtype == meta.dtype else ():
+                sizes = read.shape[d : d + more + 1]
+                if read.shape == (*own[:d], *sizes, *own[d + 1 :]) and math.prod(sizes) == own[d]:
+                    splits.setdefault(read.shape, (d, sizes))
+        found = _first(context, meta, lambda shape: shape in splits)
+        if found is not None and found[0] in splits:
+            return Guess(value=splits[found[0]][which == "sizes"], why=_why(found))
+        dim = value(known, "dim")
+        at = dim if isinstance(dim, int) and -len(own) <= dim < len(own) else 0
+        return Guess(value=at if which == "dim" else (own[at],), why="as it is")
+
+    return rule
+
+
 def _windows(known: Known, context: Context) -> Guess | None:
     """The size of what an `unfold` gives."""
     own = _own(known) or ()
@@ -460,6 +487,8 @@ def _swapped(which: int) -> Rule:
                 differ = [d for d, (n, m) in enumerate(zip(meta.shape, own, strict=False)) if n != m]
                 if len(meta.shape) == len(own) and len(differ) == 2 and sorted(meta.shape) == sorted(own):
                     return Guess(value=differ[which], why=_why((meta.shape, name)))
+            if parent is None and len(own) == 4:  # a product reads what has its last two dimensions swapped at once
+                return Guess(value=1 + which, why="heads before the sequence: nothing that is read next tells it")
         return Guess(value=len(own) - 2 + which, why="the last two dimensions")
 
     return rule
@@ -788,6 +817,7 @@ VIEW_RULES: dict[tuple[str, str], Rule] = {
     **{("diagonal", name): _diagonal_of(name) for name in ("dim1", "dim2", "offset")},
     **{("flatten", name): _flattened(name) for name in ("start_dim", "end_dim")},
     **{("unfold", name): _unfolded(name) for name in ("dimension", "size", "step")},
+    **{("unflatten", name): _unflattened(name) for name in ("dim", "sizes")},
     **{("slice", name): _slice(name) for name in ("dim", "start", "end")},
     **{("narrow", name): _slice(name) for name in ("dim", "start", "length")},
     **{(op, "dtype"): _converted for op in _CONVERSIONS},

@@ -162,6 +162,26 @@ CASES: dict[str, tuple[Callable[[], object], tuple[tuple[str, str], ...]]] = {
         lambda: F.embedding(GRID, SQUARE.clone().repeat(2, 1).requires_grad_(True), sparse=True).sum().backward(),
         (("aten::embedding", "sparse"), ("aten::embedding_backward", "num_weights")),
     ),
+    "images of the first layer": (
+        lambda: (
+            F.conv2d(torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3, requires_grad=True), padding=1).sum().backward()
+        ),
+        (("aten::convolution_backward", "output_mask"),),
+    ),
+    "a signal that is padded": (
+        lambda: torch.fft.irfft(torch.fft.rfft(X, 32) * 2, 30) * 2,
+        (("aten::fft_rfft", "n"), ("aten::fft_irfft", "n")),
+    ),
+    "a gated unit": (backward(lambda x: F.glu(x, 1)), (("aten::glu", "dim"), ("aten::glu_backward", "dim"))),
+    "uneven pieces": (lambda: [t * 2 for t in X.split([1, 3, 2], 1)], (("aten::split_with_sizes", "split_sizes"),)),
+    "one dimension made several": (
+        lambda: X.unflatten(1, (2, 3)) * 2,
+        (("aten::unflatten", "dim"), ("aten::unflatten", "sizes")),
+    ),
+    "noise for each row": (lambda: X * X.new_empty((4, 1, 1)).bernoulli_(0.9), (("aten::new_empty", "size"),)),
+    "the largest few": (lambda: (X.topk(3), X[0] * 2)[0][0] * 2, (("aten::topk", "k"),)),
+    "a quantile of rows": (lambda: torch.quantile(X, 0.3, dim=1) * 2, (("aten::quantile", "dim"),)),
+    "a wide unit matrix": (lambda: torch.eye(3, 5) * 2, (("aten::eye", "n"), ("aten::eye", "m"))),
     "a loss for each": (
         backward(lambda x: F.nll_loss(x[:, :, 0], torch.tensor([1, 2, 3, 0]), reduction="none")),
         (("aten::nll_loss_forward", "reduction"),),
@@ -214,3 +234,25 @@ def test_common_sizes_are_those_of_torch(shapes: list[tuple[int, ...]]) -> None:
         assert broadcast(shapes) is None
     else:
         assert broadcast(shapes) == expected
+
+
+def test_lengths_of_more_than_30_sequences_are_full_ones(tmp_path: Path) -> None:
+    """Profiles lack lists of more than 30 numbers."""
+
+    def step() -> None:
+        scores = torch.randn(9, 32, 5, requires_grad=True).log_softmax(2)
+        F.ctc_loss(scores, torch.randint(1, 5, (32, 4)), torch.full((32,), 9), torch.full((32,), 3)).backward()
+
+    full, _ = plans(step, tmp_path)
+    (op,) = (op for op in full.ops if op.name == "aten::_ctc_loss_backward")
+    told = {arg.name: arg.value for arg in op.args}
+    assert (told["input_lengths"], told["target_lengths"]) == ((9,) * 32, (4,) * 32)
+    assert {"input_lengths", "target_lengths"} <= {note.argument for note in op.assumptions}
+
+
+def test_a_scatter_that_forgets_what_was_there_is_a_maximum(tmp_path: Path) -> None:
+    def step() -> None:
+        torch.zeros(4).scatter_reduce_(0, torch.arange(9) % 4, torch.randn(9), reduce="amax", include_self=False)
+
+    full, _ = plans(step, tmp_path)
+    assert values(full, "aten::scatter_reduce_", "reduce") == {((4,), "amax")}

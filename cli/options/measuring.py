@@ -52,8 +52,8 @@ _MEASURING = [
         "--visits",
         type=click.IntRange(1, 16),
         metavar="N",
-        help="Measure each op N times, far apart, for its share of --op-time: 3 show `compare` more on a busy CPU.  "
-        "[default: 1, or 3 where processors are busy]",
+        help="Measure each op N times, far apart, for its share of --op-time: 8 show `compare` more on a busy CPU.  "
+        "[default: 1, or 8 where processors are busy]",
     ),
     click.option(
         "--cache",

@@ -43,6 +43,8 @@ def notes_of(case: Case) -> list[str]:
     """What to know before trusting the numbers of one call."""
     result = case.result
     notes = [] if result.reason is None else [str(result.reason)]
+    if result.reason is not None and result.simulated:
+        notes.append("predicted all the same: it failed for want of something here, not for its arguments")
     notes += case.unpredicted
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
     notes += [f"{soc} {text}" for soc, one in result.simulated.items() for text in prediction_notes(one)]
@@ -63,7 +65,11 @@ def prediction_notes(one: Simulated) -> list[str]:
         return [f"has no known path for products of {one.no_path}: costed as another dtype"]
     if one.extrapolated:
         notes = [*notes, "extrapolated"]
-    return [*notes, "by bytes only"] if one.by == "bytes" else notes
+    return (
+        [*notes, "by bytes only, which flatters: half of all kernels take 1.5 times that or more"]
+        if one.by == "bytes"
+        else notes
+    )
 
 
 def render(found: Cases, *, width: int) -> RenderableType:

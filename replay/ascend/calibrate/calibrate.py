@@ -257,7 +257,7 @@ def spread(own: Sequence[float], pooled: float, weight: float = BAND_PRIOR_WEIGH
 
 
 def _unsteadiness(one: HeldOut) -> float:
-    return unsteadiness(one.compared.predicted_us, "network" if one.nearness == "apart" else one.state)
+    return unsteadiness(one.compared.predicted_us, one.state, known=one.nearness != "apart")
 
 
 def bands(held: Sequence[HeldOut]) -> Bands:

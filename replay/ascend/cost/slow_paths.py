@@ -20,6 +20,9 @@ UNIFIED_BUFFER = 192 << 10
 """Bytes of a vector core's own memory."""
 SCALAR_CYCLES = 25.0
 """Cycles an element that a scalar loop on one core needs at most: what a cumulative product takes."""
+UNDIVIDED = 4096
+"""Elements inside of a middle dimension that a core takes as they are, the most that was measured; of more, parts are
+taken to be dealt out to cores, as no measurement has fewer than 16 outer slices."""
 ALIGNED = 32
 """Bytes that rows of a product's operands are a multiple of where loading them is fast."""
 
@@ -85,9 +88,13 @@ CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
 
 
 def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = None) -> SlowPath | None:
-    """The first path of those of the call's type that it takes; `gemm` is `gemm_of(call)` where the caller knows it."""
+    """The first path of those of the call's type that it takes; `gemm` is `gemm_of(call)` where the caller knows it.
+
+    Along a dimension of one element there is nothing to do but to copy.
+    """
+    single = call.attrs.get("cols") == 1
     for path in paths:
-        if CONDITIONS[path.when](call, path, gemm):
+        if CONDITIONS[path.when](call, path, gemm) and not (single and path.how != "factor"):
             return path
     return None
 
@@ -125,6 +132,7 @@ def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
         length = length_of(cut)
         # One step after the other; what lies beside each other is dealt out to cores.
         return min(n * SCALAR_CYCLES, length * (path.row_cycles + path.cycles * max(1.0, n / length / cores)))
-    slices = ceil(cut.outer / min(cores, max(1, cut.outer)))
+    inner = min(cut.inner, UNDIVIDED) if cut.lines > 1 else cut.inner
+    slices = ceil(cut.outer * ceil(cut.inner / max(1, inner)) / cores)
     most = prod(source.shape) * max(SCALAR_CYCLES, path.row_cycles / max(1, cut.inner))
-    return min(most, slices * cut.lines * (path.row_cycles + cut.inner * path.cycles))
+    return min(most, slices * cut.lines * (path.row_cycles + inner * path.cycles))

@@ -15,10 +15,11 @@ from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 VECTOR_FLOATS = 64
 """float32 numbers of one vector instruction: 256 bytes. Rows are worked on in float32."""
 
-SHORT_RUN = 32
-"""Elements below which moving a run takes longer than transposing its elements in the core; fitted costs of both meet
-at 27. Assumed, as runs measured are of 1 or of hundreds of elements."""
-
+SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "ReduceMax", "ReduceMin", "ReduceProd"})
+"""Reductions of which several cores may have parts of one result."""
+SUMMED_ALONE = 300e3
+"""Bytes of a row that a core reduces by itself: reading them takes it as long as it takes several cores to tell each
+other (7 us, the difference of the fitted families). Assumed: measured are rows of 64 KB, and 2 MB and more."""
 
 REPEATED = 0.05
 """Cycles an element for an operand of one column that is repeated along each row: sums and products of such take 0.059
@@ -33,9 +34,6 @@ sorted rows of 151,936 on a 910C die (204 us), the only long ones measured; deal
 NATIVE_HALF = 0.7
 """Cycles an element of float16 arithmetic over those of float32: 0.0137 over 0.020 for sums and products, 0.0088 over
 0.018 for relu by the vector pipe's counters of a 910B4 in a loop; one instruction takes 128 of them."""
-
-UNALIGNED = 4.0
-"""How much longer a row takes to read or write that is no multiple of 32 bytes; assumed."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -128,6 +126,8 @@ def _reduce(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: 
     n = _numel(source)
     blocks = blocks_for(tally.read, device)
     rows = _numel(first(call.outputs))
+    if 0 < rows < blocks and call.type in SUMS and tally.read <= rows * SUMMED_ALONE:
+        blocks = blocks if call.attrs.get("across") else rows
     return Work(blocks, n / blocks, rows / blocks, tally.read, tally.write)
 
 
@@ -144,24 +144,22 @@ def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     return Work(blocks, n / blocks, rows / blocks, read, write)
 
 
-def _row_cost(spec: TensorSpec, n: int) -> float:
-    """Rows of a tensor of n elements, those that are no multiple of 32 bytes counted UNALIGNED times."""
-    length = max(1, last_dim(spec))
-    return n / length * (1.0 if length * itemsize(spec.dtype) % 32 == 0 else UNALIGNED)
-
-
 def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     source, out = first(call.inputs), first(call.outputs)
     n = max(_numel(source), _numel(out))
     size = n * itemsize(source.dtype if source else "float32")
     run = call.attrs.get("run")
+    if source is not None and n > 1 and n in source.shape:
+        run = n  # Only one dimension has more than one element: they lie as they did.
     if not isinstance(run, int):
         same = source is not None and out is not None and last_dim(source) == last_dim(out)
         run = last_dim(source) if same and source is not None else 1
     blocks = blocks_for(size, device)
-    if run < SHORT_RUN:
-        # Blocks of 16 x 16 are turned in the core; rows are read and written as they lie.
-        rows = sum(_row_cost(spec, n) for spec in (source, out) if spec is not None)
+    # Short runs are not moved one by one: blocks of 16 x 16 are turned in the core, and rows read and written as they
+    # lie. What is quicker is taken: of float32 that is moving from about 25 elements on, of halves from about 50.
+    rows = sum(n / max(1, last_dim(spec)) for spec in (source, out) if spec is not None)
+    turning = n * family.cycles * dtype_factor(call, family) / device.vector_width
+    if turning < (n / run - rows) * family.row_cycles:
         return Work(blocks, n / blocks, rows / blocks, size, size)
     return Work(blocks, 0, n / run / blocks, size, size)
 
@@ -177,8 +175,10 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
     fractal = "FRACTAL_Z" in (source.format if source else "", out.format if out else "")
     if len(shape) == 4 and not fractal:
         rows = shape[0] * shape[1]
-        # Images are dealt out whole, so 32 of them keep 32 cores busy, whatever their size.
-        blocks = min(device.aiv_cores, shape[0]) if shape[0] > device.aiv_cores // 2 else blocks_for(write, device)
+        # Images are dealt out whole, so 32 of them keep 32 cores busy, whatever their size; few large ones in parts.
+        blocks = min(device.aiv_cores, shape[0])
+        if shape[0] <= device.aiv_cores // 2:
+            blocks = max(blocks, blocks_for(write, device))
     else:
         rows = n / max(1, shape[-1]) if shape else 0
         blocks = blocks_for(min(read, write), device)

@@ -103,6 +103,15 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
     """0.8 where one side is a prediction."""
 
 
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the marked steps of a trace took, on the host thread that marks them; those that launch work."""
+
+    count: int
+    median_us: float
+    shortest_us: float
+    longest_us: float
+
+
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """What one of two sides is, where not both are measurements."""
 
@@ -120,6 +129,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     matched_ops: int
     matched_us: float
     """The part of it in ops that the other side has as well."""
+    steps: StepTimes | None = None
+    """None for what is no trace, and for one that marks no steps."""
 
 
 class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from opreplay.replay.results.compare.judge import (
     Comparison,
     OpComparison,
     Side,
+    StepTimes,
     Total,
     What,
     spread_of,
@@ -80,6 +81,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     unreached: int = 0
     """Ops that a run did not come to measure."""
+    steps: StepTimes | None = None
 
 
 CONFIDENCE = {
@@ -369,6 +371,7 @@ def _side(times: Times, other: dict[str, OpTime]) -> Side:
         total_us=sum(op.sum_us for op in timed),
         matched_ops=len(matched),
         matched_us=sum(op.sum_us for op in matched),
+        steps=times.steps,
     )
 
 

@@ -94,11 +94,12 @@ def test_a_family_with_few_kernels_takes_the_spread_of_its_soc() -> None:
     assert made.own["calm", "rare"] < made.own["wild", "rare"]
 
 
-def test_only_what_was_measured_in_a_loop_has_its_narrower_band() -> None:
+def test_what_was_measured_in_a_loop_has_a_narrower_band_and_little_of_it_where_it_was_not() -> None:
     one = compare_group(group(64, [10.0]).launches, DEVICE)
     made = bands([HeldOut(soc="x", family="f", compared=msgspec.structs.replace(one, predicted_us=12.0))])
     near, apart, network = (
         made.of(HeldOut(soc="x", family="f", compared=one, state=state, nearness=nearness))
         for state, nearness in (("warm", "far"), ("warm", "apart"), ("network", "apart"))
     )
-    assert near < apart == network
+    assert near < apart < network
+    assert near / network < (apart / network) ** 2

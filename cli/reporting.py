@@ -61,8 +61,8 @@ def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = T
         return
     if coverage:
         console.show_line(line)
-        if warning := not_comparable(header):
-            console.show_line(warning)
+    if warning := not_comparable(header):
+        console.show_line(warning)
     console.show_fitted(
         lambda width: Group(
             *sequence.tables(outputs.memory.sequence),

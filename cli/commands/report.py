@@ -8,18 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from opreplay.cli.options.shared import force_option, format_option, notes_option
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+SUFFIXES = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json", ".parquet": "parquet"}
+"""What a file is written as where no --format is given; others are tables."""
+
 
 @click.command("report", short_help="Print a saved run again, in any format.")
 @click.argument("result", metavar="RESULT")
-@format_option("table", "csv", "markdown", "json", "parquet")
+@format_option("table", "csv", "markdown", "html", "json", "parquet")
 @click.option(
-    "--output", "-o", metavar="FILE", help="Write it there in place of stdout; for --format parquet as a rule."
+    "--output",
+    "-o",
+    metavar="FILE",
+    help="Write it there in place of stdout, without --format as .csv, .md, .html, .json or .parquet say.",
 )
 @force_option
 @notes_option
@@ -28,17 +35,20 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
 
     A file that was cut short is shown as far as it goes, and called interrupted.
     """
-    from opreplay.cli.outputs import check_writable, write_bytes, write_file
+    from opreplay.cli.outputs import PAGES, check_writable, write_bytes, write_file
     from opreplay.cli.reporting import batch_tables
     from opreplay.cli.terminal import console
-    from opreplay.replay.report.run import batch_markdown, csv_, json_, markdown, parquet, sequence, table
+    from opreplay.replay.report.run import batch_markdown, json_, markdown, parquet, sequence, table
     from opreplay.replay.report.run.facts import coverage_line
+    from opreplay.replay.report.suspects import not_comparable
     from opreplay.replay.results.reading import read_result_file
     from opreplay.replay.results.summary import summary_of
     from opreplay.traces.errors import UsageError
 
     if output is not None:
         check_writable(Path(output), force=force)
+        if click.get_current_context().get_parameter_source("format_") is ParameterSource.DEFAULT:
+            format_ = SUFFIXES.get(Path(output).suffix.lower(), format_)
     if format_ == "parquet" and output is None and sys.stdout.isatty():
         raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
     file = read_result_file(result)
@@ -51,7 +61,7 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
             write_bytes(Path(output), body, force=force)
         return
     if format_ == "table":
-        line = coverage_line(*run)
+        line = "\n".join(filter(None, (coverage_line(*run), not_comparable(file.header))))
 
         def show(width: int) -> Group:
             from rich.console import Group
@@ -64,8 +74,8 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
             console.show_fitted(show)
             return
         text = console.plain_text(line, show)
-    elif format_ == "csv":
-        text = csv_.render(*run)
+    elif format_ in ("csv", "html"):
+        text = PAGES[f".{format_}"](*run)
     elif format_ == "markdown":
         text = markdown.render(*run) + batch_markdown.render(file.traces, file.jobs)
         text += sequence.markdown(file.sequence)

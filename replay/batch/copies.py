@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20
 
 def copies_of(paths: Iterable[str]) -> dict[str, str]:
     """Each file that holds what another one does → that one: a file before a link to it, the one less deep in
-    folders, else the first.
+    folders, the older one, else the first.
 
     Only files that unpack to the same number of bytes are read, as a gzip's last four bytes tell it. What is no regular
     file, is empty or cannot be read is no copy.
@@ -30,7 +30,7 @@ def copies_of(paths: Iterable[str]) -> dict[str, str]:
     for size, alike in sizes.items():
         if len(alike) < 2:
             continue
-        alike.sort(key=lambda path: (os.path.islink(path), path.count(os.sep)))
+        alike.sort(key=lambda path: (os.path.islink(path), path.count(os.sep), _changed_ns(path)))
         first: dict[bytes, str] = {}
         real: dict[str, bytes | None] = {}
         for path in alike:
@@ -39,6 +39,13 @@ def copies_of(paths: Iterable[str]) -> dict[str, str]:
             if content is not None and first.setdefault(content, path) != path:
                 found[path] = first[content]
     return found
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _unpacked_bytes(path: str) -> int | None:

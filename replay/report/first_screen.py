@@ -69,7 +69,8 @@ def where_lines(where: Where, device: str | None) -> list[str]:
         )
         made = [f"recorded on {safe(device or 'an unnamed device')}: {total} of device work{busy}"]
     else:
-        made = [f"recorded on a CPU, no device work: {total} in outermost calls"]
+        what = "the file was cut short before any device work" if where.cut else "recorded on a CPU, no device work"
+        made = [f"{what}: {total} in outermost calls"]
         if where.beside_us >= LEAST * where.total_us:
             made.append(
                 f"beside them, on gloo's own threads: {time_text(where.beside_us)} of collectives, the times of their "

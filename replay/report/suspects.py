@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -50,6 +51,9 @@ def not_comparable(header: Header | None) -> str | None:
     if total <= 0 and isinstance(unowned, int | float) and unowned > 0:
         name = safe(str(recorded or "an accelerator"))
         return f"times are not comparable: of {name} only what its host took is recorded of each op, not the work"
+    where = cast("Mapping[str, object]", header.trace.get("where") or {})
+    if total <= 0 and where.get("cut"):
+        return "times may not be comparable: the file was cut short, perhaps before the work of its device"
     if total > 0 and here == "cpu":
         return f"times are not comparable: recorded on {safe(str(recorded or 'an accelerator'))}, replayed on a CPU"
     if total <= 0 and here != "cpu" and header.trace.get("host_us_total"):

@@ -145,9 +145,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         """The median with its interval, how it was measured, and every reason to trust it less."""
         samples = f"{self.samples} sample{_s(self.samples)} of {self.calls_per_sample} call{_s(self.calls_per_sample)}"
         threads = "" if self.threads is None else f", {self.threads} thread{_s(self.threads)}"
-        sure = "all samples" if self.ci_low_us is None else "95 %"
-        interval = f"{sure}: {time_text(self.low_us)} to {time_text(self.high_us)}"
-        text = f"{time_text(self.median_us)} a call ({interval}; {samples}, {self.cache} caches{threads})"
+        sure = "all of them" if self.ci_low_us is None else "95 %"
+        interval = f"{sure}: {time_text(self.low_us)} to {time_text(self.high_us)}; " if self.samples > 1 else ""
+        text = f"{time_text(self.median_us)} a call ({interval}{samples}, {self.cache} caches{threads})"
         return "\n  ".join([text, *(f"warning: {warning}" for warning in self.warnings)])
 
 

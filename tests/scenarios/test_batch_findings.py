@@ -59,3 +59,41 @@ def test_a_batch_says_of_what_part_its_times_are_and_where_steps_and_ranks_are(
     for flag in ("--mode=sequence", "--ranks=2"):
         refused = console("batch", trace, flag, code=2).stderr
         assert f"`opreplay run TRACE {flag.split('=')[0]}" in refused
+
+
+def test_a_file_that_is_cut_short_before_its_device_work_is_no_trace_of_a_cpu(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    events = sorted((e for i in range(9) for e in owner("aten::relu", 1 + i, [SHAPE], 50.0)), key=lambda e: e["ts"])
+    trace = trace_of(*(e for e in events if e["cat"] == "cpu_op"), *(e for e in events if e["cat"] != "cpu_op"))
+    text = trace.read_text()
+    trace.write_text(text[: text.index("cuda_runtime")])
+    given = ("--op-time", "1ms", "--threads", 1)
+    told = console("run", trace, *given).stdout
+    assert "the file was cut short before any device work" in told
+    assert "times may not be comparable: the file was cut short" in told
+    trace.write_text(text)
+    whole = console("batch", trace, *given).stdout
+    other = "times are not comparable: recorded on NVIDIA H100, replayed on a CPU"
+    assert other in whole, "a batch says it as well"
+
+
+def test_a_report_is_written_as_its_file_is_named(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A file r.html was a table of text."""
+    trace, out = trace_of(*owner("aten::relu", 1, [SHAPE], 50.0)), tmp_path / "r.jsonl"
+    console("batch", trace, "--op-time", "1ms", "--threads", 1, "-o", out)
+    begins = {
+        "html": "<!doctype html>",
+        "csv": "id,name,count",
+        "md": "replayed 1 of 1",
+        "json": "{",
+        "txt": "replayed 1",
+    }
+    for suffix, begin in begins.items():
+        console("report", out, "-o", tmp_path / f"r.{suffix}")
+        assert (tmp_path / f"r.{suffix}").read_text().lower().startswith(begin), suffix
+    console("report", out, "--format", "csv", "-o", tmp_path / "x.txt")
+    assert (tmp_path / "x.txt").read_text().startswith("id,name,count")
+    assert "times are not comparable: recorded on NVIDIA H100" in console("report", out).stdout

@@ -65,6 +65,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """In names that are no ops."""
     labels: tuple[LabelWork, ...] = ()
     """Those with most time."""
+    cut: bool = False
+    """On a host: the file was cut short, so that device work may have been recorded all the same."""
 
 
 def where_of(read: Trace | ReplayPlan) -> Where | None:
@@ -151,6 +153,7 @@ def _on_host(trace: Trace) -> Where:
         classes={row.name: row.share for row in rows},
         beside_us=sum(call.end_ns - call.start_ns for call in host_collectives(trace)) / 1e3,
         labels_us=float(own[alone].sum()),
+        cut=any(loss.startswith("truncated") for loss in trace.info.report.losses),
         labels=_labels(names, None, own[alone].tolist(), Counter(names), total),
     )
 

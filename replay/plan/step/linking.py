@@ -21,7 +21,7 @@ import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp
-from opreplay.replay.plan.step.roles import SQUARED, is_backward, is_number, may_be_gradient, producers
+from opreplay.replay.plan.step.roles import DECAYED, FACTORS, MADE_BY, SCALED, SQUARED, is_backward, is_number, is_saved
 from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -179,7 +179,8 @@ def link(
         return form
 
     for place, index in enumerate(calls):
-        form, following = form_of(index), form_of(calls[place + 1]) if place + 1 < len(calls) else None
+        form = form_of(index)
+        decayed = form.scales and place + 1 < len(calls) and form.is_state_of(form_of(calls[place + 1]))
         given, made = memories[place] if memories else ((), ())
         at = _aligned([tensor.meta for tensor in form.tensors], given) if given else None
         taken.clear()
@@ -188,14 +189,13 @@ def link(
             memory = at[argument] if at and (exact or tensor.linkable) else UNKNOWN
             source = known.find(memory, tensor) if tensor.meta is not None else _ABSENT
             recorded += memory >= 0
-            if source is None and memory < 0 and form.squares(argument) and found[0].kind == "result":
-                source = found[-1]
-            elif source is None and memory < 0:
-                made_by = form.producers(tensor, following)
-                plain = not may_be_gradient(form.name, tensor.name, beside=gradient)
-                source = (
-                    alive.find(tensor, taken, plain=plain) if made_by is None else alive.made_by(made_by, tensor, taken)
-                )
+            if source is None and memory < 0 and not decayed:
+                if tensor.made_by is not None:
+                    source = alive.made_by(tensor.made_by, tensor, taken)
+                elif argument == form.squared and found[0].kind == "result":
+                    source = found[-1]
+                else:
+                    source = alive.find(tensor, taken, plain=tensor.saved or (gradient and form.multiplies))
             if source is None:
                 source = Source("outside", number=len(outside))
                 outside.append(Outside(op=index, argument=argument, occurrence=seen[index], memory=memory))
@@ -203,7 +203,7 @@ def link(
             elif source.value is not None:
                 taken.values.add(source.value)
             found.append(source)
-            gradient = gradient or alive.is_gradient(source.value)
+            gradient = gradient or source.value in alive.gradients
         sources.append(tuple(found))
         seen[index] += 1
         lies_in = _aligned(form.metas, made) if made else None
@@ -257,6 +257,10 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
     """Numbers of what two tensors that are one have in common, and that one and a view of it have; -1: has no size."""
     linkable: bool
     viewable: bool
+    saved: bool = False
+    """Whether it is no gradient, whatever is beside it."""
+    made_by: Collection[str] | None = None
+    """The ops whose result it may be; None for any."""
 
 
 class _Looks(dict[TensorMeta, tuple[int, int]]):
@@ -283,7 +287,7 @@ class _Looks(dict[TensorMeta, tuple[int, int]]):
 class _Form:
     """The tensor arguments and results of an op, as far as they decide what they are linked to."""
 
-    __slots__ = ("backward", "forward", "metas", "name", "results", "tensors")
+    __slots__ = ("backward", "forward", "metas", "multiplies", "name", "results", "scales", "squared", "tensors")
 
     def __init__(
         self,
@@ -309,9 +313,15 @@ class _Form:
             # Of one element there are too many: a scalar is no view of another one.
             parameter = name in NO_VIEWS and not (gaps and op.name in PRODUCTS)
             viewable = linkable and not parameter and size >= 0 and math.prod(meta.shape) > 1
-            self.tensors.append(_Tensor(name, meta, key, size, linkable, viewable))
+            saved = is_saved(op.name, name)
+            made_by = MADE_BY.get(op.name, {}).get(name)
+            self.tensors.append(_Tensor(name, meta, key, size, linkable, viewable, saved, made_by))
         self.metas = results_of(op)
         self.name, self.backward = op.name, is_backward(op.name)
+        self.multiplies, self.scales = op.name in FACTORS, op.name == SCALED
+        keys = [tensor.key for tensor in self.tensors]
+        # What is multiplied with itself is recorded twice, one after the other.
+        self.squared = 2 if op.name == SQUARED and keys[1:2] == keys[2:3] else -1
         self.forward = any(tensor.name in PARAMETERS for tensor in self.tensors)
         self.results = [
             (output, _Tensor("", meta, *looks[meta], True, True))
@@ -319,15 +329,11 @@ class _Form:
             if meta is not None and (op.id, output) not in unknown
         ]
 
-    def squares(self, argument: int) -> bool:
-        """Whether an argument is the one before it once more."""
-        one, before = self.tensors[argument], self.tensors[argument - 1]
-        return SQUARED.get(self.name) == one.name and one.key == before.key
-
-    def producers(self, tensor: _Tensor, following: _Form | None) -> Collection[str] | None:
-        """The ops whose results an argument may be; None for any."""
-        alike = following is not None and bool(following.tensors) and following.tensors[0].key == self.tensors[0].key
-        return producers(self.name, tensor.name, None if following is None else following.name, alike)
+    def is_state_of(self, following: _Form) -> bool:
+        """Whether a tensor that is scaled in place is a parameter or a state, by what is called next with its like."""
+        if following.name not in DECAYED or not self.tensors or not following.tensors:
+            return False
+        return following.tensors[0].key == self.tensors[0].key
 
 
 class _Known:
@@ -386,14 +392,15 @@ class _Alive:
         self._plain_exact: dict[int, list[Value]] = defaultdict(list)
         self._plain_sizes: dict[int, list[Value]] = defaultdict(list)
         """The same of those that are no gradients."""
-        self._gradients: set[Value] = set()
+        self.gradients: set[Value] = set()
+        """Results that are such, or were made of one by another op than a layer's."""
         self._cast: set[Value] = set()
         self._made: dict[tuple[str, int], Value] = {}
         """The latest result of an op by its look."""
 
     def add(self, value: Value, tensor: _Tensor, op: str, *, gradient: bool) -> None:
         if gradient:
-            self._gradients.add(value)
+            self.gradients.add(value)
         for exact, sizes in ((self._exact, self._sizes), (self._plain_exact, self._plain_sizes))[: 2 - gradient]:
             exact[tensor.key].append(value)
             if tensor.size >= 0:
@@ -406,10 +413,6 @@ class _Alive:
         """The latest result of one of these ops that the argument may be."""
         found = [value for op in ops if (value := self._made.get((op, tensor.key))) and value not in taken.values]
         return Source("result", max(found)) if found and tensor.linkable else None
-
-    def is_gradient(self, value: Value | None) -> bool:
-        """Whether a result is one, or was made of one by another op than a layer's."""
-        return value in self._gradients
 
     def find(self, tensor: _Tensor, taken: _Taken, *, plain: bool) -> Source | None:
         """The latest result that the argument may be, a `plain` one no gradient; one call takes no result twice."""

@@ -4,8 +4,6 @@ optimizer, what is no gradient. Pure tables and look-ups; the inference itself i
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from opreplay.traces.model import TensorMeta
 
 MADE_BY: dict[str, dict[str, frozenset[str]]] = {
@@ -20,20 +18,12 @@ MADE_BY: dict[str, dict[str, frozenset[str]]] = {
     "aten::addcdiv_": {"self": frozenset(), "tensor1": frozenset({"aten::lerp_"})},
 }
 """Op → argument → the ops whose results it may be; it comes from outside where none made one."""
-SQUARED = {"aten::addcmul_": "tensor2"}
-"""Op → the argument that is the one before it once more, where `self` is the state of an optimizer."""
-DECAYED = frozenset({"aten::lerp_", "aten::addcmul_"})
-"""Ops before which a tensor of the same look that is multiplied in place is a parameter or a state, by a number."""
+SQUARED = "aten::addcmul_"
+"""Its last two tensors are one, a gradient, where they look alike and `self` is a state."""
+SCALED, DECAYED = "aten::mul_", frozenset({"aten::lerp_", SQUARED})
+"""What is scaled in place before one of these is a parameter or a state, and is scaled by a number."""
 FACTORS = frozenset({"aten::mm", "aten::bmm", "aten::matmul", "aten::mul"})
 """Ops of which a step of training gives at most one argument a gradient."""
-
-
-def producers(op: str, argument: str, following: str | None, alike: bool) -> Collection[str] | None:
-    """The ops whose results an argument may be, or None for any; `following` is the next call, `alike` whether the
-    first arguments of both look the same."""
-    if op == "aten::mul_" and alike and following in DECAYED:
-        return ()
-    return MADE_BY.get(op, {}).get(argument)
 
 
 def is_backward(op: str) -> bool:
@@ -41,16 +31,14 @@ def is_backward(op: str) -> bool:
     return "_backward" in op
 
 
-def may_be_gradient(op: str, argument: str, *, beside: bool) -> bool:
-    """Whether an argument may be a gradient; `beside` says that one before it is.
+def is_saved(op: str, argument: str) -> bool:
+    """Whether an argument was saved by the forward pass and is no gradient: all but those that say so of backward ops.
 
-    What else a backward op reads was saved by the forward pass, and the gradient of a weight is the product of a
-    gradient and of what was saved, though results of the same shape that are gradients came later: products of
+    Neither is the second factor of a product with a gradient (`FACTORS`): the gradient of a weight is the product of a
+    gradient and of what was saved, though results of the same shape that are gradients came later. Products of
     gradients square their size, op by op.
     """
-    if is_backward(op):
-        return argument.startswith("grad")
-    return not (beside and op in FACTORS)
+    return is_backward(op) and not argument.startswith("grad")
 
 
 def is_number(argument: str, meta: TensorMeta, first: TensorMeta | None) -> bool:

@@ -64,6 +64,8 @@ def rows(sequence: SequenceResult) -> list[Row]:
     return made
 
 
+FASTER = 0.9
+"""Calls that take less than this share of what they do without collectives were not what made the difference."""
 VARIES = 0.2
 """Shares of the time in flight that one pass in ten is below, and one above: farther apart, the median is no figure."""
 
@@ -148,6 +150,11 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
             f"calls take {ratio_text(sum_us, shared.calls_alone_us)} what they do without collectives beside them; "
             f"every one of the {plural(shared.ranks, 'rank')} runs the step of this trace at the same time"
         )
+        if sum_us < FASTER * shared.calls_alone_us:
+            found.append(
+                f"{MARK} nothing is faster with collectives beside it: other programs interrupted the passes without "
+                "them, and may have these; measure where processors are idle"
+            )
     if sum_us and wall_us:
         rest_us = wall_us - sum_us - shared.waited_us
         between = f"{time_text(rest_us)} between calls" if rest_us > 0 else "no time between calls"

@@ -27,6 +27,13 @@ def test_copies_links_and_packed_copies_are_one_trace(tmp_path: Path) -> None:
     assert names(tmp_path) == dict.fromkeys(("backup.json", "z1.json.gz", "z9.json.gz"), "rank3.json")
 
 
+def test_the_older_one_is_the_trace(tmp_path: Path) -> None:
+    for name, at in (("a copy.json", 20), ("trace.json", 10)):
+        (tmp_path / name).write_bytes(TEXT)
+        os.utime(tmp_path / name, (at, at))
+    assert names(tmp_path) == {"a copy.json": "trace.json"}
+
+
 @pytest.mark.parametrize("damage", [slice(0, -6), slice(0, 4), slice(0, 0)])
 def test_what_cannot_be_unpacked_is_compared_as_it_is(tmp_path: Path, damage: slice) -> None:
     packed = gzip.compress(TEXT, mtime=0)

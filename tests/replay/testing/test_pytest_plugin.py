@@ -22,7 +22,7 @@ PLUGIN = "opreplay.cli.pytest_plugin"
 TESTS = """
 from opreplay import RunOptions
 
-QUICK = RunOptions(op_time_s=0.1)
+QUICK = RunOptions(op_time_s=0.1, visits=1)
 
 
 def test_replay(opreplay):

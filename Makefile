@@ -69,6 +69,8 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(wildcard traces/reading/native/*)
 	$(INSTALL) -e .
+	@# What is installed from a checkout is compiled when it is first imported, and each time where Python may not write.
+	@$(BIN)/python -m compileall -q cli initializers replay traces
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed

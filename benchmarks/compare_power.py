@@ -1,9 +1,11 @@
 """How often `compare` is wrong about runs of the same, and whether it finds a slowdown that was put in.
 
     python benchmarks/compare_power.py [--repetitions N] [--slowdown SHARE] [--runs N] [--visits N] [--op-time SECONDS]
+                                       [--load PROCESSES]
 
 50 real ops of 100 us and more are measured in two runs, N times. In a third run 5 of them spin for a share of their
-time after the call: these are to be found, and the others are to be left alone.
+time after the call: these are to be found, and the others are to be left alone. `--load` starts so many processes that
+compute, stream through memory and sleep, for random times, as users' machines do other work.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from time import perf_counter
+from multiprocessing import get_context, parent_process
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -50,6 +54,38 @@ def calls() -> list[partial[Any]]:
             partial(ops.sum.dim_IntList, torch.randn(8 * rows, 1024), [-1]),
         ]
     return made[:OPS]
+
+
+def work(seed: int) -> None:
+    """Other work until the parent ends: products, streams through memory, Python, and pauses, 0.05 to 1 s each."""
+    torch.set_num_threads(1)
+    chance = random.Random(seed)
+    matrix, block = torch.randn(768, 768), torch.zeros(1 << 24)
+    parts: list[Callable[[], object]] = [
+        lambda: matrix @ matrix,
+        lambda: block.add_(1.0),
+        lambda: sum(range(100_000)),
+        lambda: sleep(0.01),
+    ]
+    while (parent := parent_process()) is not None and parent.is_alive():
+        part, until = chance.choice(parts), perf_counter() + chance.uniform(0.05, 1.0)
+        while perf_counter() < until:
+            part()
+
+
+@contextmanager
+def load(processes: int) -> Iterator[None]:
+    """So many processes beside that do other work."""
+    started = [get_context("spawn").Process(target=work, args=(seed,), daemon=True) for seed in range(processes)]
+    for process in started:
+        process.start()
+    sleep(3.0 if started else 0.0)  # until they have imported torch
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
 
 
 def slowed(call: partial[Any], extra_us: float) -> partial[Any]:
@@ -110,11 +146,18 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1, help="runs of each side, in turns, for the slowed ops")
     parser.add_argument("--visits", type=int, default=1, help="visits to each op, as of run")
     parser.add_argument("--op-time", type=float, default=MeasureOptions().op_time_s, help="seconds an op, as of run")
+    parser.add_argument("--load", type=int, default=0, help="processes beside that do other work")
     args = parser.parse_args()
+    with load(args.load):
+        return compared(args)
+
+
+def compared(args: argparse.Namespace) -> int:
+    """The runs of one set of options, and 0 where the bar is met."""
     torch.manual_seed(0)
     executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
     made, options = calls(), MeasureOptions(cache="cold", op_time_s=args.op_time)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     before = run(executor, made, {}, options, args.visits)
     false = 0
     for repetition in range(args.repetitions):
@@ -134,7 +177,7 @@ def main() -> int:
     hit = {int(op.id, 16) for op in found.of("slower")}
     share = false / (OPS * args.repetitions) if args.repetitions else 0.0
     print(f"slowed by {args.slowdown:.0%}: {shown(found)}")
-    print(f"false regressions: {share:.2%} of ops (bar {FALSE_SHARE:.0%}); load {load:.1f} at the start")
+    print(f"false regressions: {share:.2%} of ops (bar {FALSE_SHARE:.0%}); load {busy:.1f} at the start")
     print(f"found {len(hit & chosen)} of {SLOWED} slowed ops, {len(hit - chosen)} others")
     return 0 if share <= FALSE_SHARE and hit >= chosen else 1
 

@@ -154,6 +154,8 @@ CASES: tuple[Case, ...] = (
     ("aten::_linalg_check_errors", lambda n: {"info": torch.zeros(n, dtype=torch.int32)}),
     ("aten::native_dropout_backward", lambda n: {"mask": flags(n, 16), "scale": 1.25}),
     ("aten::masked_fill_", lambda n: {"mask": flags(n, 16)}),
+    ("aten::masked_select_backward", lambda n: {"grad": torch.empty(4 * n), "input": torch.empty(n, 16),
+                                                "mask": flags(n, 16)}),
     ("aten::masked_scatter_", lambda n: {"self": torch.empty(n, 16), "mask": flags(n, 1),
                                          "source": torch.empty(n // 4, 16)}),
     ("aten::scaled_dot_product_attention", lambda n: {

@@ -2,9 +2,9 @@
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
-                                              [--judging] [--verbose]
+                                              [--set first|judging|unseen] [--verbose]
 
-Records some 40 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
+Records some 30 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
 each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
 made at three levels of metadata: all of it; without strides; sizes and types only. Each op of a plan is compared with
 the calls it stands for, and belongs to the first of these kinds that fits:
@@ -14,9 +14,12 @@ the calls it stands for, and belongs to the first of these kinds that fits:
     layout    strides or places differ, as those that a level does not record (of views: where they begin)
     number    only numbers differ that values are made with (eps, alpha, probabilities, operands): the same work
     right     none of these; other ways to write the same are not told apart: sizes of -1, dimensions counted from the
-              end, no dimensions for all of them, a new dimension beside one of size 1
+              end, no dimensions for all of them, a new dimension beside one of size 1, the two dimensions of a
+              transposition in the other order, letters for the dots of an equation, the side that a flag says as well,
+              whole turns
 
-A memory format decides strides and is "layout"; bounds of random numbers are "number".
+A memory format decides strides and is "layout"; bounds of random numbers, and the ends of a range of the same length,
+are "number".
 
 "merged" are ops that stand for calls of different arguments; such an op is right where it is one of them. "unsaid"
 are the wrong ones (size, value) of which no argument that differs has an assumption. Ops that are not replayed, and
@@ -44,6 +47,7 @@ import torch
 from judging_workloads import JUDGING
 from recorded_workloads import WORKLOADS, Step, warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+from unseen_workloads import UNSEEN
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.plan.build import build_plan, signature_id
@@ -60,6 +64,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Name of a level → what of the profile is taken away."""
 ROUNDED = 1e-5
 """A profile holds floating numbers with six digits."""
+SETS: dict[str, tuple[Callable[[], Step], ...]] = {"first": WORKLOADS, "judging": JUDGING, "unseen": UNSEEN}
+"""Those that the rules were made on; those that judged them since; those of a third hand that judged both."""
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""
@@ -83,6 +89,9 @@ DRAWN = frozenset(
 """Bounds of numbers that are drawn: as many are, whatever they are."""
 REDUCED = frozenset({"sum", "mean", "nansum", "nanmean", "amax", "amin", "std", "var", "linalg_vector_norm"})
 """Reductions of which no dimensions are all of them."""
+SWAPS = frozenset(f"aten::{name}" for name in ("transpose", "transpose_", "swapaxes", "swapdims"))
+ENDS = frozenset({"linspace(start)", "linspace(end)", "logspace(start)", "logspace(end)"})
+"""Of a range whose length another argument says."""
 COUNTED = frozenset({"start", "end", "step", "steps", "n", "repeats"})
 """Arguments of the type Scalar that sizes follow from; others are operands."""
 _UNKNOWN = object()
@@ -207,7 +216,9 @@ def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tup
         op_name = op.name.partition("::")[2]
         ours, theirs = (_exact_in_full(op_name, arg, given, own) for given in (arg.value, exact))
         kind = _difference(msgspec.structs.replace(arg, value=ours), theirs, strides)
-        if kind == "value" and f"{op_name}({name})" in DRAWN:
+        if kind == "value" and _written_otherwise(op, name, planned, call):
+            continue
+        if kind == "value" and (f"{op_name}({name})" in DRAWN | ENDS or _as_long(op_name, planned, call)):
             kind = "number"
         if kind == "value" and name == "memory_format":  # decides strides alone
             kind = "layout"
@@ -215,6 +226,60 @@ def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tup
             kind = "layout"
         if kind is not None:
             yield kind, name, f"{_shown(arg)}, recorded {exact}"
+
+
+def _written_otherwise(op: ReplayOp, name: str, planned: dict[str, ReplayArg], call: ExactCall) -> bool:
+    """Whether other arguments say that this one, written otherwise, means the same."""
+    if op.name in SWAPS and name in ("dim0", "dim1"):
+        rank = max(len(meta.shape) for meta in planned["self"].tensors if meta is not None)
+        pairs = [{dims[which] % max(1, rank) for which in ("dim0", "dim1")} for dims in (_values(planned), call.args)]
+        return pairs[0] == pairs[1]
+    if name == "shifts" and op.name == "aten::roll":
+        sizes = [n for meta in planned["self"].tensors if meta is not None for n in meta.shape]
+        turned = [
+            [
+                shift % max(1, sizes[d] if dims.get("dims") else math.prod(sizes))
+                for shift, d in zip(dims["shifts"], dims.get("dims") or (0,), strict=False)
+            ]
+            for dims in (_values(planned), call.args)
+        ]
+        return turned[0] == turned[1]
+    if name == "side":
+        sides = [
+            dims.get("side") or ("right" if dims.get("right") else "left") for dims in (_values(planned), call.args)
+        ]
+        return sides[0] == sides[1]
+    if name == "equation":
+        ranks = [len(meta.shape) for meta in planned["tensors"].tensors if meta is not None]
+        return _spelled(planned["equation"].value) == _spelled(_in_letters(str(call.args["equation"]), ranks))
+    return False
+
+
+def _values(planned: dict[str, ReplayArg]) -> dict[str, Any]:
+    return {name: arg.value for name, arg in planned.items()}
+
+
+def _in_letters(equation: str, ranks: list[int]) -> str:
+    """An equation without dots: letters that it does not use, from the end of the alphabet."""
+    operands, arrow, result = equation.replace(" ", "").partition("->")
+    covered = max((r - len(t) + 3 for t, r in zip(operands.split(","), ranks, strict=True) if "..." in t), default=0)
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation][:covered]
+    texts = []
+    for text, rank in zip(operands.split(","), ranks, strict=True):
+        missing = covered - (rank - len(text) + 3)
+        texts.append(text.replace("...", "".join(free[missing:])))
+    return ",".join(texts) + arrow + result.replace("...", "".join(free))
+
+
+def _as_long(op: str, planned: dict[str, ReplayArg], call: ExactCall) -> bool:
+    """Whether a range has as many numbers as the recorded one."""
+    if op != "arange":
+        return False
+    counts = []
+    for given in (_values(planned), call.args):
+        start, end, step = (given.get(name) for name in ("start", "end", "step"))
+        counts.append(math.ceil((end - (start or 0)) / (step or 1)) if end is not None else None)
+    return counts[0] is not None and counts[0] == counts[1]
 
 
 def _exact_in_full(op: str, arg: ReplayArg, given: Any, own: TensorMeta | None) -> Any:
@@ -235,7 +300,7 @@ def _exact_in_full(op: str, arg: ReplayArg, given: Any, own: TensorMeta | None) 
             return tuple(d % len(own.shape) if isinstance(d, int) else d for d in given)
         return given % len(own.shape) if isinstance(given, int) and not isinstance(given, bool) else given
     if arg.name in ("size", "shape") and isinstance(given, tuple) and -1 in given:
-        if given.count(-1) == 1 and math.prod(n for n in given if n != -1):
+        if op != "expand" and given.count(-1) == 1 and math.prod(n for n in given if n != -1):
             rest = math.prod(own.shape) // math.prod(n for n in given if n != -1)
             viewed = tuple(rest if n == -1 else n for n in given)
             if math.prod(viewed) == math.prod(own.shape) and rest > 0:
@@ -433,8 +498,7 @@ def _line(title: str, counts: Counter[str]) -> str:
 
 def measure(args: argparse.Namespace) -> None:
     """Print a line for each workload and level, then the sums and the ops that are wrong most often."""
-    every = JUDGING if args.judging else WORKLOADS
-    chosen: list[Callable[[], Step]] = [w for w in every if not args.workloads or w.__name__ in args.workloads]
+    chosen = [w for w in SETS[args.set] if not args.workloads or w.__name__ in args.workloads]
     tallies = {level: Tally(Counter(), Counter()) for level in args.levels}
     print(f"{'workload, level':36}" + "".join(f"{key:>{max(7, len(key) + 1)}}" for key in HEAD) + "    wrong")
     for make in chosen:
@@ -457,7 +521,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="*", default=[])
     parser.add_argument("--levels", nargs="*", default=list(LEVELS), choices=list(LEVELS))
     parser.add_argument("--select", default="all", choices=("owner", "leaf", "top", "all"))
-    parser.add_argument("--judging", action="store_true", help="the workloads that no rule was made on")
+    parser.add_argument("--set", default="first", choices=list(SETS), help="which workloads")
     parser.add_argument("--verbose", action="store_true", help="each op that is not right")
     measure(parser.parse_args())
 

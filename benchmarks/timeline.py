@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from opreplay.replay.timeline.graph.steps import steps_of
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 from opreplay.traces.errors import OpReplayError
+from opreplay.traces.links.steps import steps_of
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "traces"
 BIG = "h100_owlv2_large.json.gz"

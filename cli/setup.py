@@ -1,22 +1,26 @@
 # pyright: strict
-"""Plugins, and what predictions could not do, told on stderr: what `run`, `plan` and `simulate` have in common."""
+"""What commands do before they begin, users' code and plans, and what predictions could not do, told on stderr."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
+    from opreplay.cli.options.source import Source
     from opreplay.initializers.registry import Registry
     from opreplay.replay.arguments.work.expected import ExpectedContents
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.plan.kept import KeptContents
+    from opreplay.replay.plan.selection import Selection
+    from opreplay.traces import Trace
 
 
+T = TypeVar("T")
 UNUSED_SHOWN = 5
 """Unused registrations that are told one by one."""
 
@@ -64,61 +68,116 @@ def set_up(
     cluster: str | None = None,
 ) -> SetUp:
     """Users' code, what arguments will hold, and the simulated devices. Raises UsageError and FormatError for each."""
-    from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import load_socs
 
     named = use_plugins(plugins, custom_op_dir)
-    contents = expected_contents(init_modules, init_args, seed=seed, values=values)
+    contents = _expected(init_modules, init_args, seed=seed, values=values)
     return SetUp(named, contents, load_socs(socs, cluster))
 
 
-def may_keep(wanted: bool, plugins: Sequence[str]) -> bool:
-    """Whether plans may be kept between runs: not where users' code or installed plugins may decide on them."""
+class Planned(NamedTuple):
+    """What a command that can predict without measuring has before it does."""
+
+    plan: ReplayPlan
+    contents: ExpectedContents | KeptContents
+    devices: dict[str, DeviceProfile]
+    plugins: tuple[str, ...]
+
+    def conclude(self, *, unused: bool = True) -> None:
+        """Once all is predicted: say on stderr what could not be, and keep what the next run can have."""
+        _tell_problems(self.contents)
+        if (keep := getattr(self.contents, "keep", None)) is not None:
+            keep()
+        if unused:
+            tell_unused(self.devices, self.plan.ops)
+
+
+def planned(
+    make: Callable[[bool], tuple[ReplayPlan, T]],
+    *,
+    plugins: Sequence[str],
+    custom_op_dir: str | None,
+    socs: tuple[str, ...],
+    init_modules: Sequence[str],
+    init_args: Sequence[str],
+    seed: int,
+    keep: bool,
+    values: str | None = None,
+    cluster: str | None = None,
+) -> tuple[Planned, T]:
+    """Users' code, the simulated devices, a plan and what its arguments will hold, and what `make` gives beside the
+    plan; it is told whether the plan may be kept between runs: with `keep`, where nothing of the user's decides on it.
+
+    Raises UsageError and FormatError for each of what the user gave, before the plan is made where that can be.
+    """
+    from opreplay.replay.ascend.simulate.devices import load_socs
+    from opreplay.replay.plan.kept import KeptContents
+
+    named = use_plugins(plugins, custom_op_dir)
+    devices = load_socs(socs, cluster)
+    keep = keep and not named and not _has_extensions()
+    contents: ExpectedContents | KeptContents | None = None
+    if init_modules or init_args or values is not None:
+        contents = _expected(init_modules, init_args, seed=seed, values=values)
+    plan, beside = make(keep)
+    if contents is not None:
+        refuse_unused_initializers(contents.registry, plan.ops, init_modules, init_args)
+    elif keep:
+        contents = KeptContents(partial(_expected, seed=seed), plan, seed)
+    else:
+        contents = _expected(seed=seed)
+    if values is not None:
+        from opreplay.replay.arguments.supplied import check_values_file
+
+        check_values_file(plan, values)
+    return Planned(plan, contents, devices, named), beside
+
+
+def plan_of_source(
+    source: Source,
+    selection: Selection,
+    *,
+    in_order: bool,
+    device: str = "cpu",
+    ranks: int | None = None,
+    cluster: str | None = None,
+) -> Callable[[bool], tuple[ReplayPlan, Trace | ReplayPlan]]:
+    """The `make` of `planned` for a trace: its plan, on ranks or for a cluster with its collectives, and what was
+    read."""
+
+    def make(keep: bool) -> tuple[ReplayPlan, Trace | ReplayPlan]:
+        from opreplay.replay.plan.collectives.in_plan import on_ranks
+        from opreplay.replay.plan.inputs import plan_of
+        from opreplay.replay.plan.kept import kept_plan_of
+
+        collectives = ranks is not None or cluster is not None
+        read = source.open(activity=collectives)
+        if keep:
+            return kept_plan_of(read, selection, device=device, in_order=in_order), read
+        plan = plan_of(read, selection, device=device, in_order=in_order, collectives=collectives)
+        return on_ranks(plan, ranks), read
+
+    return make
+
+
+def _has_extensions() -> bool:
+    """Whether users' code or installed plugins may decide on plans."""
     from importlib.metadata import entry_points
 
     from opreplay.initializers import extensions
-    from opreplay.replay import plugins as loading
+    from opreplay.replay import plugins
 
-    if not wanted or plugins or loading.registrations():
-        return False
-    return not any(entry_points(group=group) for group in (loading.ENTRY_POINTS, extensions.ENTRY_POINTS))
-
-
-def contents_of_plan(plan: ReplayPlan, *, seed: int, keep: bool) -> ExpectedContents | KeptContents:
-    """What the arguments of a plan's ops will hold with the built-in initializers; kept between runs with `keep`."""
-    from opreplay.replay.plan.kept import KeptContents
-
-    return KeptContents(partial(_built_in, seed), plan, seed) if keep else _built_in(seed)
+    groups = (plugins.ENTRY_POINTS, extensions.ENTRY_POINTS)
+    return bool(plugins.registrations()) or any(entry_points(group=group) for group in groups)
 
 
-def own_contents(
-    init_modules: Sequence[str], init_args: Sequence[str], *, seed: int, values: str | None
-) -> ExpectedContents | None:
-    """The same with what the user gave: initializers, their settings, a file of values; None where nothing was given.
-
-    Raises UsageError for modules and settings that cannot be used, FormatError for an unsound file.
-    """
-    if not init_modules and not init_args and values is None:
-        return None
+def _expected(
+    init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int, values: str | None = None
+) -> ExpectedContents:
+    """What arguments will hold; imports torch, which a kept plan does not need."""
     from opreplay.replay.arguments.work.expected import expected_contents
 
     return expected_contents(init_modules, init_args, seed=seed, values=values)
-
-
-def _built_in(seed: int) -> ExpectedContents:
-    from opreplay.replay.arguments.work.expected import (
-        expected_contents,  # imports torch, which a kept plan does not need
-    )
-
-    return expected_contents(seed=seed)
-
-
-def keep_contents(contents: ExpectedContents | KeptContents) -> None:
-    """Keep for the next run what was made for a plan that may be kept."""
-    from opreplay.replay.plan.kept import KeptContents
-
-    if isinstance(contents, KeptContents):
-        contents.keep()
 
 
 def refuse_unused_initializers(
@@ -150,7 +209,7 @@ def refuse_unused_initializers(
             )
 
 
-def tell_problems(contents: ExpectedContents | KeptContents) -> None:
+def _tell_problems(contents: ExpectedContents | KeptContents) -> None:
     """Say on stderr for how many ops the initializers could not make what predictions depend on."""
     from opreplay.cli.terminal import console
 

@@ -97,11 +97,12 @@ def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5
 
 
 def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """+1 or -1, so that multiplying again and again neither grows nor shrinks; only +1 for unsigned types."""
+    """+1 or -1, so that multiplying again and again neither grows nor shrinks; only +1 for unsigned types, and for a
+    single factor: what is positive, as second moments are, stays so."""
 
     def draw(count: int) -> torch.Tensor:
         flips = torch.randint(0, 2, (count,), generator=generator, device=tensor.device) * 2 - 1
-        return flips.abs() if tensor.dtype in (torch.uint8, torch.bool) else flips
+        return flips.abs() if tensor.dtype in (torch.uint8, torch.bool) or tensor.numel() == 1 else flips
 
     _repeat(span(tensor), draw)
 

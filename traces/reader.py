@@ -71,16 +71,22 @@ def read_trace(
     """
     numbered = record_function_ids or gradients
     with collector_off():
-        if processes > 1 and not calls and not activity:
-            from opreplay.traces.reading.parallel import scan_parallel
-
-            scanned = scan_parallel(
-                str(path), limits, processes, block_bytes=_block_bytes, progress=progress, numbered=numbered
-            )
-            if scanned is not None:
-                return _assemble(str(path), scanned)
 
         def once(arrows: bool) -> Scanned | Trace:
+            if processes > 1 and not calls and not activity:
+                from opreplay.traces.reading.parallel import scan_parallel
+
+                parts = scan_parallel(
+                    str(path),
+                    limits,
+                    processes,
+                    block_bytes=_block_bytes,
+                    progress=progress,
+                    numbered=numbered,
+                    arrows=arrows,
+                )
+                if parts is not None:
+                    return parts
             with Source(path, limits) as source:
                 try:
                     scanned = scan(
@@ -101,7 +107,8 @@ def read_trace(
                     progress(source.progress_bytes, source.total)
                 return scanned
 
-        # Flows are a tenth of many traces and hardly ever needed: a file where they are is read a second time.
+        # Arrows are a tenth of many traces and hardly ever needed. Where the first kernels do without and a later one
+        # does not, the file is read a second time.
         got = once(arrows=not os.path.isfile(path))
         if isinstance(got, Scanned) and got.collector.wants_arrows:
             got = once(arrows=True)
@@ -111,6 +118,7 @@ def read_trace(
 def _assemble(path: str, scanned: Scanned) -> Trace:
     """Tables of one scan → the linked trace."""
     got, tally = scanned.collector, scanned.tally
+    got.settle_arrows()
     for name, table in got.tables.items():
         if table.dropped:
             tally.losses[f"event without a readable time ({name})"] += table.dropped

@@ -43,7 +43,30 @@ if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
 
 
-@click.command("batch", short_help="Run many traces or ranks at once; ops that they share run once.")
+class _Batch(click.Command):
+    """Says where else there is what only a run of one trace has."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from opreplay.traces.errors import UsageError
+
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (elsewhere := OF_ONE_TRACE.get(error.option_name)) is None:
+                raise
+            raise UsageError(f"{error.option_name} is of `opreplay run`, for one trace", hint=elsewhere) from None
+
+
+OF_ONE_TRACE = {
+    "--mode": "Replay the step of one rank with `opreplay run TRACE --mode sequence`; `opreplay timeline FOLDER "
+    "--ranks` times the steps of all ranks together.",
+    "--ranks": "Replay the collectives of one rank with `opreplay run TRACE --ranks N`; `batch` matches those that "
+    "ranks recorded by itself, and says who waited for whom.",
+}
+"""Option of `opreplay run` that a batch has not → what to do instead."""
+
+
+@click.command("batch", cls=_Batch, short_help="Run many traces or ranks at once; ops that they share run once.")
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 @execution_traces_option
 @device_option
@@ -61,7 +84,7 @@ if TYPE_CHECKING:
 )
 @force_option
 @format_option("table", "json")
-@quick_option("the 20 heaviest ops of each trace, 20 ms each, unless --top and --op-time say otherwise")
+@quick_option("the 20 heaviest ops of each trace, as in `opreplay run`")
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @click.option(
     "--lanes",
@@ -115,7 +138,7 @@ def command(
 
     TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
     trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
-    costs only itself; the exit code is then 3.
+    costs only itself; the exit code is then 3. --mode sequence and --ranks are `opreplay run`'s, of one trace.
     """
     import msgspec
 

@@ -91,8 +91,9 @@ def command(
     A ratio above 1 means that AFTER is slower. Of two runs an op is called slower or faster where that is more than its
     error and more than the ops scatter, the speed of the machine taken out (--method); runs in turns tell smaller
     changes. Traces of two devices, a trace and its replay, or with --times measured:simulated one file of results and
-    its own predictions, are compared by the medians as they are; so is a trace alone with its prediction, with
-    --times recorded:910b3.
+    its own predictions, are compared by their times as they are: of what was recorded or measured the medians of an
+    op's calls, of a prediction its one time with its 80 % band. So is a trace alone with its prediction, with --times
+    recorded:910b3.
     """
     from functools import partial
 

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.options.shared import (
-    capture_option,
     device_option,
-    execution_trace_option,
     force_option,
     init_options,
-    kernel_details_option,
-    limit_option,
     plugin_option,
     selection_options,
-    trace_argument,
 )
+from opreplay.cli.options.source import Source, source_options
 from opreplay.cli.options.types import ByteSize
 
 if TYPE_CHECKING:
@@ -28,10 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export", short_help="Write ops as a bundle for torch alone, or for another tool.")
-@trace_argument
-@execution_trace_option
-@kernel_details_option
-@capture_option
+@source_options()
 @click.option(
     "--format",
     "format_",
@@ -65,12 +58,8 @@ if TYPE_CHECKING:
 )
 @init_options
 @force_option
-@limit_option
 def command(
-    trace: str,
-    execution_trace: str | None,
-    kernel_details: str | None,
-    capture: str | None,
+    source: Source,
     format_: str,
     output: str,
     device: str,
@@ -83,7 +72,6 @@ def command(
     init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     force: bool,
-    limit: tuple[tuple[str, str], ...],
 ) -> None:
     """Write the ops of TRACE as a bundle: ops.json, a script replay.py that needs nothing but torch, and a README. With
     --format, write a file that another tool reads.
@@ -91,7 +79,6 @@ def command(
     The bundle names neither the model nor its files, machine or kernels, unless --keep-names is given. Ops that a
     script cannot replay with torch alone are left out and listed.
     """
-    from opreplay.cli.opening import open_input
     from opreplay.cli.setup import use_plugins
     from opreplay.replay.plan.collectives.in_plan import naming_collectives
     from opreplay.replay.plan.inputs import plan_of
@@ -111,14 +98,7 @@ def command(
         raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
     _check_target(output, format_, force=force)
     use_plugins(plugin)
-    read = open_input(
-        trace,
-        limit,
-        execution_trace=execution_trace,
-        kernel_details=kernel_details,
-        capture=capture,
-        activity=format_ == "chakra",
-    )
+    read = source.open(activity=format_ == "chakra")
     plan = plan_of(read, selection, device=device, in_order=format_ == "chakra")
     if format_ == "chakra":
         plan = naming_collectives(plan, read)

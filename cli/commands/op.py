@@ -25,6 +25,7 @@ from opreplay.cli.options.shared import (
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.results.cases import Cases
     from opreplay.replay.results.records import L2State
 
@@ -83,16 +84,8 @@ def command(
     """
     import msgspec
 
-    from opreplay.cli.setup import (
-        contents_of_plan,
-        keep_contents,
-        may_keep,
-        own_contents,
-        tell_problems,
-        use_plugins,
-    )
+    from opreplay.cli.setup import planned
     from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.execute.cases import cases_of
     from opreplay.replay.plan.kept import kept_plan_of_calls
     from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
@@ -105,14 +98,22 @@ def command(
     for name in output:
         _check_output(Path(name), force=force)
     written = over_sizes(texts, vary)
-    plugin = use_plugins(plugin, custom_op_dir)
-    devices = load_socs(soc)
     imports = dict(allow_import)
-    keep = may_keep(not no_cache, plugin)
-    make = kept_plan_of_calls if keep else plan_of_calls
-    plan, ids = make(written, allow_imports=imports, device=device)
-    given = own_contents(init_module, init_arg, seed=measuring.seed, values=None)
-    contents = contents_of_plan(plan, seed=measuring.seed, keep=keep) if given is None else given
+
+    def make(keep: bool) -> tuple[ReplayPlan, tuple[str, ...]]:
+        return (kept_plan_of_calls if keep else plan_of_calls)(written, allow_imports=imports, device=device)
+
+    ready, ids = planned(
+        make,
+        plugins=plugin,
+        custom_op_dir=custom_op_dir,
+        socs=soc,
+        init_modules=init_module,
+        init_args=init_arg,
+        seed=measuring.seed,
+        keep=not no_cache,
+    )
+    plan, devices, contents = ready.plan, ready.devices, ready.contents
     state: L2State = l2 or measuring.l2_state()
     if not measure:
         found = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state)
@@ -121,7 +122,7 @@ def command(
             measuring,
             device=device,
             allow_imports=imports,
-            plugins=plugin,
+            plugins=ready.plugins,
             init_modules=init_module,
             init_args=init_arg,
         )
@@ -136,8 +137,7 @@ def command(
                 measuring=options,
                 on_progress=on_progress,
             )
-    tell_problems(contents)
-    keep_contents(contents)
+    ready.conclude(unused=False)
     _show(found, format_, output, force=force)
     left_out = any(one.result.reason is not None or one.unpredicted for one in found.cases)
     return ExitCode.INCOMPLETE if left_out else ExitCode.OK

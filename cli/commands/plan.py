@@ -10,24 +10,20 @@ import click
 
 from opreplay.cli.options.shared import (
     cache_option,
-    capture_option,
     custom_op_option,
     device_option,
-    execution_trace_option,
     force_option,
     format_option,
     init_options,
-    kernel_details_option,
     l2_option,
-    limit_option,
     notes_option,
     plugin_option,
     seed_option,
     selection_options,
     soc_option,
-    trace_argument,
     values_option,
 )
+from opreplay.cli.options.source import Source, source_options
 from opreplay.cli.options.types import ByteSize
 
 if TYPE_CHECKING:
@@ -36,10 +32,7 @@ if TYPE_CHECKING:
 
 
 @click.command("plan", short_help="Say what would run and how, without running it.")
-@trace_argument
-@execution_trace_option
-@kernel_details_option
-@capture_option
+@source_options()
 @device_option
 @soc_option
 @l2_option("cold")
@@ -70,13 +63,9 @@ if TYPE_CHECKING:
     "--output", "-o", metavar="FILE", help="Write the plan as JSON; .tracelens.json for TraceLens; - is stdout."
 )
 @force_option
-@limit_option
 @cache_option
 def command(
-    trace: str,
-    execution_trace: str | None,
-    kernel_details: str | None,
-    capture: str | None,
+    source: Source,
     device: str,
     soc: tuple[str, ...],
     l2: L2State,
@@ -96,7 +85,6 @@ def command(
     format_: str,
     output: str | None,
     force: bool,
-    limit: tuple[tuple[str, str], ...],
     no_cache: bool,
 ) -> int:
     """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
@@ -105,52 +93,26 @@ def command(
     each simulated device. --meta computes nothing either: meta tensors have sizes and no contents. Where time depends
     on lengths and routes, they are those that a run with the same --seed, --values and --init-arg would have.
     """
-    from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.setup import (
-        contents_of_plan,
-        keep_contents,
-        may_keep,
-        own_contents,
-        refuse_unused_initializers,
-        tell_problems,
-        tell_unused,
-        use_plugins,
-    )
-    from opreplay.replay.ascend.simulate.devices import load_socs
-    from opreplay.replay.plan.collectives.in_plan import on_ranks
-    from opreplay.replay.plan.inputs import plan_of
-    from opreplay.replay.plan.kept import kept_plan_of
+    from opreplay.cli.setup import plan_of_source, planned
     from opreplay.replay.plan.make import check_on_meta
     from opreplay.replay.plan.recorded.where import where_of
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
-    plugin = use_plugins(plugin, custom_op_dir)
-    keep = may_keep(not no_cache and ranks is None, plugin)
-    given = own_contents(init_module, init_arg, seed=seed, values=values)
-    devices = load_socs(soc)
-    read = open_input(
-        trace,
-        limit,
-        execution_trace=execution_trace,
-        kernel_details=kernel_details,
-        capture=capture,
-        activity=ranks is not None,
+    ready, read = planned(
+        plan_of_source(source, selection, in_order=output is not None, device=device, ranks=ranks),
+        plugins=plugin,
+        custom_op_dir=custom_op_dir,
+        socs=soc,
+        init_modules=init_module,
+        init_args=init_arg,
+        values=values,
+        seed=seed,
+        keep=not no_cache and ranks is None,
     )
-    if keep:
-        plan = kept_plan_of(read, selection, device=device, in_order=output is not None)
-    else:
-        plan = plan_of(read, selection, device=device, in_order=output is not None, collectives=ranks is not None)
-    plan = on_ranks(plan, ranks)
-    if given is not None:
-        refuse_unused_initializers(given.registry, plan.ops, init_module, init_arg)
-    contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given
-    if values is not None:
-        from opreplay.replay.arguments.supplied import check_values_file
-
-        check_values_file(plan, values)
+    plan, devices, contents = ready.plan, ready.devices, ready.contents
     checks = check_on_meta(plan, selection) if meta else None
     if output is not None:
         save(plan, output, force=force)
@@ -179,7 +141,5 @@ def command(
         )
     elif checks is not None:
         narrate_checks(plan, checks)
-    tell_problems(contents)
-    keep_contents(contents)
-    tell_unused(devices, plan.ops)
+    ready.conclude()
     return plan_code(plan, checks, max_op_bytes=max_op_memory, max_failed=max_failed)

@@ -22,24 +22,20 @@ from opreplay.cli.options.measuring import (
 from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.shared import (
-    capture_option,
     cluster_option,
     custom_op_option,
     device_option,
-    execution_trace_option,
     force_option,
     format_option,
     init_options,
-    kernel_details_option,
     l2_option,
-    limit_option,
     notes_option,
     plugin_option,
     selection_options,
     soc_option,
-    trace_argument,
     values_option,
 )
+from opreplay.cli.options.source import Source, source_options
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
@@ -48,10 +44,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
-@trace_argument
-@execution_trace_option
-@kernel_details_option
-@capture_option
+@source_options()
 @device_option
 @soc_option
 @cluster_option
@@ -69,7 +62,7 @@ if TYPE_CHECKING:
 @force_option
 @format_option("table", "json")
 @click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
-@quick_option("the 20 heaviest ops, 20 ms each, unless --top and --op-time say otherwise")
+@quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, --op-time and --op-limit say otherwise")
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
 @resume_option
@@ -82,12 +75,8 @@ if TYPE_CHECKING:
 @values_option
 @checking_options
 @notes_option
-@limit_option
 def command(
-    trace: str,
-    execution_trace: str | None,
-    kernel_details: str | None,
-    capture: str | None,
+    source: Source,
     device: str,
     soc: tuple[str, ...],
     cluster: str | None,
@@ -108,7 +97,6 @@ def command(
     init_arg: tuple[str, ...],
     values: str | None,
     notes: bool,
-    limit: tuple[tuple[str, str], ...],
 ) -> int:
     """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
     what the trace recorded.
@@ -119,7 +107,6 @@ def command(
     """
     import msgspec
 
-    from opreplay.cli.opening import open_input
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import one_stdout, outcome_code, show_json, show_report
     from opreplay.cli.setup import refuse_unused_initializers, set_up, tell_unused
@@ -143,14 +130,7 @@ def command(
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.l2_state())
     with Outputs(output, force=force, resume=resume) as outputs:
         collectives = measuring.ranks is not None or cluster is not None
-        read = open_input(
-            trace,
-            limit,
-            execution_trace=execution_trace,
-            kernel_details=kernel_details,
-            capture=capture,
-            activity=collectives,
-        )
+        read = source.open(activity=collectives)
         ordered = needs_order(selection, measuring)
         plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
         plan = on_ranks(plan, measuring.ranks)

@@ -10,23 +10,20 @@ import click
 
 from opreplay.cli.options.shared import (
     cache_option,
-    capture_option,
     cluster_option,
     custom_op_option,
     force_option,
     format_option,
     init_options,
-    kernel_details_option,
     l2_option,
-    limit_option,
     notes_option,
     plugin_option,
     seed_option,
     selection_options,
     soc_option,
-    trace_argument,
     values_option,
 )
+from opreplay.cli.options.source import Source, source_options
 
 if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
@@ -36,9 +33,7 @@ SUFFIXES = (".json", ".csv", ".html")
 
 
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
-@trace_argument
-@kernel_details_option
-@capture_option
+@source_options(execution_traces=False)
 @soc_option
 @cluster_option
 @l2_option("sequence")
@@ -66,12 +61,9 @@ SUFFIXES = (".json", ".csv", ".html")
 )
 @force_option
 @notes_option
-@limit_option
 @cache_option
 def command(
-    trace: str,
-    kernel_details: str | None,
-    capture: str | None,
+    source: Source,
     soc: tuple[str, ...],
     cluster: str | None,
     l2: L2State,
@@ -87,58 +79,40 @@ def command(
     output: tuple[str, ...],
     force: bool,
     notes: bool,
-    limit: tuple[tuple[str, str], ...],
     no_cache: bool,
 ) -> None:
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
-    from opreplay.cli.opening import open_input
-    from opreplay.cli.setup import (
-        contents_of_plan,
-        keep_contents,
-        may_keep,
-        own_contents,
-        refuse_unused_initializers,
-        tell_problems,
-        tell_unused,
-        use_plugins,
-    )
+    from opreplay.cli.setup import plan_of_source, planned
     from opreplay.cli.terminal import console
-    from opreplay.replay.ascend.simulate.devices import load_socs, ranks_without_dies, simulate_plan
-    from opreplay.replay.plan.inputs import plan_of
-    from opreplay.replay.plan.kept import kept_plan_of
+    from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_plan
     from opreplay.replay.plan.recorded.where import where_of
     from opreplay.replay.report.views import simulation as view
 
     for name in output:
         check_output(Path(name), force=force)
-    plugin = use_plugins(plugin, custom_op_dir)
-    devices = load_socs(soc, cluster)
-    keep = cluster is None and may_keep(not no_cache, plugin)
-    given = own_contents(init_module, init_arg, seed=seed, values=values)
-    read = open_input(trace, limit, kernel_details=kernel_details, capture=capture, activity=cluster is not None)
-    if keep:
-        plan = kept_plan_of(read, selection, device="cpu", in_order=True)
-    else:
-        plan = plan_of(read, selection, device="cpu", in_order=True, collectives=cluster is not None)
-    if given is not None:
-        refuse_unused_initializers(given.registry, plan.ops, init_module, init_arg)
-    contents = contents_of_plan(plan, seed=seed, keep=keep) if given is None else given
-    if values is not None:
-        from opreplay.replay.arguments.supplied import check_values_file
-
-        check_values_file(plan, values)
+    ready, read = planned(
+        plan_of_source(source, selection, in_order=True, cluster=cluster),
+        plugins=plugin,
+        custom_op_dir=custom_op_dir,
+        socs=soc,
+        cluster=cluster,
+        init_modules=init_module,
+        init_args=init_arg,
+        values=values,
+        seed=seed,
+        keep=not no_cache and cluster is None,
+    )
+    plan, devices = ready.plan, ready.devices
     where = where_of(read)
     if any(op.collective is not None for op in plan.ops):
         console.narrate("opreplay: times of collectives are added up; `opreplay timeline --cluster` overlaps them")
     if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
         console.narrate(small)
-    steps = simulate_plan(plan, list(devices.values()), contents, l2)
-    tell_problems(contents)
-    keep_contents(contents)
-    tell_unused(devices, plan.ops)
+    steps = simulate_plan(plan, list(devices.values()), ready.contents, l2)
+    ready.conclude()
     for name in output:
         from opreplay.cli.outputs import write_file
 

@@ -16,6 +16,7 @@ from opreplay.cli.options.shared import (
     format_option,
     kernel_details_option,
     limit_option,
+    notes_option,
     plugin_option,
 )
 
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
 )
 @plugin_option
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
+@notes_option
 @format_option("table", "json")
 @force_option
 @limit_option
@@ -97,6 +99,7 @@ def command(
     measured: str | None,
     plugin: tuple[str, ...],
     output: str | None,
+    notes: bool,
     format_: str,
     force: bool,
     limit: tuple[tuple[str, str], ...],
@@ -130,8 +133,8 @@ def command(
     if ranks:
         if kernel_details is not None:
             raise UsageError("--kernel-details is for one trace, not with --ranks")
-        times = _measured(measured)
-        return _of_ranks(traces, step, what_if, devices, host_scale, times, timeline_file, page, format_, force, limit)
+        times, how = _measured(measured), (notes, format_)
+        return _of_ranks(traces, step, what_if, devices, host_scale, times, timeline_file, page, how, force, limit)
     read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
     plan, contents = _planned(read, devices)
     study = timeline(
@@ -153,7 +156,7 @@ def command(
         console.write(console.json_text(view.facts(study.timeline)))
     else:
         console.show_line(view.head_line(study.timeline))
-        console.show_fitted(partial(view.render, study.timeline))
+        console.show_fitted(partial(view.render, study.timeline, everything=notes))
     if plan is not None:
         tell_unused(socs, plan.ops)
     return _code(study.timeline.what_if)
@@ -178,7 +181,7 @@ def _of_ranks(
     measured: MeasuredOps | None,
     timeline_file: str | None,
     page: Path | None,
-    format_: str,
+    how: tuple[bool, str],
     force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> int:
@@ -209,6 +212,7 @@ def _of_ranks(
         host_scale=host_scale,
         measured=measured,
     )
+    notes, format_ = how
     write_page(page, partial(of_ranks.page, study), force=force)
     if timeline_file is not None:
         from opreplay.replay.report.step.tracks import rank_processes
@@ -218,7 +222,7 @@ def _of_ranks(
         console.write(console.json_text(view.facts(study.timeline)))
     else:
         console.show_line(view.head_line(study.timeline))
-        console.show_fitted(partial(view.render, study.timeline))
+        console.show_fitted(partial(view.render, study.timeline, everything=notes))
     return _code(study.timeline.what_if)
 
 

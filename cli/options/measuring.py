@@ -52,8 +52,8 @@ _MEASURING = [
         "--visits",
         type=click.IntRange(1, 16),
         metavar="N",
-        help="Measure each op N times, far apart, for its share of --op-time: 3 show `compare` more on a busy CPU.  "
-        "[default: 1, or 3 where processors are busy]",
+        help="Measure each op N times, far apart, for its share of --op-time: 8 show `compare` more on a busy CPU.  "
+        "[default: 1, or 8 where processors are busy]",
     ),
     click.option(
         "--cache",
@@ -138,6 +138,8 @@ def quick_option(what: str) -> Callable[[Command], Command]:
 
 
 QUICK_TOP, QUICK_OP_TIME_S = 20, 0.02
+QUICK_LIMIT_S = 10.0
+"""Of one op, set-up included: huge ones took a minute each of a look that is to be a short one."""
 
 
 def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, RunOptions]:
@@ -154,7 +156,10 @@ def quick_times(measuring: RunOptions) -> RunOptions:
 
     source = click.get_current_context().get_parameter_source("op_time")
     if source is None or source.name == "DEFAULT":
-        return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S, visits=measuring.visits or 1)
+        limit_s = QUICK_LIMIT_S if measuring.limit_s is None else measuring.limit_s
+        return msgspec.structs.replace(
+            measuring, op_time_s=QUICK_OP_TIME_S, limit_s=limit_s, visits=measuring.visits or 1
+        )
     return measuring
 
 

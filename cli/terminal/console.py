@@ -40,10 +40,11 @@ def show_fitted(render: Callable[[int], RenderableType]) -> None:
 
 
 def show_line(text: str) -> None:
-    """One line to stdout, never broken by us, so that scripts can take it whole."""
+    """One line to stdout: broken between words on a terminal, else never, so that scripts can take it whole."""
     from rich.text import Text
 
-    make_console().print(Text(text, style="bold"), soft_wrap=True)
+    console = make_console()
+    console.print(Text(text, style="bold"), soft_wrap=not console.file.isatty())
 
 
 def plain_text(line: str, render: Callable[[int], RenderableType], width: int = 160) -> str:

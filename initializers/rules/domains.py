@@ -47,6 +47,10 @@ def _with_in_place(*bases: str) -> tuple[str, ...]:
     return tuple(f"aten::{base}{suffix}" for base in bases for suffix in ("", "_"))
 
 
+def _special(*bases: str) -> tuple[str, ...]:
+    return tuple(f"aten::special_{base}" for base in bases)
+
+
 POSITIVE, UNIT, SYMMETRIC = _between(0.5, 2.0), _between(0.05, 0.95), _between(-0.95, 0.95)
 
 RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
@@ -54,12 +58,15 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
                     "_foreach_sqrt", "_foreach_log", "_foreach_reciprocal", "_foreach_rsqrt", "_foreach_pow",
                     "float_power", "polygamma", "mvlgamma"),
      {"self": POSITIVE, "exponent": _between(0.5, 1.5)}),
+    (_special("log1p", "gammaln", "digamma", "psi", "polygamma", "multigammaln", "entr", "bessel_y0", "bessel_y1",
+              "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1"),
+     {"self": POSITIVE, "x": POSITIVE}),
     (("aten::poisson", "aten::_standard_gamma", "aten::_sample_dirichlet"), {"self": POSITIVE}),
     (_with_in_place("normal"), {"std": POSITIVE}),
     (("aten::binomial",), {"count": _between(1, 20), "prob": UNIT}),
-    (_with_in_place("igamma", "igammac"), {"self": POSITIVE, "other": POSITIVE}),
+    ((*_with_in_place("igamma", "igammac"), *_special("gammainc", "gammaincc")), {"self": POSITIVE, "other": POSITIVE}),
     (("aten::special_zeta",), {"self": _between(1.5, 3.0), "other": POSITIVE}),
-    ((*_with_in_place("xlogy"), "aten::special_xlog1py"), {"other": POSITIVE}),
+    ((*_with_in_place("xlogy"), *_special("xlogy", "xlog1py")), {"other": POSITIVE}),
     (_with_in_place("div", "divide", "true_divide", "fmod", "remainder", "floor_divide", "_foreach_div", "atan2"),
      {"other": POSITIVE}),
     (("aten::mul_", "aten::div_", "aten::divide_", "aten::multiply_", "aten::_foreach_mul_", "aten::_foreach_div_"),
@@ -68,11 +75,12 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Fill]], ...] = (
     (_with_in_place("asin", "acos", "atanh", "arcsin", "arccos", "arctanh"), {"self": SYMMETRIC}),
     ((*_with_in_place("erfinv"), "aten::special_erfinv"), {"self": _between(-0.5, 0.5)}),
     (_with_in_place("acosh", "arccosh"), {"self": _between(1.05, 3.0)}),
-    ((*_with_in_place("logit", "bernoulli"), "aten::special_ndtri"), {"self": UNIT, "p": UNIT}),
+    ((*_with_in_place("logit", "bernoulli"), *_special("ndtri", "logit")), {"self": UNIT, "p": UNIT}),
     (("aten::binary_cross_entropy", "aten::binary_cross_entropy_backward"), {"self": UNIT, "target": UNIT}),
     (("aten::kl_div", "aten::binary_cross_entropy_with_logits", "aten::kl_div_backward",
       "aten::binary_cross_entropy_with_logits_backward"), {"target": UNIT}),
     (("aten::multinomial",), {"self": UNIT}),
+    (("aten::quantile", "aten::nanquantile"), {"q": UNIT}),
     (("aten::sigmoid_backward", "aten::logit_backward"), {"output": UNIT, "self": UNIT}),
     (("aten::tanh_backward",), {"output": SYMMETRIC}),
     (("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::grid_sampler", "aten::grid_sampler_2d_backward",

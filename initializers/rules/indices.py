@@ -197,8 +197,10 @@ class BagInit(IndexRule):
         report = _draw(context, "indices", indices, rows)
         offsets = context.tensor("offsets")
         if offsets is not None and offsets.numel():
-            starts = _cut_points(offsets.numel(), indices.numel(), bool(context.args.get("include_last_offset")))
-            fill.assign(offsets, starts.to(offsets.device))
+            grad = context.tensor("grad")  # of a bag less than offsets, where these end with the number of indices
+            ended = grad is not None and grad.dim() == 2 and grad.shape[0] == offsets.numel() - 1
+            ended = ended or bool(context.args.get("include_last_offset"))
+            fill.assign(offsets, _cut_points(offsets.numel(), indices.numel(), ended).to(offsets.device))
         grad, bags = context.tensor("grad"), context.tensor("offset2bag")
         if bags is not None and bags.numel() and grad is not None:
             ids = torch.arange(bags.numel(), device=bags.device) * grad.shape[0] // bags.numel()

@@ -37,7 +37,6 @@ class MaskInit(CustomInit):
         "aten::masked_fill_",
         "aten::masked_select",
         "aten::where",
-        "aten::masked_select_backward",
         "aten::nonzero",
         "aten::nonzero_static",
         "aten::argwhere",
@@ -52,6 +51,19 @@ class MaskInit(CustomInit):
                 fill.coins(tensor, context.generator, DENSITY)
                 assumed[name] = f"density {DENSITY}"
         return InitReport(summary=f"mask density {DENSITY}", assumed=assumed)
+
+
+class SelectedInit(CustomInit):
+    """As many elements are selected as the gradient of a selection has."""
+
+    name = "selected"
+    op_patterns = ("aten::masked_select_backward",)
+
+    def initialize(self, context: InitContext) -> InitReport:
+        grad, mask, source = context.need("grad"), context.need("mask"), context.need("input")
+        copies = max(1, math.prod(np.broadcast_shapes(tuple(mask.shape), tuple(source.shape))) // max(1, mask.numel()))
+        choose(mask, min(mask.numel(), grad.numel() // copies), context.generator)
+        return InitReport(summary=f"{int(mask.sum())} of {mask.numel()} elements selected")
 
 
 class MaskedScatterInit(CustomInit):
@@ -119,4 +131,4 @@ def choose(mask: torch.Tensor, count: int, generator: torch.Generator) -> None:
     fill.assign(mask, flat.view(mask.shape))
 
 
-INITIALIZERS = (DropoutMaskInit, MaskInit, MaskedScatterInit, AttentionMaskInit)
+INITIALIZERS = (DropoutMaskInit, MaskInit, SelectedInit, MaskedScatterInit, AttentionMaskInit)

@@ -43,17 +43,18 @@ def find_and_pair(
     from opreplay.traces.errors import UsageError
 
     files, pairs = find_files(patterns), {}
+    given = {os.path.realpath(found.path): found.path for found in (find_files(donors) if donors else ())}
+    files = [file for file in files if os.path.realpath(file.path) not in given]
+    read = [file.path for file in files if not file.left_out]
     if donors:
-        given = {os.path.realpath(found.path): found.path for found in find_files(donors)}
-        files = [file for file in files if os.path.realpath(file.path) not in given]
-        pairs = pair([file.path for file in files], list(given.values()), rank_at_start)
+        pairs = pair(read, list(given.values()), rank_at_start)
         if not pairs:
             raise UsageError(
                 "no trace has an ExecutionTrace among those of --execution-trace",
                 hint="They are paired by name or by rank: name them like their traces, e.g. et_rank3.json.",
             )
-        if without := [file.path for file in files if file.path not in pairs]:
-            tell(f"{len(without)} of {len(files)} traces have no ExecutionTrace: {some(without)}")
+        if without := [path for path in read if path not in pairs]:
+            tell(f"{len(without)} of {len(read)} traces have no ExecutionTrace: {some(without)}")
         if unused := [path for path in given.values() if path not in pairs.values()]:
             tell(f"{len(unused)} of {len(given)} ExecutionTraces have no trace: {some(unused)}")
     return files, HowToRead(
@@ -63,7 +64,7 @@ def find_and_pair(
         plugins=tuple(plugins),
         execution_traces=pairs,
         children=children,
-        timed=sum(1 for _ in islice((file for file in files if rank_at_start(file.path) is not None), 2)) == 2,
+        timed=len(list(islice((file for file in read if rank_at_start(file) is not None), 2))) == 2,
     )
 
 
@@ -81,20 +82,20 @@ def read_batch(
     """All files that can be read, merged, and those that were refused: named by the user, or damaged in a folder.
 
     Files whose plan is in the store and that are as they were are not read again; others are put there. Files of a
-    folder that are sound JSON but no traces are told of and left out. Raises the error of the first file when none can
-    be read.
+    folder that are sound JSON but no traces are told of and left out, as are copies. Raises the error of the first file
+    when none can be read.
     """
     from opreplay.replay.batch.merge import Batch
-    from opreplay.replay.batch.reading import SPECIAL, Unreadable
+    from opreplay.replay.batch.reading import Unreadable
     from opreplay.traces.errors import TraceError, UsageError
 
     batch, first = Batch(), None
     refused: list[Unreadable] = []
-    special = [file.path for file in files if file.special]
-    for path in special:
-        tell(f"left out: {path}: {SPECIAL}")
-        batch.leave_out(path, SPECIAL, refused=False)
-    files = [file for file in files if file.path not in special]
+    for file in files:
+        if file.left_out:
+            tell(f"left out: {file.path}: {file.left_out}")
+            batch.leave_out(file.path, file.left_out, refused=False)
+    special, files = [file.path for file in files if file.left_out], [file for file in files if not file.left_out]
     if not files:
         raise UsageError(f"there is no regular file among {some(special)}", hint="Name a pipe itself to have it read.")
     plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address, tell=tell)

@@ -47,7 +47,7 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
     """Its name, with as much of its folder as tells it from others of the kind."""
     why: str
     left_out: bool
-    """It lay in a folder and is no trace; else it was refused."""
+    """It lay in a folder and is no trace, or is a copy of another file; else it was refused."""
 
 
 MAX_CALLS = 500_000
@@ -218,6 +218,7 @@ class Batch:
             covered_share=sums.covered_us / uses.total if uses.total else 0.0,
             clock=uses.clock,
             recorded_us=None if uses.clock is None else sums.recorded_us,
+            total_us=None if uses.clock is None else uses.total,
             measured_us=sums.measured_us if sums.replayed else None,
             simulated_us=sums.simulated_us,
             losses=uses.losses,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from opreplay.replay.batch.ranks import rank_in_name, recognised
-from opreplay.replay.batch.reading import SPECIAL, find_files
+from opreplay.replay.batch.reading import find_files
 from opreplay.traces import Trace
 from opreplay.traces.errors import TraceError, UsageError
 
@@ -22,8 +22,8 @@ def open_ranks(patterns: Sequence[str], read: Callable[[str], Trace], tell: Tell
     """
     found: list[tuple[str, Trace]] = []
     for file in find_files(patterns):
-        if file.special:
-            tell(f"{file.path} left out: {SPECIAL}")
+        if file.left_out:
+            tell(f"{file.path} left out: {file.left_out}")
             continue
         try:
             found.append((file.path, read(file.path)))

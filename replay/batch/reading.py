@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from opreplay.replay.batch.copies import copies_of
 from opreplay.replay.batch.merge import TracePlan
 from opreplay.replay.host.limits import die_with
 from opreplay.replay.plan.selection import Selection
@@ -56,14 +57,20 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     named: bool
     """Whether the user named it, itself or by a glob; others lay in a folder and may be no traces at all."""
 
+    copy_of: str | None = None
+    """The file that holds the same, and counts for both."""
+
     @property
-    def special(self) -> bool:
-        """Whether it lies in a folder and is a pipe, a socket or a device, which is not read unless it is named."""
-        return not self.named and os.path.exists(self.path) and not os.path.isfile(self.path)
+    def left_out(self) -> str:
+        """Why it is not read: a copy, or in a folder a pipe, a socket or a device; "" for what is read."""
+        if self.copy_of is not None:
+            other = os.path.relpath(self.copy_of, os.path.dirname(self.path) or ".")
+            return f"the same trace as {other}, which counts once"
+        return SPECIAL if not self.named and os.path.exists(self.path) and not os.path.isfile(self.path) else ""
 
 
 def find_files(patterns: Sequence[str]) -> list[Found]:
-    """Files that paths, globs and folders mean, without repeats; a folder with all that lies below it.
+    """Files that paths, globs and folders mean, copies marked; a folder with all that lies below it.
 
     Raises TraceError for a glob that matches nothing, UsageError for a folder without a .json or .json.gz and for "-".
     """
@@ -83,7 +90,8 @@ def find_files(patterns: Sequence[str]) -> list[Found]:
                 raise UsageError(f"there is no {' or '.join(SUFFIXES)} file in {path}")
             for file in inside:
                 found.setdefault(file, Found(path=file, named=False))
-    return list(found.values())
+    copies = copies_of(found)
+    return [msgspec.structs.replace(file, copy_of=copies.get(path)) for path, file in found.items()]
 
 
 def read_plans(paths: Sequence[str], read: ReadOne, *, processes: int) -> Iterator[TracePlan | Unreadable]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,8 @@ from opreplay.replay.capture.failures import explained
 from opreplay.replay.capture.step import Step, named_tensors
 from opreplay.replay.ir.captured import Capture, CapturedOutput, LikeDevice, StepPhase, Via
 from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import tensors_of
+from opreplay.replay.plan.build import COUNTER
 from opreplay.replay.plan.passes import by_recorded_time
 
 Make = Callable[[], Step]
@@ -109,7 +111,7 @@ def _run(
 def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool = False, **facts: Any) -> ReplayPlan:
     """The plan of a recording; `facts` are fields of `Capture`."""
     recorder, storages = found.recorder, found.storages
-    ops = recorder.ops
+    ops = _counting_on_host(recorder, storages, found.where.counters)
     notes = (*facts.pop("notes", ()), *found.where.notes)
     capture = Capture(
         notes=notes,
@@ -151,6 +153,25 @@ def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool 
         capture=capture,
     )
     return by_recorded_time(plan)
+
+
+def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]) -> tuple[ReplayOp, ...]:
+    """The ops, those marked of which every call works on an optimizer's counters alone: a device leaves them to the
+    host, as in a trace (`traces.links.optimizer_counters`)."""
+    if not counters:
+        return recorder.ops
+    places = storages.places
+    others: set[int] = set()
+    counting: set[int] = set()
+    for index, (taken, _) in zip(recorder.calls, recorder.memories, strict=True):
+        counts = any(memory >= 0 and places[memory][0] in counters for memory in taken)
+        (counting if counts else others).add(index)
+    return tuple(
+        msgspec.structs.replace(op, on_host=True, assumptions=(*op.assumptions, *COUNTER))
+        if index in counting and index not in others and not any(one and one.shape for one in tensors_of(op))
+        else op
+        for index, op in enumerate(recorder.ops)
+    )
 
 
 def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[StepPhase]) -> dict[StepPhase, int]:

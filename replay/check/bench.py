@@ -28,6 +28,7 @@ from opreplay.replay.check.speed import timed
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
+from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import Assumption
 from opreplay.traces.errors import UsageError
 
@@ -129,7 +130,7 @@ def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
     why = "" if error is None else f": {words(error)}"
     raise UsageError(
         f"{setup.op} refuses the given call {call}{also}{why}",
-        hint=f"Give a call that it takes: --shapes, or --trace. It is {bench.spec(first).text}.",
+        hint=f"Give a call that it takes: --shapes, or --trace. It is {schema_text(bench.spec(first).text)}.",
     )
 
 
@@ -152,7 +153,7 @@ def made_up_case(bench: Bench, name: str, target: Target) -> Case:
     why = f": {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}" if error else ""
     raise UsageError(
         f"no call of {name} could be made up{why}",
-        hint=f"Give one: --shapes '{name}(f32[16,32], ...)', or --trace. It is {target.specs[0].text}.",
+        hint=f"Give one: --shapes '{name}(f32[16,32], ...)', or --trace. It is {schema_text(target.specs[0].text)}.",
     )
 
 

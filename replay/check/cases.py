@@ -15,6 +15,7 @@ from typing import Literal, cast
 
 import msgspec
 
+from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName, call_text, parse_call, parse_tensor, tensor_text
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
@@ -104,7 +105,7 @@ def given_cases(text: str, name: str, specs: Sequence[OpSpec]) -> list[Case]:
         if args is not None:
             found.append(case_of("given", name, spec, args))
     if not found:
-        shown = "; ".join(spec.text for spec in specs[:3])
+        shown = "; ".join(schema_text(spec.text) for spec in specs[:3])
         raise UsageError(f"no overload of {name} takes {text!r}", hint=f"It is {shown}.")
     return sorted(found, key=lambda case: sum(spec.overload == "out" for spec in specs if spec.text == case.op.schema))
 

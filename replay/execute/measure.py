@@ -205,7 +205,7 @@ def against_gauge(found: Measurement, in_order: Sequence[float], gauge_us: Seque
 def summarize(ordered: list[float], *, calls: int, resolution_us: float, options: MeasureOptions) -> Measurement:
     """The measurement that ascending samples (us a call) amount to, with its warnings."""
     deciles = tuple(stats.quantile(ordered, step / 10) for step in range(11))
-    median, (low, high) = deciles[5], stats.median_interval(ordered)
+    median, (low, high) = deciles[5], stats.median_interval(ordered) or (None, None)
     upper = stats.quantile(ordered, 0.75)
     iqr = upper - stats.quantile(ordered, 0.25)
     warnings: list[MeasureWarning] = []
@@ -237,8 +237,9 @@ def scaled(measurement: Measurement, part: float) -> Measurement:
     if part == 1.0:
         return measurement
     times = {
-        name: getattr(measurement, name) / part
+        name: value / part
         for name in ("median_us", "iqr_us", "min_us", "max_us", "ci_low_us", "ci_high_us")
+        if (value := getattr(measurement, name)) is not None
     }
     deciles = tuple(value / part for value in measurement.deciles_us)
     if measurement.relative is not None:

@@ -7,12 +7,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import RunCache
+from opreplay.replay.results.resume import SHARE_TAKEN
 
 LIMIT_S = 60.0
 """Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
 LIMIT_PER_OP_TIME = 30.0
+SHARE = 0.25
+"""Of the time of a whole run, the most that one op may take: one that hangs took all of it."""
 
 
 class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +106,19 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """What predictions beside the measurements take caches to hold; None for what `l2_state` says."""
     max_live_bytes: int | None = None
     """All tensors of a sequence together; None for half of the memory of the device that is free at the start."""
+
+    def hard_limit_s(self) -> float:
+        """As that of a measurement, and no more than an op's share of the run's time, which is at least a second."""
+        own = MeasureOptions.hard_limit_s(self)
+        if self.total_time_s is None or self.mode == "sequence":
+            return own
+        return min(own, max(SHARE * self.total_time_s, 1.0, 5 * self.op_time_s))
+
+    def late(self, limit_s: float) -> Reason:
+        """Why an op has no result that was given up after `limit_s`: its own limit, or its share of the run's time."""
+        if self.total_time_s is not None and limit_s < MeasureOptions.hard_limit_s(self):
+            return Reason("out of time", f"{SHARE_TAKEN} {limit_s:g} s, its share of the run's time (--total-time)")
+        return Reason("budget", f"time: no result after {limit_s:g} s (--op-limit)")
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):

@@ -279,7 +279,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
     place = launched()
     count, here = options.ranks or 1, place.local_world if place is not None else options.ranks or 1
     backend, config, per_rank = _ranks_of(options, here)
-    limit_s = options.hard_limit_s()
+    limit_s = MeasureOptions.hard_limit_s(options)
     crew = LocalCrew(config, limit_s=limit_s) if place is None else JoinedCrew(place, config, limit_s=limit_s)
     return WithRanks(others, crew, backend=backend, measure=config.measure, max_bytes=per_rank * count)
 
@@ -307,10 +307,11 @@ def sequence_on_ranks(
 ) -> SequenceOnRanks:
     """What replays the sequence of a plan with its collectives, on ranks that are started here.
 
-    Half of an op's time goes to the passes without ranks, which settle what can be replayed.
+    Half of an op's time, and of the run's, goes to the passes without ranks, which settle what can be replayed.
     """
     plan, count = calls_alone(plan), options.ranks or 1
-    half = msgspec.structs.replace(options, op_time_s=options.op_time_s / 2)
+    total_s = None if options.total_time_s is None else options.total_time_s / 2
+    half = msgspec.structs.replace(options, op_time_s=options.op_time_s / 2, total_time_s=total_s)
     backend, config, per_rank = _ranks_of(options, count)
     of_each = msgspec.structs.replace(half, threads=options.threads or 1)
     live = options.max_live_bytes or environment.default_op_bytes()

@@ -18,8 +18,9 @@ from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sampling import Sample
 from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 
-BUSY = 3
-"""Visits where the machine has other work and nobody says how many."""
+BUSY = 8
+"""Visits where the machine has other work and nobody says how many: in the time of three they find a third more of the
+ops that became slower (`benchmarks/compare_power.py --load 4 --visits 8`)."""
 FEWEST = 3
 """Samples of a visit at least."""
 

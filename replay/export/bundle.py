@@ -10,13 +10,13 @@ import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from opreplay.initializers.registry import Registry
+from opreplay.replay.export.defining_files import defining_file
 from opreplay.replay.export.instead import called_instead
 from opreplay.replay.export.values import Spec, describe
 from opreplay.replay.host.libraries import LIBRARY_OF
@@ -99,8 +99,7 @@ def make_bundle(
     """The ops of a plan that a script can replay with torch alone, and the others with the reason why not.
 
     Without `keep_names` nothing that names the model, its files, machine or kernels is kept. Ops that an executor of
-    one of the .py files `plugins` runs are in with that file, and so are those that the file defines by
-    torch.library.custom_op.
+    one of the .py files `plugins` runs are in with that file, and so are those that the file defines by torch.library.
     """
     own = {str(Path(name).resolve()): name for name in plugins if name.endswith(".py")}
     executors: dict[str, dict[str, Any]] = {}
@@ -117,7 +116,9 @@ def make_bundle(
                 if op.resolved_by == "executor":
                     runs, file = _executor_of(op, own)
                     files[runs["file"]], executors[op.id] = file.read_bytes(), runs
-                defined = None if op.resolved_by == "executor" else _defined_in(op.called, own)
+                defined = None
+                if op.resolved_by != "executor" and op.called.partition("::")[0] not in TORCH_NAMESPACES:
+                    defined = defining_file(op.called, op.overload or "", own)
                 made, specs, other = _prepared(op, registry, policy, seed, memory_bytes, own=defined is not None)
                 if defined is not None:
                     name = f"plugins/{defined.name}"
@@ -156,17 +157,6 @@ def _executor_of(op: ReplayOp, own: Mapping[str, str]) -> tuple[dict[str, Any], 
     return {"file": name, "function": function.__name__, "line": code.co_firstlineno, "lists": entry.lists}, file
 
 
-def _defined_in(name: str, own: Mapping[str, str]) -> Path | None:
-    """The plugin's file that defines a torch op by `torch.library.custom_op`, or None."""
-    if not own or name.partition("::")[0] in TORCH_NAMESPACES:
-        return None
-    defined: Any = getattr(import_module("torch._library.custom_ops"), "OPDEFS").get(name)  # noqa: B009 - untyped
-    function: Any = inspect.unwrap(defined._init_fn) if defined is not None else None
-    code = getattr(function, "__code__", None)
-    file = None if code is None else Path(code.co_filename).resolve()
-    return file if str(file) in own else None
-
-
 def _prepared(
     op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int, *, own: bool = False
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
@@ -185,7 +175,7 @@ def _prepared(
     if namespace != "aten" and not own and namespace not in policy.allow_imports:
         what = (
             f"a bundle calls ops of ATen alone (for ops of yours --plugin FILE.py --with-plugins where a file defines "
-            f"them by torch.library.custom_op, else --allow-import {namespace}=MODULE)"
+            f"them by torch.library, else --allow-import {namespace}=MODULE)"
         )
         raise NotReplayable(Reason("library missing", what))
     made, specs, notes = describe(op, registry, seed=seed, memory_bytes=memory_bytes)

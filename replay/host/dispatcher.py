@@ -6,6 +6,7 @@ They are the same from torch 2.4 to 2.13; none has a public counterpart.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,3 +40,13 @@ def has_computed_kernel(full_name: str, key: str) -> bool:
 def registered_ops() -> Sequence[str]:
     """Names of all ops that the dispatcher knows."""
     return _internal()._dispatch_get_all_op_names()
+
+
+def registered_in(full_name: str) -> str | None:
+    """The source file that defines "ns::op.overload", as its library was told; None for no op, and where it is C++."""
+    try:
+        text = str(_internal()._dispatch_dump(full_name))
+    except RuntimeError:
+        return None
+    found = re.search(r"^debug: registered at (.+\.py):\d+$", text, re.MULTILINE)
+    return None if found is None else found[1]

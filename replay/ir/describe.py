@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
@@ -92,20 +93,40 @@ _UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 
 
 def digits(value: float, count: int = 3) -> str:
-    """`value` with `count` significant digits and no exponent: 0.0123, 1.23, 12.3, 123, 1230."""
+    """`value` with `count` significant digits: 0.0123, 1.23, 12.3, 123, 1230; with an exponent from 9 zeros on."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     places = count - 1 - math.floor(math.log10(abs(value)))
     rounded = round(value, places)
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
         places -= 1
+    if places > 9:
+        return f"{value:.{count - 1}e}"
     return f"{rounded:.{min(max(places, 0), 9)}f}"
 
 
+_LONG_FLOAT = re.compile(r"(?<![\w.])-?\d+\.\d{14,}(?:e[-+]?\d+)?(?![\w.])")
+
+
+def schema_text(schema: str) -> str:
+    """A schema for people: torch writes its defaults with 17 digits, eps=9.9999999999999995e-07 for 1e-06."""
+    return _LONG_FLOAT.sub(lambda found: repr(float(found[0])), schema)
+
+
+SHORTEST_US = 0.001
+"""No clock of a trace and no model of a device tells shorter times apart; what is left of a difference may be less."""
+_ROUNDING_US = 1e-6
+
+
 def time_text(us: float | None) -> str:
-    """Microseconds with three significant digits in the unit that suits: "0.450 µs", "12.3 µs", "1.20 ms", "3.40 s"."""
+    """Microseconds with three significant digits in the unit that suits: "0.450 µs", "12.3 µs", "1.20 ms", "3.40 s".
+
+    A time below a nanosecond is "<0.001 µs", and what rounding alone leaves of a difference is "0 µs".
+    """
     if us is None:
         return DASH
+    if abs(us) < SHORTEST_US:
+        return "0 µs" if abs(us) < _ROUNDING_US else "<0.001 µs" if us > 0 else ">-0.001 µs"
     for size, unit in _UNITS:
         # 999.6 µs would round to four digits: it is written as 1.00 ms.
         if abs(us) >= 0.9995 * size or size == 1.0:

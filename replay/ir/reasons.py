@@ -6,6 +6,7 @@ Owns the kinds and their meaning; each detail is written where the obstacle is f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Literal, get_args
 
@@ -138,6 +139,24 @@ def reason_for(error: Exception) -> Reason:
     if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY_SIGNS):
         return Reason("budget", f"memory: {line or 'an allocation failed'} (--max-op-memory)")
     return Reason("failed", f"{type(error).__name__}: {line}" if line else type(error).__name__)
+
+
+_REFUSALS = ("RuntimeError", "ValueError", "TypeError", "IndexError", "AssertionError")
+"""Types of errors that torch, libraries and users' code raise for arguments that do not go together."""
+_LACKS_KERNEL = re.compile(
+    r"not implemented for|Could not run '|mixed dtype \(CPU\)|Unsupported dtype|No available kernel|no kernel image"
+    r"|not compiled|CUDA|cuda\b|cuDNN|GPU|\bCPU (backend|only)|on (the )?CPU|oneDNN|mkldnn|INTERNAL ASSERT"
+)
+"""What torch says where a machine or its build has no code for arguments that are sound."""
+
+
+def refuses_arguments(reason: Reason) -> bool:
+    """Whether a call failed since its arguments do not go together, and would on any device.
+
+    Not so where the machine lacks a kernel or a library, or where the error does not tell: then False.
+    """
+    raised_by = reason.detail.split(":", 1)[0]
+    return reason.kind == "failed" and raised_by in _REFUSALS and not _LACKS_KERNEL.search(reason.detail)
 
 
 class NotReplayable(OpReplayError):

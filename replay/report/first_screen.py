@@ -127,7 +127,7 @@ def predicted_total(soc: str, results: Sequence[OpResult]) -> tuple[float, float
 
     As for a simulated step: ops of one kernel family err alike and their errors add, those of others are independent.
     """
-    total, by_family = 0.0, dict[str, float]()
+    total, up, down = 0.0, dict[str, float](), dict[str, float]()
     for result in results:
         one = result.simulated.get(soc)
         if one is None or one.time_us <= 0:
@@ -135,6 +135,7 @@ def predicted_total(soc: str, results: Sequence[OpResult]) -> tuple[float, float
         us = one.time_us * result.count
         family = one.kernels[0] if one.kernels else one.bound
         total += us
-        by_family[family] = by_family.get(family, 0.0) + us * math.log(max(one.high_us / one.time_us, 1.0))
-    factor = math.exp(math.hypot(*by_family.values()) / total) if total > 0 else 1.0
-    return total, total / factor, total * factor
+        up[family] = up.get(family, 0.0) + us * math.log(max(one.high_us / one.time_us, 1.0))
+        down[family] = down.get(family, 0.0) + us * math.log(max(one.time_us / one.low_us, 1.0) if one.low_us else 1.0)
+    most, least = (math.exp(math.hypot(*one.values()) / total) if total > 0 else 1.0 for one in (up, down))
+    return total, total / least, total * most

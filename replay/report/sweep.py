@@ -43,6 +43,8 @@ def notes_of(case: Case) -> list[str]:
     """What to know before trusting the numbers of one call."""
     result = case.result
     notes = [] if result.reason is None else [str(result.reason)]
+    if result.reason is not None and result.simulated:
+        notes.append("predicted all the same: it failed for want of something here, not for its arguments")
     notes += case.unpredicted
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
     notes += [f"{soc} {text}" for soc, one in result.simulated.items() for text in prediction_notes(one)]
@@ -63,7 +65,11 @@ def prediction_notes(one: Simulated) -> list[str]:
         return [f"has no known path for products of {one.no_path}: costed as another dtype"]
     if one.extrapolated:
         notes = [*notes, "extrapolated"]
-    return [*notes, "by bytes only"] if one.by == "bytes" else notes
+    return (
+        [*notes, "by bytes only, which flatters: half of all kernels take 1.5 times that or more"]
+        if one.by == "bytes"
+        else notes
+    )
 
 
 def render(found: Cases, *, width: int) -> RenderableType:
@@ -165,7 +171,7 @@ def csv_text(found: Cases) -> str:
     writer = csv.writer(out, lineterminator="\n")
     each = ("simulated_us", "low_us", "high_us", "bound", "confidence", "extrapolated")
     writer.writerow(
-        ["op", "inputs", "call", *map(cell, names), "measured_us", "ci_low_us", "ci_high_us"]
+        ["op", "inputs", "call", *map(cell, names), "measured_us", "ci_low_us", "ci_high_us", "samples"]
         + [cell(f"{name}_{soc}") for soc in found.socs for name in each]
         + ["reason", "notes"]
     )
@@ -177,7 +183,8 @@ def csv_text(found: Cases) -> str:
 def _row(case: Case, names: Sequence[str], socs: Sequence[str]) -> list[Any]:
     result, measured = case.result, case.result.measurement
     row: list[Any] = [cell(result.name), cell(result.inputs), cell(case.call), *(case.sizes.get(n) for n in names)]
-    row += [result.measured_us, measured and measured.ci_low_us, measured and measured.ci_high_us]
+    row.append(result.measured_us)
+    row += [measured.ci_low_us, measured.ci_high_us, measured.samples] if measured else [None] * 3
     for soc in socs:
         s = result.simulated.get(soc)
         row += [None] * 6 if s is None else [s.time_us, s.low_us, s.high_us, s.bound, s.confidence, s.extrapolated]

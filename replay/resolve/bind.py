@@ -52,10 +52,11 @@ _CODES = {
 UNSAFE = "unsafe"
 """The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
 COUNTS = {
-    **dict.fromkeys(("offsets", "x_offsets", "y_offsets", "a_offsets"), "offsets count rows"),
-    "indices": "what indexes is a whole number",
+    **dict.fromkeys(("offsets", "x_offsets", "y_offsets", "a_offsets"), ("int64", "offsets count rows")),
+    "indices": ("int64", "what indexes is a whole number"),
+    "state_steps": ("float32", "one step counter a parameter"),
 }
-"""Lists of tensors that are integers, whatever the others are, and why."""
+"""Lists of tensors that have one element type, whatever the others have, and why."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
 """Texts that only an error shows; what a trace has for them is of no use here."""
 QUANTIZED = frozenset({"qint8", "quint8", "qint32"})
@@ -272,8 +273,7 @@ def _complete_dtypes(
         if told is not None:
             dtypes, why = told
         else:
-            count = COUNTS.get(arg.name)
-            dtype, why = ("int64", count) if count else inference.list_dtype(siblings, context)
+            dtype, why = COUNTS.get(arg.name) or inference.list_dtype(siblings, context)
             dtypes = (dtype,) * len(made.tensors)
         bound[arg.name] = _with_dtypes(made, dtypes)
         notes.append(Assumption(argument=arg.name, what=f"{', '.join(dict.fromkeys(dtypes))}: {why}"))

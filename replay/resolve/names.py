@@ -12,10 +12,11 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from opreplay.replay.host.dispatcher import has_computed_kernel, parse_schema
+from opreplay.replay.host.dispatcher import has_computed_kernel, parse_schema, registered_ops
 from opreplay.replay.ir.model import Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.reasons import NotReplayable
@@ -121,7 +122,25 @@ def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
         import torch
 
         return Reason("library missing", f"torch {torch.__version__.partition('+')[0]} has no {name}")
+    if known := _registered(namespace):
+        near = near_names(name) or tuple(sorted(known)[:MOST_NEAR])
+        return Reason("library missing", f"what registers {namespace} here has no {name}; it has {', '.join(near)}")
     return Reason("policy", f"namespace {namespace} is on no list (--allow-import {namespace}=MODULE, --plugin FILE)")
+
+
+MOST_NEAR = 3
+
+
+def near_names(name: str) -> tuple[str, ...]:
+    """Ops that torch or users' files have in the namespace of "ns::op", whose names are near; most alike first."""
+    return tuple(get_close_matches(name, sorted(_registered(name.partition("::")[0])), n=MOST_NEAR, cutoff=0.75))
+
+
+def _registered(namespace: str) -> set[str]:
+    """Names of a namespace, without overloads, that the dispatcher or a user's executor has."""
+    begin = f"{namespace}::"
+    names = {name.partition(".")[0] for name in registered_ops() if name.startswith(begin)}
+    return names | {op for entry in EXECUTORS for op in entry.ops if op.startswith(begin) and "*" not in op}
 
 
 def _import_library(namespace: str, policy: Policy) -> bool:

@@ -21,7 +21,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     too_large_for: tuple[str, ...] = ()
     """Simulated devices whose memory does not hold the call's arguments and results."""
     unpredicted: tuple[str, ...] = ()
-    """Why a user's function or program has no prediction for it: "no prediction for 910b3: UB: 260 KiB needed, ..."."""
+    """Why there is none: a user's function or program does not fit the call, or torch refuses it when it is run.
+
+    "no prediction for 910b3: UB: 260 KiB needed, ..."
+    """
 
 
 class Cases(msgspec.Struct, frozen=True, kw_only=True):

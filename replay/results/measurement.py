@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import msgspec
 
 from opreplay.replay.ir.describe import time_text
+from opreplay.replay.results.stats import median_ranks
 
 WarningKind = Literal[
     "few samples",
@@ -87,9 +88,10 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     max_us: float
     samples: int
     calls_per_sample: int
-    ci_low_us: float
-    ci_high_us: float
-    """Order-statistic 95 % confidence interval of the median."""
+    ci_low_us: float | None
+    ci_high_us: float | None
+    """Order-statistic 95 % confidence interval of the median; None below six samples, whatever was given: it lies less
+    surely between the least and the greatest of them."""
     warnings: tuple[MeasureWarning | str, ...] = ()
     """Text in files of schema 1."""
     part: float = 1.0
@@ -123,11 +125,28 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     """Threads that an op could use on the CPU; None elsewhere and in older files."""
 
+    def __post_init__(self) -> None:
+        """No interval of few samples, not from an older file either: that of one sample had no width."""
+        if median_ranks(self.samples) is None:
+            msgspec.structs.force_setattr(self, "ci_low_us", None)
+            msgspec.structs.force_setattr(self, "ci_high_us", None)
+
+    @property
+    def low_us(self) -> float:
+        """Low end of the interval; the least sample where there is none."""
+        return self.min_us if self.ci_low_us is None else self.ci_low_us
+
+    @property
+    def high_us(self) -> float:
+        """High end of the interval; the greatest sample where there is none."""
+        return self.max_us if self.ci_high_us is None else self.ci_high_us
+
     def __repr__(self) -> str:
         """The median with its interval, how it was measured, and every reason to trust it less."""
         samples = f"{self.samples} sample{_s(self.samples)} of {self.calls_per_sample} call{_s(self.calls_per_sample)}"
         threads = "" if self.threads is None else f", {self.threads} thread{_s(self.threads)}"
-        interval = f"95 %: {time_text(self.ci_low_us)} to {time_text(self.ci_high_us)}"
+        sure = "all samples" if self.ci_low_us is None else "95 %"
+        interval = f"{sure}: {time_text(self.low_us)} to {time_text(self.high_us)}"
         text = f"{time_text(self.median_us)} a call ({interval}; {samples}, {self.cache} caches{threads})"
         return "\n  ".join([text, *(f"warning: {warning}" for warning in self.warnings)])
 

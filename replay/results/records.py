@@ -170,7 +170,9 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     clock: Literal["device", "host"] | None = None
     """Whose time `recorded_us` is: the device's, or the host's where the trace has no device time; never both added."""
     recorded_us: float | None
-    """None where no time was recorded: an ExecutionTrace, a captured plan."""
+    """Of the ops that were chosen; None where no time was recorded: an ExecutionTrace, a captured plan."""
+    total_us: float | None = None
+    """Of the whole trace, whatever was chosen; None where no time was recorded, and in older files."""
     measured_us: float | None
     """None where nothing was measured."""
     simulated_us: dict[str, float] = {}
@@ -254,6 +256,9 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
     """In which the calls waited for one."""
     hidden_us: float
     """In flight while nothing waited for it."""
+    hidden_share_low: float | None = None
+    hidden_share_high: float | None = None
+    """Of a pass's time in flight, what is hidden in it: deciles 1 and 9 of the passes; None in older files."""
     calls_alone_us: float
     """Sum of the calls in passes without collectives."""
     wall_alone_us: float
@@ -292,7 +297,7 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     """Of all calls of one pass, the median of the passes; None where no pass was over."""
     sum_low_us: float | None
     sum_high_us: float | None
-    """95 % interval of that median."""
+    """95 % interval of that median; None below six passes."""
     wall_us: float | None
     """Of one pass, with what happens between the calls, such as tensors that are freed."""
     tensors: Tensors

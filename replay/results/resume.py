@@ -24,7 +24,8 @@ FREE = frozenset({"total_time_s", "limit_s", "shared_device"})
 NAMED = frozenset({"seed", "device"})
 """Options named one by one where they differ; the others are one digest."""
 WHILE_IT_RAN = "the run's time was over while it ran"
-"""How the detail of the reason of an op begins that was ended with the run's time."""
+SHARE_TAKEN = "no result after"
+"""How the detail of the reason of an op begins that was ended with the run's time, or with its share of that."""
 WORDS = {
     "plan": "the ops (another trace, or other filters)",
     "options": "the options of measuring",
@@ -130,8 +131,12 @@ def is_out_of_time(result: OpResult) -> bool:
 
 
 def is_ended_by_time(result: OpResult) -> bool:
-    """Whether the op was running when the time of this run, or of one that it continues, was over."""
-    return result.reason is not None and is_out_of_time(result) and result.reason.detail.startswith(WHILE_IT_RAN)
+    """Whether the op was running when the time of this run, or of one that it continues, or its share was over."""
+    return (
+        result.reason is not None
+        and is_out_of_time(result)
+        and result.reason.detail.startswith((WHILE_IT_RAN, SHARE_TAKEN))
+    )
 
 
 def ended_by_time(earlier: ResultFile | None) -> frozenset[str]:

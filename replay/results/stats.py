@@ -47,18 +47,16 @@ def median_ranks(n: int) -> tuple[int, int] | None:
     return rank, n - 1 - rank
 
 
-def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the median of ascending samples; (min, max) where there are too few samples for one."""
+def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of the median of ascending samples; None where there are too few samples for one."""
     ranks = median_ranks(len(ordered))
-    return (ordered[0], ordered[-1]) if ranks is None else (ordered[ranks[0]], ordered[ranks[1]])
+    return None if ranks is None else (ordered[ranks[0]], ordered[ranks[1]])
 
 
 def is_narrow(ordered: Sequence[float], relative: float) -> bool:
     """Whether the 95 % interval of the median is within ± `relative` of the median."""
-    if median_ranks(len(ordered)) is None:
-        return False
-    low, high = median_interval(ordered)
-    return high - low <= 2.0 * relative * quantile(ordered, 0.5)
+    interval = median_interval(ordered)
+    return interval is not None and interval[1] - interval[0] <= 2.0 * relative * quantile(ordered, 0.5)
 
 
 BATCHES = 8

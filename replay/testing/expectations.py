@@ -123,11 +123,11 @@ class Expectations:
 
 def _refuse_regressions(file: Path, results: Results, conditions: Sequence[Any]) -> None:
     from opreplay.replay.report.views.comparison import first_line
-    from opreplay.replay.results.compare.regressions import violations
+    from opreplay.replay.results.compare.regressions import unchecked, violations
     from opreplay.replay.session.whole import compare
 
     found = compare(file, results).found
-    broken = violations(conditions, found)
+    broken = [*violations(conditions, found), *unchecked(conditions, found)]
     if broken:
         raise OpsNotAsExpected(_listed(f"against {file.name}: {first_line(found)}", broken))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,6 +178,19 @@ def default_set(program: Program, base: Case) -> tuple[Case, ...]:
         out.append(_resized(base, _pattern(sizes, tuple(reversed(beyond[-2:])))))
     unique = {(case.text): _checked(case) for case in out}
     return tuple(unique.values())
+
+
+def smaller(case: Case, fits: Callable[[Case], bool]) -> Case | None:
+    """The case with its largest size halved, wherever it stands, until it fits; None where it never does."""
+    sizes = {n: n for one in case.arguments.values() if isinstance(one, TensorMeta) for n in one.shape}
+    made = case
+    while not fits(made):
+        largest = max(sizes, key=lambda n: (sizes[n], n), default=0)
+        if sizes.get(largest, 0) <= 1:
+            return None
+        sizes[largest] //= 2
+        made = _resized(case, sizes)
+    return made
 
 
 def _pattern(sizes: Sequence[int], values: Sequence[int]) -> dict[int, int]:

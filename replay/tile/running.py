@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import prod
 from typing import Any
 
@@ -153,6 +154,11 @@ def _run(bound: Bound, core: TileCore, tensors: Mapping[str, Memory]) -> Recordi
 
 
 def _hint(error: Exception) -> str:
+    if isinstance(error, AttributeError):
+        wanted = str(error.name)
+        names = [name for name in dir(error.obj) if not name.startswith("_")]
+        near: list[str] = [name for name in names if wanted in name] or get_close_matches(wanted, names, n=3)
+        return f"There is {', '.join(near)}." if near else "The page on tile programs lists what there is."
     return "Functions of torch do not take tiles; those of tile do." if isinstance(error, TypeError) else ""
 
 

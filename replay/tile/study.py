@@ -22,7 +22,7 @@ from opreplay.replay.ascend.simulate.op import state_of
 from opreplay.replay.ir.notation import tensor_text
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import L2State
-from opreplay.replay.tile.cases import Case, base_cases, default_set, expand, to_tune, with_settings
+from opreplay.replay.tile.cases import Case, base_cases, default_set, expand, smaller, to_tune, with_settings
 from opreplay.replay.tile.check import Checked, check, too_large
 from opreplay.replay.tile.chip import TileTime, estimate
 from opreplay.replay.tile.language.places import TileError
@@ -302,14 +302,14 @@ def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
 
 
 def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
-    """The best of each case with its values checked, also at the default shapes, as large cases are not run; one whose
-    values are wrong is none."""
+    """The best of each case with its values checked, of a large one at the largest sizes that are run, and at the
+    default shapes; one whose values are wrong is none."""
     out: list[Looked] = []
     done: set[tuple[str, str, str]] = set()
     for one in looked:
         key = (one.case.program.name, one.case.text, one.soc)
         if key not in done and one.error is None:
-            values = _values(one.case, devices[one.soc], wanted)
+            values = _values_or_nearest(one.case, devices[one.soc], wanted)
             wrong = values if isinstance(values, Broken) else _wrong_elsewhere(one.case, devices[one.soc], wanted)
             if wrong is not None:
                 one = _changed(one, error=wrong)
@@ -322,6 +322,24 @@ def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile]
                 )
         out.append(one)
     return out
+
+
+def _values_or_nearest(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Broken | str:
+    """As `_values`; of a case that is too large for it what the same settings break at the largest sizes that are run,
+    and where they break nothing a note that says which these are."""
+    large = _values(case, device, wanted)
+    if not isinstance(large, str) or not too_large(bind(case.program, case.arguments, case.settings)):
+        return large
+    try:
+        near = smaller(case, lambda one: not too_large(bind(one.program, one.arguments, one.settings)))
+        found = large if near is None else _values(near, device, wanted)
+    except UsageError:  # a shape that the program or its reference refuses
+        near, found = None, large
+    if near is None or isinstance(found, str):
+        return f"{large}; of these sizes nothing was checked, only the default shapes"
+    if isinstance(found, Broken):
+        return msgspec.structs.replace(found, message=f"{found.message} (at {near.text})")
+    return f"{large}; right at {near.text}"
 
 
 def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broken | None:

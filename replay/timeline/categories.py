@@ -37,6 +37,29 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     idle_after_last: float = 0.0
     """From the last device task to the end of the step."""
 
+    @property
+    def idle_for_host(self) -> float:
+        """Idle since the host launched too late, had not begun to launch, or went on after the last task."""
+        return self.idle_host_bound + self.idle_before_first + self.idle_after_last
+
+    def host_idle_text(self, step_us: float) -> str:
+        """That time as a share of the step, and what it consists of, in the words of the tables of categories."""
+        parts = {
+            "host-bound": self.idle_host_bound,
+            "before the first task": self.idle_before_first,
+            "after the last task": self.idle_after_last,
+        }
+        told = [f"{_percent(us / step_us)} {name}" for name, us in parts.items() if us >= _TOLD * step_us]
+        return f"{_percent(self.idle_for_host / step_us)} of the step for the host ({', '.join(told)})"
+
+
+_TOLD = 0.0005
+"""Least share of a step that is named."""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
 
 def categories(graph: StepGraph, schedule: Schedule, *, step_us: float, begin_us: float | None = None) -> Categories:
     """What one schedule of a step did; `step_us` is its length, `begin_us` when it began (default: the graph's)."""

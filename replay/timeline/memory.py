@@ -20,10 +20,10 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable, tensor_bytes
 from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
 from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, linked_step, results_of, tensors_of
-from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces import Trace
 from opreplay.traces.links.parents import innermost_at
+from opreplay.traces.links.steps import Step
 
 MOST_OPS = 20
 BEFORE = "(allocated before the step)"

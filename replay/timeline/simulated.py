@@ -16,7 +16,7 @@ import numpy as np
 
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.collective import lacking
-from opreplay.replay.ascend.cost.predict import HOST_COPY, family_of
+from opreplay.replay.ascend.cost.predict import HOST_COPY, MOST_BY_BYTES, UNKNOWN, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
 from opreplay.replay.ascend.kernel import KernelCall
@@ -56,6 +56,8 @@ AlexNet profile on a 910B2 (MindStudio Insight test data). Recorded latencies ar
 TASK_GAP_US = 1.0
 """Between tasks of a stream that has work waiting: `Wait Time` of the public Qwen profiles on a 910B4 is 0.1 µs at the
 first quartile and 1.1 µs at the median."""
+ASSUMED = "launch latency"
+"""How the note on these two begins: it is the same for every step."""
 UNPREDICTED_BAND = 3.0
 """80 % factor for tasks that have no prediction and are scaled as the predicted ones are: assumed."""
 HOST_BOUND_SHARE = 0.3
@@ -111,7 +113,8 @@ class Predicted:
     families: dict[str, Floats] = field(default_factory=dict[str, Floats])
     """Family → µs of each node; they add up to the predicted nodes' durations."""
     bands: dict[str, float] = field(default_factory=dict[str, float])
-    """Family → 80 % factor."""
+    """Family → 80 % factor; `above` where it is another one upwards."""
+    above: dict[str, float] = field(default_factory=dict[str, float])
     uncalibrated_us: float = 0.0
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
@@ -202,7 +205,7 @@ def step_on(
     found = categories(graph, schedule, step_us=schedule.step_us, begin_us=begin)
     parts, _ = path_parts(names, graph, schedule)
     predicted = sum(float(us.sum()) for us in made.families.values())
-    idle_host = found.idle_host_bound + found.idle_before_first + found.idle_after_last
+    idle_host = found.idle_for_host
     host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
     notes = list(made.notes)
     recorded_us, made_us = made.collectives_us
@@ -214,7 +217,7 @@ def step_on(
         )
     if host_bound:
         notes.append(
-            f"host-bound: {device.name} idles {idle_host / schedule.step_us:.0%} of the step for the host, with "
+            f"host-bound: the device idles {found.host_idle_text(schedule.step_us)}, with "
             f"{'the time' if host_scale == 1.0 else f'{host_scale:g} times the time'} that was recorded"
         )
     by_family = {name: float(us.sum()) for name, us in made.families.items()}
@@ -270,6 +273,7 @@ def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Flo
         out.families[family] = np.zeros(len(out.durations_us))
     out.families[family][nodes] += us
     out.bands[family] = max(out.bands.get(family, 1.0), band)
+    out.above[family] = max(out.bands[family], MOST_BY_BYTES if family == UNKNOWN else 1.0)
 
 
 def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int], us: Floats | float) -> None:
@@ -481,13 +485,13 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
     if out.dispatch_us is not None:
         host = f"{host}, {DISPATCH_US:g} µs for each op that left it (of a public torch_npu profile)"
     out.notes.append(
-        f"launch latency {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; {host}"
+        f"{ASSUMED} {LAUNCH_LATENCY_US:g} µs and {TASK_GAP_US:g} µs between tasks, of public 910B profiles; {host}"
     )
 
 
 def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, float]:
     """80 % band of the step: each family's error is followed through the graph, their effects add in quadrature."""
-    order = sorted(made.families, key=lambda name: -float(made.families[name].sum()) * math.log(made.bands[name]))
+    order = sorted(made.families, key=lambda name: -float(made.families[name].sum()) * math.log(made.above[name]))
     groups = [[name] for name in order[:MOST_FAMILIES]]
     if order[MOST_FAMILIES:]:
         groups.append(order[MOST_FAMILIES:])
@@ -495,7 +499,7 @@ def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, flo
     for group in groups:
         more, less = made.durations_us.copy(), made.durations_us.copy()
         for name in group:
-            more += made.families[name] * (made.bands[name] - 1.0)
+            more += made.families[name] * (made.above[name] - 1.0)
             less -= made.families[name] * (1.0 - 1.0 / made.bands[name])
         up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
         down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), made.lags_us)[0].step_us) ** 2

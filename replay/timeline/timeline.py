@@ -16,15 +16,16 @@ from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_w
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
-from opreplay.replay.timeline.graph.steps import Step, busy_steps, chosen_step, steps_of
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
+from opreplay.replay.timeline.python_time import idle_notes, python_on_path
 from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Predicted, SocStep, paced, predict, step_on
 from opreplay.traces import Trace
 from opreplay.traces.links.collectives import with_host_collectives
+from opreplay.traces.links.steps import Step, busy_steps, chosen_step, steps_of
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -50,6 +51,8 @@ class StepMark(msgspec.Struct, frozen=True, kw_only=True):
     """Marked steps of the trace."""
     host_us: float
     """The marked range on its host thread."""
+    asked: bool = False
+    """False: it is the one of median length among those that launch work."""
     all_host_us: tuple[float, float] | None = None
     """Of all marked steps with work: the shortest and the longest range on the host."""
     begin_us: float
@@ -88,6 +91,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
+    critical_path_python_us: dict[str, float] = {}
+    """Of the path's time between ops: by the Python function that was called, else by the marked range; empty where the
+    trace names none."""
     slack: tuple[Slack, ...]
     edges: dict[str, EdgeCount]
     unexplained_waits: int
@@ -157,6 +163,7 @@ def timeline(
     names = Names(trace, graph)
     schedule = retimed(graph)
     recorded = recorded_schedule(graph)
+    made = categories(graph, recorded, step_us=graph.recorded_us)
     parts, modules = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
@@ -170,14 +177,15 @@ def timeline(
     return Study(
         timeline=Timeline(
             source=trace.info.path.rsplit("/", 1)[-1],
-            step=_mark(chosen, graph, trace),
+            step=_mark(chosen, graph, trace, asked=step is not None),
             recorded_step_us=graph.recorded_us,
             retimed_step_us=schedule.step_us,
             structure_error=error,
             structure_error_typical=typical,
-            categories_us=categories(graph, recorded, step_us=graph.recorded_us),
+            categories_us=made,
             critical_path=tuple(parts),
             critical_path_modules_us=dict(modules),
+            critical_path_python_us=dict(python_on_path(trace, graph, schedule, parts)),
             slack=tuple(slack_of_ops(names, graph, schedule)),
             edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()},
             unexplained_waits=graph.unexplained.waits,
@@ -190,7 +198,11 @@ def timeline(
             measured_profiler_us=None if with_times is None else with_times.profiler_us,
             what_if=changes,
             what_if_together=_together(names, graph, what_if, schedule, simulated),
-            notes=(*_notes(trace, chosen, graph), *(with_times.notes if with_times is not None else ())),
+            notes=(
+                *idle_notes(trace, graph, made, graph.recorded_us),
+                *_notes(trace, chosen, graph),
+                *(with_times.notes if with_times is not None else ()),
+            ),
         ),
         graph=graph,
         names=names,
@@ -287,10 +299,10 @@ def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: fl
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
     made = categories(graph, after, step_us=after.step_us)
-    waits = made.idle_host_bound + made.idle_before_first + made.idle_after_last + made.idle_launch_latency
+    waits = made.idle_for_host
     told = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
     if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
-        return [f"{told}: host-bound, the device then waits for launches {waits / after.step_us:.0%} of the step"]
+        return [f"{told}: host-bound, the device then idles {made.host_idle_text(after.step_us)}"]
     return [f"{told}: the rest runs beside other work, or while the device would wait for something else"]
 
 
@@ -393,13 +405,14 @@ def relative(value: float, base: float) -> float:
     return value / base - 1.0 if base else 0.0
 
 
-def _mark(step: Step, graph: StepGraph, trace: Trace) -> StepMark:
+def _mark(step: Step, graph: StepGraph, trace: Trace, *, asked: bool) -> StepMark:
     ranges = [(one.end_ns - one.start_ns) / 1e3 for one in busy_steps(trace)]
     return StepMark(
         name=step.name,
         number=step.number,
         marked=step.marked,
         steps=len(steps_of(trace)),
+        asked=asked,
         host_us=graph.host_us,
         all_host_us=(min(ranges), max(ranges)) if len(ranges) > 1 else None,
         begin_us=graph.begin_us,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,3 +121,24 @@ def test_a_command_that_there_is_not_gets_the_nearest_name(typed: str, near: str
     assert result.exit_code == 2
     assert f"No such command '{typed}'" in result.stderr
     assert (f"Did you mean {near}?" in result.stderr) is (near is not None)
+
+
+@pytest.mark.parametrize(("terminal", "longest"), [(True, 40), (False, 100)])
+def test_a_first_line_is_broken_on_a_terminal_alone(
+    terminal: bool, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    console.show_line("would replay " * 7)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    lines = plain.splitlines()
+    assert max(map(len, lines)) <= longest
+    assert (len(lines) > 1) == terminal
+    assert {word for line in lines for word in line.split()} == {"would", "replay"}, "broken between words"

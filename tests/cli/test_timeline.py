@@ -76,8 +76,71 @@ def test_steps_that_differ_much_are_told(tmp_path: Path) -> None:
     low, high = json.loads(invoke(path, "--format", "json").stdout)["step"]["all_host_us"]
     assert high == pytest.approx(last["dur"])
     assert low < high / 2
-    assert "marked, which took" in told
+    assert "ProfilerStep#0, the one of median length of 2 marked, which took" in told
+    assert "ProfilerStep#1, 1 of 2 marked" in " ".join(invoke(path, "--step", "1").stdout.split())
     assert "on the host: what is said is of this one (--step N for another)" in told
+
+
+def test_a_note_on_idle_time_names_the_rows_of_the_table(tmp_path: Path) -> None:
+    """The device waits for Python before the first task and after the last one, and hardly in between."""
+    machine = Machine()
+    machine.begin()
+    machine.host(3000.0)
+    for _ in range(4):
+        machine.op("aten::mm", 12.0, ("gemm", 150.0))
+    machine.synchronize()
+    machine.host(2000.0)
+    machine.end()
+    path = machine.write(tmp_path / "t.json")
+    found = json.loads(invoke(path, "--soc", "910b3", "--format", "json").stdout)["socs"]["910b3"]
+    parts = found["categories_us"]
+    (note,) = [line for line in found["notes"] if line.startswith("host-bound: ")]
+    for name, field in (("before the first task", "idle_before_first"), ("after the last task", "idle_after_last")):
+        assert f"{100 * parts[field] / found['step_us']:.1f} % {name}" in note
+    shown = invoke(path, "--soc", "910b3").stdout
+    assert "more note" in shown
+    assert "launch latency 44" not in shown
+    everything = " ".join(invoke(path, "--soc", "910b3", "--notes").stdout.split())
+    assert "launch latency 44 µs" in everything
+    assert "more note" not in everything
+
+
+def _loading(stacks: bool) -> Machine:
+    """A step that loads a batch for 3 ms, then runs; with its Python frames, or the range that the loader marks."""
+    machine = Machine()
+    machine.begin()
+    for frame, before, us in (("train.py(9): main", 0.0, 9000.0), ("data/dataloader.py(701): __next__", 50.0, 3000.0)):
+        if stacks:
+            machine._add("python_function", frame, machine.now + before, us)
+            machine._add("python_function", "data/fetch.py(3): short", machine.now + before + 1.0, 20.0)
+    if not stacks:
+        machine._add("user_annotation", "enumerate(DataLoader)#_Iter.__next__", machine.now + 50.0, 3000.0)
+    machine.host(3100.0)
+    for _ in range(4):
+        machine.op("aten::mm", 12.0, ("gemm", 150.0))
+    machine.synchronize()
+    machine.end()
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("stacks", "name"),
+    [(True, "data/dataloader.py(701): __next__"), (False, "enumerate(DataLoader)#_Iter.__next__")],
+)
+def test_what_python_did_before_the_first_task_is_named(stacks: bool, name: str, tmp_path: Path) -> None:
+    path = _loading(stacks).write(tmp_path / "t.json")
+    found = json.loads(invoke(path, "--format", "json").stdout)
+    assert found["critical_path_python_us"][name] == pytest.approx(3000.0, rel=0.01)
+    python = sum(part["us"] for part in found["critical_path"] if part["name"] == "(Python, between ops)")
+    assert sum(found["critical_path_python_us"].values()) <= python * 1.001
+    assert not any("short" in one for one in found["critical_path_python_us"])
+    text = " ".join(invoke(path).stdout.split())
+    assert f"the host is then mostly in {name} (3.00 of 3.1" in text
+    assert "of it Python, between ops" in text
+    assert "critical_path_python_us" in found
+    assert not json.loads(invoke(training().write(tmp_path / "u.json"), "--format", "json").stdout)[
+        "critical_path_python_us"
+    ]
 
 
 def test_a_bad_change_says_what_a_change_is(trace: str) -> None:
@@ -233,6 +296,25 @@ def test_of_a_step_without_common_collectives_nothing_is_said_of_waiting(tmp_pat
         assert "without waiting" not in text
     assert " 0 µs" not in result.stdout
     assert "without waiting" in invoke("--ranks", *traces, "--step", "0").stdout
+
+
+def test_ranks_whose_steps_hardly_overlap_say_so(tmp_path: Path) -> None:
+    job = Job(2)
+    job.ranks[1].now += 60_000.0
+    for _ in range(2):
+        for machine in job.ranks:
+            machine.begin()
+            machine.op("aten::mm", 12.0, ("gemm", 150.0))
+            machine.end()
+    job.all_reduce(300.0)
+    result = invoke("--ranks", *job.write(tmp_path), "--step", "1")
+    assert result.exit_code == 0, result.stderr
+    text = " ".join(result.stdout.split())
+    assert "0 % of the shorter one, of the two ranks farthest apart: hardly one step" in text
+    assert "the steps of these ranks hardly overlap: ProfilerStep#1 of rank 0 and ProfilerStep#1 of rank 1" in text
+    sample = Path("traces/samples").absolute()
+    together = invoke("--ranks", *(str(sample / f"ddp_step_rank{rank}.json.gz") for rank in (0, 1)))
+    assert "hardly" not in together.stdout
 
 
 def test_ranks_have_a_page(tmp_path: Path) -> None:

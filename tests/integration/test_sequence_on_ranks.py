@@ -94,6 +94,25 @@ def test_collectives_run_beside_the_calls_of_their_step(tmp_path: Path) -> None:
     assert "5 of 6 calls and 3 of 3 collectives on 2 ranks (gloo)" in done.stdout
     assert "% of it hidden behind the calls" in done.stdout
     assert "(inferred): 1" in done.stdout
+    low, high = shared.hidden_share_low, shared.hidden_share_high
+    assert low is not None
+    assert high is not None
+    assert 0.0 <= low <= high <= 1.0
+    told = " ".join(done.stdout.split())
+    assert "from pass to pass" in told or high - low < 0.01
+    assert ("the hidden share varies" in told) == (high - low > 0.2)
+    assert "a whole pass is" in told
+
+
+def test_the_ranks_have_their_part_of_the_runs_time(tmp_path: Path) -> None:
+    """The passes without ranks took all of --total-time, and the ranks were "out of time" before they began."""
+    out = tmp_path / "out.jsonl"
+    given = ("--mode", "sequence", "--ranks", "2", "--op-time", "6s", "--total-time", "16s")
+    run(step(tmp_path / "trace.json"), *given, "-o", out)
+    file = read_result_file(out)
+    assert file.sequence is not None
+    assert file.sequence.shared is not None
+    assert file.sequence.shared.collectives_replayed == 3
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])

@@ -219,6 +219,27 @@ def test_what_a_capture_is_not_stands_beside_the_prediction(console: Console, tr
     assert facts["capture_notes"] == held["capture"]["notes"]
 
 
+@pytest.mark.parametrize(("made", "on_host"), [("AdamW", True), ("AdamW fused", False), ("NAdam", True)])
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_counters_of_an_optimizer_are_no_work_of_a_device(
+    made: str, on_host: bool, device: str, console: Console, tmp_path: Path
+) -> None:
+    """torch keeps them on the host unless the optimizer is fused."""
+    name, _, fused = made.partition(" ")
+    (tmp_path / "train.py").write_text(
+        FILE.replace("AdamW(net.parameters())", f"{name}(net.parameters(){', fused=True' if fused else ''})")
+    )
+    plan = tmp_path / "step.plan.json"
+    console("capture", f"{tmp_path}/train.py:make", "--device", device, "--output", plan)
+    found = json.loads(console("simulate", plan, "--format", "json", "--no-cache").stdout)["unique_ops"]
+    counting = [op for op in found if op["name"] in ("aten::add_", "aten::_foreach_add_") and "[]" in op["inputs"][:6]]
+    assert counting
+    for op in counting:
+        assert (op["simulated"]["910b3"]["time_us"] == 0.0) is on_host, op["inputs"]
+    (ones,) = [op for op in found if op["name"] == "aten::ones_like" and op["inputs"].startswith("f32[]")]
+    assert ones["simulated"]["910b3"]["time_us"] > 0.0, "a scalar of the model is work"
+
+
 def test_the_optimizer_of_another_device(console: Console, train: Path) -> None:
     here = json.loads(console("capture", f"{train}:make", "--format", "json").stdout)
     assert any("--device" in note for note in here["notes"])

@@ -12,6 +12,7 @@ from click.testing import Result
 
 import opreplay
 from opreplay.traces.samples import sample_path
+from tests.replay.timeline.machine import training
 from tests.scenarios.events import owner
 
 Console = Callable[..., Result]
@@ -327,3 +328,17 @@ def test_a_call_that_was_interrupted_and_carries_the_total_is_named(
         "85% of the total, which without it is 880 µs"
     ) in notes
     assert not [note for note in notes if note.startswith("a.json: one call")]
+
+
+def test_steps_of_two_recordings_stand_side_by_side(tmp_path: Path, console: Console) -> None:
+    sample = training().write(tmp_path / "t.json")
+    lines = console("compare", sample, sample).stdout.splitlines()
+    (steps,) = [line for line in lines if line.startswith("steps: ")]
+    first, second = (
+        side["steps"] for side in json.loads(console("compare", sample, sample, "--format", "json").stdout)["sides"]
+    )
+    assert first == second
+    assert first["count"] == 2
+    assert first["shortest_us"] <= first["median_us"] <= first["longest_us"]
+    assert f"{first['count']} before, median " in steps
+    assert steps.endswith("1.000× of the medians, on the host")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import subprocess
 import sys
@@ -221,3 +223,92 @@ def test_casts_of_autocast_are_rows_that_are_predicted(console: Console, trace_o
     text = console("plan", trace, "--explain", "aten::to").stdout
     assert "Cast" in text
     assert "→ bfloat16[32" in text
+
+
+def test_few_samples_have_no_interval_and_say_how_many_they_are(console: Console, tmp_path: Path) -> None:
+    """One or two samples had a 95 % interval of no width, which reads as certainty; and a total of such ops passed."""
+    trace = sample_path("transformer_infer")
+    for name in ("before", "after"):
+        out = tmp_path / f"{name}.jsonl"
+        console("run", trace, "--op", "aten::silu", "--op-time", "1ms", "--visits", 1, "--threads", 1, "-o", out)
+    rows = list(csv.DictReader(io.StringIO(console("report", tmp_path / "after.jsonl", "--format", "csv").stdout)))
+    assert {int(row["measured_samples"]) < 6 for row in rows} == {True}
+    assert {(row["measured_ci_low_us"], row["measured_ci_high_us"]) for row in rows} == {("", "")}
+    facts = json.loads(console("report", tmp_path / "after.jsonl", "--format", "json").stdout)
+    assert {one["measurement"]["ci_low_us"] for one in facts["ops"]} == {None}
+    # What the table marks with a star and says below it is in JSON as well.
+    starred = {one["id"] for one in facts["ops"] if one["measurement"]["samples"] == 1}
+    assert starred <= {id_ for id_, why in facts["marks"].items() if why}
+    assert any("measuring: warnings on" in note for note in facts["notes"])
+    assert facts["suspects"] == []
+    pair = (tmp_path / "before.jsonl", tmp_path / "after.jsonl")
+    asked = console("compare", *pair, "--fail-if", "total>400%", code=5)
+    assert "total>400% was not checked: no op has an interval in both runs" in asked.stderr
+
+
+def test_the_head_counts_what_an_attention_calls_as_the_rows_do(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    """The head said GEMM and softmax of a row that says attention: 60 % of the time were in no class that a row has."""
+    types = ["float"] * 3
+    trace = trace_of(
+        op("aten::scaled_dot_product_attention", 0, [[1, 64, 64]] * 3, types, dur=60.0),
+        op("aten::bmm", 2, [[1, 64, 64]] * 2, types[:2], dur=30.0),
+        op("aten::_softmax", 40, [[1, 64, 64]], types[:1], dur=10.0),
+        op("aten::mm", 100, [[64, 64]] * 2, types[:2], dur=40.0),
+        device=None,
+    )
+    for command in ("plan", "inspect"):
+        told = " ".join(console(command, trace).stdout.split())
+        assert "attention 60.0 %, GEMM 40.0 %" in told, command
+    table = console("inspect", trace, "--by", "category", "--format", "csv").stdout
+    assert [line.split(",")[0] for line in table.splitlines()[1:]] == ["attention", "GEMM"]
+
+
+def test_a_softmax_under_autocast_has_the_dtype_that_it_ran_with(
+    console: Console, trace_of: Callable[..., Path]
+) -> None:
+    """On a GPU autocast leaves the input and adds the dtype: the outer call's `dtype=None` was replayed, in bf16."""
+    made: list[dict[str, Any]] = []
+    given = {
+        "aten::softmax": (["c10::BFloat16", "Scalar"], ["", "-1"]),
+        "aten::sum": (["c10::BFloat16", "ScalarList", "Scalar"], ["", "[1]", "False"]),
+    }
+    for i, (name, (types, values)) in enumerate(given.items()):
+        at, number, dims = 1000.0 * i, 1 + i, [[8, 64], *[[]] * len(values)]
+        made += [
+            op(name, at, dims, [*types, ""], [*values, ""], dur=90.0),
+            op(name, at + 1, dims, [*types, "Scalar"], [*values, "6"], dur=80.0, id_=number),
+            launch(at + 3, number),
+            kernel("softmax_warp_forward", at + 90, 20.0, number),
+        ]
+    facts = json.loads(console("plan", trace_of(*made), "--select", "top", "--format", "json").stdout)
+    calls = {one["name"]: one["call"] for one in facts["unique_ops"]}
+    assert "dtype=torch.float32" in calls["aten::softmax"]
+    assert "dtype=torch.float32" in calls["aten::sum"]
+
+
+def test_a_step_of_training_in_bfloat16_has_finite_values(console: Console, tmp_path: Path) -> None:
+    """41 results were not finite: gradients were multiplied with each other, and weights of N(0, 1) let values grow
+    eightfold from layer to layer."""
+    layers = [torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(16)]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+    x, wanted = torch.randn(128, 64), torch.randint(0, 10, (128,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(net(x), wanted)
+        loss.backward()
+        optimizer.step()
+
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        step()
+    profile.export_chrome_trace(str(tmp_path / "t.json"))
+    given = ("--mode", "sequence", "--op-time", "1ms", "--threads", 1, "--format", "json")
+    found = json.loads(console("run", tmp_path / "t.json", *given).stdout)
+    assert found["sequence"]["tensors"]["refilled"] == 0
+    assert "not finite" not in json.dumps(found["ops"])
+    assert "outside the op's domain" not in json.dumps(found["ops"])

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opreplay.traces import Limits, Trace, expand_paths, read_trace, summarize
+from opreplay.traces import Limits, Trace, expand_paths, read_trace, reader, summarize
 from opreplay.traces.errors import Malformed, TooLarge, TraceError, UnknownDialect
 from opreplay.traces.model import TensorMemories
-from opreplay.traces.reading import parallel
-from tests.traces.events import DIMS, KEYS, document, kernel, op, small_events, write
+from opreplay.traces.reading import collect, parallel
+from tests.traces.events import DIMS, KEYS, document, flow, kernel, launch, op, small_events, write
 
 
 def same(a: Trace, b: Trace, *, path: bool = False) -> None:
@@ -323,3 +323,64 @@ def test_device_rows_of_mtia_are_device_work(tmp_path: Path) -> None:
     assert [trace.kernel_names[i] for i in trace.kernels.name] == ["pe_exe", "dma_request", "remote"]
     assert trace.kernels.category.tolist() == [0, 1, 0]
     assert trace.kernels.dur_ns.sum() == 800_000
+
+
+def events_with_arrows(correlated: list[bool]) -> list[dict[str, Any]]:
+    """One op, launch, kernel and arrow after the other; the arrow also says it where there is no correlation id."""
+    events: list[dict[str, Any]] = []
+    for i, known in enumerate(correlated):
+        t = 100.0 * i
+        ids: dict[str, Any] = {"correlation": i} if known else {}
+        events += [op("aten::mm", t, 50, i, **DIMS), launch(t + 5, i), flow("s", i, t + 5)]
+        events += [kernel("gemm", t + 20, 9, **ids), flow("f", i, t + 20, pid=0, tid=20)]
+    return [*events, flow("s", 99, 3.0, pid="only an arrow", tid=5)]
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each time that one process reads a file, whether all arrows are kept."""
+    asked: list[bool] = []
+    scan = reader.scan
+
+    def watched(*args: Any, arrows: bool, **kwargs: Any) -> Any:
+        asked.append(arrows)
+        return scan(*args, arrows=arrows, **kwargs)
+
+    monkeypatch.setattr(reader, "scan", watched)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("uncorrelated", "enough", "reads"),
+    [
+        ([2], {}, [False]),  # found while the arrows are still kept
+        ([150], {}, [False]),
+        ([150], {"CORRELATED_KERNELS": 20}, [False, True]),
+        ([150], {"UNDECIDED_ARROWS": 20}, [False, True]),
+        ([2, 150], {"CORRELATED_KERNELS": 20, "UNDECIDED_ARROWS": 20}, [False]),
+        ([], {"CORRELATED_KERNELS": 20}, [False]),
+        ([], {}, [False]),
+    ],
+)
+def test_arrows_are_kept_until_kernels_say_that_they_are_superfluous(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scans: list[bool],
+    uncorrelated: list[int],
+    enough: dict[str, int],
+    reads: list[bool],
+) -> None:
+    path = write(tmp_path, document(events_with_arrows([i not in uncorrelated for i in range(200)])))
+    for name, rows in enough.items():
+        monkeypatch.setattr(collect, name, rows)
+    trace = read_trace(path, _block_bytes=1 << 10)
+    assert scans == reads
+    assert trace.kernels.owner.tolist() == list(range(200)), "each kernel is its op's, by id or by arrow"
+    assert trace.info.links.by_flow == len(uncorrelated)
+    assert ("only an arrow", "5") in trace.tracks if uncorrelated else ("only an arrow", "5") not in trace.tracks
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    same(trace, read_trace("-", _block_bytes=1 << 10))
+    monkeypatch.setattr(parallel, "MIN_PART_BYTES", 20_000)
+    del scans[:]
+    same(trace, read_trace(path, processes=2, _block_bytes=1 << 10))
+    assert not scans, "the split was given up"

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from opreplay.traces.activity import events as timing
 from opreplay.traces.activity.model import (
+    LONG_FRAME_US,
     Activity,
     ArrowTable,
     CallTable,
@@ -29,7 +30,7 @@ from opreplay.traces.reading.signatures import decode_name, decode_signatures
 
 _MODULE = b'"nn.Module: '
 _MEMORY = b'"[memory]"'
-_RUNTIME, _FRAME, _QUEUE = range(3)
+_RUNTIME, _FRAME, _QUEUE, _PYTHON = range(4)
 MAX_PROCESSES = 100_000
 _CPU_TYPE = 0
 """torch's number of the device type CPU."""
@@ -178,8 +179,15 @@ class TimingCollector(Collector):
         self._calls(events, _QUEUE, [e.args.queue for e in events])
 
     def _add_frames(self, events: list[Any]) -> None:
-        events = [e for e in events if e.ph == "X" and bytes(e.name).startswith(_MODULE)]
-        self._calls(events, _FRAME, [None] * len(events))
+        modules: list[Any] = []
+        others: list[Any] = []
+        for event in events:
+            if event.ph == "X" and bytes(event.name).startswith(_MODULE):
+                modules.append(event)
+            elif event.ph == "X" and isinstance(event.dur, (int, float)) and event.dur >= LONG_FRAME_US:
+                others.append(event)
+        self._calls(modules, _FRAME, [None] * len(modules))
+        self._calls(others, _PYTHON, [None] * len(others))
 
     def _add_waits(self, events: list[Any]) -> None:
         table, args = self.waits.pending, [e.args for e in events]

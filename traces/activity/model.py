@@ -9,9 +9,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-CALL_KINDS: tuple[str, ...] = ("runtime", "frame", "queue")
+CALL_KINDS: tuple[str, ...] = ("runtime", "frame", "queue", "python")
 """"runtime" calls a device's runtime or driver, "frame" is a Python frame that names a module, "queue" is an NPU
-task queue's part (enqueue on the thread of the op, dequeue on the thread that launches)."""
+task queue's part (enqueue on the thread of the op, dequeue on the thread that launches), "python" is any other frame of
+`LONG_FRAME_US` or more: shorter ones explain no idle time, and there may be millions."""
+
+LONG_FRAME_US = 100
 
 ARROW_KINDS: tuple[str, ...] = ("forward to backward", "queue", "host to device")
 

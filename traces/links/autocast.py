@@ -2,7 +2,8 @@
 """Calls that autocast took in, cast the arguments of, and called again: which rows are such wrappers.
 
 The profiler sees a call first as the program made it, then, inside that, `aten::to` for each argument that autocast
-casts and keeps no copy of, and the same op once more in the types that it works in. The outer call does nothing else.
+casts and keeps no copy of, and the same op once more in the types that it works in: with other tensors, or, for a
+softmax or sum on a GPU, with a `dtype` that the outer call leaves open. The outer call does nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArr
     """Whether each row of `trace.ops` only casts: it holds `aten::to` calls, maybe none, and then the same op once.
 
     `parents` [rows]: the enclosing row of each, or -1. The inner call must have the outer one's shapes, and other
-    floating types, or, where types are not told apart (lists of tensors), casts before it.
+    floating types, a scalar for what was absent, or, where types are not told apart (lists of tensors), casts before.
     """
     count = len(trace.ops)
     inner = np.flatnonzero(parents >= 0)
@@ -56,7 +57,12 @@ def _change(outer: OpSignature, inner: OpSignature) -> int:
         return _NEITHER
     if len(outer.types) != len(inner.types):
         return _NEITHER
-    other = [(a, b) for a, b in zip(outer.types, inner.types, strict=True) if a != b]
-    if not all({torch_dtype_name(a), torch_dtype_name(b)} <= FLOATS for a, b in other):
+    other = [at for at, (a, b) in enumerate(zip(outer.types, inner.types, strict=True)) if a != b]
+    if not all(_is_cast(outer.types[at], inner.types[at]) for at in other):
         return _NEITHER
     return _OTHER if other else _SAME
+
+
+def _is_cast(outer: str, inner: str) -> bool:
+    """Whether autocast makes the second type of the first: another float, or the `dtype` that was left open."""
+    return (outer, inner) == ("", "Scalar") or {torch_dtype_name(outer), torch_dtype_name(inner)} <= FLOATS

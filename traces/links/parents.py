@@ -41,9 +41,10 @@ def without_cycles(parents: Rows) -> tuple[Rows, int]:
 
 def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
     """(rows by start, outer before inner; position in that order of each one's parent, or -1) of one track."""
-    order = np.lexsort((-dur, start))
-    rows, start = rows[order], start[order]
-    end = start + dur[order]
+    if not bool((start[1:] > start[:-1]).all()):  # a profiler writes most threads in order
+        order = np.lexsort((-dur, start))
+        rows, start, dur = rows[order], start[order], dur[order]
+    end = start + dur
     parents = _by_depth(start, end)
     nested = parents >= 0
     held = parents[nested]
@@ -63,9 +64,13 @@ def _by_depth(start: Rows, end: Rows) -> Rows:
     empty_after = np.append(empty_from, 0)[group_end]
     depth = position - (closed - (empty_from - empty_after))
     parents = np.full(n, -1, np.int64)
-    above = np.flatnonzero(depth == 0)
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        at = np.flatnonzero(depth == level)
+    # All positions by depth, in order within one: sorting 16 bits takes a step a row.
+    small = depth.astype(np.int16) if n < 1 << 15 or abs(depth).max() < 1 << 15 else depth
+    by_depth = np.argsort(small, kind="stable")
+    bounds = np.searchsorted(small[by_depth], np.arange(int(depth.max(initial=0)) + 2))
+    above = by_depth[bounds[0] : bounds[1]]
+    for level in range(1, len(bounds) - 1):
+        at = by_depth[bounds[level] : bounds[level + 1]]
         if not len(above):
             break
         found = np.searchsorted(above, at) - 1
@@ -89,7 +94,15 @@ def _by_stack(start: Rows, end: Rows) -> Rows:
 
 
 def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
-    """Row of the innermost interval of one track that holds each time (its ends included), or -1."""
+    """Row of the innermost interval of one track that holds each time (its ends included), or -1.
+
+    Where intervals overlap it is the last one, outer before inner, that began and has not ended.
+    """
+    asked = np.sort(times)
+    holds = np.searchsorted(asked, start) < np.searchsorted(asked, start + dur, side="right")
+    if not holds.any():
+        return np.full(len(times), -1, np.int64)
+    rows, start, dur = rows[holds], start[holds], dur[holds]  # those that hold no time are most, and no one's answer
     rows_in_order, parents = nest(np.arange(len(rows)), start, dur)
     start, end = start[rows_in_order], (start + dur)[rows_in_order]
     at = np.searchsorted(start, times, side="right") - 1

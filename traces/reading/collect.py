@@ -8,6 +8,7 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import Any, cast
 
+import numpy as np
 from msgspec import Struct
 
 from opreplay.traces.limits import Limits, too_large
@@ -17,6 +18,10 @@ from opreplay.traces.reading.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns,
 _NUMBERS: dict[str, Kind] = {"rf": "id", "seq": "id"}
 _CALL: dict[str, Kind] = {"name": "id", "kernel": "id"}
 _join = b"\0".join
+CORRELATED_KERNELS = 1 << 12
+"""Kernels that all have a correlation id, after which arrows are left out: a tenth of a GPU trace."""
+UNDECIDED_ARROWS = 1 << 19
+"""Arrows that are held at most (8 MB) while no kernel says whether they are needed."""
 
 
 class Interned(dict[Any, int]):
@@ -105,6 +110,11 @@ class Collector:
         )
         self.launches = Columns(track="index", start="time", corr="id", **(_CALL if calls else {}))
         self.flows = Columns(track="index", start="time", id="id", end="index")
+        self.arrows = Columns(track="index", start="time", id="id", end="index")
+        """Flows that may prove superfluous; their tracks are told apart, as nothing else may be on them."""
+        self.arrow_tracks = Tracks(limits.tracks)
+        self.arrows_skipped = False
+        """Arrows were left out, as the first kernels have correlation ids."""
         self.notes = Columns(name="index", track="index", start="time", dur="span")
         self.uncorrelated = False
         """Some kernel has no correlation id: only flows can link it to its launch."""
@@ -113,15 +123,38 @@ class Collector:
             "kernels": self.kernels,
             "launches": self.launches,
             "flows": self.flows,
+            "launch_arrows": self.arrows,
             "notes": self.notes,
         }
         self._handlers: dict[type[Struct], tuple[str, Any]] = {}
         self._kernel_category: dict[type[Struct], int] = {}
 
     @property
+    def arrows_seem_superfluous(self) -> bool:
+        """Whether what was read so far has correlation ids enough to leave arrows out."""
+        enough = len(self.kernels) >= CORRELATED_KERNELS or len(self.arrows) >= UNDECIDED_ARROWS
+        return enough and not self.uncorrelated
+
+    def skip_arrows(self) -> None:
+        """Forget the arrows: those that follow are only counted."""
+        self.arrows_skipped = True
+        for name in self.arrows.kinds:
+            self.arrows.take(name)
+        self.arrows.rows = 0
+        self.arrow_tracks = Tracks(self.limits.tracks)
+
+    @property
     def wants_arrows(self) -> bool:
-        """Whether flows that were only counted are needed after all."""
-        return self.uncorrelated and any(self.by_category[tag] for tag in fields.ARROW_TAGS) and not len(self.flows)
+        """Whether arrows that were left out are needed after all."""
+        return self.uncorrelated and self.arrows_skipped and any(self.by_category[tag] for tag in fields.ARROW_TAGS)
+
+    def settle_arrows(self) -> None:
+        """At the end: arrows become flows where some kernel has no correlation id, else they count for nothing."""
+        if self.uncorrelated:
+            tracks = [self.tracks.of_texts(pid, tid) for pid, tid in self.arrow_tracks.texts]
+            self.flows.absorb(self.arrows, {"track": np.array(tracks, np.uint32)})
+            self.check_rows()
+        del self.tables["launch_arrows"]
 
     @staticmethod
     def group(events: list[Any]) -> dict[type[Struct], list[Any]]:
@@ -167,7 +200,8 @@ class Collector:
 
     def check_rows(self) -> None:
         """Raise TooLarge when a table has more rows than the limit."""
-        rows = max(len(table) for table in self.tables.values())
+        # Arrows that may be forgotten yet are held in a number that is bounded by itself.
+        rows = max(len(table) for table in self.tables.values() if table is not self.arrows or self.uncorrelated)
         if rows > self.limits.rows:
             raise too_large("rows", self.limits.rows, rows, "rows kept in one table")
 
@@ -181,6 +215,8 @@ class Collector:
             self._kernel_category[cls] = fields.KERNEL_TAGS.get(category, fields.DEVICE_TASK)
         elif issubclass(cls, fields.Launch):
             handle = self._add_launches
+        elif issubclass(cls, fields.Arrow):
+            handle = self._add_launch_arrows
         elif issubclass(cls, fields.Flow):
             handle = self._add_flows
         elif issubclass(cls, fields.Note):
@@ -238,12 +274,10 @@ class Collector:
             table["kernel"] += [kernels[raw] if raw.startswith(b'"') else -1 for raw in raws]
 
     def _add_flows(self, events: list[Any]) -> None:
-        events = [e for e in events if e.ph == "s" or e.ph == "f"]
-        table = self.flows.pending
-        table["track"] += self.tracks.of(events)
-        table["start"] += [e.ts for e in events]
-        table["id"] += [e.id for e in events]
-        table["end"] += [e.ph == "f" for e in events]
+        _add_ends(events, self.flows.pending, self.tracks)
+
+    def _add_launch_arrows(self, events: list[Any]) -> None:
+        _add_ends(events, self.arrows.pending, self.arrow_tracks)
 
     def _add_notes(self, events: list[Any]) -> None:
         events = _complete(events)
@@ -259,3 +293,12 @@ def _complete(events: list[Any]) -> list[Any]:
     if [e.ph for e in events].count("X") == len(events):
         return events
     return [e for e in events if e.ph == "X"]
+
+
+def _add_ends(events: list[Any], table: dict[str, list[Any]], tracks: Tracks) -> None:
+    """Both ends of arrows into the pending rows of a table."""
+    events = [e for e in events if e.ph == "s" or e.ph == "f"]
+    table["track"] += tracks.of(events)
+    table["start"] += [e.ts for e in events]
+    table["id"] += [e.id for e in events]
+    table["end"] += [e.ph == "f" for e in events]

@@ -218,6 +218,19 @@ class Columns:
             self._columns[name].extend(self._lasting(array) if self.kinds[name] == "span" else array)
         self.rows += len(arrays[self._first])
 
+    def absorb(self, other: Columns, maps: dict[str, Array]) -> None:
+        """Add the rows of a table with the same columns, which then has none; `maps`: new value by old, by column."""
+        self.flush()
+        other.flush()
+        for name in self.kinds:
+            array = other.take(name)
+            self._columns[name].extend(maps[name][array] if name in maps and len(array) else array)
+        self.rows += other.rows
+        other.rows = 0
+        self.dropped += other.dropped
+        self.zeroed += other.zeroed
+        self.inexact |= other.inexact
+
     def _lasting(self, array: Array) -> Array:
         """Durations with those that are none, unreadable or negative, as 0."""
         bad = array < 0
@@ -226,9 +239,10 @@ class Columns:
         self.zeroed += int(bad.sum())
         return smallest(np.where(bad, 0, array), _TYPES["span"])
 
-    def append_rows(self, rows: Array) -> None:
-        """Add rows of integers, a column each in the order of `kinds`; times are nanoseconds, all readable."""
-        self.append({name: smallest(rows[:, i], _TYPES[kind]) for i, (name, kind) in enumerate(self.kinds.items())})
+    def append_integers(self, columns: Array) -> None:
+        """Add columns of integers in the order of `kinds`, or more of them; times are nanoseconds, all readable."""
+        known = zip(self.kinds.items(), columns, strict=False)
+        self.append({name: smallest(column, _TYPES[kind]) for (name, kind), column in known})
 
     def take(self, name: str) -> Array:
         """One whole column, which the table then no longer holds."""

@@ -24,6 +24,8 @@ MANY_BARE_BLOCKS = 4
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 NO_CATEGORY = "(none)"
 OTHER_CATEGORY = "other"
+NPU_TASK = "npu task"
+"""What rows of torch_npu's device count as; they have no category."""
 
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
@@ -34,6 +36,8 @@ class EventDecoder:
     def __init__(self) -> None:
         self.bases: dict[str, type[Struct]] = dict(fields.KIND_BASES)
         self.exact = False
+        self.version = 0
+        """Rises with every change of `bases`."""
         self.old_spelling = False
         self.losses: Counter[str] = Counter()
         self._generic_first = False
@@ -42,14 +46,15 @@ class EventDecoder:
         self._learned: list[str] = []
         self.tagged = fields.make_tagged(self.bases)
         self.uncategorised = fields.make_tagged({NO_CATEGORY: fields.Skipped, OTHER_CATEGORY: fields.Skipped})
-        self.task = fields.make_tagged({"npu task": fields.Kernel})["npu task"]
+        self.task = fields.make_tagged({NPU_TASK: fields.Kernel})[NPU_TASK]
         self._rebuild()
 
     def _rebuild(self) -> None:
+        self.version += 1
         self._fast, self._any = fields.make_decoders(self.tagged, exact=self.exact)
 
     def skip_arrows(self) -> None:
-        """From now on only count the flows that are not needed where kernels have correlation ids."""
+        """From now on only count the arrows that are not needed where kernels have correlation ids."""
         changed: dict[str, type[Struct]] = dict.fromkeys(fields.ARROW_TAGS, fields.Skipped)
         self.bases.update(changed)
         self.tagged.update(fields.make_tagged(changed))

@@ -53,8 +53,8 @@ LAUNCH_TAGS = (
     "mtia_runtime",
 )
 ARROW_TAGS = ("ac2g", "async_cpu_to_gpu", "async", "async_gpu")
-"""Flows that only say again what kernels with a correlation id say: read when some kernel has none."""
-FLOW_TAGS = (*ARROW_TAGS, "async_npu")
+"""Flows that only say again what kernels with a correlation id say: of use where some kernel has none."""
+FLOW_TAGS = ("async_npu",)
 NOTE_TAGS = ("user_annotation",)
 SKIP_TAGS = (
     "python_function",
@@ -190,6 +190,10 @@ class Flow(Struct, gc=False, frozen=True):
     ts: Any = None
 
 
+class Arrow(Flow, gc=False, frozen=True):
+    """One end of an arrow of ARROW_TAGS."""
+
+
 class Skipped(Struct, gc=False, frozen=True):
     """An event that is only counted."""
 
@@ -213,6 +217,7 @@ KIND_BASES: dict[str, type[Struct]] = {
     **dict.fromkeys(KERNEL_TAGS, Kernel),
     **dict.fromkeys(LAUNCH_TAGS, Launch),
     **dict.fromkeys(FLOW_TAGS, Flow),
+    **dict.fromkeys(ARROW_TAGS, Arrow),
     **dict.fromkeys(NOTE_TAGS, Note),
     **dict.fromkeys(SKIP_TAGS, Skipped),
 }

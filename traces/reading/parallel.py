@@ -29,13 +29,16 @@ from opreplay.traces.reading.source import Source
 
 MIN_PART_BYTES = 96 << 20
 """Smaller parts do not pay for the start of a process (0.2 s)."""
-HEAD_START_BYTES = 96 << 20
+HEAD_START_BYTES = 160 << 20
 """What the first part is longer than the others: about what is read while a worker process starts."""
 _GUESS_BYTES = 1 << 20
+_PIPE_BYTES = 1 << 20
+"""What an unprivileged process may ask for; a part of some 10 MB then takes fewer turns of both sides."""
 _TABLE_INDEXES = {
     "ops": {"signature": "signatures", "track": "tracks"},
     "kernels": {"name": "kernel_names", "track": "tracks"},
     "launches": {"track": "tracks"},
+    "launch_arrows": {"track": "arrow_tracks"},
     "flows": {"track": "tracks"},
     "notes": {"name": "note_names", "track": "tracks"},
 }
@@ -52,6 +55,7 @@ class _Job(msgspec.Struct, kw_only=True):
     block: int
     layout: str
     numbered: bool = False
+    arrows: bool = False
 
 
 class _Part(msgspec.Struct, kw_only=True):
@@ -60,6 +64,7 @@ class _Part(msgspec.Struct, kw_only=True):
     complete: bool
     failed: bool = False
     uncorrelated: bool = False
+    arrows_skipped: bool = False
     events: int = 0
     bytes_read: int = 0
     by_category: dict[str, int] = {}
@@ -70,6 +75,7 @@ class _Part(msgspec.Struct, kw_only=True):
     kernel_names: list[bytes] = []
     note_names: list[bytes] = []
     tracks: list[tuple[str, str]] = []
+    arrow_tracks: list[tuple[str, str]] = []
     dropped: dict[str, int] = {}
     zeroed: dict[str, int] = {}
     inexact: dict[str, bool] = {}
@@ -84,6 +90,7 @@ def scan_parallel(
     block_bytes: int,
     progress: Progress | None,
     numbered: bool = False,
+    arrows: bool = False,
     min_part: int = 0,
 ) -> Scanned | None:
     """Read a plain file in parts; None when it cannot be split or a cut proved wrong (then read it in one process)."""
@@ -101,6 +108,7 @@ def scan_parallel(
             block=block_bytes,
             layout=layout,
             numbered=numbered,
+            arrows=arrows,
         )
         for start, stop in zip(cuts, stops, strict=True)
     ]
@@ -108,7 +116,7 @@ def scan_parallel(
     try:
         with Source(path, limits, stop=cuts[0]) as source:
             scanner = Scanner(
-                source, block_bytes=block_bytes, progress=progress, last=False, numbered=numbered, arrows=False
+                source, block_bytes=block_bytes, progress=progress, last=False, numbered=numbered, arrows=arrows
             )
             try:
                 first = scanner.run()
@@ -130,7 +138,7 @@ def scan_parallel(
     for part in parts:
         assert part is not None
         _merge(first, part)
-    return None if first.collector.wants_arrows else first
+    return first
 
 
 def most_parts(path: str, min_part: int = 0) -> int:
@@ -191,7 +199,11 @@ def _layout(path: str) -> str:
 
 def _start(job: _Job) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "opreplay.traces.reading.parallel"]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # NumPy's threads for products of matrices are a fifth of the start, and of no use here.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    worker = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pipesize=_PIPE_BYTES
+    )
     assert worker.stdin
     worker.stdin.write(msgspec.json.encode(job))
     worker.stdin.close()
@@ -211,6 +223,7 @@ def _merge(into: Scanned, part: _Part) -> None:
     got = into.collector
     maps: dict[str, Any] = {
         "tracks": np.array([got.tracks.of_texts(pid, tid) for pid, tid in part.tracks], np.uint32),
+        "arrow_tracks": np.array([got.arrow_tracks.of_texts(pid, tid) for pid, tid in part.arrow_tracks], np.uint32),
         "signatures": np.array([got.signatures[key] for key in part.signatures], np.uint32),
         "kernel_names": np.array([got.kernel_names[key] for key in part.kernel_names], np.uint32),
         "note_names": np.array([got.note_names[key] for key in part.note_names], np.uint32),
@@ -230,6 +243,7 @@ def _merge(into: Scanned, part: _Part) -> None:
         to.inexact |= part.inexact[table]
     got.events += part.events
     got.uncorrelated |= part.uncorrelated
+    got.arrows_skipped |= part.arrows_skipped
     got.by_category.update(part.by_category)
     into.tally.losses.update(part.losses)
     into.tally.repairs.update(part.repairs)
@@ -244,6 +258,7 @@ def _pack(scanned: Scanned) -> _Part:
     return _Part(
         complete=scanned.complete,
         uncorrelated=got.uncorrelated,
+        arrows_skipped=got.arrows_skipped,
         events=got.events,
         bytes_read=scanned.bytes_read,
         by_category=dict(got.by_category),
@@ -254,6 +269,7 @@ def _pack(scanned: Scanned) -> _Part:
         kernel_names=list(got.kernel_names),
         note_names=list(got.note_names),
         tracks=list(got.tracks.texts),
+        arrow_tracks=list(got.arrow_tracks.texts),
         dropped={name: table.dropped for name, table in got.tables.items()},
         zeroed={name: table.zeroed for name, table in got.tables.items()},
         inexact={name: table.inexact for name, table in got.tables.items()},
@@ -279,7 +295,7 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
                 last=job.stop is None,
                 layout=job.layout,
                 numbered=job.numbered,
-                arrows=False,
+                arrows=job.arrows,
             )
             part = _pack(scanner.run())
     except Exception:  # the parent reads the file again in one process and meets the error there

@@ -83,8 +83,8 @@ class Scanner:
         """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
 
         `numbered`: also keep each op's record function id and sequence number. `calls`: and the names of runtime
-        calls. `arrows`: keep flows that correlation ids make superfluous. `timing`: decoder and tables that keep more;
-        the compiled half, which does not, is then left out.
+        calls. `arrows`: keep them all, even where the first kernels have correlation ids. `timing`: decoder and tables
+        that keep more; the compiled half, which does not, is then left out.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = first, last, layout
@@ -95,22 +95,24 @@ class Scanner:
             self.decoder.use_numbers()
         if calls:
             self.decoder.use_call_names()
-        if not arrows:
-            self.decoder.skip_arrows()
         self.tally = Tally()
         self.out = Scanned(collector, self.tally)
         self.compiled = CompiledBlocks(self.decoder, self.out.collector, usable=not calls and timing is None)
         self._sniffed = 0
+        self._may_skip_arrows = not arrows
 
     def run(self) -> Scanned:
         """Read to the end. Raises TraceError."""
         out, buffer = self.out, self.buffer
         head = read_head(buffer, self.limits, self.tally) if self.first else Head(self.layout)
         out.layout, out.keys = head.layout, head.keys
-        ended = head.empty
+        ended, judged = head.empty, False
         while not ended:
             ended = self._block()
-            if JUNK_EVENTS < out.collector.events < 2 * JUNK_EVENTS:
+            if self._may_skip_arrows and out.collector.arrows_seem_superfluous:
+                self._skip_arrows()
+            if not judged and out.collector.events > JUNK_EVENTS:
+                judged = True
                 self.compiled.flush()
                 _refuse_what_is_no_trace(
                     self.source, out
@@ -128,6 +130,13 @@ class Scanner:
         for table in out.collector.tables.values():
             table.flush()
         return out
+
+    def _skip_arrows(self) -> None:
+        self.compiled.flush()
+        if self.out.collector.arrows_seem_superfluous:
+            self.out.collector.skip_arrows()
+            self.decoder.skip_arrows()
+            self._may_skip_arrows = False
 
     def _tail(self, head: Head) -> None:
         tail = read_tail(self.buffer, head.layout, self.limits, self.tally)

@@ -144,8 +144,8 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     if by == "kernel":
         return Breakdown(by=by, clock="host", total_us=0.0, rows=(), note="no device work is recorded: no kernels")
     if by == "category":
-        classes = [class_of(signature.name) for signature in trace.signatures]
-        names, at = _merged(classes, trace.ops.signature.astype(np.int64))
+        names, at = _classes_on_host(trace)
+        note = "no device work is recorded: times are those of ops on the host, by the outermost op whose name tells"
     else:
         at, names, more = _labels(trace, by, modules)
         note = "; ".join(text for text in (note, more) if text)
@@ -153,6 +153,27 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     if by == "op":
         rows = _rated_on_host(trace, rows)
     return Breakdown(by=by, clock="host", total_us=float(time.sum()), rows=_kinds(rows, by), note=note)
+
+
+def _classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Classes, and the index into them of each call: that of the outermost library op around it whose name tells, as
+    rows are of those. The products inside of an attention are attention."""
+    own = [class_of(signature.name) for signature in trace.signatures]
+    names, at = _merged(own, trace.ops.signature.astype(np.int64))
+    tells = np.array(
+        [
+            kind != "other" and "::" in signature.name and not signature.name.startswith(_BACKWARD)
+            for kind, signature in zip(own, trace.signatures, strict=True)
+        ],
+        bool,
+    )[trace.ops.signature]
+    around = innermost_parent(trace.ops)
+    outermost = np.where(tells, np.arange(len(at)), -1)
+    for _ in range(len(at).bit_length()):  # each step looks twice as far up
+        above = np.maximum(around, 0)
+        outermost = np.where((around >= 0) & (outermost[above] >= 0), outermost[above], outermost)
+        around = np.where(around >= 0, around[above], -1)
+    return names, np.where(outermost >= 0, at[np.maximum(outermost, 0)], at)
 
 
 def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:

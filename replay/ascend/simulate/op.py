@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from opreplay.replay.arguments.work.amounts import Contents
-from opreplay.replay.ascend.cost.predict import BOUNDS, family_of, predict_kernel
+from opreplay.replay.ascend.cost.predict import BOUNDS, MOVING, family_of, only_moves, predict_kernel
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
@@ -73,23 +73,27 @@ def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
     return op.reason is None or simulated.time_us > 0
 
 
-def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering, l2: L2State) -> Simulated:
+def _combine(
+    parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering, l2: L2State, device: DeviceProfile
+) -> Simulated:
     terms: dict[str, float] = {}
-    total = deviation = 0.0
+    total = above = below = 0.0
     confidence: Confidence = "calibrated"
     for call, one in parts:
         total += one.time_us * call.count
         # Kernels of one op err independently, so their deviations add in quadrature.
-        deviation += (
-            (math.log(max(1.0, one.high_us / one.time_us)) * one.time_us * call.count) ** 2 if one.time_us else 0
-        )
+        if one.time_us and one.low_us:
+            above += (math.log(max(1.0, one.high_us / one.time_us)) * one.time_us * call.count) ** 2
+            below += (math.log(max(1.0, one.time_us / one.low_us)) * one.time_us * call.count) ** 2
+        moves = "vector" in one.terms_us and only_moves(family_of(call, device))
         for name, us in one.terms_us.items():
+            name = MOVING if moves and name == "vector" else name
             terms[name] = terms.get(name, 0.0) + us * call.count
         if _RANK[one.confidence] > _RANK[confidence] and one.time_us > 0:
             confidence = one.confidence
-    factor = math.exp(math.sqrt(deviation) / total) if total > 0 else 1.0
+    most, least = (math.exp(math.sqrt(part) / total) if total > 0 else 1.0 for part in (above, below))
     if lowering.assumed and total > 0:
-        factor = max(factor, LEAST_ASSUMED)
+        most, least = max(most, LEAST_ASSUMED), max(least, LEAST_ASSUMED)
     by_bound: dict[str, float] = {}
     for name, us in terms.items():
         by_bound[BOUNDS[name]] = by_bound.get(BOUNDS[name], 0.0) + us
@@ -102,8 +106,8 @@ def _combine(parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowerin
         extrapolated=any(one.extrapolated and one.time_us > EXTRAPOLATED_SHARE * total for _, one in parts),
         algorithm=next((one.algorithm for _, one in parts if one.algorithm), ""),
         confidence=confidence if lowering.known and not lowering.assumed else "uncalibrated",
-        low_us=total / factor,
-        high_us=total * factor,
+        low_us=total / least,
+        high_us=total * most,
         by="bytes" if not lowering.known else "user rule" if lowering.source else "rule",
         source=lowering.source,
     )
@@ -192,7 +196,7 @@ def simulate_by_family(
     for call, one in parts:
         name = family_of(call, device).name
         families[name] = families.get(name, 0.0) + one.time_us * call.count
-    made = _combine(parts, lowering, l2)
+    made = _combine(parts, lowering, l2, device)
     if lowering.source:
         made = msgspec.structs.replace(made, taken_for=_taken_for(lowering, device))
     return _marked(made, missing_path(op, lowering, device)), families

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from opreplay.replay.arguments.work.amounts import Contents
-from opreplay.replay.ascend.cost.predict import BOUNDS
+from opreplay.replay.ascend.cost.predict import BOUNDS, MOST_BY_BYTES, UNKNOWN
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held
 from opreplay.replay.ascend.custom.estimators import CustomOpError
@@ -127,13 +127,13 @@ def simulate_step(
             by_bound[bound] = by_bound.get(bound, 0.0) + us * one.count
         for name, us in one.families_us.items():
             by_family[name] = by_family.get(name, 0.0) + us * one.count
-    factor = math.exp(_deviation(by_family, device) / total) if total > 0 else 1.0
+    below, above = _deviations(by_family, device)
     return Step(
         device=device.name,
         device_version=device.version,
         total_us=total,
-        low_us=total / factor,
-        high_us=total * factor,
+        low_us=total * math.exp(-below / total) if total > 0 else 0.0,
+        high_us=total * math.exp(above / total) if total > 0 else 0.0,
         by_bound=_largest_first(by_bound),
         by_family=_largest_first(by_family),
         uncalibrated_share=_uncalibrated(made, weights),
@@ -159,15 +159,17 @@ def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, flo
     return sum(weight[one.id] for one in ops if one.simulated.confidence == "uncalibrated") / total if total else 0.0
 
 
-def _deviation(by_family: dict[str, float], device: DeviceProfile) -> float:
-    """80 % deviation of the total in log microseconds: families in quadrature."""
+def _deviations(by_family: dict[str, float], device: DeviceProfile) -> tuple[float, float]:
+    """80 % deviations of the total down and up in log microseconds: families in quadrature."""
     rates = device.rates
     families = {name: device.families[name if name in device.families else "Unknown"] for name in by_family}
     widths = {
         name: math.log(one.band) * (rates.band_far if one.samples else rates.band_apart)
         for name, one in families.items()
     }
-    return math.sqrt(sum((widths[name] * us) ** 2 for name, us in by_family.items()))
+    up = {**widths, UNKNOWN: math.log(MOST_BY_BYTES)}
+    below, above = (math.sqrt(sum((one[name] * us) ** 2 for name, us in by_family.items())) for one in (widths, up))
+    return below, above
 
 
 def _largest_first(times: dict[str, float]) -> dict[str, float]:

@@ -92,6 +92,10 @@ class Storages:
             if name and one.kind == kind:
                 one.names[name] = None
 
+    def of(self, tensor: torch.Tensor) -> int:
+        """Number of the storage that a tensor lies in, a real one's that of what stands for it."""
+        return self.number(self._seen_as(tensor))
+
     def is_outside(self, number: int) -> bool:
         return self._all[number].outside
 

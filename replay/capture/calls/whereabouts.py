@@ -46,6 +46,8 @@ class Whereabouts:
         self._of_parameter: dict[int, int] = {}
         self._stepping = 0
         self._undo = Undo()
+        self.counters: set[int] = set()
+        """Storages of what optimizers count, and which torch keeps on the host beside any device."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -186,6 +188,7 @@ class Whereabouts:
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
                     self._storages.describe(value, "optimizer state", str(name) if outside else "", outside=outside)
+        self.counters |= {self._storages.of(value) for value in _counters(optimizer)}
 
     def _of_current_node(self) -> int:
         node: Any = torch._C._current_autograd_node()
@@ -195,6 +198,22 @@ class Whereabouts:
         if number < _NO_NODE:
             return self._of_node.get(number, _NO_MODULE)
         return self._of_parameter.get(id(getattr(node, "variable", None)), _NO_MODULE)
+
+
+_COUNTED = frozenset({"step", "mu_product"})
+
+
+def _counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """What torch.optim counts in tensors of the host: unless it is fused or capturable; ASGD counts on the device."""
+    if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.ASGD):
+        return
+    for group in optimizer.param_groups:
+        if group.get("fused") or group.get("capturable"):
+            continue
+        for parameter in group["params"]:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if name in _COUNTED and isinstance(value, torch.Tensor) and value.dim() == 0:
+                    yield value
 
 
 def _kind(module: torch.nn.Module) -> str:

@@ -20,7 +20,7 @@ from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.ir.model import Value
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.resolve import schema
-from opreplay.replay.resolve.names import candidates
+from opreplay.replay.resolve.names import candidates, near_names
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.replay.resolve.user.executors import EXECUTORS
@@ -79,10 +79,11 @@ def find_target(name: str) -> Target:
         if not specs:
             # What is checked is loaded by --plugin; that a trace may not import it is beside the point.
             said = str(found.reason)
+            near = ", ".join(near_names(qualified))
             why = "nothing that was loaded registers it" if "--allow-import" in said else said
             raise UsageError(
                 f"{name} is no op that torch knows here: {why}",
-                hint="Give the file that registers it: --plugin my_ops.py.",
+                hint=f"Did you mean {near}?" if near else "Give the file that registers it: --plugin my_ops.py.",
             )
     if parts[2] is not None:
         specs = tuple(spec for spec in specs if spec.overload == parts[2])

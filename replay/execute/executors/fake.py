@@ -201,7 +201,7 @@ class NoTensors:
     def is_finite(self, tensor: Any) -> bool:
         return True
 
-    def refill(self, tensor: Any) -> None:
+    def refill(self, tensor: Any, spread: float = 1.0) -> None:
         """There is nothing to fill."""
 
     def has_domain(self, op: str, argument: str) -> bool:

@@ -35,8 +35,8 @@ class Tools(Protocol):
         """Whether all floats of a tensor are finite; True for what holds none."""
         ...
 
-    def refill(self, tensor: Any) -> None:
-        """Give a tensor plain values."""
+    def refill(self, tensor: Any, spread: float = 1.0) -> None:
+        """Give a tensor plain values, of this standard deviation where they are floats."""
         ...
 
     def has_domain(self, op: str, argument: str) -> bool:

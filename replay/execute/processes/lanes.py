@@ -42,8 +42,8 @@ class Engine(Protocol):
 
 APART = 16
 """Ops between two visits to one: some seconds, in which other programs have come and gone."""
-SETUP = 5.0
-"""So many times `op_time_s` may pass around the measuring of an op that is visited again."""
+SETUP = 15.0
+"""So many times `op_time_s` may pass around the measuring in all visits to an op."""
 
 
 class OneByOne:
@@ -98,7 +98,7 @@ class OneByOne:
         outcome = self._runner.measure(op, Visit(of=self._visits))
         around_s = monotonic() - started - (outcome.measure_s or 0.0)
         found = outcome.measurement
-        if found is None or not found.visits or around_s > SETUP * self._op_time_s:
+        if found is None or not found.visits or around_s * self._visits > SETUP * self._op_time_s:
             return outcome, False
         spent_s = (found.samples + found.repeated) * found.calls_per_sample * found.median_us * 1e-6
         return outcome, spent_s < self._op_time_s

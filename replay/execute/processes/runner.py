@@ -207,13 +207,14 @@ class ChildProcess:
         """The outcome of the op in flight, or None when it is tried again."""
         if late and monotonic() >= self._until:
             outcome = unable(Reason("out of time", f"{WHILE_IT_RAN} (--total-time)"))
-            outcome = msgspec.structs.replace(outcome, measure_s=monotonic() - self._given)
         elif late:
-            outcome = unable(Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)"))
+            outcome = unable(self._config.options.late(self._limit_s))
         elif reply is None:
             outcome = unable(child.cause_of_death())
         else:
             outcome = reply
+        if late:
+            outcome = msgspec.structs.replace(outcome, measure_s=monotonic() - self._given)
         if self._again(outcome, alive=reply is not None, late=late):
             self.kill()
             self._hand_out()

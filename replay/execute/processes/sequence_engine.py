@@ -103,7 +103,7 @@ class SequenceEngine:
         recorded = sum(device if has_device else host for host, device in mine)
         everything = self._plan.device_us_total if has_device else self._plan.host_us_total
         sums = sorted(outcome.sums_us)
-        low, high = median_interval(sums) if sums else (None, None)
+        low, high = median_interval(sums) or (None, None)
         return (
             SequenceResult(
                 step=sequence.step,
@@ -221,7 +221,7 @@ class SequenceEngine:
         """What became of one op."""
         times = outcome.times.get(op.id)
         if times is None:
-            spent = f"the run's {self._total_time_s or 0.0:g} s were over before a pass was (--total-time)"
+            spent = f"no pass was over within {self._total_time_s or 0.0:g} s (--total-time)"
             return unable(outcome.reasons.get(op.id, Reason("out of time", spent)))
         return Outcome(
             status="replayed",

@@ -115,10 +115,12 @@ class SequenceOnRanks:
         replayed = {result.id for result in results if result.status == "replayed"}
         ran = [one for one in self._ran if one.id in replayed]
         sums, walls = self._slowest("sums_us"), self._slowest("walls_us")
-        low, high = median_interval(sorted(sums))
+        low, high = median_interval(sorted(sums)) or (None, None)
         flight, waited = _median(self._replies, "in_flight_us"), _median(self._replies, "waited_us")
         hidden = _median(self._replies, "hidden_us")
         slow = max(range(len(self._replies)), key=lambda rank: flight[rank])
+        passes = zip(self._replies[slow].hidden_us, self._replies[slow].in_flight_us, strict=True)
+        shares = sorted(part / whole for part, whole in passes if whole > 0) or [0.0]
         recorded = sum(one.us for one in ran)
         everything = self._plan.device_us_total or self._plan.host_us_total
         calls = self._replies[0].calls
@@ -134,6 +136,8 @@ class SequenceOnRanks:
             in_flight_us=flight[slow],
             waited_us=waited[slow],
             hidden_us=hidden[slow],
+            hidden_share_low=quantile(shares, 0.1),
+            hidden_share_high=quantile(shares, 0.9),
             calls_alone_us=median(_slowest(self._replies, "alone_sums_us")),
             wall_alone_us=median(_slowest(self._replies, "alone_walls_us")),
             collectives_alone_us=median(_slowest(self._replies, "collectives_alone_us")),
@@ -210,7 +214,8 @@ class SequenceOnRanks:
             calls=tuple(index[sequence.ids[call]] for call in sequence.calls),
             memories=sequence.memories,
             budget_bytes=self._budget_bytes,
-            time_s=self._op_time_s * (len(ops) + len(here)),
+            # What is left of the run's time also has to do for starting and for passes that do not count.
+            time_s=min(self._op_time_s * (len(ops) + len(here)), max(0.0, self._until - monotonic()) / 2),
             heartbeat="",
             own=tuple(own),
         )

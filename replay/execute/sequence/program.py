@@ -7,6 +7,7 @@ Needs torch only for tensors that it is given: an executor without any runs sequ
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -16,7 +17,7 @@ from opreplay.replay.execute.executors.sequence_tools import Filled, Tools
 from opreplay.replay.execute.executors.timers import Timer
 from opreplay.replay.execute.sequence.lifetimes import MemoryPlan
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.plan.step.linking import VIEWS, Source, Value, results_of, tensors_of
+from opreplay.replay.plan.step.linking import CASTS, NO_VIEWS, VIEWS, Source, Value, results_of, tensors_of
 
 PLAIN = ("dense", "domain")
 """Initializers after which arguments without a domain hold any finite values."""
@@ -263,9 +264,22 @@ class Program:
                 own = one.occurrence == first
                 made[number] = tensor if own else copy.deepcopy(tensor, memos[one.occurrence])
                 reader = self._readers.get(number)
+                if plain and (spread := self._spread(index, one.argument)) is not None:
+                    self._tools.refill(made[number], spread)
                 if plain and reader is not None and one.argument not in self._domains[index]:
                     self._tools.fit(made[number], *self._name(*reader))
         return made
+
+    def _spread(self, index: int, argument: int) -> float | None:
+        """By what values of a matrix are made smaller, so that those of N(0, 1) stay of that size through layers and
+        back: for rows and columns alike, as Glorot and Bengio (2010) start weights. None for what is no weight."""
+        op, name = self._ops[index].name, self._names[index][argument]
+        meta = self._metas[index][argument]
+        if meta is None or len(meta.shape) < 2 or 0 in meta.shape or "embedding" in op:
+            return None
+        if name not in NO_VIEWS and op not in CASTS:
+            return None
+        return (meta.shape[0] * math.prod(meta.shape[1:])) ** -0.25
 
     def _kept_results(self) -> list[tuple[int, ...]]:
         """By place of the call: which results a later one uses."""

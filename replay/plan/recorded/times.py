@@ -16,9 +16,11 @@ from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.plan.recorded.groups import CallGroup, recorded_groups, signature_id
 from opreplay.replay.plan.select import selected_rows
 from opreplay.replay.resolve.bind import unnamed_arguments
+from opreplay.replay.results.compare.judge import StepTimes
 from opreplay.replay.results.compare.sides import OpTime, Times
-from opreplay.replay.results.stats import median_interval, median_ranks
+from opreplay.replay.results.stats import median_interval
 from opreplay.traces.links.iterations import BatchIndex
+from opreplay.traces.links.steps import busy_steps
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
 
 LEVELS: tuple[MetadataLevel, ...] = ("none", "dims", "dims+concrete", "full")
@@ -49,7 +51,15 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
         source=PurePath(trace.info.path).name,
         ops=tuple(ops),
         notes=(*_of_reading(trace), *_of_level(trace, level)),
+        steps=_steps(trace),
     )
+
+
+def _steps(trace: Trace) -> StepTimes | None:
+    took = sorted((step.end_ns - step.start_ns) / 1e3 for step in busy_steps(trace))
+    if not took:
+        return None
+    return StepTimes(count=len(took), median_us=float(np.median(took)), shortest_us=took[0], longest_us=took[-1])
 
 
 def _reduced(signature: OpSignature, level: MetadataLevel | None) -> OpSignature:
@@ -76,8 +86,7 @@ def _of_reading(trace: Trace) -> list[str]:
 
 def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) -> OpTime:
     ordered: list[float] = np.sort(calls_us).tolist()
-    sure = median_ranks(len(ordered)) is not None
-    low, high = median_interval(ordered) if sure else (None, None)
+    low, high = median_interval(ordered) or (None, None)
     return OpTime(
         id=op.id,
         name=op.name,

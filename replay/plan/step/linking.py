@@ -4,10 +4,10 @@
 Owns the inference. How long tensors live and what they take is `lifetimes`; the tensors are `passes`'.
 
 Where an ExecutionTrace records the memory of each tensor, what lies in one memory is one tensor. Other traces record
-sizes and not identities: there an argument whose type, shape and strides equal those of an earlier result
-is taken to be that result, the latest first; where none fits, a result of as many elements without gaps is taken to be
-seen through a view that the sequence does not hold. All else comes from outside: parameters and inputs of the model,
-each call of an op having its own, as each layer has its own weights.
+sizes and not identities: there an argument whose type, shape and strides equal those of an earlier result is taken to
+be that result, the latest first unless `roles` knows better; where none fits, a result of as many elements without gaps
+is taken to be seen through a view that the sequence does not hold. All else comes from outside: parameters and inputs
+of the model, each call of an op having its own, as each layer has its own weights.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp
+from opreplay.replay.plan.step.roles import SQUARED, is_backward, is_number, may_be_gradient, producers
 from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -169,21 +170,32 @@ def link(
     seen = [0] * len(ops)
     sources: list[tuple[Source, ...]] = []
     recorded = 0
-    for place, index in enumerate(calls):
+
+    def form_of(index: int) -> _Form:
         form = forms.get(index)
         if form is None:
             op = ops[index]
             form = forms[index] = _Form(op, op.id in fixed_integers, op.id in own, unknown, looks, gaps)
+        return form
+
+    for place, index in enumerate(calls):
+        form, following = form_of(index), form_of(calls[place + 1]) if place + 1 < len(calls) else None
         given, made = memories[place] if memories else ((), ())
         at = _aligned([tensor.meta for tensor in form.tensors], given) if given else None
         taken.clear()
-        found: list[Source] = []
+        gradient, found = False, list[Source]()
         for argument, tensor in enumerate(form.tensors):
             memory = at[argument] if at and (exact or tensor.linkable) else UNKNOWN
             source = known.find(memory, tensor) if tensor.meta is not None else _ABSENT
             recorded += memory >= 0
-            if source is None and memory < 0:
-                source = alive.find(tensor, taken)
+            if source is None and memory < 0 and form.squares(argument) and found[0].kind == "result":
+                source = found[-1]
+            elif source is None and memory < 0:
+                made_by = form.producers(tensor, following)
+                plain = not may_be_gradient(form.name, tensor.name, beside=gradient)
+                source = (
+                    alive.find(tensor, taken, plain=plain) if made_by is None else alive.made_by(made_by, tensor, taken)
+                )
             if source is None:
                 source = Source("outside", number=len(outside))
                 outside.append(Outside(op=index, argument=argument, occurrence=seen[index], memory=memory))
@@ -191,12 +203,13 @@ def link(
             elif source.value is not None:
                 taken.values.add(source.value)
             found.append(source)
+            gradient = gradient or alive.is_gradient(source.value)
         sources.append(tuple(found))
         seen[index] += 1
         lies_in = _aligned(form.metas, made) if made else None
         for output, result in form.results:
             value = Value(place, output)
-            alive.add(value, result, form.casts)
+            alive.add(value, result, form.name, gradient=form.backward or (gradient and not form.forward))
             if lies_in:
                 known.add(lies_in[output], Source("result", value), result)
     return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(outside), recorded=recorded)
@@ -270,7 +283,7 @@ class _Looks(dict[TensorMeta, tuple[int, int]]):
 class _Form:
     """The tensor arguments and results of an op, as far as they decide what they are linked to."""
 
-    __slots__ = ("casts", "metas", "results", "tensors")
+    __slots__ = ("backward", "forward", "metas", "name", "results", "tensors")
 
     def __init__(
         self,
@@ -291,18 +304,30 @@ class _Form:
             key, size = looks[meta]
             if gaps and size < 0:
                 size = looks.reach(meta)
-            linkable = not (own or fixed or name in shared) and 0 not in meta.shape
+            number = bool(self.tensors) and is_number(name, meta, self.tensors[0].meta)
+            linkable = not (own or fixed or number or name in shared) and 0 not in meta.shape
             # Of one element there are too many: a scalar is no view of another one.
             parameter = name in NO_VIEWS and not (gaps and op.name in PRODUCTS)
             viewable = linkable and not parameter and size >= 0 and math.prod(meta.shape) > 1
             self.tensors.append(_Tensor(name, meta, key, size, linkable, viewable))
         self.metas = results_of(op)
-        self.casts = op.name in CASTS
+        self.name, self.backward = op.name, is_backward(op.name)
+        self.forward = any(tensor.name in PARAMETERS for tensor in self.tensors)
         self.results = [
             (output, _Tensor("", meta, *looks[meta], True, True))
             for output, meta in enumerate(self.metas)
             if meta is not None and (op.id, output) not in unknown
         ]
+
+    def squares(self, argument: int) -> bool:
+        """Whether an argument is the one before it once more."""
+        one, before = self.tensors[argument], self.tensors[argument - 1]
+        return SQUARED.get(self.name) == one.name and one.key == before.key
+
+    def producers(self, tensor: _Tensor, following: _Form | None) -> Collection[str] | None:
+        """The ops whose results an argument may be; None for any."""
+        alike = following is not None and bool(following.tensors) and following.tensors[0].key == self.tensors[0].key
+        return producers(self.name, tensor.name, None if following is None else following.name, alike)
 
 
 class _Known:
@@ -336,14 +361,14 @@ class _Taken:
 
     def __init__(self) -> None:
         self.values: set[Value] = set()
-        self._below: dict[int, int] = {}
+        self._below: dict[tuple[bool, int], int] = {}
 
     def clear(self) -> None:
         """For the next call."""
         self.values.clear()
         self._below.clear()
 
-    def latest(self, look: int, values: Sequence[Value]) -> Value | None:
+    def latest(self, look: tuple[bool, int], values: Sequence[Value]) -> Value | None:
         """The last of the values that is not taken; the list grows between calls only."""
         below = self._below.get(look, len(values))
         while below and values[below - 1] in self.values:
@@ -358,25 +383,45 @@ class _Alive:
     def __init__(self) -> None:
         self._exact: dict[int, list[Value]] = defaultdict(list)
         self._sizes: dict[int, list[Value]] = defaultdict(list)
+        self._plain_exact: dict[int, list[Value]] = defaultdict(list)
+        self._plain_sizes: dict[int, list[Value]] = defaultdict(list)
+        """The same of those that are no gradients."""
+        self._gradients: set[Value] = set()
         self._cast: set[Value] = set()
+        self._made: dict[tuple[str, int], Value] = {}
+        """The latest result of an op by its look."""
 
-    def add(self, value: Value, tensor: _Tensor, cast: bool) -> None:
-        self._exact[tensor.key].append(value)
-        if tensor.size >= 0:
-            self._sizes[tensor.size].append(value)
-        if cast:
+    def add(self, value: Value, tensor: _Tensor, op: str, *, gradient: bool) -> None:
+        if gradient:
+            self._gradients.add(value)
+        for exact, sizes in ((self._exact, self._sizes), (self._plain_exact, self._plain_sizes))[: 2 - gradient]:
+            exact[tensor.key].append(value)
+            if tensor.size >= 0:
+                sizes[tensor.size].append(value)
+        if op in CASTS:
             self._cast.add(value)
+        self._made[op, tensor.key] = value
 
-    def find(self, tensor: _Tensor, taken: _Taken) -> Source | None:
-        """The latest result that the argument may be; one call takes no result twice."""
+    def made_by(self, ops: Collection[str], tensor: _Tensor, taken: _Taken) -> Source | None:
+        """The latest result of one of these ops that the argument may be."""
+        found = [value for op in ops if (value := self._made.get((op, tensor.key))) and value not in taken.values]
+        return Source("result", max(found)) if found and tensor.linkable else None
+
+    def is_gradient(self, value: Value | None) -> bool:
+        """Whether a result is one, or was made of one by another op than a layer's."""
+        return value in self._gradients
+
+    def find(self, tensor: _Tensor, taken: _Taken, *, plain: bool) -> Source | None:
+        """The latest result that the argument may be, a `plain` one no gradient; one call takes no result twice."""
         if not tensor.linkable or tensor.meta is None:
             return None
-        exact = taken.latest(tensor.key, self._exact.get(tensor.key, ()))
+        of_key, of_size = (self._plain_exact, self._plain_sizes) if plain else (self._exact, self._sizes)
+        exact = taken.latest((plain, tensor.key), of_key.get(tensor.key, ()))
         if exact is not None and (tensor.name not in PARAMETERS or exact in self._cast):
             return Source("result", exact)
         if not tensor.viewable:
             return None
-        seen = taken.latest(tensor.size, self._sizes.get(tensor.size, ()))
+        seen = taken.latest((plain, ~tensor.size), of_size.get(tensor.size, ()))
         return None if seen is None else Source("view", seen)
 
 

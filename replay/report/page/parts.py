@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from opreplay.replay.ascend.cost.predict import BOUNDS
+from opreplay.replay.ascend.cost.predict import BOUNDS, MOVING
 from opreplay.replay.report.page.model import Bar, Bars, Cell, Column, Point
 from opreplay.replay.report.text import DASH, share_text, time_text
 from opreplay.replay.results.records import Simulated
@@ -62,7 +62,8 @@ def point_of(name: str, detail: str, simulated: Simulated, share: float) -> Poin
     """One op of a roofline."""
     terms: defaultdict[str, float] = defaultdict(float)
     for term, us in simulated.terms_us.items():
-        terms[BOUNDS.get(term, term)] += us
+        if term != MOVING:  # a core's time, and no arithmetic
+            terms[BOUNDS.get(term, term)] += us
     return Point(
         name=name,
         detail=detail,

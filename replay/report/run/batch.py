@@ -15,6 +15,8 @@ from opreplay.replay.results.records import JobResult, TraceResult
 MOST_DISAGREEMENTS = 10
 MOST_DAMAGED = 10
 """Traces not read in full that are told one by one."""
+MOST = 0.98
+"""Of the recorded time: sums of less are said to be of a part."""
 MAX_ROWS = 40
 """Rows printed of each table; the files hold all."""
 LEAST_NAME, OTHER_COLUMNS = 16, 52
@@ -33,6 +35,7 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: i
     if len(traces) > MAX_ROWS:
         parts.append(Text(f"and {plural(len(traces) - MAX_ROWS, 'more trace')}", style="dim"))
     parts += [Text(safe(line), style="yellow") for line in loss_lines(traces)]
+    parts += [Text(line, style="dim") for line in part_lines(traces)]
     merged = [job for job in jobs if job.ranks]
     if merged:
         parts += [Text(), jobs_table(merged, width=width)]
@@ -82,6 +85,33 @@ def recorded_text(row: TraceResult | JobResult, rows: Sequence[TraceResult] | Se
 def marked(name: str, trace: TraceResult) -> str:
     """The name with a `!` where not all of the file could be read."""
     return f"! {name}" if trace.losses else name
+
+
+def part_lines(traces: Sequence[TraceResult]) -> list[str]:
+    """Of what part of the recorded time the sums are, where that is not all and something tells."""
+    timed = [one for one in traces if one.recorded_us is not None and one.total_us is not None]
+    of = [
+        f"{share_text(some / whole)} of {clock} time" for clock, some, whole in _by_clock(timed) if some < MOST * whole
+    ]
+    if not of:
+        return []
+    return [
+        f"· times of a trace are those of its ops in this run, {' and '.join(of)}: not what --quick, --top or filters "
+        "left out, and what no op owns"
+    ]
+
+
+def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
+    """(clock, recorded in the ops, recorded at all) of all traces with it."""
+    return [
+        (
+            clock,
+            sum(one.recorded_us or 0.0 for one in traces if one.clock == clock),
+            sum(one.total_us or 0.0 for one in traces if one.clock == clock),
+        )
+        for clock in dict.fromkeys(one.clock for one in traces)
+        if clock is not None
+    ]
 
 
 def loss_lines(traces: Sequence[TraceResult]) -> list[str]:

@@ -12,6 +12,7 @@ from opreplay.replay.report.run.batch import (
     disagreement_lines,
     loss_lines,
     marked,
+    part_lines,
     ranks_text,
     recorded_text,
     recorded_title,
@@ -44,8 +45,8 @@ def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> str:
                 ]
             )
         )
-    damaged = loss_lines(traces)
-    lines += ["", *(f"- {escaped(line)}" for line in damaged)] if damaged else []
+    told = [*loss_lines(traces), *(line.removeprefix("· ") for line in part_lines(traces))]
+    lines += ["", *(f"- {escaped(line)}" for line in told)] if told else []
     merged = [job for job in jobs if job.ranks]
     if merged:
         lines += _head(["job", "ranks", "ops", "unique", "covered", recorded_title(merged), "slowest", "measured"])

@@ -230,7 +230,7 @@ def _files_not_read(header: Header) -> list[str]:
     given = header.trace.get("not_read")
     files = cast("list[dict[str, object]]", given) if isinstance(given, list) else []
     found: list[str] = []
-    for left_out, verb in ((False, "refused"), (True, "left out, no trace")):
+    for left_out, verb in ((False, "refused"), (True, "left out")):
         some = [one for one in files if bool(one.get("left_out")) == left_out]
         told = [f"{verb}: {safe(str(one.get('file')))}: {safe(str(one.get('why')))}" for one in some[:MOST_FILES]]
         rest = len(some) - len(told)

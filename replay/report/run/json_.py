@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from opreplay.replay.report import doubts, suspects
+from opreplay.replay.report.run.batch import loss_lines, part_lines
+from opreplay.replay.report.run.facts import notes
+from opreplay.replay.report.run.work import work_notes
 from opreplay.replay.results.records import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
 
 
@@ -18,9 +22,21 @@ def render(
     jobs: Sequence[JobResult] = (),
     sequence: SequenceResult | None = None,
 ) -> str:
-    """`{"header": ..., "ops": [...], "summary": ...}`, indented; a batch has `traces` and `jobs` too, a sequence
-    `sequence`."""
-    whole: dict[str, object] = {"header": header, "ops": results, "summary": summary}
+    """`{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`, indented; a
+    batch has `traces` and `jobs` too, a sequence `sequence`.
+
+    Notes and suspects are the lines of the table's report, marks what stands behind the star of a measured time, by id.
+    """
+    comparable = suspects.not_comparable(header)
+    told = [*([comparable] if comparable else []), *work_notes(results), *notes(header, results, summary)]
+    whole: dict[str, object] = {
+        "header": header,
+        "ops": results,
+        "summary": summary,
+        "notes": [*told, *(line.lstrip("·! ") for line in (*loss_lines(traces), *part_lines(traces)))],
+        "suspects": suspects.lines(results),
+        "marks": {result.id: found for result in results if (found := doubts.marks(result))},
+    }
     if traces:
         whole |= {"traces": traces, "jobs": jobs}
     if sequence is not None:

@@ -44,7 +44,7 @@ def render(header: Header, results: Sequence[OpResult], summary: Summary) -> byt
 
 def kind_of(column: str) -> str:
     """int, float or text."""
-    if column == "count":
+    if column in ("count", "measured_samples"):
         return "int"
     return "float" if "_us_" in column or column.endswith("_us") or column == "recorded_share" else "text"
 

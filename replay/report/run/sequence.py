@@ -11,6 +11,7 @@ from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.doubts import MARK
 from opreplay.replay.report.run.markdown import escaped
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import SequenceResult, SharedStepResult
@@ -38,7 +39,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
         made.append(("its calls that were replayed", sequence.recorded_us, None, f"{clock}, recorded"))
     if on_device:
         made.append(("the same on the host", sequence.recorded_host_us, None, "host time, recorded"))
-    interval = ""
+    interval = "median of few passes: no interval" if sequence.passes else ""
     if sequence.sum_low_us is not None and sequence.sum_high_us is not None:
         interval = f"median of the passes; 95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
     made.append(("replayed, sum of the calls", sequence.sum_us, sequence.recorded_us, interval))
@@ -50,12 +51,29 @@ def rows(sequence: SequenceResult) -> list[Row]:
         if shared.recorded_us > 0:
             made.append(("its collectives, recorded", shared.recorded_us, None, "added up, with the wait for ranks"))
         made += [
-            ("collectives in flight", shared.in_flight_us, None, f"{100 * hidden:.0f} % of it hidden behind the calls"),
+            (
+                "collectives in flight",
+                shared.in_flight_us,
+                None,
+                f"{100 * hidden:.0f} % of it hidden behind the calls{_scatter(shared)}",
+            ),
             ("calls waited for them", shared.waited_us, None, "until this process ran again"),
             ("the calls without them", shared.wall_alone_us, None, "a whole pass"),
             ("the collectives without calls", shared.collectives_alone_us, None, "one after the other"),
         ]
     return made
+
+
+VARIES = 0.2
+"""Shares of the time in flight that one pass in ten is below, and one above: farther apart, the median is no figure."""
+
+
+def _scatter(shared: SharedStepResult) -> str:
+    """From where to where the hidden share lies in most passes, with a mark where that is far."""
+    low, high = shared.hidden_share_low, shared.hidden_share_high
+    if low is None or high is None or high - low < 0.01:
+        return ""
+    return f"{MARK if high - low > VARIES else ''}, {100 * low:.0f} to {100 * high:.0f} % from pass to pass"
 
 
 def _difference(sequence: SequenceResult) -> str:
@@ -111,13 +129,13 @@ def notes(sequence: SequenceResult) -> list[str]:
                 f"{plural(tensors.refilled, 'tensor')} a pass"
             )
     if sequence.shared is not None:
-        found += _of_ranks(sequence.shared, sequence.sum_us)
+        found += _of_ranks(sequence.shared, sequence.sum_us, sequence.wall_us)
     if sequence.restarts:
         found.append(f"begun again in a new process: {plural(sequence.restarts, 'time')}")
     return found
 
 
-def _of_ranks(shared: SharedStepResult, sum_us: float | None) -> list[str]:
+def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | None) -> list[str]:
     """What is known of where the collectives were waited for, and what they and the calls cost each other."""
     ways = [
         (shared.waits_recorded, "where that is recorded"),
@@ -129,6 +147,20 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None) -> list[str]:
         found.append(
             f"calls take {ratio_text(sum_us, shared.calls_alone_us)} what they do without collectives beside them; "
             f"every one of the {plural(shared.ranks, 'rank')} runs the step of this trace at the same time"
+        )
+    if sum_us and wall_us:
+        rest_us = wall_us - sum_us - shared.waited_us
+        between = f"{time_text(rest_us)} between calls" if rest_us > 0 else "no time between calls"
+        found.append(
+            f"a whole pass is {time_text(sum_us)} in calls, {time_text(shared.waited_us)} waiting and {between} (where "
+            "collectives are asked for and tensors freed); each is a median of its own over passes, and of the rank "
+            "where it is longest, so that the three need not add up; what collectives hide is beside the calls, in none"
+        )
+    low, high = shared.hidden_share_low, shared.hidden_share_high
+    if low is not None and high is not None and high - low > VARIES:
+        found.append(
+            f"{MARK} the hidden share varies from pass to pass, as ranks and their threads share the processors: take "
+            "it for no property of the step"
         )
     found.append("collectives have tensors of their own: no call reads what they leave")
     if shared.unseen:

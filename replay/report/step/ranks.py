@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.step.text import PATH_SHOWN, WHAT_IF_WIDTH, gain_cells, name_width
+from opreplay.replay.report.run.table import decisive, notes_lines
+from opreplay.replay.report.step.text import PATH_SHOWN, WHAT_IF_WIDTH, gain_cells, name_width, of_devices, telling
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
-from opreplay.replay.timeline.job.values import JobTimeline, StepCollective
+from opreplay.replay.timeline.job.values import LEAST_COMMON, JobTimeline, StepCollective
 
 RANKS_SHOWN = 32
 COLLECTIVES_SHOWN = 12
@@ -37,8 +38,9 @@ def head_line(found: JobTimeline) -> str:
     )
 
 
-def render(found: JobTimeline, width: int = 80) -> RenderableType:
-    """Ranks, collectives, disagreements, the path across ranks, and what changes gain."""
+def render(found: JobTimeline, width: int = 80, *, everything: bool = True) -> RenderableType:
+    """Ranks, collectives, disagreements, the path across ranks, and what changes gain; without `everything` the notes
+    that may change a decision alone, and how many more there are."""
     room = name_width(width)
     parts: list[RenderableType] = [_sums(found), Text(), _ranks(found, width)]
     if found.collectives:
@@ -50,7 +52,8 @@ def render(found: JobTimeline, width: int = 80) -> RenderableType:
     parts += [Text(), _path(found, room)]
     if found.what_if:
         parts += [Text(), _what_if(found)]
-    parts += [Text(), *(Text(f"· {safe(line)}", style="dim") for line in note_lines(found))]
+    told = note_lines(found) if everything else decisive(note_lines(found), _decisive_lines(found))
+    parts += notes_lines([safe(line) for line in told])
     return Group(*parts)
 
 
@@ -58,6 +61,9 @@ def _sums(found: JobTimeline) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
+    if found.least_common < LEAST_COMMON:
+        common = f"{share_text(found.least_common)} of the shorter one, of the two ranks farthest apart"
+        grid.add_row("in common", Text(f"{common}: hardly one step; see the first note", style="bold red"))
     if found.collectives:
         gain = found.retimed_step_us - found.without_waiting_us
         share = share_text(gain / found.retimed_step_us if found.retimed_step_us else None)
@@ -215,6 +221,18 @@ def note_lines(found: JobTimeline) -> list[str]:
     """What to know before trusting the numbers, a line each."""
     lines = list(found.notes)
     lines += found.measured.notes if found.measured is not None else ()
-    lines += [f"{name}: {note}" for name, soc in found.socs.items() for note in soc.notes]
-    lines += [f"{one.change}: {note}" for one in found.what_if for note in one.assumptions]
-    return lines
+    return [*lines, *_of_devices(found), *_of_changes(found)]
+
+
+def _decisive_lines(found: JobTimeline) -> list[str]:
+    """Those of them that may change a decision: not clocks as they were recorded, nor what every step has."""
+    told = [line for line in found.notes if not (line.startswith("the clock of rank") and " is as recorded" in line)]
+    return [*told, *telling(_of_devices(found)), *_of_changes(found)]
+
+
+def _of_devices(found: JobTimeline) -> list[str]:
+    return of_devices({name: soc.notes for name, soc in found.socs.items()})
+
+
+def _of_changes(found: JobTimeline) -> list[str]:
+    return [f"{one.change}: {note}" for one in found.what_if for note in one.assumptions]

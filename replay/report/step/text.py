@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,11 +14,12 @@ from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.run.table import decisive, notes_lines
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.job.values import JobChange
 from opreplay.replay.timeline.memory import MemoryUse
-from opreplay.replay.timeline.simulated import SocStep
+from opreplay.replay.timeline.simulated import ASSUMED, SocStep
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
 PATH_SHOWN = 12
@@ -31,6 +34,8 @@ CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Characters of a category, and of a time with its share."""
 SOC_WIDTH = 84
 """From which on simulated steps have all their columns."""
+_FOLDERS = re.compile(r"^[^(<]*/(?=[^/(]+\(\d+\): )")
+"""Of a frame, "torch/utils/data/dataloader.py(701): __next__": the file and the function tell it apart."""
 UNEVEN = 1.25
 """Steps of one trace that differ more than this have something to be told."""
 
@@ -59,8 +64,9 @@ def facts(found: Timeline) -> dict[str, Any]:
     return msgspec.to_builtins(found)
 
 
-def render(found: Timeline, width: int = 80) -> RenderableType:
-    """Step, categories, critical path, slack, and what the changes gain."""
+def render(found: Timeline, width: int = 80, *, everything: bool = True) -> RenderableType:
+    """Step, categories, critical path, slack, and what the changes gain; without `everything` the notes that may change
+    a decision alone, and how many more there are."""
     room = name_width(width)
     parts: list[RenderableType] = [_head(found), Text(), _categories(found, width)]
     if found.socs:
@@ -68,11 +74,14 @@ def render(found: Timeline, width: int = 80) -> RenderableType:
     parts += [Text(), _path(found, room)]
     if len(found.critical_path_modules_us) > 1:
         parts += [Text(), _modules(found, room)]
+    if found.critical_path_python_us:
+        parts += [Text(), _python(found, room)]
     if found.slack:
         parts += [Text(), _slack(found, room)]
     if found.what_if:
         parts += [Text(), _what_if(found, width)]
-    parts += [Text(), *_notes(found)]
+    told = note_lines(found) if everything else decisive(note_lines(found), decisive_lines(found))
+    parts += notes_lines([safe(line) for line in told])
     return Group(*parts)
 
 
@@ -93,7 +102,8 @@ def _head(found: Timeline) -> Table:
     grid.add_column(overflow="fold")
     step = found.step
     if step.marked:
-        chosen = f", 1 of {step.steps:,} marked" if step.steps > 1 else ""
+        which = "1" if step.asked else "the one of median length"
+        chosen = f", {which} of {step.steps:,} marked" if step.steps > 1 else ""
         if step.all_host_us is not None and step.all_host_us[1] > UNEVEN * step.all_host_us[0]:
             low, high = map(time_text, step.all_host_us)
             chosen += f", which took {low} to {high} on the host: what is said is of this one (--step N for another)"
@@ -212,6 +222,15 @@ def _modules(found: Timeline, room: int) -> Table:
     return table
 
 
+def _python(found: Timeline, room: int) -> Table:
+    table = plain_table()
+    table.add_column("of it Python, between ops", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    for name, us in list(found.critical_path_python_us.items())[:MODULES_SHOWN]:
+        table.add_row(Text(safe(middle(_FOLDERS.sub("", name), room))), time_text(us))
+    return table
+
+
 def _slack(found: Timeline, room: int) -> Table:
     table = plain_table()
     table.add_column("off the path", no_wrap=True)
@@ -249,17 +268,35 @@ def gain_cells(one: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:
     return time_text(one.step_us), time_text(one.gain_us), share_text(one.gain_us / step_us if step_us else None)
 
 
-def _notes(found: Timeline) -> list[RenderableType]:
-    return [Text(f"· {safe(line)}", style="dim") for line in note_lines(found)]
-
-
 def note_lines(found: Timeline) -> list[str]:
     """What to know before trusting the numbers, a line each."""
-    lines = list(found.notes)
-    changes: list[WhatIf] = list(found.what_if)
-    lines += [f"{name}: {note}" for name, soc in found.socs.items() for note in soc.notes]
+    lines = [*found.notes, *of_devices({name: soc.notes for name, soc in found.socs.items()})]
     lines += [f"memory: {note}" for note in (found.memory.notes if found.memory is not None else ())]
-    lines += [f"{one.change}: {note}" for one in changes for note in one.assumptions]
+    lines += _of_changes(found)
     if found.dropped_edges:
         lines.append(f"{plural(found.dropped_edges, 'dependency')} against the recorded order left out")
     return lines
+
+
+def decisive_lines(found: Timeline) -> list[str]:
+    """Those of them that may change a decision: not what is the same for every step, nor how memory was counted."""
+    return [*found.notes, *_of_changes(found), *telling(of_devices({n: soc.notes for n, soc in found.socs.items()}))]
+
+
+def _of_changes(found: Timeline) -> list[str]:
+    changes: list[WhatIf] = list(found.what_if)
+    return [f"{one.change}: {note}" for one in changes for note in one.assumptions]
+
+
+def of_devices(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Notes on simulated devices, each once with the devices that it holds for."""
+    which: dict[str, list[str]] = {}
+    for name, own in notes.items():
+        for note in own:
+            which.setdefault(note, []).append(name)
+    return [f"{', '.join(names)}: {note}" for note, names in which.items()]
+
+
+def telling(lines: Sequence[str]) -> list[str]:
+    """Notes on devices without those that every step has."""
+    return [line for line in lines if not line.partition(": ")[2].startswith(ASSUMED)]

@@ -187,8 +187,8 @@ def _prediction(made: Predicted, node: int) -> dict[str, Any]:
     if not families:
         return {"prediction": "none: as recorded"}
     total = sum(families.values())
-    band = sum(made.bands[name] * us for name, us in families.items()) / total
-    return {"families": families, "low_us": total / band, "high_us": total * band}
+    below, above = (sum(one[name] * us for name, us in families.items()) / total for one in (made.bands, made.above))
+    return {"families": families, "low_us": total / below, "high_us": total * above}
 
 
 def _meta(name: str, pid: int, tid: int, args: Event) -> Event:

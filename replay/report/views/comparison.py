@@ -49,7 +49,24 @@ def side_lines(found: Comparison) -> list[str]:
         share = side.matched_us / side.total_us if side.total_us else 0.0
         matched = f"{side.matched_ops} of {plural(side.ops, 'op')} = {share_text(share)} of {time_text(side.total_us)}"
         made.append(f"{which}: {side.what} on {safe(side.on)} ({safe(side.source)}); on both sides {matched}")
-    return made
+    return [*made, *_step_line(found)]
+
+
+def _step_line(found: Comparison) -> list[str]:
+    """The marked steps of both traces side by side; none where neither marks any."""
+    if found.sides is None or not any(side.steps for side in found.sides):
+        return []
+    told: list[str] = []
+    for which, side in zip(("before", "after"), found.sides, strict=True):
+        if side.steps is None:
+            told.append(f"none marked {which}")
+            continue
+        low, high = time_text(side.steps.shortest_us), time_text(side.steps.longest_us)
+        spread = f" ({low} to {high})" if side.steps.count > 1 else ""
+        told.append(f"{side.steps.count} {which}, median {time_text(side.steps.median_us)}{spread}")
+    was, now = (side.steps for side in found.sides)
+    told += [f"{precise(now.median_us / was.median_us)} of the medians, on the host"] if was and now else []
+    return [f"steps: {'; '.join(told)}"]
 
 
 def rows(found: Comparison, *, everything: bool = False) -> list[OpComparison]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from opreplay.replay.ascend import Explanation
 from opreplay.replay.ir import shared_memory as aliasing
-from opreplay.replay.ir.describe import shorter_float
+from opreplay.replay.ir.describe import schema_text, shorter_float
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of, readable
@@ -96,7 +96,7 @@ def _overview(op: ReplayOp, result: OpResult) -> Table:
     if result.meta is not None:
         add("on meta tensors", str(result.meta), STYLES.get(result.meta.status, ""))
     if op.schema:
-        add("schema", op.schema)
+        add("schema", schema_text(op.schema))
     need = need_of(op)
     about = "" if need.outputs_known else "about "
     add("memory", f"{readable(need.inputs)} inputs, {about}{readable(need.outputs)} outputs")

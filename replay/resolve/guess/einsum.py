@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape
+from opreplay.replay.resolve.guess.lists import first_tensor_of
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape, recorded_shape
 from opreplay.traces.model import OpSignature
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -26,10 +27,13 @@ def equation(known: Known, context: Context) -> Guess | None:
     """A Guess of the text, or None where no operand is known."""
     listed = known.get("tensors")
     shapes = [meta.shape for meta in listed.tensors if meta is not None] if listed is not None else []
-    if not shapes or any(not shape for shape in shapes) or sum(map(len, shapes)) > len(LETTERS):
+    if not shapes or sum(map(len, shapes)) > len(LETTERS):
         return None
-    if (permuted := _permuted(shapes, context.relatives().children)) is not None:
+    around = context.relatives()
+    if (permuted := _permuted(shapes, around.children, around.following)) is not None:
         return Guess(value=permuted, why=f"{permuted!r}: told by the permutations inside")
+    if any(not shape for shape in shapes):
+        return None
     text = None
     if len(shapes) == 2:
         product = _product_inside(context)
@@ -39,63 +43,162 @@ def equation(known: Known, context: Context) -> Guess | None:
     return None if text is None else Guess(value=text, why=f"{text!r}: strings are not recorded")
 
 
-def _permuted(shapes: list[Shape], calls: Sequence[OpSignature]) -> str | None:
+def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequence[OpSignature]) -> str | None:
     """The equation from the order that each operand is brought to, and what is summed then."""
-    moves = [call for call in calls if call.name == "aten::permute"][: len(shapes)]
-    orders = [_integers(call, 1) for call in moves]
-    if len(orders) < len(shapes) or any(order is None for order in orders):
-        placed = _multiplied(shapes, calls)
-        return None if placed is None else _from_places(placed, len(shapes[0]), 0)
-    placed, width = [], max(len(order or ()) for order in orders)
-    for shape, order in zip(shapes, orders, strict=True):
-        assert order is not None
-        if sorted(order) != list(range(width)) or len(shape) > width:
+    operands, rest = _split(len(shapes), calls)
+    if len(operands) < len(shapes):
+        return None
+    widths = {len(meta.shape) for group in operands if (meta := first_tensor_of(group[-1])) is not None}
+    if len(widths) != 1:
+        return None
+    width = widths.pop()
+    seen, placed = _brought_to(shapes, rest), []
+    if len(shapes) == 1 and not rest and (meta := first_tensor_of(operands[0][-1])) is not None:
+        sizes = (shape for call in following if (shape := recorded_shape(call)) is not None)
+        seen = [next((one for one in sizes if sorted(one) == sorted(meta.shape)), meta.shape)]
+    for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):
+        places = _places(shape, group, width)
+        if places is None and at < len(seen):
+            places = _by_size(shape, group, seen[at])
+        if places is None:
             return None
-        placed.append(tuple(order.index(d) for d in range(len(shape))))
-    summed = _summed(shapes, placed, width, calls)
+        placed.append(places)
+    summed = _summed(shapes, placed, width, rest, following)
     return None if summed is None else _from_places(placed, width, summed)
 
 
-def _multiplied(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[tuple[int, ...]] | None:
-    """Places of each operand's dimensions in an outer product, which shows both operands unsqueezed and permuted."""
-    product = next((call for call in calls if call.name == "aten::mul"), None)
-    if product is None or len(shapes) != 2 or any(call.name == "aten::bmm" for call in calls):
+def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[list[OpSignature]], list[OpSignature]]:
+    """The calls that bring each operand to the common order, the last of them its permutation; and all later ones."""
+    groups: list[list[OpSignature]] = []
+    group: list[OpSignature] = []
+    for at, call in enumerate(calls):
+        group.append(call)
+        if call.name == "aten::permute":
+            groups.append(group)
+            group = []
+        if len(groups) == count:
+            return groups, list(calls[at + 1 :])
+    return groups, []
+
+
+def _places(shape: Shape, group: Sequence[OpSignature], width: int) -> tuple[int, ...] | None:
+    """Where each dimension of an operand is put, from the recorded numbers; None where these are not recorded."""
+    order = _integers(group[-1], 1)
+    if order is None or sorted(order) != list(range(width)):
         return None
-    placed = []
-    for shape, arg in zip(shapes, recorded_args(product)[:2], strict=False):
-        whole, at, places = arg.tensor.shape if arg.tensor is not None else (), 0, []
-        for size in shape:
-            while at < len(whole) and whole[at] != size:
-                at += 1
-            places.append(at)
-            at += 1
-        if at > len(whole):
+    dims: list[tuple[int, ...]] = [(d,) for d in range(len(shape))]
+    for call in group[:-1]:
+        numbers = [arg.value for arg in recorded_args(call)[1:4]]
+        if call.name == "aten::unsqueeze" and isinstance(numbers[0], int):
+            dims.insert(numbers[0] % (len(dims) + 1), ())
+        elif call.name == "aten::diagonal" and all(isinstance(n, int) for n in numbers):
+            first, second = numbers[1] % len(dims), numbers[2] % len(dims)
+            dims[first] = dims[first] + dims.pop(second)  # moved back to where the first one was
+        elif call.name != "aten::movedim":
             return None
-        placed.append(tuple(places))
-    return placed if len(placed) == 2 else None
-
-
-def _summed(shapes: list[Shape], placed: list[tuple[int, ...]], width: int, calls: Sequence[OpSignature]) -> int | None:
-    """How many of the labels, the last ones, are summed over; None where the calls inside do not say."""
-    if len(shapes) == 1:
-        sums = [call for call in calls if call.name == "aten::sum"]
-        dims = _integers(sums[0], 1) if sums else ()
-        return None if dims is None else len(dims)
-    product = next((call for call in calls if call.name == "aten::bmm"), None)
-    if product is None:
-        return 0 if any(call.name == "aten::mul" for call in calls) else None
-    left = recorded_args(product)[0].tensor
-    if len(shapes) != 2 or left is None or len(left.shape) != 3:
+    if len(dims) != width:
         return None
+    at = {d: order.index(place) for place, one in enumerate(dims) for d in one}
+    return tuple(at[d] for d in range(len(shape)))
+
+
+def _by_size(shape: Shape, group: Sequence[OpSignature], whole: Shape) -> tuple[int, ...] | None:
+    """Where each dimension of an operand is put, from its size in the common order; of equal ones in turn."""
+    dims: list[tuple[int, ...]] = [(d,) for d in range(len(shape))]
+    for call in group:
+        if call.name == "aten::diagonal":
+            pairs = ((i, j) for i in range(len(dims)) for j in range(i + 1, len(dims)))
+            alike = next(((i, j) for i, j in pairs if shape[dims[i][0]] == shape[dims[j][0]]), None)
+            if alike is None:
+                return None
+            dims[alike[0]] = dims[alike[0]] + dims.pop(alike[1])
+    free, at = list(range(len(whole))), {}
+    for one in dims:
+        place = next((place for place in free if whole[place] == shape[one[0]]), None)
+        if place is None:
+            return None
+        free.remove(place)
+        at.update(dict.fromkeys(one, place))
+    return tuple(at[d] for d in range(len(shape))) if all(whole[place] == 1 for place in free) else None
+
+
+def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape]:
+    """The size of each operand in the common order, as the products after show them: each takes what was made so far
+    and the next operand, which it permutes once more or multiplies at once, and may sum before."""
+    if len(shapes) == 1:
+        meta = first_tensor_of(calls[0]) if calls and calls[0].name == "aten::sum" else None
+        return [] if meta is None else [meta.shape]
+    found: list[Shape] = []
+    pair: list[Shape] = []
+    summed: list[Shape] = []
+    turned = 0
+    for call in calls:
+        if call.name not in ("aten::permute", "aten::mul", "aten::sum") or len(found) == len(shapes):
+            continue
+        metas = [arg.tensor for arg in recorded_args(call)[:2] if arg.tensor is not None]
+        if call.name == "aten::sum":
+            summed += [meta.shape for meta in metas]
+            continue
+        turned = (turned + 1) % 3 if call.name == "aten::permute" else turned
+        if call.name == "aten::permute" and not turned:  # of the product
+            continue
+        pair += [meta.shape for meta in metas]
+        if len(pair) < 2:
+            continue
+        given = shapes[:2] if not found else [shapes[len(found)]]
+        if not _is_seen(pair[-1], given[-1], summed):  # torch takes the smaller one first
+            pair.reverse()
+        whole = [_before_summing(*one, summed) for one in zip(pair[-len(given) :], given, strict=True)]
+        found, pair, summed = [*found, *whole], [], []
+    return found
+
+
+def _is_seen(side: Shape, shape: Shape, summed: Sequence[Shape]) -> bool:
+    return any(_alike(one, shape) for one in (side, *summed))
+
+
+def _before_summing(side: Shape, shape: Shape, summed: Sequence[Shape]) -> Shape:
+    """What goes into a product, or what that was before a dimension of it alone was summed."""
+    return next((one for one in (side, *summed) if _alike(one, shape)), side)
+
+
+def _alike(one: Shape, other: Shape) -> bool:
+    """Equal but for the order of dimensions, and for those of size 1."""
+    return sorted(n for n in one if n != 1) == sorted(n for n in other if n != 1)
+
+
+def _summed(
+    shapes: list[Shape],
+    placed: list[tuple[int, ...]],
+    width: int,
+    calls: Sequence[OpSignature],
+    following: Sequence[OpSignature],
+) -> int | None:
+    """How many of the labels, the last ones, are summed over; None where the calls inside do not say."""
+    last = calls[-1] if calls else None
+    if len(shapes) == 1:
+        dims = _integers(last, 1) if last is not None and last.name == "aten::sum" else ()
+        if dims is None and last is not None and (whole := first_tensor_of(last)) is not None:
+            read = (shape for call in following if (shape := recorded_shape(call)) is not None)
+            kept = next((n for shape in read for n in range(width) if whole.shape[:n] == shape), None)
+            return 1 if kept is None else width - kept
+        return None if dims is None else len(dims)
+    if last is None or last.name != "aten::view":  # which takes away what the products have summed
+        return 0 if last is not None and last.name in ("aten::permute", "aten::mul") else None
+    whole, size = first_tensor_of(last), _integers(last, 1)
+    if whole is None or len(whole.shape) != width:
+        return None
+    if size is not None or (len(recorded_args(last)) > 1 and recorded_args(last)[1].value == ()):
+        return width - len(size or ())
     sizes = [1] * width
     for shape, places in zip(shapes, placed, strict=True):
-        for size, place in zip(shape, places, strict=True):
-            sizes[place] = max(sizes[place], size)
-    return next((n for n in range(width + 1) if math.prod(sizes[width - n :]) == left.shape[2]), None)
+        for n, place in zip(shape, places, strict=True):
+            sizes[place] = max(sizes[place], n)
+    gone = [place for place in range(width) if whole.shape[place] == 1 and sizes[place] != 1]
+    return max(1, width - gone[0]) if gone else 1
 
 
 def _from_places(placed: list[tuple[int, ...]], width: int, summed: int) -> str | None:
-    width = max(width, 1 + max((place for places in placed for place in places), default=-1))
     if width > len(LETTERS):
         return None
     operands = ",".join("".join(LETTERS[place] for place in places) for places in placed)

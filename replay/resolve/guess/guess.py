@@ -75,7 +75,7 @@ CONSTANTS: dict[str, Value] = {
     "interpolation": "linear", "epsilon": 1e-6, "bounds_check_mode": 1, "pooling_mode": 0,
     "total_hash_size_bits": 32, "output_dtype": 0, "learning_rate": 0.01, "stochastic_rounding": False,
     "weight_decay": 0.0, "weight_decay_mode": 0, "beta1": 0.9, "beta2": 0.999, "iter": 1, "gradient_clipping": False,
-    "max_gradient": 1.0, "counter_halflife": -1, "lr": 0.01,
+    "max_gradient": 1.0, "counter_halflife": -1, "lr": 0.01, "count_include_pad": True,
 }  # fmt: skip
 """Values of plain arguments by name: what most models use, or what makes the op do its work."""
 

@@ -231,6 +231,19 @@ def joined_part(made: Composite) -> Shape | None:
     return None if part is None else part.shape
 
 
+def stacked(made: Composite, own: Shape) -> Shape | None:
+    """What `stack` views a `cat` of its tensors as: with one more dimension, of as many as there are."""
+    if made.call.name != "aten::stack" or not own:
+        return None
+    args = recorded_args(made.call)
+    parts = args[0].tensors if args else None
+    one = parts[0].shape if parts and parts[0] is not None else None
+    if not parts or one is None or len(one) != len(own):
+        return None
+    dim = next((d for d, (n, m) in enumerate(zip(own, one, strict=True)) if n != m), 0)
+    return (*own[:dim], len(parts), *one[dim:]) if own[dim] == len(parts) * one[dim] else None
+
+
 def reduced_view(made: Composite, own: Shape) -> Shape | None:
     """The view of a reduction's result: of size 1 in each dimension that is reduced."""
     source = first_tensor_of(made.call)

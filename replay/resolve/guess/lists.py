@@ -51,12 +51,31 @@ def _joined(known: Known, context: Context) -> Guess | None:
     if out is not None and out.shape:
         return _parts(out, 2, dim, "two halves of the output")
     around = context.relatives()
+    if (stacked := _stacked_inside(around)) is not None:
+        return stacked
     for calls in (around.children, around.inner):
         pieces = _inside(calls, "aten::narrow")
         if pieces and all(meta.shape == pieces[0].shape for meta in pieces):
             whole = pieces[0]
             return _parts(whole, len(pieces), dim, f"{len(pieces)} parts of the result {list(whole.shape)}")
     return _read_next(around, dim, context)
+
+
+def _stacked_inside(around: Relatives) -> Guess | None:
+    """What a `stack` joins along its first dimension, and views as one more: as many as the view has there."""
+    if around.parent is None or around.parent.name != "aten::stack" or len(around.following) < 2:
+        return None
+    whole, *shown = (first_tensor_of(call) for call in around.following)
+    if whole is None or around.following[0].name != "aten::view" or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
+        return None
+    for meta in shown:
+        if meta is None or len(meta.shape) != len(whole.shape) + 1 or meta.shape[0] * meta.shape[1] != whole.shape[0]:
+            continue
+        if meta.shape[2:] == whole.shape[1:]:
+            one = TensorMeta(shape=meta.shape[1:], dtype=whole.dtype)
+            why = f"{meta.shape[0]} parts of {list(whole.shape)}, which is viewed as {list(meta.shape)}"
+            return Guess(tensors=(one,) * meta.shape[0], why=why)
+    return None
 
 
 def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
@@ -144,8 +163,10 @@ def element_types(
     One call inside for each element, else the result that one of the next calls reads.
     """
     around = context.relatives()
+    if op.startswith("_fused_"):
+        return _gradient_types(shapes, around)
     by_name: dict[str, list[TensorMeta]] = {}
-    for call in around.children:
+    for call in (*around.children, *(around.inner if op == "cartesian_prod" else ())):
         if (meta := first_tensor_of(call)) is not None and meta.dtype:
             by_name.setdefault(call.name, []).append(meta)
     for name, metas in by_name.items():
@@ -165,6 +186,17 @@ def element_types(
         return _broadcast_types(shapes, by_name.get("aten::expand", []), around)
     read = joined(shapes, op, known, around)
     return None if read is None else ((read[1],) * len(shapes), f"{read[2]} reads the result")
+
+
+def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> tuple[tuple[str, ...], str] | None:
+    """Of the parameters of an optimizer, from gradients of their sizes that the backward pass accumulates."""
+    types: dict[Shape, set[str]] = {}
+    for meta in map(first_tensor_of, around.gradients):
+        if meta is not None and meta.dtype:
+            types.setdefault(meta.shape, set()).add(meta.dtype)
+    if not shapes or any(len(types.get(shape, ())) != 1 for shape in shapes):
+        return None
+    return tuple(dtype for shape in shapes for dtype in types[shape]), "that of the gradients of these sizes"
 
 
 def _holds(whole: Shape, shapes: Sequence[Shape], op: str) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from opreplay.replay.ir.model import Value
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.lists import first_tensor_of
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, recorded_shape, tensor, value
 
 GROUPS = (32, 16, 8, 4, 2, 1)
 """Of a group normalisation, tried in this order."""
@@ -103,9 +104,12 @@ def _inverse_width(known: Known, context: Context) -> Guess | None:
 
 def _table_rows(known: Known, context: Context) -> Guess | None:
     """Rows of the embedding that a gradient is for: those of a parameter as wide."""
-    grad = _shape(known, "grad_output", "grad")
+    grad, forward = _shape(known, "grad_output", "grad"), context.relatives().forward
     if not grad:
         return None
+    table = None if forward is None else recorded_shape(forward)
+    if forward is not None and table is not None and len(table) == 2 and "embedding" in forward.name:
+        return Guess(value=table[0], why=f"{forward.name} was given {list(table)} forward")
     for call in context.relatives().gradients:
         dims = call.dims[0] if call.dims else ()
         if len(dims) == 2 and dims[1] == grad[-1]:
@@ -132,11 +136,6 @@ def _whole_dim(known: Known, context: Context) -> Guess | None:
     return Guess(value=(own[dim],), why="the dimension as it is")
 
 
-def _half_of_last(known: Known, context: Context) -> Guess | None:
-    own = _shape(known, "self")
-    return Guess(value=max(1, own[-1] // 2), why="half of the last dimension") if own else None
-
-
 def _hidden_size(known: Known, context: Context) -> Guess | None:
     weight = _shape(known, "weight1")
     return Guess(value=weight[1], why="the shape of the weight") if weight and len(weight) == 2 else None
@@ -147,9 +146,36 @@ def _real_length(known: Known, context: Context) -> Guess | None:
     return Guess(value=max(1, 2 * (own[-1] - 1)), why="the number of frequencies") if own else None
 
 
-def _last_dims(known: Known, context: Context) -> Guess | None:
-    own = _shape(known, "self")
-    return Guess(value=(len(own) - 1,), why="the last dimension") if own else None
+def _transform(context: Context) -> str:
+    """The name of the Fourier transform that makes a call, without its namespace; "" for none."""
+    around = context.relatives()
+    names = [call.name.partition("::")[2] for call in around.ancestors]
+    return next((name for name in names if name.startswith("fft_")), "")
+
+
+def _scaling(known: Known, context: Context) -> Guess | None:
+    """Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h): an inverse divides by the number of elements."""
+    name = _transform(context)
+    inverse = name.startswith(("fft_i", "fft_hf"))
+    why = f"as {name} does it without `norm`" if name else "a common value"
+    return Guess(value=2 if inverse else 0, why=why)
+
+
+def _one_sided(known: Known, context: Context) -> Guess | None:
+    """Only a transform that was not told that its input is real makes both halves."""
+    name = _transform(context)
+    both = name.startswith(("fft_fft", "fft_ifft"))
+    return Guess(value=not both, why=f"both halves, as {name} does" if both else "the half that is not repeated")
+
+
+def _transformed_dims(known: Known, context: Context) -> Guess | None:
+    """The last dimension, the last two, or all of them, as the name of the transform says."""
+    own, name = _shape(known, "self"), _transform(context)
+    if own is None:
+        return None
+    count = len(own) if name.endswith("n") else 2 if name.endswith("2") else 1
+    count = min(count, len(own)) if context.relatives().name != "aten::_fft_c2c" or name[4:5] != "i" else 1
+    return Guess(value=tuple(range(len(own) - count, len(own))), why=f"the last {'dimension' if count == 1 else count}")
 
 
 def _steps(known: Known, context: Context) -> Guess | None:
@@ -168,6 +194,35 @@ def _drops(known: Known, context: Context) -> Guess | None:
     """A dropout that drops nothing calls nothing."""
     calls = bool(context.relatives().children)
     return Guess(value=calls, why=f"{calls}: it calls {'others' if calls else 'nothing'} inside")
+
+
+def _full_lengths(name: str, dim: int) -> Rule:
+    """A length for each sequence of a batch, as long as the shapes allow: lists of more than 30 are not recorded."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        scores, longest = _shape(known, "log_probs"), _shape(known, name)
+        if scores is None or len(scores) != 3 or longest is None or len(longest) <= dim:
+            return None
+        return Guess(value=(longest[dim],) * scores[1], why=f"the full length {longest[dim]} of each")
+
+    return rule
+
+
+def _sparsely(known: Known, context: Context) -> Guess | None:
+    """Whether the gradient of an embedding is sparse: by the calls inside the node that makes it."""
+    around = context.relatives()
+    calls = [call.name for call in (*around.backward, *around.children, *around.inner)]
+    kinds = [name for name in calls if name.endswith(("_sparse_backward", "_dense_backward"))]
+    return Guess(value="_sparse_" in kinds[0], why=f"{kinds[0]} makes the gradient") if kinds else None
+
+
+def _counts_the_end(known: Known, context: Context) -> Guess | None:
+    """Whether offsets end with the number of indices: then there is a bag less than offsets."""
+    around, offsets = context.relatives(), _shape(known, "offsets")
+    read = next((m.shape for call in around.following if (m := first_tensor_of(call)) is not None), None)
+    if offsets is None or read is None or len(read) != 2 or len(offsets) != 1:
+        return None
+    return Guess(value=read[0] == offsets[0] - 1, why=f"{around.following[0].name} reads {list(read)} next")
 
 
 _DISTANCES = (
@@ -202,6 +257,9 @@ _ROWS = (
     "_embedding_bag_sparse_backward",
 )
 
+_CTC = ("ctc_loss", "_ctc_loss", "_ctc_loss_backward")
+_BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward")
+
 NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("group_norm", "num_groups"): _group_count,
     **{(op, "group"): _group_count for op in ("native_group_norm", "native_group_norm_backward")},
@@ -214,9 +272,14 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("_transform_bias_rescale_qkv", "num_heads"): _head_count,
     ("stft", "n_fft"): _spectrum_width,
     ("istft", "n_fft"): _inverse_width,
-    **{(op, "normalization"): _always(0) for op in _FFT},
+    **{(op, "normalization"): _scaling for op in _FFT},
+    ("_fft_r2c", "onesided"): _one_sided,
     **{(op, name): _always(0) for op in _GRIDS for name in ("interpolation_mode", "padding_mode")},
     **{(op, "num_weights"): _table_rows for op in _ROWS},
+    **{(op, "input_lengths"): _full_lengths("log_probs", 0) for op in _CTC},
+    **{(op, "target_lengths"): _full_lengths("targets", 1) for op in _CTC},
+    **{(op, "sparse"): _sparsely for op in ("embedding", "embedding_backward", *_BAGS)},
+    **{(op, "include_last_offset"): _counts_the_end for op in _BAGS},
     **{(op, "mode"): _always(0, "sum") for op in ("embedding_bag", "_embedding_bag", "_embedding_bag_backward",
                                                    "_embedding_bag_dense_backward", "_embedding_bag_forward_only")},
     **{(op, "kernel_size"): _kernel_of_weight for op in ("thnn_conv2d", "_slow_conv2d_forward",
@@ -230,7 +293,7 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     **{(f"grid_sampler_{rank}d_backward", "output_mask"): _always((True, True), "all gradients") for rank in (2, 3)},
     ("stft", "return_complex"): _always(True),
     ("_fft_c2r", "last_dim_size"): _real_length,
-    **{(op, "dim"): _last_dims for op in _FFT},
+    **{(op, "dim"): _transformed_dims for op in _FFT},
     ("_pad_packed_sequence", "total_length"): _steps,
     ("embedding_renorm_", "max_norm"): _always(1.0), ("embedding_renorm_", "norm_type"): _always(2.0),
     **{(op, name): _always(0) for op in _QUANTIZERS for name in ("zero_point", "axis")},
@@ -243,10 +306,9 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("multinomial", "num_samples"): _always(1), ("quantile", "q"): _always(0.5),
     ("repeat_interleave", "repeats"): _always(2), ("linalg_matrix_power", "n"): _always(2),
     ("linalg_matrix_norm", "dim"): _always((-2, -1)),
-    ("flip", "dims"): _always((0,)), ("roll", "shifts"): _always((1,)), ("roll", "dims"): _always((0,)),
+    ("flip", "dims"): _always((-1,)),
     **{(op, "source"): _always((0,)) for op in ("movedim", "moveaxis")},
     **{(op, "destination"): _always((-1,)) for op in ("movedim", "moveaxis")},
-    ("unfold", "dimension"): _always(-1), ("unfold", "size"): _half_of_last,
     ("unflatten", "sizes"): _whole_dim,
 }  # fmt: skip
 """(op without namespace, argument) → rule."""

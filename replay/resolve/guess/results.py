@@ -108,7 +108,7 @@ def _reduced_dims(known: Known, context: Context) -> Guess | None:
     own = _own(known)
     if found is None:
         return None
-    whole = own is not None and len(found[0]) == len(own)
+    whole = own is not None and len(found[0]) == len(own) and context.relatives().name != "aten::logsumexp"
     return Guess(value=() if whole else found[0], why=found[2])
 
 
@@ -220,11 +220,16 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
             return longer and shape != own and shape[:same] == own[:same]
 
         found = _first_fit(known, context, fits)
+        forward = context.relatives().forward
+        source = None if forward is None or "pad" not in forward.name else first_tensor_of(forward)
+        if forward is not None and source is not None and spatial is None and len(source.shape) == len(own):
+            found = source.shape, f"{forward.name} was given {list(source.shape)} forward"
         if found is None:
             return None if backward else Guess(value=(1, 1) * (spatial or 1), why=f"1 on each side: {NOTHING}")
         more = [n - m for n, m in zip(found[0], own, strict=True)]
-        count = spatial or len(own) - next(d for d, n in enumerate(more) if n)
-        pairs = tuple(side for n in reversed(more[len(own) - count :]) for side in (n // 2, n - n // 2))
+        count = spatial or len(own) - next((d for d, n in enumerate(more) if n), 0)
+        sides = [(abs(n) // 2, abs(n) - abs(n) // 2, 1 if n > 0 else -1) for n in more[len(own) - count :]]
+        pairs = tuple(sign * side for *both, sign in reversed(sides) for side in both)
         return Guess(value=pairs, why=found[1])
 
     return rule
@@ -275,6 +280,10 @@ def _input_size(spatial: int) -> Rule:
         meta = tensor(known, "grad_output")
         if meta is None or len(meta.shape) <= spatial:
             return None
+        forward = context.relatives().forward
+        source = None if forward is None else first_tensor_of(forward)
+        if forward is not None and source is not None and source.shape[:-spatial] == meta.shape[:-spatial]:
+            return Guess(value=source.shape, why=f"{forward.name} was given {list(source.shape)} forward")
         same = len(meta.shape) - spatial
         halved = tuple(max(1, n // 2) for n in meta.shape[same:])
         return Guess(value=(*meta.shape[:same], *halved), why=f"half of the gradient: {NOTHING}")
@@ -304,22 +313,25 @@ def _resized(known: Known, context: Context) -> Guess | None:
     if own is not None and own.shape != (0,) and not parent.startswith("aten::_fft_"):
         return Guess(value=own.shape, why="as it is")
     if parent in _VECTORS:
-        found = _vector(around)
+        found = _vector(around, own.dtype if own is not None and own.dtype else None)
         return None if found is None else Guess(value=found[0], why=f"{found[1]} is given {list(found[0])} next")
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
         meta = first_tensor_of(call)
+        if "_slow_conv" in parent and call.name != "aten::copy_":  # the bias is copied to the result
+            continue
         if meta is not None and (level == 0 or at < _NEXT_READERS) and meta.shape != (0,):
             return Guess(value=meta.shape, why=f"{call.name} is given {list(meta.shape)} next")
     return None if own is None else Guess(value=own.shape, why="as it is")
 
 
-def _vector(around: Relatives) -> tuple[Shape, str] | None:
-    """The first vector that is read next, of integers before others."""
+def _vector(around: Relatives, dtype: str | None) -> tuple[Shape, str] | None:
+    """The first vector that is read next, of this element type, or of integers, before others."""
     metas = [
         (arg.tensor, call.name) for call in around.following for arg in recorded_args(call) if arg.tensor is not None
     ]
     vectors = [one for one in metas if len(one[0].shape) == 1 and one[0].shape != (0,)]
-    found = next((one for one in vectors if one[0].dtype in ("int64", "int32")), vectors[0] if vectors else None)
+    types = ("int64", "int32") if dtype is None else (dtype,)
+    found = next((one for one in vectors if one[0].dtype in types), vectors[0] if vectors else None)
     return None if found is None else (found[0].shape, found[1])
 
 

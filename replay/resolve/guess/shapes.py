@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
+from opreplay.replay.resolve.guess.copies import COPY_RULES
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES
 from opreplay.replay.resolve.guess.indices import INDEX_RULES
 from opreplay.replay.resolve.guess.inside import allocated, literal, metas_of, of_the_same_parent
@@ -66,6 +67,11 @@ def _factory_size(known: Known, context: Context) -> Guess | None:
     writers = ("aten::zero_", "aten::fill_", "aten::copy_", "aten::normal_", "aten::uniform_", "aten::random_")
     if own is not None and not around.name.partition("::")[2].startswith("new_"):
         return own
+    parent = "" if around.parent is None else around.parent.name
+    if parent == "aten::linalg_solve_ex":
+        return Guess(value=(0,), why=f"[0]: {parent} makes its results larger later")
+    if parent == "aten::_pad_circular" and (padded := recorded_shape(around.following[0])) is not None:
+        return Guess(value=padded, why=f"what {around.following[0].name} is given next")
     for call in (*around.children, *(around.following[:3] if own is None else of_the_same_parent(around)[:1])):
         shape = recorded_shape(call) if call.name in writers else None
         if shape is not None:
@@ -95,8 +101,11 @@ def _range_end(known: Known, context: Context) -> Guess | None:
     if out is not None and out != (0,):  # torch gives an empty one its size later
         return Guess(value=math.prod(out), why="the length of the output")
     calls = (*around.children, *around.following[:RANGE_READERS])
-    metas = [(meta, call.name) for call in calls for meta in metas_of(call) if len(meta.shape) == 1 and meta.shape[0]]
-    found = next((one for one in metas if one[0].dtype in ("int64", "int32")), metas[0] if metas else None)
+    metas = [(meta, call.name) for call in calls for meta in metas_of(call) if len(meta.shape) == 1]
+    empty = next((meta.dtype for meta, _ in metas if not meta.shape[0] and meta.dtype), None)  # what is written inside
+    metas = [one for one in metas if one[0].shape[0]]
+    types = ("int64", "int32") if empty is None else (empty,)
+    found = next((one for one in metas if one[0].dtype in types), metas[0] if metas else None)
     return None if found is None else Guess(value=found[0].shape[0], why=f"the length of what {found[1]} is given")
 
 
@@ -231,6 +240,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
     **LIST_RULES,
     **TABLE_RULES,
     **NETWORK_RULES,
+    **COPY_RULES,
     **RESULT_RULES,
 }  # fmt: skip
 

@@ -167,6 +167,20 @@ def _qr_mode(known: Known, context: Context) -> Guess | None:
     return Guess(value=text, why=f"{text!r}: told by the calls inside")
 
 
+def _interpolation(known: Known, context: Context) -> Guess | None:
+    """How a quantile goes between two elements: by a weighted mean of both, or to one of them, by a rounded rank
+    (ATen/native/Sorting.cpp, quantile_compute)."""
+    names = {call.name for call in _inside(context)}
+    if "aten::lerp_" in names:
+        text = "midpoint" if "aten::full_like" in names else "linear"
+    else:
+        text = next((text for name, text in _RANKS.items() if name in names), None)
+    return None if text is None else Guess(value=text, why=f"{text!r}: told by the calls inside")
+
+
+_RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nearest"}
+
+
 def _side(known: Known, context: Context) -> Guess | None:
     """The side of a search that the flag `right` already says."""
     return Guess(value=None, why=f"None: `right` says it unless a text did; {UNTOLD}")
@@ -215,6 +229,7 @@ TEXTS: dict[tuple[str, str], Rule] = {
     **{(op, "norm"): _fft_norm(inverse=False) for op in _FORWARD},
     **{(op.replace("fft_", "fft_i", 1), "norm"): _fft_norm(inverse=True) for op in _FORWARD},
     ("meshgrid", "indexing"): _meshgrid_order,
+    **{(op, "interpolation"): _interpolation for op in ("quantile", "nanquantile")},
     ("linalg_qr", "mode"): _qr_mode,
     ("searchsorted", "side"): _side,
     **{(op, "padding"): _convolution_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
+from opreplay.replay.resolve.guess import copies
 from opreplay.replay.resolve.guess.inside import (
     VIEWS,
     Composite,
@@ -26,6 +27,7 @@ from opreplay.replay.resolve.guess.inside import (
     operands,
     own_meta,
     reduced_view,
+    stacked,
     statistics,
     transformed,
     written_over,
@@ -37,6 +39,7 @@ from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
     Known,
+    Relatives,
     Rule,
     Shape,
     recorded_shape,
@@ -169,6 +172,7 @@ def _view_size(known: Known, context: Context) -> Guess | None:
         if (found := multiplied(made, own, _as_many(own.shape))) is not None:
             return Guess(value=found[0], why=f"{found[1]} reads {list(found[0])} inside {made.call.name}")
         shaped = transformed(made, own) or statistics(made, own.shape) or filters(made, own.shape)
+        shaped = shaped or stacked(made, own.shape)
         if shaped is None and (indices := indexing(made, own)) is not None:
             shaped = indices[0]
         if shaped is not None and math.prod(shaped) == math.prod(own.shape):
@@ -215,6 +219,8 @@ def _expand_size(known: Known, context: Context) -> Guess | None:
     own, made = own_meta(known), composite_of(context.relatives())
     if own is None:
         return None
+    if (repeated := copies.expanded(context.relatives())) is not None and made is not None and not made.number:
+        return Guess(value=repeated, why=copies.WHY_REPEATED)
     if made is not None and (found := multiplied(made, own, lambda shape: False)) is not None:
         return Guess(value=found[0], why=f"{found[1]} reads {list(found[0])} inside {made.call.name}")
     if made is not None and (common := operands(made, own.shape)) is not None and _expanded(own.shape)(common):
@@ -244,7 +250,7 @@ def _strided_size(known: Known, context: Context) -> Guess | None:
         return None
     own = meta.shape
     kind = _PARENTS.get(parent.name.partition("::")[2]) if parent is not None else None
-    if (told := _strided_inside(meta, kind, context) or _as_its_caller(meta, context)) is not None:
+    if (told := _as_its_caller(meta, context) or _strided_inside(meta, kind, context)) is not None:
         return told
     if kind is not None and (forward := _before(context, kind(own))) is not None:
         return forward
@@ -303,6 +309,13 @@ def _as_its_caller(meta: TensorMeta, context: Context) -> Guess | None:
     if name == "unsqueeze" and (dim := _added_dim(known, caller)) is not None:
         at = dim.value % (len(own) + 1)
         return Guess(value=(*own[:at], 1, *own[at:]), why=dim.why)
+    if name in ("select", "unbind") and (dim := _removed_dim(known, caller)) is not None:
+        at = dim.value % len(own)
+        return Guess(value=(*own[:at], *own[at + 1 :]), why=dim.why)
+    if name in ("expand", "broadcast_to") and (size := _expand_size(known, caller)) is not None:
+        return size
+    if name == "unfold":
+        return _windows(known, caller)
     if name == "transpose" and len(own) > 1:
         pair = [found.value % len(own) for at in (0, 1) if (found := _swapped(at)(known, caller)) is not None]
         if len(pair) == 2:
@@ -310,6 +323,16 @@ def _as_its_caller(meta: TensorMeta, context: Context) -> Guess | None:
             size[pair[0]], size[pair[1]] = own[pair[1]], own[pair[0]]
             return Guess(value=tuple(size), why="as the two dimensions of the call are guessed")
     return None
+
+
+def _windows(known: Known, context: Context) -> Guess | None:
+    """The size of what an `unfold` gives."""
+    own = _own(known) or ()
+    dim, size, step = (_unfolded(which)(known, context) for which in ("dimension", "size", "step"))
+    if dim is None or size is None or step is None:
+        return None
+    at = dim.value % max(1, len(own))
+    return Guess(value=(*own[:at], (own[at] - size.value) // step.value + 1, *own[at + 1 :], size.value), why=dim.why)
 
 
 def _strided_in_place(meta: TensorMeta, made: Composite) -> Guess:
@@ -365,26 +388,43 @@ def _permutation(known: Known, context: Context) -> Guess | None:
     if meta is None:
         return None
     own, made = meta.shape, composite_of(context.relatives())
+    if (order := copies.interleaved(own, context.relatives())) is not None:
+        return Guess(value=order, why=copies.WHY_REPEATED)
     found = None if made is None else multiplied(made, meta, _permuted(own))
     if made is not None and found is None and made.after and recorded_shape(made.after[0]) == own:
         found = own, made.after[0].name
     found = found or _first(context, meta, _permuted(own))
     if found is None:
         return Guess(value=tuple(reversed(range(len(own)))), why="all dimensions reversed")
+    if _is_second_operand(context.relatives()):
+        return Guess(value=_order(own, found[0], False, summed=True), why=_why(found))
     apart = any(name == "aten::unbind" and meta.shape == found[0] for meta, name in read_next(context))
     if (back := _permuted_back(own, found[0], context)) is not None:
         return Guess(value=back, why="the forward permutation, turned round")
     return Guess(value=_order(own, found[0], apart), why=_why(found))
 
 
-def _order(own: Shape, result: Shape, apart: bool) -> tuple[int, ...]:
+def _is_second_operand(around: Relatives) -> bool:
+    """Whether a permutation is that of the second operand of a product: torch permutes both, then the result
+    (ATen/native/Linear.cpp, sumproduct_pair)."""
+    if around.parent is None or not around.places:
+        return False
+    args = recorded_args(around.parent)
+    before = {"aten::einsum": len(args[1].tensors or ()) if len(args) > 1 else 0, "aten::_trilinear": 0}
+    operands = before.get(around.parent.name)
+    return operands is not None and around.places[0] >= operands and (around.places[0] - operands) % 3 == 1
+
+
+def _order(own: Shape, result: Shape, apart: bool, *, summed: bool = False) -> tuple[int, ...]:
     """The dimensions of `own` in the order of `result`: of those of one size the first. What is taken apart next, with
-    `apart`, did not come first before."""
+    `apart`, did not come first before; of an operand with what is `summed` in front, the last ones come first."""
     free: list[int] = list(range(len(own)))
     dims: list[int] = []
     for n in result:
         fitting = [d for d in free if own[d] == n]
         at = fitting[1] if apart and not dims and fitting[0] == 0 and len(fitting) > 1 else fitting[0]
+        if summed and n != 1 and (at != len(dims) or dims != list(range(len(dims)))):
+            at = fitting[-1]
         free.remove(at)
         dims.append(at)
     return tuple(dims)
@@ -433,7 +473,7 @@ def _added_dim(known: Known, context: Context) -> Guess | None:
     if parent is not None and "convolution" in parent.name and len(own) == 3:
         return Guess(value=2, why="a vector is convolved as an image of one row")
     found = _first(context, meta, _with_one(own))
-    if found is None:
+    if found is None or (parent is not None and parent.name == "aten::einsum"):
         return Guess(value=-1, why="the last dimension")
     dim = next(d for d in range(len(own) + 1) if found[0] == (*own[:d], 1, *own[d:]))
     return Guess(value=dim, why=_why(found))
@@ -444,11 +484,47 @@ def _removed_dim(known: Known, context: Context) -> Guess | None:
     meta = own_meta(known)
     if meta is None or not meta.shape:
         return None
-    own = meta.shape
+    own, around = meta.shape, context.relatives()
+    if around.parent is not None and around.above is not None:
+        above = replace(context, relatives=lambda: around.above(0) if around.above is not None else around)
+        if around.parent.name == "aten::unbind":
+            return _removed_dim(known, above)
+        if around.parent.name == "aten::nonzero_numpy":
+            return Guess(value=1, why="1: a tensor for each dimension")
+        if around.parent.name == "aten::index_select":
+            return _indexed_dim(around.parent, above)
     found = _first(context, meta, _without_one(own))
     if found is None:
         return Guess(value=0, why="the first dimension")
     return Guess(value=next(d for d in range(len(own)) if found[0] == (*own[:d], *own[d + 1 :])), why=_why(found))
+
+
+def _indexed_dim(call: OpSignature, context: Context) -> Guess:
+    """That of an `index_select`: where what is read next has as many as there are indices."""
+    shapes = [arg.tensor.shape if arg.tensor is not None else None for arg in recorded_args(call)]
+    own, index = shapes[0] or (), next((shape for shape in shapes[1:] if shape is not None), ())
+    results = {(*own[:d], math.prod(index), *own[d + 1 :]): d for d in reversed(range(len(own)))}
+    found = next(((results[m.shape], name) for m, name in read_next(context) if m.shape in results), None)
+    return Guess(value=found[0], why=f"{found[1]} reads the result") if found else Guess(value=0, why="dimension 0")
+
+
+def _diagonal_of(which: str) -> Rule:
+    """Dimensions or offset of a diagonal: of the last two of a batch; what writes to it tells its length."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        own, around = _own(known), context.relatives()
+        if own is None or len(own) < 2:
+            return None
+        if which != "offset":
+            dim = len(own) - 2 + (which == "dim2")
+            return Guess(value=dim, why="the diagonal of the last two dimensions")
+        inside = around.parent is not None and around.parent.name == "aten::diag_embed"
+        written = recorded_shape(around.following[0]) if inside and around.following else None
+        if written is None or written[:-1] != own[:-2]:
+            return None
+        return Guess(value=own[-1] - written[-1], why=_why((written, around.following[0].name)))
+
+    return rule
 
 
 def _squeezed_dim(known: Known, context: Context) -> Guess | None:
@@ -465,9 +541,25 @@ def _squeezed_dim(known: Known, context: Context) -> Guess | None:
 
 def _piece(own: Shape, context: Context) -> tuple[Shape, str] | None:
     """The part of a `cat` that is written next."""
-    made = composite_of(context.relatives())
+    around = context.relatives()
+    made = composite_of(around)
     part = None if made is None else joined_part(made)
+    if made is None and around.forward is not None and (back := _joined_forward(around)) is not None:
+        return (back, around.forward.name) if len(back) == len(own) else None
     return (part, made.call.name) if made is not None and part is not None and len(part) == len(own) else None
+
+
+def _joined_forward(around: Relatives) -> Shape | None:
+    """The part of the forward `cat` whose gradient this is: the node takes them in turn."""
+    if around.forward is None or not around.forward.name.startswith(("aten::cat", "aten::concat")):
+        return None
+    number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
+    args = recorded_args(around.forward)
+    parts = args[0].tensors if args else None
+    if not parts or number >= len(around.places) or around.places[number] >= len(parts):
+        return None
+    part = parts[around.places[number]]
+    return None if part is None else part.shape
 
 
 def _even_piece(own: Shape, context: Context) -> tuple[Shape, str] | None:
@@ -542,6 +634,8 @@ def _unfolded(which: str) -> Rule:
         if meta is None:
             return None
         own, found = meta.shape, {}
+        if (windows := copies.window(own, context.relatives())) is not None:
+            return Guess(value=windows[("dimension", "size", "step").index(which)], why=copies.WHY_REPEATED)
         for read, name in read_next(context):
             size = read.shape[-1] if read.shape else 0
             if len(read.shape) != len(own) + 1 or read.dtype != meta.dtype:
@@ -554,7 +648,9 @@ def _unfolded(which: str) -> Rule:
                 if step and (n - size) // step + 1 == count:
                     found = {"dimension": d, "size": size, "step": step, "why": _why((read.shape, name))}
                     return Guess(value=found[which], why=str(found["why"]))
-        return None
+        if which == "size":
+            return Guess(value=max(1, own[-1] // 2), why="half of the last dimension") if own else None
+        return Guess(value=-1 if which == "dimension" else 1, why="along the last dimension, one by one")
 
     return rule
 
@@ -689,6 +785,7 @@ VIEW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "dim"): _added_dim for op in ("unsqueeze", "unsqueeze_")},
     **{(op, "dim"): _squeezed_dim for op in ("squeeze", "squeeze_")},
     **{(op, "dim"): _removed_dim for op in ("select", "unbind")},
+    **{("diagonal", name): _diagonal_of(name) for name in ("dim1", "dim2", "offset")},
     **{("flatten", name): _flattened(name) for name in ("start_dim", "end_dim")},
     **{("unfold", name): _unfolded(name) for name in ("dimension", "size", "step")},
     **{("slice", name): _slice(name) for name in ("dim", "start", "end")},

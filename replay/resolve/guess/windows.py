@@ -88,7 +88,7 @@ def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
         return None
     channels = weight.shape[0]
     if _is_transposed(known, context):
-        channels = weight.shape[1] if len(weight.shape) > 1 else 0
+        channels = _channels(known, weight.shape)
     front = (*source.shape[: len(source.shape) - len(weight.shape) + 1], channels)
     for call in context.relatives().following[:NEXT_READERS]:
         meta = first_tensor_of(call)
@@ -98,6 +98,15 @@ def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
             if _is_transposed(known, context) or all(out <= size + kernel for size, out, kernel in made):
                 return sizes, f"{call.name} reads {list(meta.shape)} next"
     return None
+
+
+def _channels(known: Known, weight: Shape) -> int:
+    """Of the result of a transposed convolution: those of its gradient, one a bias, else those of one group."""
+    grad, bias = tensor(known, "grad_output"), tensor(known, "bias")
+    one = weight[1] if len(weight) > 1 else 0
+    if grad is not None and len(grad.shape) > 1:
+        return grad.shape[1]
+    return bias.shape[0] if bias is not None and len(bias.shape) == 1 and one and not bias.shape[0] % one else one
 
 
 def _convolution(which: str) -> Rule:
@@ -154,7 +163,7 @@ def _groups(known: Known, context: Context) -> Guess | None:
     if source is None or weight is None or len(source.shape) < 3 or len(weight.shape) < 2 or not weight.shape[1]:
         return None
     if _is_transposed(known, context):
-        return Guess(value=1, why="1: of a transposed convolution")
+        return Guess(value=max(1, _channels(known, weight.shape) // weight.shape[1]), why="channels of weight and bias")
     groups, rest = divmod(source.shape[1], weight.shape[1])
     return Guess(value=groups, why="channels of input and weight") if groups and not rest else None
 
@@ -166,6 +175,8 @@ def _pool_kernel(known: Known, context: Context) -> Guess | None:
     ratios = [max(1, round(size / out)) for size, out in zip(sizes, outs, strict=False) if out] if outs else []
     if len(ratios) != len(sizes):
         ratios = [2] * len(sizes)
+    if outs is not None and set(ratios) == {1} and len(outs) == len(sizes):  # windows that move by one
+        ratios = [max(1, size - out + 1) for size, out in zip(sizes, outs, strict=True)]
     exact = outs is not None and all(n == m * r for n, m, r in zip(sizes, outs, ratios, strict=False))
     average = "avg" in context.relatives().name
     overlapping = set(ratios) == {2} and not (average and exact)
@@ -228,6 +239,8 @@ def _bias_sizes(known: Known, context: Context) -> Guess | None:
         return Guess(value=(0,), why="[0]: the forward call has no bias")
     if found is not None and found[0] == 1:
         return Guess(value=(0,), why="[0]: the gradient of one parameter follows, there is no bias")
+    if weight is not None and _is_transposed(known, context):
+        return Guess(value=(_channels(known, weight.shape),), why="one a channel of the gradient")
     return Guess(value=weight.shape[:1], why="one a filter") if weight is not None else None
 
 

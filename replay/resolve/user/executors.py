@@ -12,6 +12,7 @@ import msgspec
 
 from opreplay.replay.host.dispatcher import parse_schema
 from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import BY_PROGRAM, Assumption, Reason, ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
 from opreplay.replay.resolve.bind import Unbound, bind
@@ -121,7 +122,9 @@ def bind_executor(
     match = best_match(specs, recorded)
     if match is None:
         wrong = OtherOverload if name in entry.overloads else Unbound
-        raise wrong(Reason("failed", f"the recorded arguments do not fit {specs[0].text} of {entry.shown}"))
+        raise wrong(
+            Reason("failed", f"the recorded arguments do not fit {schema_text(specs[0].text)} of {entry.shown}")
+        )
     args, notes = bind(match, context)
     # A Python callable does not know the schema's defaults.
     left = match.spec.args[len(match.recorded) :]

@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import Assumption, PlainValue, Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan, Value
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName
@@ -18,7 +19,7 @@ from opreplay.replay.ir.recorded_call import RecordedArg
 from opreplay.replay.resolve.bind import Unbound
 from opreplay.replay.resolve.by_argument_name import resolve_named
 from opreplay.replay.resolve.guess.values import Context
-from opreplay.replay.resolve.names import candidates
+from opreplay.replay.resolve.names import candidates, near_names
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.replay.resolve.user.conversions import (
@@ -64,7 +65,9 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
             return made
         if executor is not None:
             return _executed(executor, base, call, device)
-        raise UsageError(f"{call.name} cannot be called: {found.reason}", hint="Name an op as a trace does: aten::mm.")
+        near = ", ".join(near_names(base))
+        hint = f"Did you mean {near}?" if near else "Name an op as a trace does: aten::mm."
+        raise UsageError(f"{call.name} cannot be called: {found.reason}", hint=hint)
     specs = [spec for spec in found.specs if parts[2] in (None, spec.overload or "default")]
     if not specs:
         known = ", ".join(spec.overload or "default" for spec in found.specs)
@@ -80,7 +83,7 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
             return msgspec.structs.replace(resolved, name=base)
         reasons.append(resolved.reason)
     why = f": {reasons[0]}" if reasons else ""
-    shown = "; ".join(spec.text for spec in specs[:SHOWN])
+    shown = "; ".join(schema_text(spec.text) for spec in specs[:SHOWN])
     raise UsageError(f"no overload of {call.name} takes these arguments{why}", hint=f"It is {shown}.")
 
 

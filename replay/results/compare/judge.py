@@ -103,6 +103,15 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
     """0.8 where one side is a prediction."""
 
 
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the marked steps of a trace took, on the host thread that marks them; those that launch work."""
+
+    count: int
+    median_us: float
+    shortest_us: float
+    longest_us: float
+
+
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """What one of two sides is, where not both are measurements."""
 
@@ -120,6 +129,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     matched_ops: int
     matched_us: float
     """The part of it in ops that the other side has as well."""
+    steps: StepTimes | None = None
+    """None for what is no trace, and for one that marks no steps."""
 
 
 class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +189,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def untold(self) -> str:
         """Why it cannot be told whether the total changed; "" where it can. One recording on a host clock has no
-        error: what the machine did beside it may be longer than the other's for all of its calls."""
+        error: what the machine did beside it may be longer than the other's for all of its calls. Neither have runs
+        whose ops were all too slow for the samples of an interval."""
+        if self.sides is None and self.total is None and any(op.ratio is not None for op in self.ops):
+            return "no op has an interval in both runs"
         told = any(side.what == "recorded" and side.clock == "host" for side in self.sides or ())
         return "what was recorded on a host clock holds what else the machine did, by no known share" if told else ""
 
@@ -327,8 +341,8 @@ def _ratio(a: Measurement, b: Measurement, method: Method) -> tuple[float, float
         ratio, errors = b.median_us / a.median_us, (a.median_error, b.median_error)
     if errors[0] is not None and errors[1] is not None:
         return _with_interval(ratio, math.hypot(errors[0], errors[1]))
-    low = b.ci_low_us / b.median_us * a.median_us / _some(a.ci_high_us)
-    return ratio, ratio * low, ratio * b.ci_high_us / b.median_us * a.median_us / _some(a.ci_low_us)
+    low = b.low_us / b.median_us * a.median_us / _some(a.high_us)
+    return ratio, ratio * low, ratio * b.high_us / b.median_us * a.median_us / _some(a.low_us)
 
 
 def _with_interval(ratio: float, error: float) -> tuple[float, float, float]:

@@ -26,6 +26,7 @@ from opreplay.replay.results.compare.judge import (
     Comparison,
     OpComparison,
     Side,
+    StepTimes,
     Total,
     What,
     spread_of,
@@ -35,7 +36,6 @@ from opreplay.replay.results.compare.judge import (
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Simulated
-from opreplay.replay.results.stats import median_ranks
 from opreplay.traces.errors import UsageError
 from opreplay.traces.times.kernel_classes import class_of
 
@@ -81,6 +81,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     unreached: int = 0
     """Ops that a run did not come to measure."""
+    steps: StepTimes | None = None
 
 
 CONFIDENCE = {
@@ -127,12 +128,11 @@ def _measured(one: OpResult) -> OpTime:
     if found is None:
         return msgspec.structs.replace(made, note=str(one.reason or ""))
     told = ", ".join(dict.fromkeys(str(kind_of(warning)) for warning in found.warnings if kind_of(warning) in _DOUBTS))
-    known = median_ranks(found.samples) is not None
     return msgspec.structs.replace(
         made,
         calls=found.samples,
-        low_us=found.ci_low_us if known else None,
-        high_us=found.ci_high_us if known else None,
+        low_us=found.ci_low_us,
+        high_us=found.ci_high_us,
         note=told,
     )
 
@@ -371,6 +371,7 @@ def _side(times: Times, other: dict[str, OpTime]) -> Side:
         total_us=sum(op.sum_us for op in timed),
         matched_ops=len(matched),
         matched_us=sum(op.sum_us for op in matched),
+        steps=times.steps,
     )
 
 

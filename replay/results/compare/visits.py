@@ -29,6 +29,8 @@ FAR = 3.0
 """Normal deviations at which a difference between visits is cut off."""
 OTHERS = 1.0
 """Weight of the variance between visits of all ops against an op's own, which a few visits tell badly."""
+OFF_THE_MEAN = 0.25
+"""Share of an op's visits that is left out at either end: of three none."""
 NEAREST = (0.68, 0.9945)
 """So many of normal values are within so many standard deviations; ops that changed for real are among the others."""
 MIN_OPS_FOR_SPREAD = 20
@@ -92,9 +94,15 @@ def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Adj
     for id_, (before, after) in logs.items():
         between = [(own + OTHERS * every) / (1.0 + OTHERS) for own in variances[id_]]
         error = math.sqrt(between[0] / len(before) + between[1] / len(after))
-        made[id_] = Adjusted(math.exp(statistics.fmean(after) - statistics.fmean(before)), error)
+        made[id_] = Adjusted(math.exp(_middle(after) - _middle(before)), error)
     further = _further(list(made.values()))
     return {id_: one._replace(error=one.error * further) for id_, one in made.items()}
+
+
+def _middle(visits: Sequence[float]) -> float:
+    """Mean of the visits without a quarter of them on either side, which a burst of other work may have met."""
+    left = int(len(visits) * OFF_THE_MEAN)
+    return statistics.fmean(sorted(visits)[left : len(visits) - left])
 
 
 def _further(ops: Sequence[Adjusted]) -> float:

@@ -19,7 +19,6 @@ from typing import Literal, TypeVar
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.instructions import Instruction, Repeat, Step
 from opreplay.replay.tile.language.places import (
-    Limit,
     Place,
     Spot,
     TileError,
@@ -86,6 +85,21 @@ class Recording:
     """Both the cube core and vector cores of the group are used."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overflow:
+    """More in use of a memory than there is."""
+
+    memory: Place
+    used: int
+    """Bytes, the most of the program."""
+    there: int
+    line: tuple[str, int]
+    """The first that does not fit."""
+    most_at: tuple[str, int]
+    buffers: str
+    """The largest that are set aside then."""
+
+
 class Core:
     """The core that a program is run on; `current` is the one of the moment."""
 
@@ -116,6 +130,7 @@ class Core:
         self._scopes: list[list[int]] = [[]]
         self._in_use: dict[tuple[str, Place], int] = {}
         self._unchecked: tuple[str, Place, tuple[str, int], list[tuple[list[int], int]]] | None = None
+        self._overflow: Overflow | None = None
 
     @property
     def me(self) -> int:
@@ -220,23 +235,41 @@ class Core:
 
     def _check(self, unit: str, memory: Place, line: tuple[str, int], beside: int = 0) -> None:
         used, there = self._in_use.get((unit, memory), 0) + beside, capacity(memory, self.device)
-        if used > there:
+        if used > there and (
+            self._overflow is None or (self._overflow.memory == memory and used > self._overflow.used)
+        ):
             kept = sorted(
                 (slots * size, slots, size, self.line(place)[1])
                 for place, (at, slots, size, _) in self._kept.items()
                 if at == memory
             )
             shown = "; ".join(f"{slots} × {kib(size)} of line {at}" for _, slots, size, at in reversed(kept[-3:]))
-            settings = f" ({self._settings})" if self._settings else ""
-            limit: Limit = "UB" if memory == "GM" else memory
-            raise TileError(
-                limit,
-                f"{memory}: {kib(used)} needed, {kib(there)} there{settings}",
-                line,
-                hint=f"Smaller blocks, or fewer buffers: {shown}." if shown else "Take smaller blocks.",
+            self._overflow = Overflow(
+                memory=memory,
+                used=used,
+                there=there,
+                line=line if self._overflow is None else self._overflow.line,
+                most_at=line,
+                buffers=shown,
             )
         if used > self.recording.peaks.get(memory, 0):
             self.recording.peaks[memory] = used
+
+    def check_overflow(self, *, whole: bool) -> None:
+        """Raises TileError where more was needed of a memory than there is: `whole`, by all of the program; else at
+        least that, as something else stopped it."""
+        found = self._overflow
+        if found is None:
+            return
+        settings = f" ({self._settings})" if self._settings else ""
+        most = "" if found.most_at == found.line else f", most at line {found.most_at[1]}"
+        raise TileError(
+            "UB" if found.memory == "GM" else found.memory,
+            f"{found.memory}: {'' if whole else 'at least '}{kib(found.used)} needed, {kib(found.there)} there"
+            f"{settings}{most}",
+            found.line,
+            hint=f"Smaller blocks, or fewer buffers: {found.buffers}." if found.buffers else "Take smaller blocks.",
+        )
 
     def check_fresh(self, value: Tile) -> None:
         """Raises TileError for a tile whose buffer was loaded over since."""
@@ -380,6 +413,11 @@ def run_on(core: Core, body: Callable[[], object]) -> Recording:
         body()
         core.settle()
         core.recording.index_seen = core.index_seen
+    except TileError:
+        # What a program does on buffers that do not fit is no finding of its own.
+        core.check_overflow(whole=False)
+        raise
     finally:
         _current.reset(token)
+    core.check_overflow(whole=True)
     return core.recording

@@ -24,7 +24,6 @@ from opreplay.replay.timeline.graph.model import (
     StepGraph,
 )
 from opreplay.replay.timeline.graph.schedule import step_length
-from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.graph.streams import TaskEdges, task_edges
 from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Tasks, tasks_of
 from opreplay.replay.timeline.graph.threads import Blocks, HostEvents, blocks_of, homes, host_events, main_track
@@ -39,6 +38,7 @@ from opreplay.replay.timeline.graph.waits import (
 )
 from opreplay.traces import Trace
 from opreplay.traces.errors import TraceError
+from opreplay.traces.links.steps import Step
 
 _WOKEN_US = 1000.0
 """A thread other than the main one that did nothing for longer than this was waiting to be woken."""

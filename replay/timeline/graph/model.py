@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.replay.timeline.graph.steps import Step
+from opreplay.traces.links.steps import Step
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

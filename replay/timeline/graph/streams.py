@@ -17,9 +17,9 @@ from opreplay.replay.timeline.graph.model import (
     Ints,
     Unexplained,
 )
-from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.graph.tasks import Tasks
 from opreplay.traces import Trace
+from opreplay.traces.links.steps import Step
 
 _LATENCY_MARGIN_US = 50.0
 _GAP_MARGIN_US = 15.0

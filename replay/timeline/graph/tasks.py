@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, SET, Bools, Floats, Ints
-from opreplay.replay.timeline.graph.steps import Step
 from opreplay.traces import Trace
+from opreplay.traces.links.steps import Step
 
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
 _COLLECTIVE_NAMES = (

@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.timeline.graph.model import NO_OP, Bools, Floats, Ints, Slices
-from opreplay.replay.timeline.graph.steps import Step
 from opreplay.traces import Trace
+from opreplay.traces.activity import CALL_KINDS
 from opreplay.traces.links.parents import nest
+from opreplay.traces.links.steps import Step
 
 _CANN = "CANN"
 """Name of the process under which torch_npu records calls of the threads of another one."""
-_FRAME = 1
+_FRAMES = (CALL_KINDS.index("frame"), CALL_KINDS.index("python"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +53,9 @@ def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEve
     calls = activity.calls
     op_home = home[ops.track] if len(ops) else np.empty(0, np.int64)
     call_home = home[calls.track] if len(calls) else np.empty(0, np.int64)
+    timed = (calls.dur_ns > 0) & ~np.isin(calls.kind, _FRAMES)
     op_rows = np.flatnonzero((op_home >= 0) & _within(ops.start_ns, ops.dur_ns, step) & (ops.dur_ns > 0))
-    call_rows = np.flatnonzero(
-        (call_home >= 0) & _within(calls.start_ns, calls.dur_ns, step) & (calls.dur_ns > 0) & (calls.kind != _FRAME)
-    )
+    call_rows = np.flatnonzero((call_home >= 0) & _within(calls.start_ns, calls.dur_ns, step) & timed)
     track = np.concatenate([op_home[op_rows], call_home[call_rows]])
     start = np.concatenate([ops.start_ns[op_rows], calls.start_ns[call_rows]])
     end = start + np.concatenate([ops.dur_ns[op_rows].astype(np.int64), calls.dur_ns[call_rows].astype(np.int64)])

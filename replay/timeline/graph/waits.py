@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import CROSS_THREAD, QUEUE_FULL, SYNC, Floats
-from opreplay.replay.timeline.graph.steps import Step
 from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Tasks
 from opreplay.replay.timeline.graph.threads import HostEvents
 from opreplay.traces import Trace
+from opreplay.traces.links.steps import Step
 
 LONG_CALL_US = 30.0
 """A call of the runtime that takes longer than this, and ends as a task does, is looked at as a wait."""

@@ -17,10 +17,10 @@ from opreplay.replay.timeline.changes import Edited, Unmatched, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import COLLECTIVE, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
-from opreplay.replay.timeline.graph.steps import Step, chosen_step, steps_of
 from opreplay.replay.timeline.job.graph import JobGraph, RankGraph, job_graph
 from opreplay.replay.timeline.job.measured import measured_job
 from opreplay.replay.timeline.job.values import (
+    LEAST_COMMON,
     CollectiveMember,
     JobChange,
     JobSoc,
@@ -37,6 +37,7 @@ from opreplay.traces import Trace
 from opreplay.traces.errors import UsageError
 from opreplay.traces.joins.ranks import JobCollectives, Matched, RankCalls, match, sum_of_rank
 from opreplay.traces.links.collectives import RankCall, collectives_of, with_host_collectives
+from opreplay.traces.links.steps import Step, chosen_step, steps_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +239,7 @@ def _told(
         disagreements=found.disagreements,
         critical_path=tuple(_path(job, ranks, schedule, before)),
         edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in job.whole.edge_counts().items()},
+        least_common=_apart(job, ranks).common,
         dropped_collectives=job.dropped,
         socs=socs,
         what_if=tuple(_change(job, ranks, change, before, made) for change in what_if),
@@ -414,8 +416,43 @@ def _soc(job: JobGraph, made: Sequence[Predicted]) -> JobSoc:
     )
 
 
+class _Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """The two ranks whose steps on the host lie farthest apart."""
+
+    first: RankStudy
+    last: RankStudy
+    later_us: float
+    """How much later the second one's begins."""
+    common: float
+    """Share of the shorter one that both have in common."""
+
+
+def _apart(job: JobGraph, ranks: Sequence[RankStudy]) -> _Apart:
+    spans = [
+        (graph.at_us, graph.at_us + (one.step.end_ns - one.step.start_ns) / 1e3, one)
+        for one, graph in zip(ranks, job.ranks, strict=True)
+    ]
+    # No two steps have less in common than the one that ends first and the one that begins last.
+    first, last = min(spans, key=lambda span: span[1]), max(spans, key=lambda span: span[0])
+    shorter = max(min(first[1] - first[0], last[1] - last[0]), 1e-3)
+    common = min(1.0, max(0.0, first[1] - last[0]) / shorter)
+    return _Apart(first=first[2], last=last[2], later_us=last[0] - first[0], common=common)
+
+
+def _apart_notes(apart: _Apart) -> list[str]:
+    """A line where ranks' steps hardly overlap: what one waits for the other there says nothing of a step."""
+    if apart.common >= LEAST_COMMON:
+        return []
+    return [
+        f"the steps of these ranks hardly overlap: {apart.first.step.name} of rank {apart.first.rank} and "
+        f"{apart.last.step.name} of rank {apart.last.rank}, which begins {apart.later_us / 1e3:,.1f} ms later, have "
+        f"{apart.common:.0%} of the shorter one in common: other steps of the job, or clocks that disagree; waiting "
+        "and lateness here are not those of one step (--step N for another)"
+    ]
+
+
 def _notes(job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, inside: Sequence[Matched]) -> list[str]:
-    notes: list[str] = []
+    notes = _apart_notes(_apart(job, ranks))
     guessed = sum(one.how != "sequence" for one in inside)
     if guessed:
         ways = sorted({one.how for one in inside if one.how != "sequence"})

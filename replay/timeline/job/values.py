@@ -11,6 +11,8 @@ from opreplay.traces.joins.ranks import Clock, Disagreement
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
+LEAST_COMMON = 0.5
+"""Of the shorter one of two ranks' steps, that both have in common where they are one step of the job."""
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +149,8 @@ class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """`collective` is the position in all that were matched; of the whole traces."""
     critical_path: tuple[RankPathPart, ...]
     edges: dict[str, EdgeCount]
+    least_common: float
+    """Of the two ranks' steps that lie farthest apart: the share of the shorter one that both have in common."""
     dropped_collectives: int
     """That contradict the order of others."""
     measured: JobMeasured | None = None

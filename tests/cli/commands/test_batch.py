@@ -92,6 +92,28 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
     assert "| rank\\*.json | 2 of 2 | 4 | 3 |" in page
 
 
+def test_one_trace_under_several_names_counts_once(ranks: Path, tmp_path: Path) -> None:
+    """A packed copy of a rank was a third trace, and a link a fourth: every sum was of more than there was."""
+    (ranks / "backup").mkdir()
+    (ranks / "backup" / "rank0.json.gz").write_bytes(gzip.compress((ranks / "rank0.json").read_bytes()))
+    (ranks / "latest.json.gz").symlink_to(ranks / "rank1.json.gz")
+    path = tmp_path / "r.jsonl"
+    result = batch(ranks, "-o", path)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[1] == "2 traces with 4 ops are 3 unique ops"
+    told = "latest.json.gz: the same trace as rank1.json.gz, which counts once"
+    assert told in result.stderr
+    assert f"left out: {told}" in result.stdout
+    file = read_result_file(path)
+    assert [op.count for op in file.results] == [4, 1, 1]
+    given = json.loads(path.read_text().splitlines()[0])["trace"]["not_read"]
+    assert [one["file"] for one in given] == ["rank0.json.gz", "latest.json.gz"]
+    assert str(tmp_path) not in path.read_text()
+    named = batch(ranks / "rank0.json", ranks / "backup" / "rank0.json.gz")
+    assert "the same trace as ../rank0.json" in named.stderr
+    assert "2 unique ops" in named.stdout
+
+
 def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
     result = batch(
         ranks / "*.json*",

@@ -207,16 +207,26 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 @twice.register_fake
 def _(x):
     return torch.empty_like(x)
+
+
+library = torch.library.Library("export_library", "DEF")
+library.define("thrice(Tensor x) -> Tensor")
+library.impl("thrice", lambda x: x * 3, "CPU")
+torch.library.define("export_function::negated", "(Tensor x) -> Tensor")
+torch.library.impl("export_function::negated", "CPU", torch.neg)
 """
+
+
+OWN = ("export_defined::twice", "export_library::thrice", "export_function::negated", "aten::relu")
 
 
 def test_ops_that_a_plugin_defines_are_in_with_its_file(tmp_path: Path) -> None:
     plugin, path, out = tmp_path / "defines.py", tmp_path / "t.json", tmp_path / "bundle"
     plugin.write_text(DEFINES)
-    path.write_text(json.dumps({"traceEvents": [op("export_defined::twice", 100, 9), op("aten::relu", 200, 9)]}))
+    path.write_text(json.dumps({"traceEvents": [op(name, 100 + 20 * at, 9) for at, name in enumerate(OWN)]}))
     result = export(path, "-o", out, "--plugin", plugin, "--with-plugins")
     assert result.exit_code == 0, result.stderr
-    assert "exported 2 of 2" in result.stdout
+    assert "exported 4 of 4" in result.stdout
     assert (out / "plugins" / "defines.py").read_text() == DEFINES
     assert "`plugins/defines.py`" in (out / "README.md").read_text()
     done = subprocess.run(
@@ -227,6 +237,7 @@ def test_ops_that_a_plugin_defines_are_in_with_its_file(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr + done.stdout
+    assert {one["name"] for one in json.loads(done.stdout)["results"]} == set(OWN)
 
 
 def test_tile_programs_are_left_out_and_disturb_nobody(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def test_the_console_script_measures_and_predicts_over_sizes(tmp_path: Path) -> 
         assert case["op"] == "aten::mm"
         assert case["inputs"] == f"bf16[64,32] · bf16[32,{case['sizes']['n']}]"
         assert case["measured_us"] > 0
-        assert case["measurement"]["ci_low_us"] <= case["measured_us"] <= case["measurement"]["ci_high_us"]
+        times = case["measurement"]
+        assert times["min_us"] <= case["measured_us"] <= times["max_us"]
+        assert (times["ci_low_us"] is not None) == (times["samples"] >= 6)
         assert set(case["simulated_us"]) == {"910b3", "910c"}
         assert case["bound"] == case["simulated"]["910b3"]["bound"]
         assert case["reason"] is None
@@ -111,6 +113,19 @@ def test_shapes_that_do_not_fit_have_a_reason_and_no_time() -> None:
     assert good["measured_us"] > 0
     assert (bad["measured_us"], bad["simulated_us"], bad["bound"]) == (None, {}, None)
     assert "8] X [9" in bad["reason"]
+
+
+def test_a_call_refused_where_it_ran_has_no_prediction_and_one_without_a_kernel_here_keeps_it() -> None:
+    calls = ("aten::linear(i64[4,8], f32[8,8])", "aten::max(c64[8])")
+    done = invoke(*calls, "--format", "json", "--op-time", "1ms")
+    assert done.exit_code == 1
+    refused, lacking = json.loads(done.stdout)["cases"]
+    assert "same dtype" in refused["reason"]
+    assert (refused["simulated_us"], refused["simulated"], refused["bound"]) == ({}, {}, None)
+    assert any("no prediction for 910b3" in note for note in refused["notes"])
+    assert "not implemented for" in lacking["reason"]
+    assert lacking["simulated_us"]["910b3"] > 0
+    assert any("predicted all the same" in note for note in lacking["notes"])
 
 
 @pytest.mark.parametrize(
@@ -223,3 +238,42 @@ def test_kernels_of_a_users_rule_are_said_to_be_his_and_what_they_are_taken_for(
     assert "by your rule negated (rules.py:5): Axpy as one of the family " in text
     assert "NobodysKernel by its bytes, as no kernel is known by that name" in text
     assert "caches (sequence)" in text
+
+
+NAMED = """
+import torch
+from opreplay import register_executor
+
+@torch.library.custom_op("near_test::scale", mutates_args=())
+def scale(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return x * eps
+
+@register_executor("near_test::gate")
+def gate(inputs, attrs):
+    return [inputs[0]]
+"""
+
+
+def test_a_name_that_is_nearly_one_of_a_plugin_or_of_torch_is_answered_with_it(tmp_path: Path) -> None:
+    plugin = tmp_path / "near.py"
+    plugin.write_text(NAMED)
+    for call, near in (
+        ("near_test::scal(f32[4])", "near_test::scale"),
+        ("near_test::gates(f32[4])", "near_test::gate"),
+        ("aten::lineer(f32[4])", "aten::linear"),
+    ):
+        done = invoke(call, "--plugin", str(plugin), "--no-measure")
+        assert done.exit_code == 2
+        assert f"hint: Did you mean {near}" in done.stderr
+        assert "on no list" not in done.stderr
+    checked = CliRunner().invoke(opreplay, ["check", "near_test::scal", "--plugin", str(plugin)])
+    assert "hint: Did you mean near_test::scale" in checked.stderr
+    assert "is on no list" in invoke("nobodys::scale(f32[4])", "--no-measure").stderr
+
+
+@pytest.mark.parametrize("call", ["aten::layer_norm(f32[4,8])", "aten::native_layer_norm(f32[4], [4])"])
+def test_defaults_in_hints_have_the_digits_that_somebody_wrote(call: str) -> None:
+    hint = invoke(call, "--no-measure").stderr
+    assert "hint: It is aten::" in hint
+    assert "00001e-05" not in hint
+    assert ("eps=1e-05" in hint) == ("native" not in call)

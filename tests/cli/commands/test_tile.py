@@ -116,6 +116,49 @@ def test_what_tuning_finds_is_right_at_other_shapes(file: Path) -> None:
     assert "(at x=f32[1,1]" in quicker[0]["error"]["message"]
 
 
+def test_what_tuning_finds_for_a_large_case_is_checked_near_its_sizes(file: Path) -> None:
+    large = ("--case", "rms_norm x=bf16[65536,1024] w=bf16[1024]", "--tune")
+    best = facts(file, *large)["cases"][0]
+    assert best["error"] is None
+    assert best["values_note"].endswith("values are run for up to 16,777,216; right at x=bf16[4096,1024] w=bf16[1024]")
+
+
+def test_what_is_wrong_at_large_sizes_alone_is_not_the_best(file: Path) -> None:
+    file.write_text(PROGRAM.replace("(h * s * g)", "(h * s * g * (2.0 if rows != 2 and x.shape[0] > 2048 else 1.0))"))
+    found = facts(file, "--case", "rms_norm x=bf16[65536,1024] w=bf16[1024]", "--tune")["cases"]
+    good = [case for case in found if case["error"] is None and case["values_note"]]
+    assert [case["settings"]["rows"] for case in good] == [2]
+    assert "(at x=bf16[4096,1024] w=bf16[1024])" in found[0]["error"]["message"]
+
+
+def test_what_is_needed_is_what_the_whole_program_needs(file: Path) -> None:
+    """The first line that does not fit needs less than one after it, and all buffers are counted."""
+    file.write_text(
+        "from opreplay import tile\n\n\n"
+        "@tile.kernel('mylib::grows', results=lambda x: [x])\n"
+        "def grows(x, y: tile.Out, *, rows=8):\n"
+        "    for r in tile.blocks(x.shape[0], rows):\n"
+        "        a = tile.load(x[r])\n"
+        "        b = tile.load(x[r])\n"
+        "        c = a * b\n"
+        "        d = c + a\n"
+        "        e = d + c\n"
+        "        tile.store(y[r], e + d + c)\n"
+    )
+    (first,) = (one for one in facts(file, "--case", "grows x=f32[64,4096]", "--no-values")["cases"])
+    error = first["error"]
+    assert (error["line"], error["limit"]) == (8, "UB")
+    # Of a core's one block of 128 KiB: a, b, c, d, e and e + d.
+    assert error["message"] == "UB: 768 KiB needed, 192 KiB there (rows=8), most at line 12"
+
+
+def test_a_function_that_there_is_not_is_answered_with_those_like_it(file: Path) -> None:
+    file.write_text(PROGRAM.replace("tile.row_sum", "tile.sum"))
+    (first,) = facts(file, *CASE, "--no-values")["cases"]
+    assert (first["error"]["line"], first["error"]["limit"]) == (10, "program")
+    assert "There is col_sum, row_sum." in first["error"]["hint"]
+
+
 def test_times_have_a_band_and_say_what_lies_in_l2(file: Path) -> None:
     cold, warm = (facts(file, *CASE, "--no-values", "--l2", l2) for l2 in ("cold", "warm"))
     assert (cold["l2"], warm["l2"]) == ("cold", "warm")

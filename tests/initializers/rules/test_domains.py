@@ -111,3 +111,28 @@ def test_a_domain_knows_what_has_left_it() -> None:
     assert not arc.holds(torch.tensor([0.0, 1.5]))
     assert domain_of("aten::mm", "self") is None
     assert domain_of("aten::mul_", "other") is None, "signs keep products from drifting, and are no domain"
+
+
+def test_special_functions_are_finite_on_what_they_are_given() -> None:
+    """Every `special_*` op of ATen of tensors alone: nan and inf are often faster than a value."""
+    odd: dict[str, float] = {}
+    for schema in torch._C._jit_get_all_schemas():
+        needed = [arg for arg in schema.arguments if not arg.has_default_value()]
+        if not schema.name.startswith("aten::special_") or schema.overload_name not in ("", "Tensor"):
+            continue
+        if any(str(arg.type) != "Tensor" for arg in needed) or "polynomial" in schema.name:
+            continue
+        args = {arg.name: torch.randn(16, 16) for arg in needed}
+        context = InitContext(op=schema.name, args=args, generator=torch.Generator().manual_seed(0))
+        if (rule := REGISTRY.find(context)) is not None:
+            rule.initialize(context)
+        packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
+        result = getattr(packet, schema.overload_name or "default")(*args.values())
+        if isinstance(result, torch.Tensor) and not result.isfinite().all():
+            odd[schema.name] = float((~result.isfinite()).float().mean())
+    assert not odd
+
+
+def test_quantiles_are_between_0_and_1() -> None:
+    q = initialized("aten::quantile", self=torch.randn(40), q=torch.randn(30)).need("q")
+    assert torch.quantile(torch.randn(40), q).isfinite().all()

@@ -86,6 +86,21 @@ def test_backward_of_bags_fits_itself() -> None:
     assert found.need("offset2bag").unique().tolist() == list(range(6))
 
 
+def test_offsets_of_a_gradient_of_a_bag_less_end_with_the_indices() -> None:
+    """As with `include_last_offset`, which the backward pass is not told."""
+    found = initialized(
+        "aten::_embedding_bag_backward",
+        grad=torch.empty(6, 4),
+        indices=ints(37),
+        offsets=ints(7),
+        offset2bag=ints(0),
+        bag_size=ints(6),
+        maximum_indices=ints(6),
+        num_weights=50,
+    )
+    assert found.need("offsets")[-1] == 37
+
+
 def test_repeats_add_up_to_the_output() -> None:
     assert initialized("aten::repeat_interleave", repeats=ints(9), output_size=31).need("repeats").sum() == 31
 

@@ -55,3 +55,16 @@ def test_choose_sets_exactly_that_many_also_in_expanded_masks() -> None:
     wide = torch.zeros(10, 1, dtype=torch.bool).expand(10, 4)
     choose(wide, 20, generator)
     assert (wide[:, :1] == wide).all()
+
+
+@pytest.mark.parametrize(("shape", "selected"), [((8, 9), 31), ((1, 9), 24)])
+def test_a_gradient_of_a_selection_fits_its_mask(shape: tuple[int, int], selected: int) -> None:
+    found = initialized(
+        "aten::masked_select_backward",
+        grad=torch.randn(selected),
+        input=torch.randn(8, 9),
+        mask=torch.zeros(shape, dtype=torch.bool),
+    )
+    mask = found.need("mask")
+    assert int(mask.expand(8, 9).sum()) == selected
+    assert torch.ops.aten.masked_select_backward(found.need("grad"), found.need("input"), mask).shape == (8, 9)

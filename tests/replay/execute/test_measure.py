@@ -37,6 +37,8 @@ def timed(name: str, options: MeasureOptions | None = None, executor: FakeExecut
 def test_median_is_the_time_of_a_call(duration_us: int) -> None:
     found = timed(f"fake::{duration_us}us")
     assert found.median_us == pytest.approx(duration_us, rel=0.01)
+    assert found.ci_low_us is not None
+    assert found.ci_high_us is not None
     assert found.ci_low_us <= found.median_us <= found.ci_high_us
     assert found.min_us <= found.ci_low_us
     assert found.max_us >= found.ci_high_us
@@ -399,3 +401,12 @@ def test_what_cannot_be_captured_is_launched_and_said() -> None:
     assert [kind_of(w) for w in found.warnings] == ["not captured", "launch-bound"]
     nothing = timed("fake::20us", MeasureOptions(cuda_graph=True))
     assert (nothing.graph, nothing.warnings) == (False, ())
+
+
+@pytest.mark.parametrize(("samples", "known"), [(1, False), (2, False), (5, False), (6, True)])
+def test_few_samples_have_no_interval(samples: int, known: bool) -> None:
+    """One sample had a 95 % interval of no width."""
+    found = summarize([float(i + 1) for i in range(samples)], calls=1, resolution_us=1e-3, options=MeasureOptions())
+    assert [found.ci_low_us is not None, found.ci_high_us is not None] == [known, known]
+    assert (found.low_us, found.high_us) == (1.0, float(samples))
+    assert ("95 %" in repr(found)) == known

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.ir.reasons import DETAILED, KINDS, MEANINGS, Reason, total_reasons
+from opreplay.replay.ir.reasons import DETAILED, KINDS, MEANINGS, Reason, refuses_arguments, total_reasons
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,6 +32,25 @@ def test_the_list_is_what_is_documented() -> None:
             "failed",
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 9x3)", True),
+        ("ValueError: n has to be a multiple of 16", True),
+        ("IndexError: Dimension out of range", True),
+        ("NotImplementedError: \"max_all\" not implemented for 'ComplexFloat'", False),
+        ("NotImplementedError: Could not run 'aten::x' with arguments from the 'CPU' backend", False),
+        ("RuntimeError: mixed dtype (CPU): expect parameter to have scalar type of Float", False),
+        ("RuntimeError: CUDA error: no kernel image is available", False),
+        ("ModuleNotFoundError: No module named 'triton'", False),
+        ("the worker ended with SIGSEGV", False),
+    ],
+)
+def test_errors_of_arguments_are_told_from_those_of_the_machine(said: str, refused: bool) -> None:
+    assert refuses_arguments(Reason("failed", said)) is refused
+    assert not refuses_arguments(Reason("budget", said))
 
 
 def test_nothing_outside_the_list_is_a_reason() -> None:

@@ -16,6 +16,11 @@ from opreplay.replay.report import text
     [
         (None, "–"),
         (0.0, "0 µs"),
+        (3e-13, "0 µs"),
+        (-3e-13, "0 µs"),
+        (0.0000258, "<0.001 µs"),
+        (-0.0000258, ">-0.001 µs"),
+        (0.00123, "0.00123 µs"),
         (0.01234, "0.0123 µs"),
         (1.0, "1.00 µs"),
         (12.345, "12.3 µs"),
@@ -54,7 +59,11 @@ def test_ratios(value: float, base: float | None, shown: str) -> None:
     assert text.ratio_text(value, base) == shown
 
 
-@given(st.floats(min_value=1e-6, max_value=1e12))
+def test_digits_never_show_a_number_as_zeros() -> None:
+    assert (text.digits(0.0), text.digits(1.2345e-11), text.digits(0.00000012345)) == ("0", "1.23e-11", "0.000000123")
+
+
+@given(st.floats(min_value=1e-3, max_value=1e12))
 def test_a_time_is_within_half_a_percent_of_what_is_shown(us: float) -> None:
     shown, unit = text.time_text(us).split()
     scale = {"µs": 1.0, "ms": 1e3, "s": 1e6}[unit]

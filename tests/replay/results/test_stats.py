@@ -41,7 +41,9 @@ def test_interval_covers_the_true_median_as_often_as_it_says() -> None:
     draw = random.Random(0)
     hits = 0
     for _ in range(1000):
-        low, high = stats.median_interval(sorted(draw.lognormvariate(0, 1) for _ in range(25)))
+        interval = stats.median_interval(sorted(draw.lognormvariate(0, 1) for _ in range(25)))
+        assert interval is not None
+        low, high = interval
         hits += low <= 1.0 <= high
     assert hits >= 940
 
@@ -54,7 +56,9 @@ def test_narrow_needs_samples_and_agreement() -> None:
 
 @given(st.lists(st.floats(0.1, 1e3), min_size=6, max_size=200))
 def test_interval_holds_the_sample_median(values: list[float]) -> None:
-    low, high = stats.median_interval(sorted(values))
+    interval = stats.median_interval(sorted(values))
+    assert interval is not None
+    low, high = interval
     assert low <= statistics.median(values) <= high
 
 

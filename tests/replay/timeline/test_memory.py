@@ -11,10 +11,10 @@ from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import load_socs
 from opreplay.replay.plan.inputs import open_trace, plan_of
 from opreplay.replay.plan.selection import Selection
-from opreplay.replay.timeline.graph.steps import chosen_step
 from opreplay.replay.timeline.memory import BEFORE, _verdict, inferred_memory, memory_of
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
+from opreplay.traces.links.steps import chosen_step
 from tests.replay.timeline.machine import Machine
 
 

@@ -19,6 +19,7 @@ def call(name: str, *types: str) -> OpSignature:
 
 MM, INNER = call("aten::mm", NARROW, WIDE), call("aten::mm", NARROW, NARROW)
 CAT = call("aten::cat", "TensorList")
+OPEN, DTYPE = call("aten::softmax", NARROW, "Scalar", ""), call("aten::softmax", NARROW, "Scalar", "Scalar")
 
 
 def wrappers(calls: list[OpSignature], parents: list[int]) -> list[int]:
@@ -54,6 +55,9 @@ def wrappers(calls: list[OpSignature], parents: list[int]) -> list[int]:
         ([MM, call("aten::mm", NARROW, "long int")], [-1, 0], []),
         ([MM, call("aten::mm", NARROW)], [-1, 0], []),
         ([MM, TO], [-1, 0], []),
+        ([OPEN, DTYPE], [-1, 0], [0]),  # softmax and sum on a GPU: autocast adds the dtype
+        ([DTYPE, OPEN], [-1, 0], []),
+        ([OPEN, OPEN], [-1, 0], []),
         ([MM], [-1], []),
     ],
 )

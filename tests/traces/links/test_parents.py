@@ -80,6 +80,8 @@ def test_overlapping_intervals_end_in_a_forest(intervals: list[tuple[int, int]],
             seen.add(parent)
             assert start[parent] <= start[i]
             parent = int(parents[parent])
-    if start:
-        at = innermost_at(np.array([time]), np.arange(len(start)), ops.start_ns, np.asarray(ops.dur_ns))
-        assert at[0] == -1 or start[at[0]] <= time <= start[at[0]] + dur[at[0]]
+    times = np.array([time, time // 2, 200])
+    at = innermost_at(times, np.arange(len(start)), ops.start_ns, np.asarray(ops.dur_ns))
+    for when, found in zip(times.tolist(), at.tolist(), strict=True):
+        holds = [(start[i], -dur[i], i) for i in range(len(start)) if start[i] <= when <= start[i] + dur[i]]
+        assert found == (max(holds)[2] if holds else -1), "the last one, outer before inner, that has not ended"

@@ -11,10 +11,13 @@ class EventScanner:
         self,
         *,
         categories: tuple[tuple[bytes, int, int], ...],
+        waits: tuple[bytes, ...],
+        task_category: int,
         signatures: Callable[[bytes], int],
         kernel_names: Callable[[bytes], int],
         note_names: Callable[[bytes], int],
         tracks: Callable[[bytes], int],
+        arrow_tracks: Callable[[bytes], int],
         seed: int,
     ) -> None: ...
     @property

@@ -17,7 +17,7 @@ import numpy as np
 
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector, Tracks
-from opreplay.traces.reading.decoding import NO_CATEGORY, EventDecoder
+from opreplay.traces.reading.decoding import NO_CATEGORY, NPU_TASK, EventDecoder
 
 if TYPE_CHECKING:
     from opreplay.traces.reading.native._events import EventScanner
@@ -26,10 +26,18 @@ FLUSH_ROWS = 1 << 15
 MAX_REFUSED = 16
 """Blocks refused in a row after which the rest of the file is left to the Python reader."""
 
-_KINDS: tuple[type[Any], ...] = (fields.Skipped, fields.Op, fields.Kernel, fields.Launch, fields.Flow, fields.Note)
+_KINDS: tuple[type[Any], ...] = (
+    fields.Skipped,
+    fields.Op,
+    fields.Kernel,
+    fields.Launch,
+    fields.Arrow,  # a Flow as well, hence before it
+    fields.Flow,
+    fields.Note,
+)
 """Kind of an event, by the number that the compiled half gives it (native/record.h)."""
-_TABLES = (None, "ops", "kernels", "launches", "flows", "notes")
-_COLUMNS = (0, 7, 9, 3, 4, 4)
+_TABLES = (None, "ops", "kernels", "launches", "launch_arrows", "flows", "notes")
+_COLUMNS = (0, 7, 9, 3, 4, 4, 4)
 """Integers in a row of each kind; those of ops end with the record function id and the sequence number."""
 
 
@@ -80,13 +88,12 @@ class CompiledBlocks:
         got = self._collector
         counts, tables, uncorrelated = self._scanner.take()
         got.uncorrelated |= uncorrelated
-        for category, count in zip((*self._categories, NO_CATEGORY), counts, strict=True):
+        for category, count in zip((*self._categories, NO_CATEGORY, NPU_TASK), counts, strict=True):
             if count:
                 got.by_category[category] += count
-        for name, width, rows in zip(_TABLES, _COLUMNS, tables, strict=True):
-            if name is not None and rows:
-                table = got.tables[name]
-                table.append_rows(np.frombuffer(rows, np.int64).reshape(-1, width)[:, : len(table.kinds)])
+        for name, width, columns in zip(_TABLES, _COLUMNS, tables, strict=True):
+            if name is not None and columns:
+                got.tables[name].append_integers(np.frombuffer(columns, np.int64).reshape(width, -1))
         got.check_rows()
 
     def _ready(self) -> EventScanner | None:
@@ -94,19 +101,22 @@ class CompiledBlocks:
         if self._make is None or self._decoder.old_spelling:
             return None
         bases = self._decoder.bases
-        if self._scanner is None or len(bases) != self._known:
+        if self._scanner is None or self._decoder.version != self._known:
             self.flush()
             # Compared as written: what JSON may write with escapes is not for the compiled half to judge.
             self._categories = tuple(cat for cat in bases if cat.isascii() and cat.isprintable() and "\\" not in cat)
-            self._known = len(bases)
+            self._known = self._decoder.version
             got = self._collector
             self._scanner = self._make(
                 categories=tuple((c.encode(), _kind(bases[c]), fields.KERNEL_TAGS.get(c, 0)) for c in self._categories),
+                waits=tuple(prefix.encode() for prefix in fields.NPU_WAITS),
+                task_category=fields.DEVICE_TASK,
                 signatures=got.signatures.__getitem__,
                 kernel_names=got.kernel_names.__getitem__,
                 note_names=got.note_names.__getitem__,
                 # No bound method of this object: the scanner would keep it, and all its tables, alive for ever.
                 tracks=partial(_track, got.tracks),
+                arrow_tracks=partial(_track, got.arrow_tracks),
                 seed=secrets.randbits(64),
             )
         return self._scanner

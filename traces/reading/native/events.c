@@ -9,31 +9,52 @@
 #include "record.h"
 
 #define MAX_CATEGORIES 256
-#define MAX_COLUMNS 9
+#define MAX_WAITS 16
 
-static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [FLOW] = 4, [NOTE] = 4};
+static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [ARROW] = 4, [FLOW] = 4, [NOTE] = 4};
 
 typedef struct {
     int64_t *data;
     size_t rows, capacity;
 } Table;
 
+/* Tracks by the texts of process and thread; the last one is asked for most often. */
+typedef struct {
+    Names names;
+    Span last_pid, last_tid;
+    int64_t last;
+} Tracks;
+
 typedef struct {
     PyObject_HEAD
-    Names signatures, kernel_names, note_names, tracks;
+    Names signatures, kernel_names, note_names;
+    Tracks tracks, arrow_tracks;
     Category categories[MAX_CATEGORIES];
     PyObject *category_texts; /* keeps the texts alive */
     size_t n_categories;
-    int64_t counts[MAX_CATEGORIES + 1], block_counts[MAX_CATEGORIES + 1]; /* the last: events without a category */
+    int64_t counts[MAX_CATEGORIES + 2], block_counts[MAX_CATEGORIES + 2]; /* the last: without a category, and tasks */
+    Wait waits[MAX_WAITS];
+    PyObject *wait_texts;
+    size_t n_waits;
+    int64_t task_category;
     Layouts layouts;
     Record *records;
     size_t n_records, record_capacity;
     Table tables[KINDS];
     int uncorrelated, block_uncorrelated, busy;
     uint64_t seed;
-    Span last_pid, last_tid;
-    int64_t last_track;
 } EventScanner;
+
+static int grow_records(EventScanner *self)
+{
+    size_t capacity = self->record_capacity ? 2 * self->record_capacity : 1024;
+    Record *records = realloc(self->records, capacity * sizeof(Record));
+    if (!records)
+        return -1;
+    self->records = records;
+    self->record_capacity = capacity;
+    return 0;
+}
 
 /* Read all events of the text into `records`; the number of events, -1 for the Python reader, -2 out of memory. */
 static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
@@ -49,35 +70,30 @@ static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
         if (!(p = read_event(&self->layouts, p, end, fields)))
             return -1;
         Span cat = fields[CAT];
-        if (!cat.size) {
-            if (is_complete(fields[PH]) && fields[ARGS].size) /* torch_npu's device rows */
-                return -1;
-            self->block_counts[self->n_categories]++;
-            events++;
-            goto next;
-        }
-        if (!last || cat.size != last->size + 2 || memcmp(cat.at + 1, last->text, last->size) || *cat.at != '"')
-            last = find_category(cat, self->categories, self->n_categories);
-        if (!last)
-            return -1;
-        if (self->n_records == self->record_capacity) {
-            size_t capacity = self->record_capacity ? 2 * self->record_capacity : 1024;
-            Record *records = realloc(self->records, capacity * sizeof(Record));
-            if (!records)
-                return -2;
-            self->records = records;
-            self->record_capacity = capacity;
-        }
+        if (self->n_records == self->record_capacity && grow_records(self))
+            return -2;
         Record *record = &self->records[self->n_records];
-        int kept = make_record(last, fields, exact, record);
+        int kept = 0;
+        int64_t *count;
+        if (!cat.size) {
+            if (is_complete(fields[PH]) && fields[ARGS].size)
+                kept = make_task(fields, p, self->waits, self->n_waits, self->task_category, exact, record);
+            count = &self->block_counts[self->n_categories + (kept > 0)];
+        } else {
+            if (!last || cat.size != last->size + 2 || memcmp(cat.at + 1, last->text, last->size) || *cat.at != '"')
+                last = find_category(cat, self->categories, self->n_categories);
+            if (!last)
+                return -1;
+            kept = make_record(last, fields, exact, record);
+            count = &self->block_counts[last - self->categories];
+        }
         if (kept < 0)
             return -1;
         self->n_records += (size_t)kept;
         if (kept && record->kind == KERNEL && record->end)
             self->block_uncorrelated = 1;
-        self->block_counts[last - self->categories]++;
+        ++*count;
         events++;
-    next:
         p = skip_space(p, end);
         if (p == end)
             return events;
@@ -103,20 +119,20 @@ static int64_t *new_row(EventScanner *self, enum Kind kind)
     return table->data + table->rows++ * (size_t)COLUMNS[kind];
 }
 
-static int64_t track_of(EventScanner *self, const Record *r)
+static int64_t track_of(Tracks *tracks, uint64_t seed, const Record *r)
 {
-    if (self->last_pid.size == r->pid.size && self->last_tid.size == r->tid.size &&
-        !memcmp(self->last_pid.at, r->pid.at, r->pid.size) && !memcmp(self->last_tid.at, r->tid.at, r->tid.size))
-        return self->last_track;
+    if (tracks->last_pid.size == r->pid.size && tracks->last_tid.size == r->tid.size &&
+        !memcmp(tracks->last_pid.at, r->pid.at, r->pid.size) && !memcmp(tracks->last_tid.at, r->tid.at, r->tid.size))
+        return tracks->last;
     Span parts[2] = {r->pid, r->tid};
-    int64_t track = names_index(&self->tracks, self->seed, parts, 2);
-    self->last_pid = r->pid, self->last_tid = r->tid, self->last_track = track;
+    int64_t track = names_index(&tracks->names, seed, parts, 2);
+    tracks->last_pid = r->pid, tracks->last_tid = r->tid, tracks->last = track;
     return track;
 }
 
 static int add_row(EventScanner *self, const Record *r)
 {
-    int64_t name = 0, track = track_of(self, r);
+    int64_t name = 0, track = track_of(r->kind == ARROW ? &self->arrow_tracks : &self->tracks, self->seed, r);
     if (track < 0)
         return -1;
     if (r->kind == OP) {
@@ -142,6 +158,7 @@ static int add_row(EventScanner *self, const Record *r)
     case LAUNCH:
         row[0] = track, row[1] = r->start, row[2] = r->corr;
         break;
+    case ARROW:
     case FLOW:
         row[0] = track, row[1] = r->start, row[2] = r->id, row[3] = r->end;
         break;
@@ -171,7 +188,7 @@ static PyObject *scan(EventScanner *self, PyObject *args)
     int failed = events == -2;
     if (failed)
         PyErr_NoMemory();
-    self->last_pid.size = self->last_tid.size = 0; /* they point into the text of an earlier call */
+    self->tracks.last_pid.size = self->arrow_tracks.last_pid.size = 0; /* they point into the text of an earlier call */
     for (size_t i = 0; events > 0 && i < self->n_records && !failed; i++)
         failed = add_row(self, &self->records[i]) < 0;
     PyBuffer_Release(&buffer);
@@ -180,29 +197,42 @@ static PyObject *scan(EventScanner *self, PyObject *args)
         return NULL;
     if (events < 0)
         Py_RETURN_NONE;
-    for (size_t i = 0; i <= self->n_categories; i++)
+    for (size_t i = 0; i < self->n_categories + 2; i++)
         self->counts[i] += self->block_counts[i];
     self->uncorrelated |= self->block_uncorrelated;
-    return Py_BuildValue("LL", (long long)events, (long long)self->block_counts[self->n_categories]);
+    int64_t bare = self->block_counts[self->n_categories] + self->block_counts[self->n_categories + 1];
+    return Py_BuildValue("LL", (long long)events, (long long)bare);
 }
 
-/* ([events of each category, then of none], [rows of each kind as bytes], [columns of each kind], whether a kernel is uncorrelated) */
+/* The rows of a table as bytes, column after column: what follows looks at whole columns. */
+static PyObject *columns_of(const Table *table, int columns)
+{
+    size_t rows = table->rows, width = (size_t)columns;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * width * sizeof(int64_t)));
+    if (!made || !rows)
+        return made;
+    char *out = PyBytes_AS_STRING(made);
+    for (size_t column = 0; column < width; column++)
+        for (size_t row = 0; row < rows; row++, out += sizeof(int64_t))
+            memcpy(out, table->data + row * width + column, sizeof(int64_t));
+    return made;
+}
+
+/* ([events of each category, then of none, then tasks], [columns of each kind as bytes], whether a kernel is uncorrelated) */
 static PyObject *take(EventScanner *self, PyObject *Py_UNUSED(ignored))
 {
-    PyObject *counts = PyList_New((Py_ssize_t)self->n_categories + 1), *tables = PyList_New(KINDS);
-    for (size_t i = 0; counts && tables && i <= self->n_categories; i++) {
+    PyObject *counts = PyList_New((Py_ssize_t)self->n_categories + 2), *tables = PyList_New(KINDS);
+    for (size_t i = 0; counts && tables && i < self->n_categories + 2; i++) {
         PyObject *count = PyLong_FromLongLong(self->counts[i]);
         if (!count)
             goto fail;
         PyList_SET_ITEM(counts, (Py_ssize_t)i, count);
     }
     for (int kind = 0; counts && tables && kind < KINDS; kind++) {
-        Table *table = &self->tables[kind];
-        size_t size = table->rows * (size_t)COLUMNS[kind] * sizeof(int64_t);
-        PyObject *rows = PyBytes_FromStringAndSize((const char *)table->data, (Py_ssize_t)size);
-        if (!rows)
+        PyObject *columns = columns_of(&self->tables[kind], COLUMNS[kind]);
+        if (!columns)
             goto fail;
-        PyList_SET_ITEM(tables, kind, rows);
+        PyList_SET_ITEM(tables, kind, columns);
     }
     if (!counts || !tables)
         goto fail;
@@ -247,23 +277,48 @@ static int set_categories(EventScanner *self, PyObject *categories)
     return 0;
 }
 
+static int set_waits(EventScanner *self, PyObject *waits)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(waits);
+    if (n > MAX_WAITS) {
+        PyErr_Format(PyExc_ValueError, "%zd types of tasks that wait, at most %d are possible", n, MAX_WAITS);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *text = PyTuple_GET_ITEM(waits, i);
+        if (!PyBytes_Check(text)) {
+            PyErr_SetString(PyExc_TypeError, "a type of task that waits is no bytes");
+            return -1;
+        }
+        self->waits[i] = (Wait){PyBytes_AS_STRING(text), (size_t)PyBytes_GET_SIZE(text)};
+    }
+    self->n_waits = (size_t)n;
+    self->wait_texts = Py_NewRef(waits);
+    return 0;
+}
+
 static void clear(EventScanner *self)
 {
     names_clear(&self->signatures);
     names_clear(&self->kernel_names);
     names_clear(&self->note_names);
-    names_clear(&self->tracks);
+    names_clear(&self->tracks.names);
+    names_clear(&self->arrow_tracks.names);
     Py_CLEAR(self->category_texts);
+    Py_CLEAR(self->wait_texts);
     self->n_categories = 0;
 }
 
 static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"categories", "signatures", "kernel_names", "note_names", "tracks", "seed", NULL};
-    PyObject *categories, *signatures, *kernel_names, *note_names, *tracks;
+    static char *names[] = {"categories", "waits", "task_category", "signatures", "kernel_names",
+                            "note_names", "tracks", "arrow_tracks", "seed", NULL};
+    PyObject *categories, *waits, *signatures, *kernel_names, *note_names, *tracks, *arrow_tracks;
     unsigned long long seed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOK", names, &PyTuple_Type, &categories, &signatures,
-                                     &kernel_names, &note_names, &tracks, &seed))
+    int task_category;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!iOOOOOK", names, &PyTuple_Type, &categories, &PyTuple_Type,
+                                     &waits, &task_category, &signatures, &kernel_names, &note_names, &tracks,
+                                     &arrow_tracks, &seed))
         return -1;
     if (self->category_texts) {
         PyErr_SetString(PyExc_ValueError, "a scanner is set up once");
@@ -272,14 +327,16 @@ static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
     self->signatures.ask = Py_NewRef(signatures);
     self->kernel_names.ask = Py_NewRef(kernel_names);
     self->note_names.ask = Py_NewRef(note_names);
-    self->tracks.ask = Py_NewRef(tracks);
+    self->tracks.names.ask = Py_NewRef(tracks);
+    self->arrow_tracks.names.ask = Py_NewRef(arrow_tracks);
     self->seed = seed;
     if (!(self->layouts.nodes = PyMem_Calloc(MAX_NODES, sizeof(Node)))) {
         PyErr_NoMemory();
         return -1;
     }
     self->layouts.used = 1;
-    return set_categories(self, categories);
+    self->task_category = task_category;
+    return set_waits(self, waits) || set_categories(self, categories) ? -1 : 0;
 }
 
 static void dealloc(EventScanner *self)
@@ -294,7 +351,7 @@ static void dealloc(EventScanner *self)
 
 static PyMethodDef methods[] = {
     {"scan", (PyCFunction)scan, METH_VARARGS, "Read the events in buffer[start:stop]; their number and how many have no category, or None."},
-    {"take", (PyCFunction)take, METH_NOARGS, "Counts and rows since the last call."},
+    {"take", (PyCFunction)take, METH_NOARGS, "Counts, and columns of the rows, since the last call."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,7 +13,7 @@
 /* Keys of an event and of its arguments whose values are wanted; absent ones have size 0.
  * ARGS is not the value, but whether there is one. */
 enum Field { PH, CAT, NAME, PID, TID, TS, DUR, ID, ARGS, EVENT_FIELDS };
-enum Argument { EXT, EXT_OLD, CORR, DEVICE, STREAM, DIMS, TYPES, STRIDES, CONCRETE, RF, SEQ, ARGUMENTS };
+enum Argument { EXT, EXT_OLD, CORR, DEVICE, STREAM, DIMS, TYPES, STRIDES, CONCRETE, RF, SEQ, TASK, ARGUMENTS };
 
 #define MAX_NODES 2048
 #define MAX_CHILDREN 24
@@ -71,6 +71,8 @@ static int argument_field(Text key, size_t size)
     switch (size) {
     case 6:
         return same(key, 6, "device") ? DEVICE : same(key, 6, "stream") ? STREAM : -1;
+    case 9:
+        return same(key, 9, "Task Type") ? TASK : -1;
     case 10:
         return same(key, 10, "Input Dims") ? DIMS : same(key, 10, "Input type") ? TYPES : -1;
     case 11:

@@ -7,7 +7,7 @@
 
 #include "layouts.h"
 
-enum Kind { SKIPPED, OP, KERNEL, LAUNCH, FLOW, NOTE, KINDS };
+enum Kind { SKIPPED, OP, KERNEL, LAUNCH, ARROW, FLOW, NOTE, KINDS }; /* an ARROW is a FLOW that may not be needed */
 
 typedef struct {
     const char *text; /* of the category */
@@ -22,14 +22,27 @@ typedef struct {
     Span pid, tid, name, dims, types, strides, concrete;
 } Record;
 
-/* An integer as columns.to_ids reads it: unsigned ones of 64 bits wrap. `absent` where there is none. 0: not one. */
+/* A number that is written as a text, without its quotes; anything else as it is. */
+static inline int unquote(Span *span)
+{
+    if (span->size < 2 || *span->at != '"')
+        return 0;
+    span->at++, span->size -= 2;
+    return 1;
+}
+
+/* An integer, or its text, as columns.to_ids reads it: unsigned ones of 64 bits wrap. `absent` where there is none.
+ * 0: not one. */
 static int read_id(Span span, int64_t absent, int64_t *out)
 {
-    Text p = span.at, end = span.at + span.size;
     uint64_t value = 0;
     *out = absent;
     if (!span.size)
         return 1;
+    unquote(&span);
+    Text p = span.at, end = span.at + span.size;
+    if (p == end)
+        return 0;
     int negative = *p == '-';
     p += negative;
     if (end - p < 1 || end - p > (negative ? 18 : 19))
@@ -47,10 +60,12 @@ static int read_id(Span span, int64_t absent, int64_t *out)
 #define EXACT_US (1LL << 43)       /* columns.EXACT_LIMIT_US */
 #define MAX_US 9223372036854774LL  /* columns._MAX_US, less what decimals may add */
 
-/* Microseconds, a decimal number, as nanoseconds: exact to three decimals, else rounded as columns.to_ns does.
- * Unless `exact`, 0 for decimals so large that the Python reader starts to read them exactly: it has to know. */
+/* Microseconds, a decimal number or its text, as nanoseconds: exact to three decimals, else rounded as columns.to_ns
+ * does. Unless `exact`, 0 for numbers with decimals so large that the Python reader starts to read them exactly: it has
+ * to know. */
 static int read_time(Span span, int exact, int64_t *out)
 {
+    exact |= unquote(&span);
     Text p = span.at, end = span.at + span.size;
     int64_t value = 0;
     int negative = p < end && *p == '-';
@@ -127,11 +142,12 @@ static int make_record(const Category *category, const Span *values, int exact, 
     out->dur = 0;
     if (!read_time(fields[TS], exact, &out->start))
         return -1;
-    if (fields[DUR].size && out->kind != FLOW && out->kind != LAUNCH && !read_time(fields[DUR], exact, &out->dur))
+    int flow = out->kind == FLOW || out->kind == ARROW;
+    if (fields[DUR].size && !flow && out->kind != LAUNCH && !read_time(fields[DUR], exact, &out->dur))
         return -1;
     out->category = category->index;
     out->end = ph.at[1] == 'f';
-    if (out->kind == FLOW ? !(out->end || ph.at[1] == 's') : ph.at[1] != 'X')
+    if (flow ? !(out->end || ph.at[1] == 's') : ph.at[1] != 'X')
         return 0;
     if (out->kind == LAUNCH && !arguments[CORR].size)
         return 0;
@@ -157,11 +173,60 @@ static int make_record(const Category *category, const Span *values, int exact, 
                    : -1;
     case LAUNCH:
         return read_id(arguments[CORR], -1, &out->corr) ? 1 : -1;
+    case ARROW:
     case FLOW:
         return read_id(fields[ID], -1, &out->id) ? 1 : -1;
     default:
         return 1;
     }
+}
+
+/* How the "Task Type" begins, in upper case, of what waits or marks and does no work. */
+typedef struct {
+    const char *text;
+    size_t size;
+} Wait;
+
+/* Whether the text has what Python looks for in arguments before it decodes them. */
+static int names_task_type(Text p, Text end)
+{
+    static const char wanted[] = "\"Task Type\"";
+    const size_t size = sizeof wanted - 1;
+    for (p++; (size_t)(end - p) >= size && (p = memchr(p, 'T', (size_t)(end - p))); p++)
+        if ((size_t)(end - p) >= size - 1 && !memcmp(p - 1, wanted, size))
+            return 1;
+    return 0;
+}
+
+/* A complete event without a category, with arguments, that ends at `end`. 1: it is a row of torch_npu's device, `out`;
+ * 0: it is none, or one that does no work; -1: the Python reader shall judge. */
+static int make_task(const Span *values, Text end, const Wait *waits, size_t n_waits, int64_t category, int exact,
+                     Record *out)
+{
+    const Span *fields = values;
+    Span type = values[EVENT_FIELDS + TASK];
+    if (!type.size)
+        return -names_task_type(fields[ARGS].at, end);
+    if (!unquote(&type))
+        return -1;
+    for (size_t i = 0; i < type.size; i++)
+        if (type.at[i] >= 0x80 || type.at[i] == '\\')
+            return -1;
+    for (size_t i = 0; i < n_waits; i++) {
+        size_t k = 0;
+        while (k < waits[i].size && k < type.size &&
+               (type.at[k] & ~(type.at[k] >= 'a' && type.at[k] <= 'z' ? 0x20 : 0)) == waits[i].text[k])
+            k++;
+        if (k == waits[i].size)
+            return 0;
+    }
+    *out = (Record){.kind = KERNEL, .category = category, .ext = -1, .corr = -1, .end = 1};
+    out->pid = fields[PID], out->tid = fields[TID], out->name = fields[NAME];
+    return read_time(fields[TS], exact, &out->start) &&
+                   (!fields[DUR].size || read_time(fields[DUR], exact, &out->dur)) && is_track_id(out->pid) &&
+                   is_track_id(out->tid) && read_id(out->pid, -1, &out->device) && read_id(out->tid, -1, &out->stream)
+               ? 1
+               : -1;
 }
 
 #endif

@@ -53,8 +53,11 @@ class TorchTools:
             return True
         return bool(tensor.isfinite().all())
 
-    def refill(self, tensor: torch.Tensor) -> None:
-        fill.plain(tensor, self._generator)
+    def refill(self, tensor: torch.Tensor, spread: float = 1.0) -> None:
+        if tensor.is_floating_point():
+            fill.normal(tensor, self._generator, std=spread)
+        else:
+            fill.plain(tensor, self._generator)
 
     def has_domain(self, op: str, argument: str) -> bool:
         return domain_of(op, argument) is not None

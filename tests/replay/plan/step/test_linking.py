@@ -234,3 +234,47 @@ def test_a_call_of_thousands_of_like_tensors_takes_each_result_once() -> None:
     linked = link([RELU, cat], [0] * many + [1, 1])
     for sources in linked.sources[-2:]:
         assert [source.value for source in sources] == [Value(place, 0) for place in reversed(range(many))]
+
+
+GRADIENT = op("aten::gelu_backward", {"grad_output": X, "self": X}, X)
+SQUARE = meta(8, 8)
+MM = op("aten::mm", {"self": SQUARE, "mat2": SQUARE}, SQUARE)
+BACK = op("aten::gelu_backward", {"grad_output": SQUARE, "self": SQUARE}, SQUARE)
+FORWARD = op("aten::gelu", {"self": SQUARE}, SQUARE)
+
+
+def test_what_a_backward_op_saved_and_the_factor_of_a_gradient_are_no_gradients() -> None:
+    """Products of two gradients square their size: after six layers nothing was finite."""
+    linked = link([FORWARD, BACK, MM], [0, 1, 2, 2, 1])
+    saved = Source("result", Value(0, 0))
+    assert linked.sources[1][1].kind == "outside", "what the forward pass made is its gradient's here"
+    assert linked.sources[2] == (Source("result", Value(1, 0)), saved)
+    assert linked.sources[3] == (Source("result", Value(2, 0)), saved), "the other product of this gradient came later"
+    assert linked.sources[4] == (Source("result", Value(3, 0)), saved)
+
+
+def test_the_saved_output_of_a_softmax_is_one() -> None:
+    given = op("aten::_log_softmax_backward_data", {"grad_output": X, "output": X}, X)
+    made = op("aten::_log_softmax", {"self": X}, X)
+    assert link([RELU, given], [0, 0, 1]).sources[2][1].kind == "outside"
+    assert link([RELU, made, given], [0, 1, 0, 2]).sources[3][1] == Source("result", Value(1, 0))
+
+
+def test_the_state_of_adam_comes_from_outside_and_its_gradient_is_squared() -> None:
+    number = meta(dtype="float64")
+    calls = [
+        op("aten::mul_", {"self": X, "other": number}, X, mutates="self"),
+        op("aten::lerp_", {"self": X, "end": X}, X, mutates="self"),
+        op("aten::mul_", {"self": X, "other": number, "x": None}, X, mutates="self"),
+        op("aten::addcmul_", {"self": X, "tensor1": X, "tensor2": X}, X, mutates="self"),
+        op("aten::sqrt", {"self": X}, X),
+        op("aten::addcdiv_", {"self": X, "tensor1": X, "tensor2": X}, X, mutates="self"),
+    ]
+    linked = link([RELU, *calls], [0, 1, 2, 3, 4, 5, 6])
+    parameter, average, square, added, root, step = linked.sources[1:]
+    assert [one[0].kind for one in (parameter, average, square, step)] == ["outside"] * 4
+    assert {one[1].kind for one in (parameter, square)} == {"outside"}, "numbers are no results"
+    assert added[0] == Source("result", Value(3, 0))
+    assert added[1] == added[2], "a gradient times itself"
+    assert root == (Source("result", Value(4, 0)),)
+    assert step[1:] == (Source("result", Value(2, 0)), Source("result", Value(5, 0)))

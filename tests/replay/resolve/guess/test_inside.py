@@ -115,6 +115,53 @@ CASES: dict[str, tuple[Callable[[], object], tuple[tuple[str, str], ...]]] = {
         backward(lambda x: F.conv1d(x.repeat(1, 1, 5), torch.randn(5, 6, 3), dilation=3)),
         (("aten::convolution", "dilation"), ("aten::convolution_backward", "dilation")),
     ),
+    "a repetition": (
+        lambda: X[0].contiguous().repeat(3, 2, 1) * 2,
+        (
+            ("aten::unfold", "dimension"),
+            ("aten::unfold", "size"),
+            ("aten::as_strided", "size"),
+            ("aten::expand", "size"),
+            ("aten::permute", "dims"),
+        ),
+    ),
+    "a roll": (lambda: torch.roll(X, (2, 3), (0, 2)), (("aten::roll", "shifts"), ("aten::roll", "dims"))),
+    "a roll of all": (lambda: torch.roll(X, 7), (("aten::roll", "shifts"), ("aten::roll", "dims"))),
+    "a stack": (lambda: torch.stack([X[0], X[1], X[2]]), (("aten::view", "size"),)),
+    "indices of a mask": (lambda: torch.where(X > 0.5), (("aten::unbind", "dim"), ("aten::select", "dim"))),
+    "scaling and halves of transforms": (
+        lambda: torch.fft.irfft2(torch.fft.rfft2(X) * 2),
+        (("aten::_fft_r2c", "onesided"), ("aten::_fft_r2c", "dim"), ("aten::_fft_c2r", "normalization")),
+    ),
+    "circular": (lambda: F.pad(X, (2, 2), mode="circular"), (("aten::new_empty", "size"),)),
+    "a diagonal to write to": (
+        lambda: torch.diag_embed(X, 1),
+        (("aten::diagonal", "dim1"), ("aten::diagonal", "offset")),
+    ),
+    "a range of floating numbers": (
+        lambda: (torch.arange(8.0) * 2, IDS[:3].unsqueeze(0)),
+        (("aten::arange", "end"), ("aten::resize_", "size")),
+    ),
+    "images resampled back": (
+        backward(lambda x: F.interpolate(x, 31, mode="linear")),
+        (("aten::upsample_linear1d_backward", "input_size"),),
+    ),
+    "parts of a gradient": (
+        backward(lambda x: torch.cat([x[:, :1], x], 1) * 2),
+        (("aten::narrow", "dim"), ("aten::narrow", "length")),
+    ),
+    "grouped and transposed": (
+        backward(lambda x: F.conv_transpose1d(x, torch.randn(6, 2, 4), torch.randn(4), stride=2, groups=2)),
+        (("aten::convolution", "groups"), ("aten::convolution", "stride"), ("aten::convolution_backward", "groups")),
+    ),
+    "windows that move by one": (
+        backward(lambda x: F.avg_pool1d(x.view(4, 1, 48), 4, 1)),
+        (("aten::avg_pool1d", "kernel_size"),),
+    ),
+    "sparse gradients": (
+        lambda: F.embedding(GRID, SQUARE.clone().repeat(2, 1).requires_grad_(True), sparse=True).sum().backward(),
+        (("aten::embedding", "sparse"), ("aten::embedding_backward", "num_weights")),
+    ),
     "a loss for each": (
         backward(lambda x: F.nll_loss(x[:, :, 0], torch.tensor([1, 2, 3, 0]), reduction="none")),
         (("aten::nll_loss_forward", "reduction"),),

@@ -217,3 +217,24 @@ def test_ops_that_are_their_own_ancestors_do_no_harm() -> None:
     around = RelativesIndex(looped).around(0)
     assert around.parent is not None
     assert len(around.inner) <= 64
+
+
+def test_parameters_of_an_optimizer_have_the_element_type_of_their_gradients() -> None:
+    """Most of a model may be frozen in bfloat16 while what is trained is not; step counters never are."""
+    bf16 = ((8, 8), "c10::BFloat16")
+    lists = (((4, 8), (8, 4)), "TensorList")
+    op = planned(
+        "aten::_fused_adamw_",
+        (call("aten::mm", bf16, bf16), 0, 10),
+        (call("aten::mm", bf16, bf16), 10, 10),
+        (call("torch::autograd::AccumulateGrad", f(4, 8)), 20, 5),
+        (call("torch::autograd::AccumulateGrad", f(8, 4)), 30, 5),
+        (
+            call("aten::_fused_adamw_", *[lists] * 4, ((), "TensorList"), (((), ()), "TensorList"), *[zero()] * 7),
+            40,
+            50,
+        ),
+    )
+    for name in ("self", "grads", "exp_avgs"):
+        assert [meta.dtype for meta in argument(op, name).tensors if meta is not None] == ["float32", "float32"]
+    assert {meta.dtype for meta in argument(op, "state_steps").tensors if meta is not None} == {"float32"}

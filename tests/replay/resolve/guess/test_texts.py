@@ -130,3 +130,16 @@ def test_a_quotient_of_integers_that_is_read_as_a_floating_number_is_not_rounded
     guess = TEXTS["div", "rounding_mode"](known, Context())
     assert guess is not None
     assert guess.value == "floor"
+
+
+def test_quantiles_say_how_they_go_between_two_elements(tmp_path: Path) -> None:
+    modes = ("linear", "lower", "higher", "nearest", "midpoint")
+
+    def step() -> None:
+        for rows, mode in enumerate(modes, start=2):
+            torch.quantile(torch.rand(rows, 9), 0.3, dim=1, interpolation=mode)
+
+    plan = recorded(step, tmp_path)
+    ops = {op.args[0].tensors[0].shape[0]: op for op in plan.ops if op.name == "aten::quantile"}  # type: ignore[union-attr]
+    told = [next(arg.value for arg in ops[rows].args if arg.name == "interpolation") for rows in range(2, 7)]
+    assert told == list(modes)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.traces import Trace, batch_context
 from opreplay.traces.errors import TraceError
-from opreplay.traces.links.annotations import AnnotationTable, step_number
+from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
+from opreplay.traces.model import Trace
 
 _HINT = "Record with torch.profiler and call profiler.step(), or cut with `opreplay trim TRACE --between A..B`."
 

@@ -1,0 +1,76 @@
+# pyright: strict
+"""TRACE and the options that say how it is read: what the commands that open one trace have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from opreplay.cli.options.shared import (
+    Command,
+    capture_option,
+    execution_trace_option,
+    kernel_details_option,
+    limit_option,
+    trace_argument,
+)
+
+if TYPE_CHECKING:
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.traces import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The file of a command and what completes it."""
+
+    trace: str
+    execution_trace: str | None
+    kernel_details: str | None
+    capture: str | None
+    limit: tuple[tuple[str, str], ...]
+
+    def open(self, *, activity: bool = False) -> Trace | ReplayPlan:
+        """As `opreplay.cli.opening.open_input`; `activity`: with all timing and collectives."""
+        from opreplay.cli.opening import open_input
+
+        return open_input(
+            self.trace,
+            self.limit,
+            execution_trace=self.execution_trace,
+            kernel_details=self.kernel_details,
+            capture=self.capture,
+            activity=activity,
+        )
+
+
+def source_options(*, execution_traces: bool = True) -> Callable[[Command], Command]:
+    """TRACE, --kernel-details, --capture, --limit, and --execution-trace where the command takes one: the command gets
+    `source`, a `Source`."""
+
+    def add(command: Command) -> Command:
+        @wraps(command)
+        def taking_source(
+            *,
+            trace: str,
+            execution_trace: str | None = None,
+            kernel_details: str | None,
+            capture: str | None,
+            limit: tuple[tuple[str, str], ...],
+            **others: Any,
+        ) -> Any:
+            source = Source(
+                trace=trace,
+                execution_trace=execution_trace,
+                kernel_details=kernel_details,
+                capture=capture,
+                limit=limit,
+            )
+            return command(source=source, **others)
+
+        taking: Any = limit_option(capture_option(kernel_details_option(taking_source)))
+        return trace_argument(execution_trace_option(taking) if execution_traces else taking)
+
+    return add

@@ -1,0 +1,54 @@
+# pyright: strict
+"""Which of some files defines a torch op: by `custom_op`, by a `Library`, or by functions of torch.library."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Collection
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from opreplay.replay.host.dispatcher import registered_in
+
+_DEFINING = frozenset({"define", "custom_op", "triton_op"})
+"""Functions of torch.library whose first argument names the op."""
+
+
+def defining_file(name: str, overload: str, files: Collection[str]) -> Path | None:
+    """The one of `files` (resolved paths) that defines "ns::op", or None. Reads no file but these."""
+    if not files:
+        return None
+    defined: Any = getattr(import_module("torch._library.custom_ops"), "OPDEFS").get(name)  # noqa: B009 - untyped
+    if defined is not None:
+        code = getattr(inspect.unwrap(defined._init_fn), "__code__", None)
+        return _among(None if code is None else code.co_filename, files)
+    where = registered_in(f"{name}.{overload}" if overload else name)
+    if where is None:
+        return None
+    own = _among(where, files)
+    if own is None and Path(where).resolve() == Path(str(import_module("torch.library").__file__)).resolve():
+        # torch.library.define does it in the caller's place: then the file is the one that calls it.
+        return next((Path(file) for file in files if _calls_for(file, name)), None)
+    return own
+
+
+def _among(where: str | None, files: Collection[str]) -> Path | None:
+    file = None if where is None else Path(where).resolve()
+    return file if file is not None and str(file) in files else None
+
+
+def _calls_for(file: str, name: str) -> bool:
+    """Whether a file calls a function that defines ops with the name of this one, written out."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in _DEFINING and str(node.args[0].value).partition("(")[0].strip() == name:
+            return True
+    return False

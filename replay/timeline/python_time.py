@@ -1,0 +1,186 @@
+# pyright: strict
+"""What Python did between ops: time of host threads outside ops by the function that was called, or the marked range.
+
+A trace names functions where stacks were recorded (`with_stack=True`); else the ranges of `record_function`, such as
+the DataLoader's, tell what they can.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from opreplay.replay.timeline.categories import Categories
+from opreplay.replay.timeline.graph.model import NO_OP, Ints, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
+from opreplay.replay.timeline.names import PYTHON
+from opreplay.replay.timeline.paths import PathPart
+from opreplay.traces import Trace
+from opreplay.traces.activity import CALL_KINDS
+from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
+from opreplay.traces.links.parents import innermost_at
+
+FRAMES = tuple(CALL_KINDS.index(kind) for kind in ("frame", "python"))
+LEAST_IDLE = 0.05
+"""Of the step, from which on idle time at its ends is explained."""
+LEAST_NAMED = 0.3
+"""Of such a time, that one function must take to be named."""
+
+
+def python_on_path(
+    trace: Trace, graph: StepGraph, schedule: Schedule, parts: Sequence[PathPart]
+) -> tuple[tuple[str, float], ...]:
+    """(function or range, µs of the critical path between ops), longest first; they add up to no more than that time.
+
+    Empty where the trace names none.
+    """
+    total = sum(part.us for part in parts if part.name == PYTHON)
+    path, _ = critical_path(graph, schedule)
+    found = _by_name(trace, *_between_ops(graph, path[graph.nodes.slices[path] > 0]))
+    spent = sum(found.values())
+    if not any(found) or spent <= 0.0:
+        return ()
+    named = {name: us * total / spent for name, us in found.items() if name}
+    return tuple(sorted(named.items(), key=lambda item: (-item[1], item[0])))
+
+
+def idle_notes(trace: Trace, graph: StepGraph, made: Categories, step_us: float) -> list[str]:
+    """What the thread that marks the step did while the device had no task of it yet, or no more, as far as Python."""
+    device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
+    tasks = np.flatnonzero(device & (graph.nodes.row >= 0))
+    if not len(tasks) or step_us <= 0.0:
+        return []
+    starts = graph.nodes.start_us[tasks]
+    first, last = float(starts.min()), float((starts + graph.nodes.dur_us[tasks]).max())
+    rows = np.flatnonzero((graph.nodes.lane == graph.main_lane) & (graph.nodes.slices > 0))
+    track, begin, end = _between_ops(graph, rows)
+    notes: list[str] = []
+    for where, idle_us, low, high in (
+        ("before the first task", made.idle_before_first, first - made.idle_before_first, first),
+        ("after the last task", made.idle_after_last, last, last + made.idle_after_last),
+    ):
+        if idle_us < LEAST_IDLE * step_us:
+            continue
+        found = _by_name(trace, track, *_within(graph, begin, end, low, high))
+        name, us = max(found.items(), key=lambda item: (bool(item[0]), item[1]), default=("", 0.0))
+        if name and us >= LEAST_NAMED * idle_us:
+            notes.append(
+                f"{where} the device idles {100 * idle_us / step_us:.1f} % of the step, the host is then mostly in "
+                f"{name} ({us / 1e3:,.2f} of {idle_us / 1e3:,.2f} ms)"
+            )
+    return notes
+
+
+def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
+    """(track, begin, end in ns on the trace's clock) of the stretches outside ops of some stretches of host threads."""
+    counts = graph.nodes.slices[nodes]
+    ahead = np.cumsum(counts) - counts
+    rows = np.repeat(graph.nodes.first_slice[nodes] - ahead, counts) + np.arange(int(counts.sum()))
+    lengths = graph.slices.dur_us[rows]
+    until = np.cumsum(lengths)
+    before = np.append(0.0, until)[ahead] if len(nodes) else np.empty(0)
+    end_us = until - np.repeat(before, counts) + np.repeat(graph.nodes.start_us[nodes], counts)
+    tracks = np.array([lane.track for lane in graph.lanes] or [-1])[graph.nodes.lane[nodes]]
+    kept = (graph.slices.op[rows] == NO_OP) & (lengths > 0.0)
+    end = graph.step.start_ns + np.round(1e3 * end_us[kept]).astype(np.int64)
+    return np.repeat(tracks, counts)[kept], end - np.round(1e3 * lengths[kept]).astype(np.int64), end
+
+
+def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: float) -> tuple[Ints, Ints]:
+    """The parts of stretches that lie in a window, µs after the step's start; empty ones have no length."""
+    low, high = (graph.step.start_ns + round(1e3 * us) for us in (low_us, high_us))
+    begin = np.clip(begin, low, high)
+    return begin, np.maximum(begin, np.clip(end, low, high))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """Stretches of host threads that have a name."""
+
+    names: Sequence[str]
+    label: Ints
+    """Index into `names`."""
+    start_ns: Ints
+    dur_ns: Ints
+    track: Ints
+
+    def of(self, track: int) -> _Named:
+        """Those of one thread, an outer one before those inside it."""
+        rows = np.flatnonzero(self.track == track)
+        rows = rows[np.lexsort((-self.dur_ns[rows], self.start_ns[rows]))]
+        return self.rows(rows)
+
+    def rows(self, rows: Ints) -> _Named:
+        return _Named(
+            names=self.names,
+            label=self.label[rows].astype(np.int64),
+            start_ns=self.start_ns[rows],
+            dur_ns=self.dur_ns[rows].astype(np.int64),
+            track=self.track[rows].astype(np.int64),
+        )
+
+
+def _named(trace: Trace) -> _Named | None:
+    """Frames of Python, else the user's ranges; None where there are neither."""
+    if trace.activity is not None:
+        calls = trace.activity.calls
+        kept = np.flatnonzero(np.isin(calls.kind, FRAMES))
+        if len(kept):
+            return _Named(
+                names=trace.activity.names,
+                label=calls.name.astype(np.int64),
+                start_ns=calls.start_ns,
+                dur_ns=calls.dur_ns.astype(np.int64),
+                track=calls.track.astype(np.int64),
+            ).rows(kept)
+    notes = trace.annotations
+    if not isinstance(notes, AnnotationTable) or not len(notes):
+        return None
+    told = np.array([step_number(name) is None and batch_context(name) is None for name in notes.names])
+    return _Named(
+        names=notes.names,
+        label=notes.name.astype(np.int64),
+        start_ns=notes.start_ns,
+        dur_ns=notes.dur_ns.astype(np.int64),
+        track=notes.track.astype(np.int64),
+    ).rows(np.flatnonzero(told[notes.name]))
+
+
+def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
+    """µs by what was called in each stretch, else by what is around it; "" for time that nothing names."""
+    out: defaultdict[str, float] = defaultdict(float)
+    everything = _named(trace)
+    if everything is None:
+        return {}
+    for at in np.unique(track).tolist():
+        mine = np.flatnonzero((track == at) & (end > begin))
+        named = everything.of(at)
+        ends = named.start_ns + named.dur_ns
+        rest: list[tuple[int, int]] = []
+        for a, b in zip(begin[mine].tolist(), end[mine].tolist(), strict=True):
+            cursor = a
+            for row in range(*np.searchsorted(named.start_ns, [a, b]).tolist()):
+                start, stop = int(named.start_ns[row]), int(ends[row])
+                if start >= cursor and stop <= b:
+                    rest.append((cursor, start))
+                    out[named.names[int(named.label[row])]] += (stop - start) / 1e3
+                    cursor = stop
+            rest.append((cursor, b))
+        _around(out, rest, named)
+    return dict(out)
+
+
+def _around(out: defaultdict[str, float], rest: Sequence[tuple[int, int]], named: _Named) -> None:
+    """Adds stretches in which nothing of a name begins and ends to the innermost one around their middle."""
+    pairs = np.array([pair for pair in rest if pair[1] > pair[0]], np.int64).reshape(-1, 2)
+    if not len(pairs):
+        return
+    found = np.full(len(pairs), -1, np.int64)
+    if len(named.label):
+        middle = pairs[:, 0] + (pairs[:, 1] - pairs[:, 0]) // 2
+        found = innermost_at(middle, np.arange(len(named.label)), named.start_ns, named.dur_ns)
+    for row, us in zip(found.tolist(), ((pairs[:, 1] - pairs[:, 0]) / 1e3).tolist(), strict=True):
+        out[named.names[int(named.label[row])] if row >= 0 else ""] += us

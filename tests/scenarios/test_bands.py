@@ -1,0 +1,98 @@
+"""Who knows least of an op has the widest band; copies compute nothing; what hands a value over runs nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import Result
+
+from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder
+from opreplay.replay.ascend.cost.predict import MOST_BY_BYTES, UNKNOWN, predict_kernel
+from opreplay.replay.ascend.devices.file import list_devices, load_device
+from opreplay.replay.report.page.parts import point_of
+from opreplay.replay.results.records import Simulated
+
+Console = Callable[..., Result]
+PLUGIN = """
+import torch
+from opreplay import tile
+from opreplay.replay.ascend.lowering import lowers
+from opreplay.replay.ascend.lowering.op_view import kernel
+
+for name in ("untold", "ruled", "tiled"):
+    torch.library.define(f"bands_test::{name}", "(Tensor x) -> Tensor")
+    torch.library.impl(f"bands_test::{name}", "CPU", torch.neg)
+    torch.library.register_fake(f"bands_test::{name}", torch.empty_like)
+
+@lowers("bands_test::ruled")
+def ruled(op):
+    return [kernel("NobodysKernel", [op.dense("x", at=0)], [op.dense("x", at=0)]) ,
+            kernel("Mul", [op.dense("x", at=0)], [op.dense("x", at=0)])]
+
+@tile.kernel("bands_test::tiled", reference=torch.neg)
+def tiled(x, y: tile.Out):
+    for r in tile.blocks(x.shape[0], 8):
+        tile.store(y[r], tile.load(x[r]) * -1.0)
+"""
+
+
+def predicted(console: Console, *calls: str, plugin: Path | None = None, l2: str = "cold") -> list[Simulated]:
+    args = ["op", *calls, "--no-measure", "--format", "json", "--l2", l2]
+    args += [] if plugin is None else ["--plugin", str(plugin)]
+    found = [case["simulated"]["910b3"] for case in json.loads(console(*args).stdout)["cases"]]
+    return [msgspec.convert(one, Simulated) for one in found]
+
+
+@pytest.mark.parametrize("l2", ["cold", "warm", "sequence"])
+def test_an_op_by_its_bytes_alone_has_the_widest_band(l2: str, tmp_path: Path, console: Console) -> None:
+    plugin = tmp_path / "bands.py"
+    plugin.write_text(PLUGIN.replace("bands_test", f"bands_{l2}"))
+    calls = [f"bands_{l2}::{name}(f32[64,4096])" for name in ("untold", "tiled", "ruled")]
+    calls += ["aten::mul(f32[64,4096], f32[64,4096])", "aten::erfinv(f32[64,4096])"]
+    untold, *others = predicted(console, *calls, plugin=plugin, l2=l2)
+    assert (untold.by, others[0].by) == ("bytes", "tile program")
+    assert untold.high_us / untold.time_us == pytest.approx(MOST_BY_BYTES)
+    for other in others:
+        assert untold.high_us / untold.time_us > other.high_us / other.time_us, other.by
+        assert untold.time_us / untold.low_us >= other.time_us / other.low_us * 0.999, other.by
+
+
+def test_the_band_of_bytes_is_what_left_out_kernels_take(shared_ascend: Path) -> None:
+    """Every measured kernel, costed as if nothing were known of it: 10 % take longer than the band says."""
+    found, _ = read_folder(shared_ascend, list_devices())
+    groups = groups_of_tables(found)
+    taken: list[float] = []
+    for group in groups:
+        call = msgspec.structs.replace(group.launches[0].row.call, type=UNKNOWN, attrs={})
+        made = predict_kernel(call, load_device(group.soc), state=group.launches[0].state)
+        taken.append(float(np.mean([one.duration_us for one in group.launches])) / made.time_us)
+    assert len(taken) > 300
+    assert np.quantile(taken, 0.9) == pytest.approx(MOST_BY_BYTES, rel=0.15)
+    assert 1.2 < np.median(taken) < 2.0
+
+
+def test_conversions_of_layout_are_no_arithmetic(console: Console) -> None:
+    convolution, transposed, product = predicted(
+        console,
+        "aten::conv2d(f16[16,32,24,24], f16[32,32,3,3])",
+        "aten::clone(f32[512,512]{1,512}, memory_format=torch.contiguous_format)",
+        "aten::mm(f16[512,512], f16[512,512])",
+    )
+    assert "TransData" in convolution.kernels
+    terms = convolution.terms_us
+    assert terms["moving"] > 0.0
+    assert point_of("", "", convolution, 1.0).arithmetic_us == max(terms["cube"], terms.get("vector", 0.0))
+    assert point_of("", "", transposed, 1.0).arithmetic_us == 0.0
+    assert point_of("", "", product, 1.0).arithmetic_us > 0.0
+
+
+def test_a_value_that_the_host_reads_is_no_work_of_the_device(console: Console) -> None:
+    for one in predicted(
+        console, "aten::item(f32[1])", "aten::is_nonzero(bool[1])", "aten::_local_scalar_dense(i64[1])"
+    ):
+        assert (one.time_us, one.kernels, one.bound) == (0.0, (), "none")

@@ -23,9 +23,9 @@ ACCUMULATORS = 32768
 MOST_OF_HBM = 0.95
 """Share of its peak that HBM reaches at best."""
 FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
-"""Elements, over the root of K and of at least 32 rows, and rows that float32 tiles keep although cores lie idle; nor is
-their K dealt out. Of 32 x 4096 x 1000 tiles of 32 x 48 on 21 cores were started on a 910B2; 256 x 131072 x 256 reaches
-12 TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight tiles of 64 x 128 and four of 64 rows can; the
+"""Elements, over the root of K and of at least 32 rows, that float32 tiles keep although cores lie idle, and rows those
+of 16 columns keep; nor is their K dealt out. Of 32 x 4096 x 1000 tiles of 32 x 48 on 21 cores were started on a 910B2; 256 x 131072 x 256 reaches
+12 TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight tiles of 128 x 64 and four of 64 rows can; the
 root lies between."""
 SPLIT_LEAST = 4096
 """Least depth of the pieces of a K that is dealt out to cores; assumed: pieces of 1024 would make products measured
@@ -49,7 +49,7 @@ def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool
     earlier, tiles = 0, tall * across
     least = FLOAT32_TILE * sqrt(gemm.k) if gemm.dtype == "float32" else 0
     while tiles < cores and (rows >= 32 or cols >= 32):
-        if least and rows <= FLOAT32_ROWS and (rows if rows > 32 else 32) * cols <= least:
+        if least and (rows <= FLOAT32_ROWS or cols > 16) and (rows if rows > 32 else 32) * cols <= least:
             break
         before, earlier = (rows, cols, 1), tiles
         if rows < 32 or (cols >= 32 and (cols >= rows if columns_first else rows <= 32)):

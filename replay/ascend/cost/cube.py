@@ -24,9 +24,9 @@ MOST_OF_HBM = 0.95
 """Share of its peak that HBM reaches at best."""
 FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
 """Elements, over the root of K and of at least 32 rows, that float32 tiles keep although cores lie idle, and rows those
-of 16 columns keep; nor is their K dealt out. Of 32 x 4096 x 1000 tiles of 32 x 48 on 21 cores were started on a 910B2; 256 x 131072 x 256 reaches
-12 TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight tiles of 128 x 64 and four of 64 rows can; the
-root lies between."""
+of 16 columns keep; nor is their K dealt out. Of 32 x 4096 x 1000 tiles of 32 x 48 on 21 cores were started on a 910B2;
+256 x 131072 x 256 reaches 12 TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight tiles of 128 x 64
+and four of 64 rows can; the root lies between."""
 SPLIT_LEAST = 4096
 """Least depth of the pieces of a K that is dealt out to cores; assumed: pieces of 1024 would make products measured
 with K = 7168 half as long as they were, and nothing measured tells 2048 from more."""
@@ -319,8 +319,8 @@ def conv_terms(
 
     Shapes are those of NC1HWC0 and FRACTAL_Z tensors: the feature maps are (N, C1, H, W, C0), the weight is
     (C1*Kh*Kw, N1, 16, C0). With at least as many images as cores, they are dealt out whole: the busiest core
-    has ceil(N / cores) of them; otherwise, and backwards (32 images on 22 to 24 cores of a 910B2, where forward has 16),
-    128 output pixels make a task.
+    has ceil(N / cores) of them. Otherwise 128 output pixels make a task, and backwards: 32 images are on 22 to 24 cores
+    of a 910B2, and on 16 forward.
     """
     sizes = _conv_sizes(call)
     if sizes is None:

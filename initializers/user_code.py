@@ -66,8 +66,20 @@ def load_user_code(name: str, *, flag: str) -> None:
         place = failed_at(error)
         raise UsageError(
             f"{flag} {name} fails: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
-            hint=missing_op_hint(error) or "Give a .py file, or a module that Python can import.",
+            hint=missing_op_hint(error)
+            or _beside_hint(name, error)
+            or "Give a .py file, or a module that Python can import.",
         ) from error
+
+
+def _beside_hint(name: str, error: BaseException) -> str:
+    """What to do about a module that lies beside the file that imports it, where Python finds it only for scripts."""
+    if not name.endswith(".py") or not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    folder, module = Path(name).resolve().parent, error.name.partition(".")[0]
+    if not (folder / f"{module}.py").is_file() and not (folder / module).is_dir():
+        return ""
+    return f"{module} lies beside {Path(name).name}: set PYTHONPATH={folder} to have it found."
 
 
 def load_entry_point(entry: EntryPoint) -> Any:

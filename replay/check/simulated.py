@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.calling.calls import Arguments, Bench
 from opreplay.replay.check.cases import Case, case_of
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.resolve import schema
@@ -29,20 +29,29 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
     """Predictions by device of the op's case, and of the ops that the reference calls, one after the other: of the
     outermost that the simulator has a rule for, as `plan` and `simulate` count them in a trace, else of what they call.
 
-    An op that the simulator has no kernels for has none; so has a reference that calls such a one.
+    A function of Python's is predicted as its reference is, by the ops of torch that it calls; what it runs beside them
+    is not seen. An op that the simulator has no kernels for has none; so has a function that calls such a one.
     """
     if not socs:
         return {}, {}
     from opreplay.replay.ascend.simulate.devices import load_socs
 
     devices = load_socs(socs)
-    mine = _of_op(_with_outputs(bench, case), devices) if bench.operator(case) is not None else {}
-    parts = _called(bench, case, devices)
-    other: dict[str, Simulated] = {}
-    for name in devices if parts and all(parts) else ():
+    other = _added(_called(bench.refer, bench, case, devices)) if bench.has_reference(case) else {}
+    if bench.operator(case) is not None:
+        return _of_op(_with_outputs(bench, case), devices), other
+    return _added(_called(bench.call, bench, case, devices)), other
+
+
+def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
+    """Calls one after the other, by device; none where one of them has no prediction, or they take no time."""
+    if not parts or not all(parts):
+        return {}
+    made: dict[str, Simulated] = {}
+    for name in parts[0]:
         each = [part[name] for part in parts]
         first = max(each, key=lambda one: one.time_us)
-        other[name] = msgspec.structs.replace(
+        made[name] = msgspec.structs.replace(
             first,
             time_us=sum(one.time_us for one in each),
             low_us=sum(one.low_us for one in each),
@@ -51,7 +60,7 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
             terms_us={},
             extrapolated=any(one.extrapolated for one in each),
         )
-    return mine, other
+    return {name: one for name, one in made.items() if one.time_us > 0.0}
 
 
 def _of_op(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
@@ -125,14 +134,14 @@ def _outputs(returned: Any) -> tuple[TensorMeta | None, ...]:
     return tuple(_meta(one) if isinstance(one, torch.Tensor) else None for one in results)
 
 
-def _called(bench: Bench, case: Case, devices: dict[str, DeviceProfile]) -> list[dict[str, Simulated]]:
-    """Predictions of what the reference calls on a case; none where there is no other reference, or it fails."""
-    if not bench.has_reference(case):
-        return []
+def _called(
+    run: Callable[[Case, Arguments], object], bench: Bench, case: Case, devices: dict[str, DeviceProfile]
+) -> list[dict[str, Simulated]]:
+    """Predictions of what a function calls on a case; none where it fails."""
     try:
         arguments = bench.arguments(case)
         with _Calls(devices) as calls, _Outermost(calls):
-            bench.refer(case, arguments)
+            run(case, arguments)
     except Exception:  # judged by other points
         return []
     return calls.parts

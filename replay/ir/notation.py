@@ -52,6 +52,8 @@ class CallText(msgspec.Struct, frozen=True, kw_only=True):
 
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:::[A-Za-z_][A-Za-z0-9_]*)+(?:\.[A-Za-z_][A-Za-z0-9_]*)?")
+_FUNCTION = re.compile(r"(?:[^():]*\.py:|[A-Za-z_][\w.]*\.)?([A-Za-z_]\w*)\(")
+"""A call of a function, of a file or a module or of neither."""
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<torch>torch\.[a-z_0-9]+)
@@ -88,7 +90,13 @@ def _head(text: str) -> re.Match[str]:
     """The name of the op. Raises UsageError."""
     head = _NAME.match(text.strip())
     if head is None:
-        raise UsageError(f"{_cut(text)!r} is no call of an op", hint="Write one as aten::mm(f32[64,32], f32[32,8]).")
+        hint = "Write one as aten::mm(f32[64,32], f32[32,8])."
+        if function := _FUNCTION.match(text.strip()):
+            hint = (
+                f"A function of Python's becomes an op by @register_executor('mylib::{function[1]}') in a file for "
+                "--plugin; `opreplay check FILE.py:FUNCTION` takes it as it is."
+            )
+        raise UsageError(f"{_cut(text)!r} is no call of an op", hint=hint)
     return head
 
 

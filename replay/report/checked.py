@@ -94,7 +94,8 @@ def notes(found: CheckResult) -> list[str]:
         )
     for soc in sorted({*found.simulated, *found.simulated_reference}):
         mine, other = found.simulated.get(soc), found.simulated_reference.get(soc)
-        op = "no kernels of the op are known" if mine is None else f"{time_text(mine.time_us)} for the op"
+        what = "the op" if "::" in found.op else "the ops of torch that it calls"
+        op = "no kernels of the op are known" if mine is None else f"{time_text(mine.time_us)} for {what}"
         reference = "" if other is None else f", {time_text(other.time_us)} for what the reference calls"
         caches = ", ".join(sorted({one.l2 for one in (mine, other) if one is not None}))
         lines.append(f"simulated {soc}: {op}{reference} (L2 {caches})")

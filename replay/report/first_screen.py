@@ -135,7 +135,7 @@ def predicted_total(soc: str, results: Sequence[OpResult]) -> tuple[float, float
         us = one.time_us * result.count
         family = one.kernels[0] if one.kernels else one.bound
         total += us
-        up[family] = up.get(family, 0.0) + us * math.log(max(one.high_us / one.time_us, 1.0))
+        up[family] = up.get(family, 0.0) + us * (max(one.high_us / one.time_us, 1.0) - 1.0)
         down[family] = down.get(family, 0.0) + us * math.log(max(one.time_us / one.low_us, 1.0) if one.low_us else 1.0)
-    most, least = (math.exp(math.hypot(*one.values()) / total) if total > 0 else 1.0 for one in (up, down))
-    return total, total / least, total * most
+    least = math.exp(math.hypot(*down.values()) / total) if total > 0 else 1.0
+    return total, total / least, total + math.hypot(*up.values())

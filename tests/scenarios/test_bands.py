@@ -96,3 +96,34 @@ def test_a_value_that_the_host_reads_is_no_work_of_the_device(console: Console) 
         console, "aten::item(f32[1])", "aten::is_nonzero(bool[1])", "aten::_local_scalar_dense(i64[1])"
     ):
         assert (one.time_us, one.kernels, one.bound) == (0.0, (), "none")
+
+
+def test_a_sum_may_take_as_long_as_its_part_of_unknown_work(tmp_path: Path, console: Console) -> None:
+    """Of two ops alike the one that nothing is known of may take 7.7 times its time, and so may the sum of both."""
+    plugin, trace = tmp_path / "sums.py", tmp_path / "t.json"
+    plugin.write_text(PLUGIN.replace("bands_test", "bands_sum").partition("@lowers")[0])
+    console("op", "bands_sum::untold(f32[8])", "--no-measure", "--plugin", plugin)
+    shape = {"Input Dims": [[2048, 2048]], "Input type": ["float"]}
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": 100 * at, "dur": 50, "args": shape}
+        for at, name in enumerate(("bands_sum::untold", "aten::relu"))
+    ]
+    trace.write_text(json.dumps({"traceEvents": events}))
+    found = json.loads(console("simulate", trace, "--format", "json", "--no-cache").stdout)
+    (step,) = found["socs"].values() if isinstance(found["socs"], dict) else found["socs"]
+    (untold,) = (op["simulated"]["910b3"] for op in found["unique_ops"] if op["name"] == "bands_sum::untold")
+    assert untold["by"] == "bytes"
+    assert step["high_us"] >= step["total_us"] + untold["time_us"] * (MOST_BY_BYTES - 1.0) * 0.999
+
+
+def test_an_op_without_a_prediction_says_what_the_host_recorded(tmp_path: Path, console: Console) -> None:
+    """In a trace of a CPU there is no device time: it was "recorded 0 µs"."""
+    plugin, trace = tmp_path / "fits.py", tmp_path / "t.json"
+    plugin.write_text(
+        PLUGIN.replace("bands_test", "bands_fit").replace("blocks(x.shape[0], 8)", "blocks(x.shape[0], 64)")
+    )
+    shape = {"Input Dims": [[2048, 4096]], "Input type": ["float"]}
+    event = {"ph": "X", "cat": "cpu_op", "name": "bands_fit::tiled", "pid": 1, "tid": 1, "ts": 100, "dur": 50}
+    trace.write_text(json.dumps({"traceEvents": [{**event, "args": shape}]}))
+    text = " ".join(console("simulate", trace, "--plugin", plugin, "--no-cache").stdout.split())
+    assert "100.0 % of the time, recorded 50.0 µs on the host: no prediction for 910b3" in text

@@ -127,13 +127,13 @@ def simulate_step(
             by_bound[bound] = by_bound.get(bound, 0.0) + us * one.count
         for name, us in one.families_us.items():
             by_family[name] = by_family.get(name, 0.0) + us * one.count
-    below, above = _deviations(by_family, device)
+    below, above_us = _deviations(by_family, device)
     return Step(
         device=device.name,
         device_version=device.version,
         total_us=total,
         low_us=total * math.exp(-below / total) if total > 0 else 0.0,
-        high_us=total * math.exp(above / total) if total > 0 else 0.0,
+        high_us=total + above_us,
         by_bound=_largest_first(by_bound),
         by_family=_largest_first(by_family),
         uncalibrated_share=_uncalibrated(made, weights),
@@ -160,16 +160,19 @@ def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, flo
 
 
 def _deviations(by_family: dict[str, float], device: DeviceProfile) -> tuple[float, float]:
-    """80 % deviations of the total down and up in log microseconds: families in quadrature."""
+    """80 % deviations of the total: down in log microseconds, up in microseconds; families in quadrature.
+
+    Up they are not added as logarithms: one family that may take eight times as long is a small part of these.
+    """
     rates = device.rates
     families = {name: device.families[name if name in device.families else "Unknown"] for name in by_family}
     widths = {
         name: math.log(one.band) * (rates.band_far if one.samples else rates.band_apart)
         for name, one in families.items()
     }
-    up = {**widths, UNKNOWN: math.log(MOST_BY_BYTES)}
-    below, above = (math.sqrt(sum((one[name] * us) ** 2 for name, us in by_family.items())) for one in (widths, up))
-    return below, above
+    most = {**{name: math.exp(width) for name, width in widths.items()}, UNKNOWN: MOST_BY_BYTES}
+    below = math.hypot(*(widths[name] * us for name, us in by_family.items()))
+    return below, math.hypot(*((most[name] - 1.0) * us for name, us in by_family.items()))
 
 
 def _largest_first(times: dict[str, float]) -> dict[str, float]:

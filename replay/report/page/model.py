@@ -89,6 +89,8 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     number: bool = False
+    pasted: bool = False
+    """Text to paste somewhere: in one line, however long, and taken whole by a click."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ def page(found: Cases, command: str) -> Page:
                     *numbers(*names),
                     *(numbers("measured") if found.device is not None else ()),
                     *(one for soc in found.socs for one in (*numbers(soc), Column(title="bound"))),
-                    *(Column(title=title) for title in ("op", "inputs", "call", "notes")),
+                    *(Column(title=title, pasted=title == "call") for title in ("op", "inputs", "call", "notes")),
                 ),
                 rows=tuple(_row(one, names, found) for one in shown),
                 left_out=len(found.cases) - len(shown),

@@ -39,6 +39,7 @@ def page(header: Header, results: Sequence[OpResult], summary: Summary, command:
     for soc in socs:
         series[soc] = _sums(results, lambda r, soc=soc: r.simulated_us.get(soc))
     order = heaviest([r.recorded_share for r in results])
+    reasons = any(r.reason for r in results)
     return Page(
         title=f"opreplay: {source}",
         headline=coverage_line(header, results, summary),
@@ -64,10 +65,10 @@ def page(header: Header, results: Sequence[OpResult], summary: Summary, command:
                     *numbers("share", "calls", clock, "measured"),
                     *(c for soc in socs for c in (*numbers(soc), Column(title=f"{soc} bound"))),
                     *numbers("measured ÷ recorded"),
-                    Column(title="not replayed because"),
-                    Column(title="for `opreplay op`"),
+                    *([Column(title="not replayed because")] if reasons else []),
+                    Column(title="for opreplay op", pasted=True),
                 ),
-                rows=tuple(_row(results[i], socs, device=device) for i in order),
+                rows=tuple(_row(results[i], socs, device=device, reasons=reasons) for i in order),
             ),
         ),
         notes=tuple(notes(header, results, summary)),
@@ -100,7 +101,7 @@ def _roofline(soc: str, results: Sequence[OpResult]) -> Roofline:
     )
 
 
-def _row(r: OpResult, socs: Sequence[str], *, device: bool) -> tuple[Cell, ...]:
+def _row(r: OpResult, socs: Sequence[str], *, device: bool, reasons: bool) -> tuple[Cell, ...]:
     recorded = recorded_us(r, device=device)
     cells = [Cell(text=r.name), Cell(text=r.inputs), share_cell(r.recorded_share), count_cell(r.count)]
     cells += [time_cell(recorded), time_cell(r.measured_us)]
@@ -108,4 +109,5 @@ def _row(r: OpResult, socs: Sequence[str], *, device: bool) -> tuple[Cell, ...]:
         cells += [time_cell(r.simulated_us.get(soc))]
         cells += [Cell(text=r.simulated[soc].bound if soc in r.simulated else "")]
     ratio = r.measured_us / recorded if recorded and r.measured_us is not None else None
-    return (*cells, ratio_cell(ratio), Cell(text=str(r.reason or "")), Cell(text=r.call))
+    why = [Cell(text=str(r.reason or ""))] if reasons else []
+    return (*cells, ratio_cell(ratio), *why, Cell(text=r.call))

@@ -360,12 +360,19 @@ def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
             ),
         )
         if found:
-            share = share_text(shares[op.id])
             made.append(
-                f"{MARK} {safe(op.name)} ({op.id[:8]}), {share} of the time, recorded {time_text(recorded_us)}: "
-                f"{safe('; '.join(found))}"
+                f"{MARK} {safe(op.name)} ({op.id[:8]}){_recorded(op, plan, shares[op.id])}: {safe('; '.join(found))}"
             )
     return made[:SHOWN] + ([f"{MARK} and {len(made) - SHOWN} more like that"] if len(made) > SHOWN else [])
+
+
+def _recorded(op: ReplayOp, plan: ReplayPlan, share: float) -> str:
+    """What was recorded of an op, for one call; nothing where the plan was captured."""
+    if plan.captured:
+        return ""
+    device = plan.device_us_total > 0
+    us = op.recorded.device_us_total if device else op.recorded.host_us_total
+    return f", {share_text(share)} of the time, recorded {time_text(us / op.count)}{'' if device else ' on the host'}"
 
 
 def unpredicted(op: ReplayOp, steps: Sequence[Step]) -> list[str]:

@@ -133,6 +133,8 @@ def test_a_call_refused_where_it_ran_has_no_prediction_and_one_without_a_kernel_
     [
         ((), "no call is given"),
         (("aten::mm(f32[2,2]",), "expected at"),
+        (("ops.py:rope(f32[2,2])",), "@register_executor('mylib::rope')"),
+        (("rope(f32[2,2])",), "opreplay check FILE.py:FUNCTION"),
         (("aten::mm(f32[2,2], f32[2,n])",), "--vary n="),
         (("aten::relu(f32[2])", "--vary", "n=1"), "no call has a size"),
         (("aten::relu(f32[2])", "--soc", "911"), "911"),

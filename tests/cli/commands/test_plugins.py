@@ -108,3 +108,15 @@ def test_commands_use_plugins_and_say_so(command: str, plugin: Path, trace: Path
     if command == "plan":
         (op,) = json.loads((tmp_path / "plan.json").read_text())["ops"]
         assert (op["name"], op["via"]) == ("mylib::act", "aten::relu")
+
+
+def test_a_module_beside_a_plugin_is_found_as_the_hint_says(tmp_path: Path) -> None:
+    (tmp_path / "beside_ops.py").write_text("VALUE = 1\n")
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("import beside_ops\n")
+    done = CliRunner().invoke(opreplay, ["plugins", "--plugin", str(plugin)])
+    assert done.exit_code == 2
+    assert f"beside_ops lies beside mine.py: set PYTHONPATH={tmp_path} to have it found" in done.stderr
+    plugin.write_text("import nobodys_ops\n")
+    done = CliRunner().invoke(opreplay, ["plugins", "--plugin", str(plugin)])
+    assert "PYTHONPATH" not in done.stderr

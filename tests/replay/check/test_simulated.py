@@ -20,13 +20,22 @@ def test_what_is_one_kernel_in_a_trace_is_one_in_the_reference(tmp_path: Path) -
     setup = Setup(op=text, against=text, shapes=("64x128, 64x128, 128",), points=("speed",), memory_bytes=1 << 28)
     bench, _ = make_bench(setup)
     try:
-        _, reference = simulated(bench, bench.first, ["910b3"])
+        mine, reference = simulated(bench, bench.first, ["910b3"])
     finally:
         bench.executor.close()
     assert reference["910b3"].kernels == ("Add", "RmsNorm", "Swish")
     assert reference["910b3"].l2 == "warm"
+    assert mine == reference, "a function of Python's is what it calls"
     shown = CheckResult(
-        op="o", against="r", device="cpu", seed=0, environment={}, points=(), simulated_reference=reference
+        op="o.py:norm",
+        against="r",
+        device="cpu",
+        seed=0,
+        environment={},
+        points=(),
+        simulated=mine,
+        simulated_reference=reference,
     )
     (line,) = notes(shown)
+    assert "µs for the ops of torch that it calls, " in line
     assert line.endswith("for what the reference calls (L2 warm)")

@@ -127,7 +127,11 @@ def test_a_run_and_a_comparison_write_pages(tmp_path: Path) -> None:
     args = ["run", str(sample), "--top", "2", "--soc", "910b3", "--output", str(run), "--output", str(lines)]
     result = CliRunner().invoke(opreplay, [*args, "--op-time", "50ms"])
     assert result.exit_code == 0, result.stderr
-    assert "Roofline" in run.read_text()
+    text = run.read_text()
+    assert "Roofline" in text
+    assert "for opreplay op</button>" in text
+    assert text.count('<td class="k"><code>aten::') == 2, "a call to paste is one line, taken whole by a click"
+    assert "not replayed because" not in text, "a column that says nothing"
     outline(run.read_text())
     args = ["compare", str(lines), str(lines), "--output", str(compared)]
     assert CliRunner().invoke(opreplay, args).exit_code == 0

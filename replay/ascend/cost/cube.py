@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil, prod, sqrt
 
 import msgspec
 
@@ -22,9 +22,11 @@ ACCUMULATORS = 32768
 
 MOST_OF_HBM = 0.95
 """Share of its peak that HBM reaches at best."""
-WHOLE_K = 32768
-"""float32 products that are at least this deep run on few tiles of 64 x 128: 256 x 131072 x 256 reaches 12 TFLOP/s and
-256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight and four cores can; where that begins is assumed."""
+FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
+"""Elements, over the root of K and of at least 32 rows, that float32 tiles keep although cores lie idle, and rows those
+of 16 columns keep; nor is their K dealt out. Of 32 x 4096 x 1000 tiles of 32 x 48 on 21 cores were started on a 910B2;
+256 x 131072 x 256 reaches 12 TFLOP/s and 256 x 131072 x 1 reads at 108 GB/s on a 910B4, what eight tiles of 128 x 64
+and four of 64 rows can; the root lies between."""
 SPLIT_LEAST = 4096
 """Least depth of the pieces of a K that is dealt out to cores; assumed: pieces of 1024 would make products measured
 with K = 7168 half as long as they were, and nothing measured tells 2048 from more."""
@@ -45,7 +47,10 @@ def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool
     across, tall = -(-n // cols), batch * -(-m // rows)
     before = rows, cols, 1
     earlier, tiles = 0, tall * across
+    least = FLOAT32_TILE * sqrt(gemm.k) if gemm.dtype == "float32" else 0
     while tiles < cores and (rows >= 32 or cols >= 32):
+        if least and (rows <= FLOAT32_ROWS or cols > 16) and (rows if rows > 32 else 32) * cols <= least:
+            break
         before, earlier = (rows, cols, 1), tiles
         if rows < 32 or (cols >= 32 and (cols >= rows if columns_first else rows <= 32)):
             cols = cols // 32 * 16 or 16
@@ -61,8 +66,6 @@ def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int
     """What to choose from: (rows, columns) of a base tile, and the pieces that K is split into, most often 1."""
     batch, m, n, k = gemm.batch, gemm.m, gemm.n, gemm.k
     whole_m, whole_n = -(-m // 16) * 16, -(-n // 16) * 16
-    if gemm.dtype == "float32" and k >= WHOLE_K and split:
-        return [(min(64, whole_m), min(128, whole_n), 1)]
     out: list[tuple[int, int, int]] = []
     for most_rows in (128, 256):
         rows = whole_m if whole_m < most_rows else most_rows
@@ -78,7 +81,7 @@ def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int
                 out += [tile for tile in _shrunk(gemm, rows, cols, cores, columns_first=False) if tile not in out]
         if rows < most_rows:
             break
-    if k >= 2 * SPLIT_LEAST and split:
+    if k >= 2 * SPLIT_LEAST and split and gemm.dtype != "float32":
         rows, cols = whole_m if whole_m < 128 else 128, whole_n if whole_n < 256 else 256
         pieces = min(cores // (batch * -(-m // rows) * -(-n // cols)), k // SPLIT_LEAST)
         if pieces > 1:
@@ -102,11 +105,6 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     b_fractal: bool
     shared_b: bool = False
     """One B for the whole batch."""
-
-    @property
-    def whole_k(self) -> bool:
-        """Whether a long K is neither split nor dealt out, as for float32: a core keeps a tile for all of K."""
-        return self.dtype == "float32" and self.k >= WHOLE_K
 
 
 TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
@@ -209,7 +207,7 @@ def gemm_terms(
     best: tuple[float, float, float, float, float] | None = None
     p, root, all_cores = rates.overlap_p, 1 / rates.overlap_p, device.aic_cores
     m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
-    split_depth = 0.0 if gemm.whole_k else rates.split_depth
+    split_depth = 0.0 if gemm.dtype == "float32" else rates.split_depth
     a_along_k, b_along_k = gemm.a_along_k, gemm.b_along_k
     narrow, pace = rates.l1_narrow_exponent, fill * freq
     most_hbm, core_hbm = device.hbm_bytes_per_s * reached, rates.cube_core_hbm_bytes_per_cycle
@@ -220,7 +218,9 @@ def gemm_terms(
         tiles = batch * down * across * pieces
         waves = -(-tiles // all_cores)
         busy, length = skew * waves, float(depth * item)
-        cores = tiles if tiles < all_cores else all_cores
+        cores = float(tiles if tiles < all_cores else all_cores)
+        if waves > 1 and gemm.dtype == "float32":
+            cores = tiles / waves  # The last wave of few draws on memory with few cores.
         # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
         rows, cols = m / down, n / across
         if rows < 16.0:
@@ -319,7 +319,8 @@ def conv_terms(
 
     Shapes are those of NC1HWC0 and FRACTAL_Z tensors: the feature maps are (N, C1, H, W, C0), the weight is
     (C1*Kh*Kw, N1, 16, C0). With at least as many images as cores, they are dealt out whole: the busiest core
-    has ceil(N / cores) of them. Otherwise 128 output pixels make a task.
+    has ceil(N / cores) of them. Otherwise 128 output pixels make a task, and backwards: 32 images are on 22 to 24 cores
+    of a 910B2, and on 16 forward.
     """
     sizes = _conv_sizes(call)
     if sizes is None:
@@ -327,7 +328,8 @@ def conv_terms(
     images, pixels, unfolded, channels, dtype = sizes
     rates, freq = device.rates, device.freq_hz
     item = itemsize(dtype)
-    tasks = max(1, images if images >= device.aic_cores else images * ceil(pixels / 128))
+    whole = images >= device.aic_cores and "Backprop" not in call.type
+    tasks = max(1, images if whole else images * ceil(pixels / 128))
     share = ceil(tasks / device.aic_cores) / tasks
     macs = mac_rate(dtype, device, family.hf32) * rates.mac_efficiency * freq
     work = images * pixels * unfolded * channels * share

@@ -249,10 +249,14 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 def _fill(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     write = tally.write
+    # What is cleared is named as an input too; rates and probabilities of random numbers are read.
+    read = 0 if family.name == "Fill" else tally.read
     # The profiler gives MemSet no shapes: then all cores are assumed, and no bytes.
-    blocks = blocks_for(write, device) if call.outputs else device.aiv_cores
+    blocks = blocks_for(max(read, write), device) if call.outputs else device.aiv_cores
     n = sum(_numel(s) for s in call.outputs)
-    return Work(blocks, n / blocks, 0, 0, write)
+    if read:
+        n = max(n, tally.elements)
+    return Work(blocks, n / blocks, 0, read, write)
 
 
 COUNTERS: dict[str, Callable[[KernelCall, FamilyCost, DeviceProfile, Tally], Work]] = {

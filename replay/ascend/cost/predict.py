@@ -31,7 +31,7 @@ def _aicpu_terms(
 ) -> dict[str, float]:
     operations = call.attrs.get("operations")
     counted = operations if isinstance(operations, int | float) else 0.0
-    return {"launch": device.rates.aicpu_us + family.fixed_us + counted / AICPU_OPERATIONS_PER_US}
+    return {"launch": device.rates.aicpu_us + family.fixed_us, "aicpu": counted / AICPU_OPERATIONS_PER_US}
 
 
 HOST_BYTES_PER_US = 64e3
@@ -75,6 +75,7 @@ BOUNDS: dict[str, Bound] = {
     "hbm": "hbm",
     "l2": "l2",
     "link": "link",
+    "aicpu": "aicpu",
     "slow path": "slow path",
 }
 """Term → what bounds a kernel in which that term is the longest."""

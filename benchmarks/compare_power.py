@@ -101,21 +101,25 @@ def slowed(call: partial[Any], extra_us: float) -> partial[Any]:
     return partial(and_wait, call.func, *call.args)
 
 
-def run(
-    executor: TorchExecutor,
-    made: list[partial[Any]],
-    extra_us: Mapping[int, float],
-    options: MeasureOptions,
-    visits: int = 1,
-) -> ResultFile:
+def run_apart(extra_us: Mapping[int, float], options: MeasureOptions, visits: int = 1) -> ResultFile:
+    """`run` in a process of its own, as users' runs are: another one's memory lies elsewhere."""
+    with get_context("spawn").Pool(1) as apart:
+        return apart.apply(run, (dict(extra_us), options, visits))
+
+
+def run(extra_us: Mapping[int, float], options: MeasureOptions, visits: int) -> ResultFile:
     """One run over all ops as `opreplay run` measures them; with `visits`, one pass after the other."""
+    torch.manual_seed(0)
+    executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
+    made = calls()
     known = [Visits(visits) for _ in made]
     found: dict[int, Measurement] = {}
     for _ in range(visits):
         for index, call in enumerate(made):
             called = slowed(call, extra_us[index]) if index in extra_us else call
             found[index] = measure(executor, TorchPrepared(called, (), 10**9), options, visits=known[index])
-    results = []
+    executor.close()
+    results: list[OpResult] = []
     for index, call in enumerate(made):
         results.append(
             OpResult(
@@ -154,26 +158,23 @@ def main() -> int:
 
 def compared(args: argparse.Namespace) -> int:
     """The runs of one set of options, and 0 where the bar is met."""
-    torch.manual_seed(0)
-    executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
-    made, options = calls(), MeasureOptions(cache="cold", op_time_s=args.op_time)
+    options = MeasureOptions(cache="cold", op_time_s=args.op_time)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    before = run(executor, made, {}, options, args.visits)
+    before = run_apart({}, options, args.visits)
     false = 0
     for repetition in range(args.repetitions):
-        after = run(executor, made, {}, options, args.visits)
+        after = run_apart({}, options, args.visits)
         found = compare(before, after)
         false += len(found.of("slower"))
         print(f"the same, {repetition + 1}: {shown(found)}", flush=True)
         before = after
     chosen = set(random.Random(0).sample(range(OPS), SLOWED))
     extra = {i: args.slowdown * (before.results[i].measured_us or 0.0) for i in chosen}
-    sides: tuple[list[ResultFile], list[ResultFile]] = ([before], [run(executor, made, extra, options, args.visits)])
+    sides: tuple[list[ResultFile], list[ResultFile]] = ([before], [run_apart(extra, options, args.visits)])
     for _ in range(args.runs - 1):
-        sides[0].append(run(executor, made, {}, options, args.visits))
-        sides[1].append(run(executor, made, extra, options, args.visits))
+        sides[0].append(run_apart({}, options, args.visits))
+        sides[1].append(run_apart(extra, options, args.visits))
     found = compare(pool(sides[0]), pool(sides[1]))
-    executor.close()
     hit = {int(op.id, 16) for op in found.of("slower")}
     share = false / (OPS * args.repetitions) if args.repetitions else 0.0
     print(f"slowed by {args.slowdown:.0%}: {shown(found)}")

@@ -68,3 +68,10 @@ def test_computing_on_the_control_processors_is_no_launch() -> None:
     long, short = predicted("aten::linalg_qr(f32[1000000,64])"), predicted("aten::linalg_qr(f32[8,8])")
     assert (long.bound, short.bound) == ("aicpu", "launch")
     assert long.terms_us["launch"] == short.terms_us["launch"] < 0.01 * long.terms_us["aicpu"]
+
+
+@pytest.mark.parametrize(
+    "call", ["aten::poisson(f32[n])", "aten::multinomial(f32[8,n],1)", "aten::_standard_gamma(f32[n])"]
+)
+def test_draws_of_which_none_was_measured_are_not_calibrated(call: str) -> None:
+    assert predicted(_sized(call, 20000)).confidence == "uncalibrated"

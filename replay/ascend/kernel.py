@@ -9,7 +9,7 @@ import msgspec
 
 from opreplay.traces.model import TensorSpec
 
-Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "slow path", "none"]
+Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "slow path", "aicpu", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
 State = Literal["cold", "warm", "network"]
 """What the caches held when a kernel was measured, or is predicted to start: nothing of its data ("cold": L2 was

@@ -38,8 +38,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
     time_us: float
     bound: str
-    """"cube", "vector", "hbm", "l2", "launch", "link", "slow path" of the kernel library, "custom" for a user's own
-    estimate, or "none" for a view."""
+    """"cube", "vector", "hbm", "l2", "launch", "link", "aicpu" of control processors, "slow path" of the kernel
+    library, "custom" for a user's own estimate, or "none" for a view."""
     terms_us: dict[str, float]
     kernels: tuple[str, ...]
     """CANN kernel types the op was lowered to."""

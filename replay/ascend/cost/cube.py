@@ -20,6 +20,8 @@ ACCUMULATORS = 32768
 """float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
 
 
+FLOATS = frozenset({"float32", "float64"})
+"""Types whose operands are rearranged on loading; float64, which the cube lacks, is never quicker than float32."""
 MOST_OF_HBM = 0.95
 """Share of its peak that HBM reaches at best."""
 FLOAT32_TILE, FLOAT32_ROWS = 24.0, 64
@@ -47,7 +49,7 @@ def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool
     across, tall = -(-n // cols), batch * -(-m // rows)
     before = rows, cols, 1
     earlier, tiles = 0, tall * across
-    least = FLOAT32_TILE * sqrt(gemm.k) if gemm.dtype == "float32" else 0
+    least = FLOAT32_TILE * sqrt(gemm.k) if gemm.dtype in FLOATS else 0
     while tiles < cores and (rows >= 32 or cols >= 32):
         if least and (rows <= FLOAT32_ROWS or cols > 16) and (rows if rows > 32 else 32) * cols <= least:
             break
@@ -81,7 +83,7 @@ def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int
                 out += [tile for tile in _shrunk(gemm, rows, cols, cores, columns_first=False) if tile not in out]
         if rows < most_rows:
             break
-    if k >= 2 * SPLIT_LEAST and split and gemm.dtype != "float32":
+    if k >= 2 * SPLIT_LEAST and split and gemm.dtype not in FLOATS:
         rows, cols = whole_m if whole_m < 128 else 128, whole_n if whole_n < 256 else 256
         pieces = min(cores // (batch * -(-m // rows) * -(-n // cols)), k // SPLIT_LEAST)
         if pieces > 1:
@@ -207,7 +209,7 @@ def gemm_terms(
     best: tuple[float, float, float, float, float] | None = None
     p, root, all_cores = rates.overlap_p, 1 / rates.overlap_p, device.aic_cores
     m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
-    split_depth = 0.0 if gemm.dtype == "float32" else rates.split_depth
+    split_depth = 0.0 if gemm.dtype in FLOATS else rates.split_depth
     a_along_k, b_along_k = gemm.a_along_k, gemm.b_along_k
     narrow, pace = rates.l1_narrow_exponent, fill * freq
     most_hbm, core_hbm = device.hbm_bytes_per_s * reached, rates.cube_core_hbm_bytes_per_cycle
@@ -219,7 +221,7 @@ def gemm_terms(
         waves = -(-tiles // all_cores)
         busy, length = skew * waves, float(depth * item)
         cores = float(tiles if tiles < all_cores else all_cores)
-        if waves > 1 and gemm.dtype == "float32":
+        if waves > 1 and gemm.dtype in FLOATS:
             cores = tiles / waves  # The last wave of few draws on memory with few cores.
         # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
         rows, cols = m / down, n / across

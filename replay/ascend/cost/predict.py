@@ -8,13 +8,13 @@ from math import prod, sqrt
 
 from opreplay.replay.ascend.cost.attention import attention_terms
 from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_beyond, link_confidence
-from opreplay.replay.ascend.cost.cube import Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
+from opreplay.replay.ascend.cost.cube import FLOATS, Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.cost.sizes import Tally, first, tally_of, tensor_bytes, total_bytes
 from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import work_terms
-from opreplay.replay.ascend.cost.vector_work import COUNTERS, SUMMED_ALONE, SUMS, dtype_factor
+from opreplay.replay.ascend.cost.vector_work import COUNTERS, SUMS, dtype_factor, summed_alone
 from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
 
@@ -31,7 +31,7 @@ def _aicpu_terms(
 ) -> dict[str, float]:
     operations = call.attrs.get("operations")
     counted = operations if isinstance(operations, int | float) else 0.0
-    return {"launch": device.rates.aicpu_us + family.fixed_us + counted / AICPU_OPERATIONS_PER_US}
+    return {"launch": device.rates.aicpu_us + family.fixed_us, "aicpu": counted / AICPU_OPERATIONS_PER_US}
 
 
 HOST_BYTES_PER_US = 64e3
@@ -75,6 +75,7 @@ BOUNDS: dict[str, Bound] = {
     "hbm": "hbm",
     "l2": "l2",
     "link": "link",
+    "aicpu": "aicpu",
     "slow path": "slow path",
 }
 """Term → what bounds a kernel in which that term is the longest."""
@@ -108,7 +109,7 @@ def variant(call: KernelCall, device: DeviceProfile) -> str:
     if call.attrs and (core := call.attrs.get("core")) in PLACES:
         return PLACES[core]
     if call.type in FLOAT32_PRODUCTS and call.inputs and call.inputs[0] is not None:
-        return "MatMul:float32" if call.inputs[0].dtype == "float32" else call.type
+        return "MatMul:float32" if call.inputs[0].dtype in FLOATS else call.type
     if call.type in SUMS:
         return "Reduce:across" if _is_across(call, device) else call.type
     if call.type != "TransData":
@@ -131,7 +132,7 @@ def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
         return False
     kept = [size for size in out.shape if size != 1]
     rows = prod(kept)
-    if rows < device.aiv_cores and tensor_bytes(source) > rows * SUMMED_ALONE:
+    if rows < device.aiv_cores and tensor_bytes(source) > rows * summed_alone(source.dtype):
         return True
     given = call.attrs.get("across")
     if isinstance(given, bool):
@@ -176,6 +177,8 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
     return least if least > BARE_START_US else BARE_START_US
 
 
+DOUBLES = frozenset({"float64", "complex128"})
+"""Types that vector and cube cores have no instructions for: whatever else was measured of a family says little."""
 BARE_START_US = 0.9
 """Least that a kernel was measured to take is 1.1 us (MemSet of one block)."""
 L2_PEAK_BYTES = 128.0
@@ -384,6 +387,8 @@ def predict_kernel(
         extrapolated = is_beyond(call, device)
     else:
         confidence, algorithm = confidence_of(family), ""
+        if (dtype := tally.dtype) in DOUBLES and dtype not in family.dtypes:
+            confidence = "uncalibrated"
         extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)
     if path is not None and is_far(call, path):
         extrapolated = True

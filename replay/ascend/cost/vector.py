@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from opreplay.replay.ascend.cost.vector_work import REPEATED, Work
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
 
 ONE_BY_ONE = 1.0
 """Cycles an element that one vector core needs at most for what its instructions do: moving runs of one element."""
@@ -44,6 +44,13 @@ def memory_us(read: float, write: float, blocks: int, resident: float, device: D
     return moved * (1.0 - resident) / hbm * 1e6, moved * resident / cache * 1e6
 
 
+def launch_between(one: float, full: float, blocks: int, rates: Rates) -> float:
+    """What starting takes on `blocks` vector cores, of what it takes on one of them and on all; microseconds."""
+    if blocks > 1:
+        return one + (full - one) * ((blocks - 1) / (FULL_CORES - 1)) ** rates.launch_exponent
+    return one
+
+
 def work_terms(
     work: Work, factor: float, family: FamilyCost, device: DeviceProfile, resident: float | None
 ) -> dict[str, float]:
@@ -69,10 +76,8 @@ def work_terms(
             cycles = alone
     far = hbm * family.memory_factor
     vector, moving = cycles / device.freq_hz * 1e6, far + cache
-    launch = one = rates.launch_one_us
-    if blocks > 1:
-        spread = ((blocks - 1) / (FULL_CORES - 1)) ** rates.launch_exponent
-        launch += (rates.launch_full_us - one) * family.launch_factor * spread
+    one = rates.launch_one_us
+    launch = launch_between(one, one + (rates.launch_full_us - one) * family.launch_factor, blocks, rates)
     p = rates.vector_overlap
     # Terms are reported so that they add up: overlapping shortens both alike.
     both = vector + moving

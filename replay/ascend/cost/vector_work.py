@@ -20,6 +20,14 @@ SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "Reduc
 SUMMED_ALONE = 300e3
 """Bytes of a row that a core reduces by itself: reading them takes it as long as it takes several cores to tell each
 other (7 us, the difference of the fitted families). Assumed: measured are rows of 64 KB, and 2 MB and more."""
+SUMMED_ALONE_WIDE = 70e3
+"""The same for 8-byte integers, which take a core so much longer that several cores are quicker from 9,000 on."""
+
+
+def summed_alone(dtype: str) -> float:
+    """Bytes of a row that a core reduces by itself."""
+    return SUMMED_ALONE_WIDE if dtype in WIDE else SUMMED_ALONE
+
 
 REPEATED = 0.05
 """Cycles an element for an operand of one column that is repeated along each row: sums and products of such take 0.059
@@ -126,7 +134,7 @@ def _reduce(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: 
     n = _numel(source)
     blocks = blocks_for(tally.read, device)
     rows = _numel(first(call.outputs))
-    if 0 < rows < blocks and call.type in SUMS and tally.read <= rows * SUMMED_ALONE:
+    if 0 < rows < blocks and call.type in SUMS and tally.read <= rows * summed_alone(tally.dtype):
         blocks = blocks if call.attrs.get("across") else rows
     return Work(blocks, n / blocks, rows / blocks, tally.read, tally.write)
 
@@ -249,10 +257,14 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 def _fill(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     write = tally.write
+    # What is cleared is named as an input too; rates and probabilities of random numbers are read.
+    read = 0 if family.name == "Fill" else tally.read
     # The profiler gives MemSet no shapes: then all cores are assumed, and no bytes.
-    blocks = blocks_for(write, device) if call.outputs else device.aiv_cores
+    blocks = blocks_for(max(read, write), device) if call.outputs else device.aiv_cores
     n = sum(_numel(s) for s in call.outputs)
-    return Work(blocks, n / blocks, 0, 0, write)
+    if read:
+        n = max(n, tally.elements)
+    return Work(blocks, n / blocks, 0, read, write)
 
 
 COUNTERS: dict[str, Callable[[KernelCall, FamilyCost, DeviceProfile, Tally], Work]] = {

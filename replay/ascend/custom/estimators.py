@@ -24,7 +24,8 @@ from opreplay.initializers.user_code import (
 from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.cost.cube import mac_rate
 from opreplay.replay.ascend.cost.sizes import itemsize
-from opreplay.replay.ascend.cost.vector import memory_us, resident_share
+from opreplay.replay.ascend.cost.vector import launch_between, memory_us, resident_share
+from opreplay.replay.ascend.cost.vector_work import blocks_for
 from opreplay.replay.ascend.custom import device_facts, op_invoke
 from opreplay.replay.ascend.custom.device_facts import DeviceFacts
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
@@ -195,16 +196,20 @@ def _wrong_in(made: object) -> str | None:
 def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
     """Launch, cube, vector, hbm and l2 time of an op of these properties; all but the launch overlap (`overlap_p`).
 
+    The launch is that of as many vector cores as the bytes occupy, or the operations where they are more than a core
+    does while one starts; beyond that of the cube where it multiplies.
     A dtype that the cube does not know runs at the float32 rate: nothing is computed for free. Cold caches hold none of
     the bytes, warm ones as many as fit, and a network leaves the share that is usual in one.
     """
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
+    cores = device.aiv_cores
     for dtype, ops in made.compute_ops.items():
         name = str(dtype).removeprefix("torch.")
         cube += ops.mma_ops / 2 / (mac_rate(name, device, False) * rates.mac_efficiency * device.aic_cores * freq)
         lanes = VECTOR_BYTES_PER_CYCLE / max(2, itemsize(name))
-        vector += ops.gp_ops / (lanes * device.aiv_cores * freq)
+        vector += ops.gp_ops / (lanes * cores * freq)
+    busy = min(cores, int(vector * cores * 1e6 / rates.launch_one_us))
     read = made.memory_read_bytes + made.memory_readwrite_bytes
     write = made.memory_write_bytes + made.memory_readwrite_bytes
     moved = read + write
@@ -213,12 +218,16 @@ def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = 
         "warm": min(1.0, device.l2_bytes / moved) if moved > 0 else 1.0,
         "network": resident_share(moved, device),
     }[state]
-    hbm, cache = memory_us(read, write, device.aiv_cores, resident, device)
+    hbm, cache = memory_us(read, write, cores, resident, device)
     parts = {"cube": cube * 1e6, "vector": vector * 1e6, "hbm": hbm, "l2": cache}
     p = rates.overlap_p
     norm = sum(value**p for value in parts.values())
     share = norm ** (1 / p) / norm if norm > 0 else 0.0
-    launch = rates.mix_launch_us if cube and vector else rates.cube_launch_us if cube else rates.launch_full_us
+    blocks = max(blocks_for(max(read, write), device), busy)
+    one, full = rates.launch_one_us, rates.launch_full_us
+    if cube:
+        one, full = rates.cube_launch_us, rates.mix_launch_us if vector else rates.cube_launch_us
+    launch = launch_between(one, full, blocks, rates)
     return {"launch": launch, **{name: value**p * share for name, value in parts.items()}}
 
 

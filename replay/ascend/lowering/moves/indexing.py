@@ -59,8 +59,9 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     n = elements(index)
     moved = n * itemsize(table.dtype)
     source = spec(table.shape, table.dtype)
-    along = _length(op, table)
-    taken = _accesses(n, along, table.dtype)
+    taken = _accesses(n, _length(op, table), table.dtype)
+    if taken > n // 64 + 1:
+        op.note("the dimension outgrows a core's memory: elements outside of it are taken one by one, never measured")
     return [kernel("GatherElements", [source, spec(index.shape, "int64")], [out], indices=taken, moved_bytes=moved)]
 
 
@@ -72,9 +73,10 @@ def _length(op: OpView, table: TensorMeta) -> int:
 
 
 def _accesses(n: int, along: int, dtype: str) -> int:
-    """What n single elements count as: each by itself where the dimension outgrows the memory of a core, so that it is
-    fetched from or put into the device's; else 64 of them as one (assumed)."""
-    return n if along * itemsize(dtype) > UNIFIED_BUFFER // 2 else n // 64 + 1
+    """What n single elements count as: each by itself that lies outside the part of the dimension which the memory of a
+    core holds, so that it is fetched from or put into the device's; else 64 of them as one. Both are assumed."""
+    outside = 1.0 - UNIFIED_BUFFER / 2 / max(1, along * itemsize(dtype))
+    return max(n // 64 + 1, round(n * outside))
 
 
 class _Picked(NamedTuple):

@@ -129,15 +129,9 @@ def rearranged(op: OpView) -> Iterable[KernelCall]:
 @lowers(
     "aten::slice_backward",
     "aten::select_backward",
-    "aten::slice_scatter",
-    "aten::select_scatter",
     "aten::diagonal_backward",
     "aten::diag_backward",
     "aten::unfold_backward",
-    "aten::as_strided_scatter",
-    "aten::diagonal_scatter",
-    "aten::diag_embed",
-    "aten::diagflat",
     "aten::trace_backward",
     "aten::_nested_select_backward",
 )
@@ -152,6 +146,29 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
     out = op.output(spec(shape, grad.dtype))
     part = spec(grad.shape, grad.dtype)
     return [kernel("ZerosLike", [out], [out]), kernel("ViewCopy", [part], [part])]
+
+
+@lowers("aten::slice_scatter", "aten::select_scatter", "aten::as_strided_scatter", "aten::diagonal_scatter")
+def into_copy(op: OpView) -> Iterable[KernelCall]:
+    """A copy of the tensor, and one into part of it."""
+    base, part = op.dense("self", "input", at=0), op.dense("src", at=1)
+    if base is None or part is None:
+        raise ValueError("needs a tensor and what is put into it")
+    return [kernel("TensorMove", [base], [op.output(base)]), kernel("ViewCopy", [part], [part])]
+
+
+@lowers("aten::diag", "aten::diag_embed", "aten::diagflat")
+def diagonal(op: OpView) -> Iterable[KernelCall]:
+    """A cleared tensor and a copy to its diagonal; of a matrix `diag` copies the diagonal out."""
+    source = op.dense("self", "input", at=0)
+    if source is None:
+        return []
+    if "diag_embed" not in op.op.name and "diagflat" not in op.op.name and len(source.shape) == 2:
+        return [kernel("Slice", [source], [op.output(spec((min(source.shape),), source.dtype))])]
+    batch = source.shape[:-1] if "diag_embed" in op.op.name else ()
+    side = elements(source) // max(1, prod(batch)) + abs(op.integer("diagonal", "offset", default=0))
+    out = op.output(spec((*batch, side, side), source.dtype))
+    return [kernel("ZerosLike", [out], [out]), kernel("ViewCopy", [source], [source])]
 
 
 @lowers(
@@ -178,7 +195,6 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
     "aten::view_as_real_copy",
     "aten::view_as_complex_copy",
     "aten::_conj_copy",
-    "aten::diag",
     "aten::values_copy",
     "aten::indices_copy",
     "aten::crow_indices_copy",
@@ -187,7 +203,6 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
     "aten::row_indices_copy",
     "aten::_values_copy",
     "aten::_indices_copy",
-    "aten::_foreach_clone",
     "aten::_fw_primal_copy",
     "aten::_make_dual_copy",
     "aten::_nested_get_values_copy",
@@ -201,9 +216,18 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
     if source is None:
         return []
     outs = op.outputs(source)
-    if sum(elements(out) for out in outs) >= elements(source):
+    made = sum(elements(out) for out in outs)
+    if made > elements(source):
+        return [kernel("TensorMove", [source], outs)]  # Windows overlap.
+    if made == elements(source):
         return [kernel("TensorMove", [source], [source])]
     return [kernel("Slice", [source], outs)]
+
+
+@lowers("aten::_foreach_clone")
+def clones(op: OpView) -> Iterable[KernelCall]:
+    """One copy for each tensor."""
+    return [kernel("TensorMove", [one], [one]) for one in map(op.packed, op.metas("self"))]
 
 
 @lowers(

@@ -77,8 +77,8 @@ RANDOM: dict[str, str] = {
     "normal_functional": "StatelessRandomNormalV2", "bernoulli": "StatelessBernoulli", "randint": "RandomUniform",
     "random": "RandomUniform", "exponential": "StatelessRandomUniformV2", "log_normal": "StatelessRandomNormalV2",
     "randint_like": "RandomUniform", "randperm": "StatelessRandperm", "multinomial": "Multinomial",
-    "geometric": "StatelessRandomUniformV2", "cauchy": "StatelessRandomUniformV2", "poisson": "Multinomial",
-    "binomial": "Multinomial", "_standard_gamma": "Multinomial", "_sample_dirichlet": "Multinomial",
+    "geometric": "StatelessRandomUniformV2", "cauchy": "StatelessRandomUniformV2", "poisson": "RandomPoisson",
+    "binomial": "StatefulRandomBinomial", "_standard_gamma": "RandomGamma", "_sample_dirichlet": "RandomGamma",
     "_philox_normal": "StatelessRandomNormalV2", "_philox_uniform": "StatelessRandomUniformV2",
     "_no_grad_normal": "StatelessRandomNormalV2", "_no_grad_uniform": "StatelessRandomUniformV2",
     "_sobol_engine_draw": "RandomUniform", "_sobol_engine_scramble": "RandomUniform",
@@ -86,13 +86,43 @@ RANDOM: dict[str, str] = {
 }  # fmt: skip
 """aten op → CANN type."""
 
+SHAPED = frozenset({"self", "generator"})
+"""Arguments that a normal or Bernoulli distribution with parameters of its own fills, and does not read."""
+
+
+def _parameters(op: OpView, name: str) -> list[TensorSpec]:
+    """Tensors whose values say what is drawn: probabilities, rates, counts, means, deviations."""
+    if name not in (
+        "bernoulli",
+        "normal",
+        "multinomial",
+        "poisson",
+        "binomial",
+        "_standard_gamma",
+        "_sample_dirichlet",
+    ):
+        return []
+    filled = SHAPED if name == "normal" or (name == "bernoulli" and "p" in op.args) else frozenset[str]()
+    read = [arg for arg in op.op.args if not arg.mutated and arg.name not in filled]
+    return [op.packed(meta) for arg in read for meta in arg.tensors if meta is not None]
+
 
 @lowers(*(f"aten::{name}" for name in RANDOM))
 def random(op: OpView) -> Iterable[KernelCall]:
-    """Random numbers."""
-    kind = RANDOM[op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")]
+    """Random numbers: tensors of probabilities or rates are read by the kernel that draws; means and deviations are
+    applied to numbers drawn before. A Dirichlet distribution's are gammas over their sum."""
+    name = op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")
+    kind = RANDOM[name]
     out = spec((op.integer("n", default=1),), "int64") if kind == "StatelessRandperm" else _made(op)
-    return [kernel(kind, [], [out])]
+    read = _parameters(op, name)
+    if name == "normal":
+        steps = [kernel("Mul" if len(read) == 2 and one is read[1] else "Add", [out, one], [out]) for one in read]
+        return [kernel(kind, [], [out]), *reversed(steps)]
+    if name == "_sample_dirichlet":
+        sums = spec((*out.shape[:-1], 1), out.dtype)
+        over = [kernel("ReduceSum", [out], [sums]), kernel("RealDiv", [out, sums], [out])]
+        return [kernel(kind, read, [out]), *over]
+    return [kernel(kind, read, [out])]
 
 
 @lowers(

@@ -69,9 +69,12 @@ def _both(op: OpView, first: tuple[str, ...], second: tuple[str, ...], at: int =
 
 @lowers("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner")
 def plain(op: OpView) -> Iterable[KernelCall]:
-    """A @ B."""
+    """A @ B, the last dimensions of both for `inner`; of two vectors the vector cores sum the products (Dot)."""
     a, b = _both(op, ("self", "input"), ("mat2", "other", "vec", "tensor"))
-    return [product(op, a, b)]
+    if len(a.shape) == len(b.shape) == 1:
+        dtype = promote([a.dtype, b.dtype])
+        return [kernel("Dot", [op.packed(a), op.packed(b)], [op.output(spec((), dtype))])]
+    return [product(op, a, b, weight=op.op.name == "aten::inner" and len(b.shape) > 1)]
 
 
 @lowers("aten::addmm", "aten::addmv", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation", "aten::sparse_addmm")

@@ -9,6 +9,7 @@ from math import prod
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import Rule, lowers
+from opreplay.replay.ascend.measured.kernel_shapes import broadcast
 
 REDUCTIONS: dict[str, str] = {
     "sum": "ReduceSum", "nansum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin",
@@ -22,7 +23,7 @@ REDUCTIONS: dict[str, str] = {
     "cumulative_trapezoid": "Cumsum", "trapezoid": "ReduceSum", "trapz": "ReduceSum", "native_norm": "LpNormV2",
     "_is_all_true": "ReduceAll", "_is_any_true": "ReduceAny", "linalg__powsum": "LpNormV2",
     "_grad_sum_to_size": "ReduceSum", "sum_to_size": "ReduceSum", "hash_tensor": "ReduceSum",
-    "_nested_sum_backward": "ReduceSum", "equal": "ReduceAll", "allclose": "ReduceAll",
+    "_nested_sum_backward": "ReduceSum",
 }  # fmt: skip
 """aten op → CANN type."""
 
@@ -75,6 +76,8 @@ def _rule(kind: str) -> Rule:
         out = spec(source.shape if same else reduced(op), wide)
         kernels = [] if wide == source.dtype or same else [kernel("Cast", [source], [spec(source.shape, wide)])]
         read = spec(source.shape, wide) if kernels else source
+        if (widths := op.meta("x")) is not None and op.op.name in ("aten::trapezoid", "aten::trapz"):
+            kernels.append(kernel("Mul", [read, op.packed(widths)], [read]))
         if kind in ("Cumsum", "Cumprod"):
             dim = op.number("dim")
             cols = source.shape[int(dim)] if dim is not None and source.shape else prod(source.shape[-1:])
@@ -88,6 +91,14 @@ def _rule(kind: str) -> Rule:
 
 for _name, _kind in REDUCTIONS.items():
     lowers(f"aten::{_name}")(_rule(_kind))
+
+
+@lowers("aten::equal", "aten::allclose")
+def same_values(op: OpView) -> Iterable[KernelCall]:
+    """Both tensors compared, and whether all elements are equal."""
+    compared = spec(broadcast([one.shape for one in op.tensors[:2]]), "bool")
+    equal = kernel("Equal", [op.packed(one) for one in op.tensors[:2]], [compared])
+    return [equal, kernel("ReduceAll", [compared], [spec((), "bool")])]
 
 
 def _extremum(kind: str) -> Rule:

@@ -270,3 +270,16 @@ def test_registering_needs_no_torch(tmp_path: Path) -> None:
         assert "torch" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_the_launch_of_properties_follows_the_cores_that_their_bytes_occupy() -> None:
+    def launch(read: float, gp_ops: float = 0.0, mma_ops: float = 0.0) -> float:
+        ops = {torch.float32: ComputeOps(gp_ops=gp_ops, mma_ops=mma_ops)}
+        return terms_of(PerformanceProperties(memory_read_bytes=read, compute_ops=ops), DEVICE)["launch"]
+
+    rates = DEVICE.rates
+    assert launch(256) == rates.launch_one_us == launch(256, gp_ops=64)
+    assert launch(256) < launch(16 << 10) < launch(64 << 10) < launch(1 << 30) < rates.launch_full_us, "of 48 cores"
+    assert launch(256, gp_ops=1e9) == launch(1 << 30), "much computing occupies cores as well"
+    assert launch(256, gp_ops=64, mma_ops=64) == rates.cube_launch_us
+    assert rates.cube_launch_us < launch(1 << 30, gp_ops=64, mma_ops=64) < rates.mix_launch_us

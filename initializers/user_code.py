@@ -66,9 +66,7 @@ def load_user_code(name: str, *, flag: str) -> None:
         place = failed_at(error)
         raise UsageError(
             f"{flag} {name} fails: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
-            hint=missing_op_hint(error)
-            or _beside_hint(name, error)
-            or "Give a .py file, or a module that Python can import.",
+            hint=missing_op_hint(error) or _beside_hint(name, error) or _fallback_hint(name, error),
         ) from error
 
 
@@ -80,6 +78,14 @@ def _beside_hint(name: str, error: BaseException) -> str:
     if not (folder / f"{module}.py").is_file() and not (folder / module).is_dir():
         return ""
     return f"{module} lies beside {Path(name).name}: set PYTHONPATH={folder} to have it found."
+
+
+def _fallback_hint(name: str, error: BaseException) -> str:
+    if not name.endswith(".py"):
+        return "Give a .py file, or a module that Python can import."
+    if isinstance(error, ModuleNotFoundError):
+        return f"Install {(error.name or '').partition('.')[0]}: Python does not find it."
+    return "" if Path(name).is_file() else "Give a .py file that is there."
 
 
 def load_entry_point(entry: EntryPoint) -> Any:
@@ -129,6 +135,14 @@ def place_of(function: Callable[..., Any]) -> str:
     """ "file:line" where a function is defined."""
     code = inspect.unwrap(function).__code__ if hasattr(inspect.unwrap(function), "__code__") else None
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+
+
+def place_of_class(kind: type) -> str:
+    """ "file:line" where a class is defined; its module where that is in no file."""
+    try:
+        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return kind.__module__
 
 
 _INSTEAD = {

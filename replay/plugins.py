@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from opreplay.initializers import extensions
-from opreplay.initializers.user_code import load_entry_point, load_user_code
+from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of_class
 from opreplay.initializers.user_table import UserFunction
 from opreplay.replay.resolve.user.conversions import CONVERSIONS
 from opreplay.replay.resolve.user.executors import EXECUTORS
@@ -35,7 +35,7 @@ class Registration:
     source: str
     """What loaded it: "--plugin my_ops.py", "entry point mine = my_package.ops"."""
     place: str
-    """ "file:line"; a module for a class."""
+    """ "file:line"; a module for a class of no file."""
     note: str = ""
     """What decides against others: "override", "priority 5", the simulated device."""
 
@@ -103,5 +103,10 @@ def _initializers() -> Iterator[Registration]:
     for name, (kind, source) in extensions.registered().items():
         note = f"priority {kind.priority}" if kind.priority else ""
         yield Registration(
-            kind="initializer", name=name, ops=tuple(kind.op_patterns), source=source, place=kind.__module__, note=note
+            kind="initializer",
+            name=name,
+            ops=tuple(kind.op_patterns),
+            source=source,
+            place=place_of_class(kind),
+            note=note,
         )

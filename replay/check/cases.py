@@ -49,6 +49,8 @@ class Case:
     values: Values = "usual"
     smaller: tuple[Case, ...] = ()
     """Of a case of many elements the same with fewer, ascending: what they take tells whether there is room for it."""
+    instead: tuple[Case, ...] = ()
+    """Of made-up sizes that may not belong together: others like them, of which the first is tried that is taken."""
 
     @property
     def text(self) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -193,7 +195,27 @@ def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
     """The verdict of a point: that of its worst case, in which a refusal weighs less than a case that passes."""
     ordered = sorted(findings, key=lambda one: _ORDER.index(one.verdict))
     verdict: Verdict = ordered[0].verdict if ordered else "not applicable"
-    return PointResult(point=point, verdict=verdict, cases=tuple(ordered), detail=_detail(verdict, ordered))
+    return PointResult(
+        point=point, verdict=verdict, cases=tuple(ordered), detail=_detail(verdict, ordered) + _untried(point, findings)
+    )
+
+
+_MADE_UP = ("prime sizes", "uneven sizes", "multiples")
+_COLUMNS = re.compile(r"\w\[(?:\d+,)*(\d+)\]")
+EVEN = 4
+"""What all rows that were tried may be no multiple of, for a rest of a row to be among them; halves of them as well."""
+
+
+def _untried(point: str, findings: Sequence[Finding]) -> str:
+    """A word on rows that have no rest in any call that was taken: "" where some do, or none was made up."""
+    made = [one for one in findings if one.case.partition(":")[0] in _MADE_UP]
+    if point != "correctness" or not made or any(one.verdict == "not reached" for one in made):
+        return ""
+    taken = [one.case for one in made if one.verdict in ("pass", "fail")]
+    columns = math.gcd(*(int(found[1]) for case in taken if (found := _COLUMNS.search(case))))
+    if not taken:
+        return "; no uneven row was tried: every made-up size is refused"
+    return f"; no uneven row was tried: all are multiples of {columns}" if columns >= EVEN else ""
 
 
 def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:

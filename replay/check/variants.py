@@ -27,6 +27,14 @@ BLOCKS = ((64, 128, 32, 16), (128, 256, 8, 4))
 """Whole blocks: sizes that kernels like, without a rest."""
 MULTIPLES = ((63, 105, 21, 15), (26, 99, 22, 9))
 """Multiples of 3, 5, 7, 9, 11 and 13, which are no primes and no multiples of any block."""
+MADE_UP = {"prime sizes": PRIMES, "uneven sizes": AROUND, "whole blocks": BLOCKS, "multiples": MULTIPLES}
+"""Groups of sizes by what the cases of them are called."""
+STEPS = (2, 4, 8, 16, 32, 64, 128)
+"""What sizes may have to be multiples of: halves of a row, packed bits, groups of a quantization."""
+MOST_INSTEAD = 1 << 22
+"""Elements of a case that is tried in place of another."""
+NEAR_RATIO = 4
+"""Of two sizes of which the larger may be made of the smaller one: halves of a row, heads that share keys."""
 LONG_ROW, ENDLESS_ROW = 8200, 70_001
 """Columns of long rows: more than the threads of a block and what one of them keeps; more than 16 bits count."""
 MANY_ROWS = 70_001
@@ -94,16 +102,44 @@ def sized(case: Case) -> Iterator[Case]:
             name = "no rows" if place == 0 else "no columns"
             if len(sizes) > 1:
                 yield from _mapped(case, name, {size: 0}, keep_numbers=True)
-    for group in PRIMES:
-        for mapping in _both_ways(sizes, group):
-            yield from _mapped(case, "prime sizes", mapping)
-    for kind, groups in (("uneven sizes", AROUND), ("whole blocks", BLOCKS), ("multiples", MULTIPLES)):
+    for kind, groups in MADE_UP.items():
         for group in groups:
-            for mapping in _both_ways(sizes, group):
-                yield from _mapped(case, kind, mapping)
+            yield from _resized(case, kind, sizes, group)
     yield from long_rows(case)
     yield from many_rows(case)
     yield from huge(case)
+
+
+def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
+    """The case with these sizes, both ways; in place of those without ratios, where they are refused, such as keep
+    ratios up to 4, and multiples, the smallest first: of each size by itself, from the last, and of all of them."""
+    ways = list(_both_ways(sizes, group))
+    for mapping in ways:
+        # A number that equals a size may not be one: where both refuse what follows, it stays.
+        others = [(mapping, True), *((one, False) for one in _multiplied(sizes, group) if mapping is ways[-1])]
+        made = list(_mapped(case, kind, mapping))
+        instead = [
+            one for other, keep in others for one in _mapped(case, kind, other, keep_numbers=keep) if one not in made
+        ]
+        small = tuple(one for one in instead if elements(one) <= MOST_INSTEAD)
+        yield from (dataclasses.replace(one, instead=small) for one in made if _few(one))
+
+
+def _few(case: Case) -> bool:
+    """Whether a made-up call is no long one: with three dimensions and more sizes multiply."""
+    return elements(case) <= MOST_INSTEAD or max(len(meta.shape) for meta in _tensors(case)) < 3
+
+
+def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
+    """New sizes for old ones, in which ratios up to 4 are kept, and multiples of them."""
+    near = _related(sizes, group, NEAR_RATIO)
+    alone = _related(sizes, group, 1)
+    if near != alone:
+        yield near
+    roots = [size for size in reversed(sizes) if _base(sizes, size, NEAR_RATIO) is None]
+    for step in STEPS:
+        for some in [*([one] for one in roots), roots][: None if len(roots) > 1 else 1]:
+            yield _related(sizes, group, NEAR_RATIO, dict.fromkeys(some, step))
 
 
 def huge(case: Case) -> Iterator[Case]:
@@ -124,7 +160,7 @@ def endless_rows(case: Case) -> Iterator[Case]:
     first = next((meta for meta in _tensors(case) if meta.shape), None)
     if first is not None and first.shape[-1] > 1:
         columns = (LONG_ROW >> 3, LONG_ROW, ENDLESS_ROW)
-        yield from _grown(case, "endless rows", {first.shape[0]: 3}, first.shape[-1], columns)
+        yield from _grown_in_steps(case, "endless rows", {first.shape[0]: 3}, first.shape[-1], columns)
 
 
 def many_rows(case: Case) -> Iterator[Case]:
@@ -184,12 +220,22 @@ def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: 
         yield dataclasses.replace(large, smaller=smaller)
 
 
+def _grown_in_steps(
+    case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: Sequence[int]
+) -> Iterator[Case]:
+    """The case with one size replaced, and where that is refused by the next multiple."""
+    rounded = [[-(-few // step) * step for few in sizes] for step in STEPS]
+    instead = [one for some in rounded for one in _grown(case, kind, mapping, size, some)]
+    for one in _grown(case, kind, mapping, size, sizes):
+        yield dataclasses.replace(one, instead=tuple(instead))
+
+
 def long_rows(case: Case) -> Iterator[Case]:
     """The case with few rows of many columns."""
     first = next((meta for meta in _tensors(case) if meta.shape), None)
     if first is not None and first.shape[-1] > 1:
         columns = (LONG_ROW >> 5, LONG_ROW >> 3, LONG_ROW)
-        yield from _grown(case, "long rows", {first.shape[0]: 3}, first.shape[-1], columns)
+        yield from _grown_in_steps(case, "long rows", {first.shape[0]: 3}, first.shape[-1], columns)
 
 
 def shared(case: Case) -> Iterator[Case]:
@@ -278,11 +324,14 @@ def valued(case: Case) -> Iterator[Case]:
 
 
 def primes_of(case: Case) -> Case:
-    """The case with prime sizes, as ratios of sizes allow; the case itself where it has no sizes."""
+    """The case with prime sizes, or in place of them with such as keep ratios of sizes; the case itself where it has
+    no sizes."""
     sizes = distinct_sizes(case)
-    if not sizes:
+    found = list(_resized(case, "prime sizes", sizes, PRIMES[1])) if sizes else []
+    if not found:
         return case
-    return next(iter(_mapped(case, "prime sizes", next(iter(_both_ways(sizes, PRIMES[1]))))), case)
+    *kept, alone = found
+    return dataclasses.replace(alone, instead=(*alone.instead, *kept))
 
 
 def other_sizes(case: Case, count: int) -> list[Case]:
@@ -302,15 +351,29 @@ def distinct_sizes(case: Case) -> list[int]:
 
 def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
     """New sizes for old ones: keeping that one is a multiple of another, and then without."""
-    kept: dict[int, int] = {}
-    free = [group[i % len(group)] + 2 * (i // len(group)) for i in range(len(sizes))]
-    alone = dict(zip(sizes, free, strict=True))
-    for index, size in enumerate(sizes):
-        base = next((other for other in reversed(sizes[:index]) if size % other == 0), None)
-        kept[size] = free[index] if base is None else kept[base] * (size // base)
+    kept, alone = _related(sizes, group, max(sizes, default=1)), _related(sizes, group, 1)
     if kept != alone:
         yield kept
     yield alone
+
+
+def _related(
+    sizes: Sequence[int], group: Sequence[int], ratio: int, steps: Mapping[int, int] | None = None
+) -> dict[int, int]:
+    """New sizes for old ones, in which what is a multiple of another, up to a ratio, stays one; the others are those
+    of the group, times their steps."""
+    made: dict[int, int] = {}
+    for index, size in enumerate(sizes):
+        base = _base(sizes, size, ratio)
+        free = group[index % len(group)] + 2 * (index // len(group))
+        made[size] = free * (steps or {}).get(size, 1) if base is None else made[base] * (size // base)
+    return made
+
+
+def _base(sizes: Sequence[int], size: int, ratio: int) -> int | None:
+    """The largest smaller size that one is a multiple of, up to a ratio."""
+    smaller = [one for one in sizes if one < size and size % one == 0 and size // one <= ratio]
+    return max(smaller, default=None)
 
 
 def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: bool = False) -> Iterator[Case]:
@@ -466,7 +529,8 @@ def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
         return msgspec.structs.replace(meta, dtype=dtype) if meta.dtype == main else meta
 
     args = tuple(_each(arg, retyped) for arg in case.op.args)
-    return replaced(case, kind or dtype, args)
+    made = replaced(case, kind or dtype, args)
+    return dataclasses.replace(made, instead=tuple(typed(one, dtype, kind) for one in case.instead))
 
 
 def broadcast(case: Case) -> Iterator[Case]:

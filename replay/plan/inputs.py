@@ -360,7 +360,8 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
 
     if selection.select not in ("owner", plan.selection):
         raise UsageError(
-            f"{plan.source} is a plan of ops selected by {plan.selection}", hint="Make a plan with another --select."
+            f"the plan of {plan.source} has the ops selected by {plan.selection}, not those by {selection.select}",
+            hint=f"Leave --select out, or make the plan with `opreplay plan TRACE --select {selection.select}`.",
         )
     filters = OpFilter(
         include=selection.include,

@@ -11,11 +11,14 @@ from opreplay.replay.check.check import check_op
 from opreplay.replay.check.isolated import LIMIT_S, Tell
 from opreplay.replay.check.model import POINTS, CheckResult, Setup, point_named
 from opreplay.replay.host import environment
-from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
+from opreplay.replay.plan.inputs import open_input
+from opreplay.replay.plugins import load_plugins
 from opreplay.replay.session.trace import OpenTrace, Source
 from opreplay.replay.session.trace import open as open_trace
 from opreplay.traces.errors import UsageError
+from opreplay.traces.model import Trace
 
 MOST_RECORDED = 8
 """Calls of a trace that are tried: the heaviest ones."""
@@ -67,6 +70,7 @@ def check(
     if shapes and trace is not None:
         raise UsageError("calls come from a trace or are written down, not both", hint="Leave one of them out.")
     room = environment.default_op_bytes()
+    load_plugins(plugins)  # a trace's calls of what they register are resolved here
     recorded, notes = ((), ()) if trace is None else _recorded(op, trace, device, room)
     if isolation == "process":
         _refuse_what_workers_lack(op)
@@ -94,8 +98,14 @@ def _recorded(
 ) -> tuple[tuple[ReplayOp, ...], tuple[str, ...]]:
     """The calls of an op in a trace that are tried, and a word on the others. Raises UsageError for none."""
     name = op.partition(".")[0] if "::" in op else op
-    opened = trace if isinstance(trace, OpenTrace) else open_trace(trace, device=device, select="all", include=(name,))
+    opened = trace if isinstance(trace, OpenTrace) else _opened(trace, name, device)
     found = [one for one in opened.plan.ops if one.name == name]
+    if not found and isinstance(opened.read, ReplayPlan):
+        chosen = opened.read.selection
+        raise UsageError(
+            f"the plan has no {name}: it is of ops selected by {chosen}",
+            hint="Give the trace, or make the plan with --select all." if chosen != "all" else "",
+        )
     if not found:
         raise UsageError(f"the trace calls no {name}", hint="`opreplay inspect TRACE` lists what it calls.")
     sound = [one for one in found if one.reason is None]
@@ -116,6 +126,14 @@ def _recorded(
     if len(fits) > MOST_RECORDED:
         notes.append(f"the {MOST_RECORDED} heaviest of {len(fits)} recorded calls are tried")
     return tuple(fits[:MOST_RECORDED]), tuple(notes)
+
+
+def _opened(trace: Source, name: str, device: str) -> OpenTrace:
+    """The calls of an op in a trace, wherever they stand; the ops of a plan."""
+    read = trace if isinstance(trace, (Trace, ReplayPlan)) else open_input(os.fspath(trace))
+    if isinstance(read, ReplayPlan):
+        return open_trace(read, device=device)
+    return open_trace(read, device=device, select="all", include=(name,))
 
 
 def _reason(found: Sequence[ReplayOp]) -> str:

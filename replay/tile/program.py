@@ -188,7 +188,9 @@ def reference_of(program: Program) -> Callable[..., Any] | None:
         return None
     if namespace not in ("aten", "prims"):
         standins.register_namespace(namespace)
-    return getattr(getattr(torch.ops, namespace, None), name, None)
+    name, _, overload = name.partition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), name, None)
+    return getattr(packet, overload, None) if overload else packet
 
 
 OWN_LIBRARY: set[str] = set()

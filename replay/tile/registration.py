@@ -9,10 +9,11 @@ from typing import Any
 
 from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
 from opreplay.replay.ascend.custom.programs import ProgramCost, register_program_cost
-from opreplay.replay.ascend.custom.registrations import CustomOpError
+from opreplay.replay.ascend.custom.registrations import CustomOpError, op_name
 from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.resolve.schema import specs_of
 from opreplay.replay.resolve.user.executors import register_executor
 from opreplay.replay.tile.check import run_values
 from opreplay.replay.tile.chip import TileTime, estimate
@@ -40,6 +41,7 @@ def register_program(program: Program) -> None:
 
     Raises UsageError where another program, or another function of yours, is registered for the op.
     """
+    _refuse_unknown_overload(program)
     coster = functools.wraps(program.function)(functools.partial(_cost, program))
     namespace = program.op.partition("::")[0]
     if namespace != "tile":
@@ -52,6 +54,17 @@ def register_program(program: Program) -> None:
     _programs[program.place] = program
     if program.library:
         _make_library_op(program)
+
+
+def _refuse_unknown_overload(program: Program) -> None:
+    """Raises UsageError for an overload that an op which is known here does not have."""
+    name, _, overload = program.op.partition(".")
+    known = {spec.overload or "default" for spec in specs_of(name)} if overload else set[str]()
+    if known and overload not in known:
+        raise UsageError(
+            f"{program.place}: {name} has no overload {overload}",
+            hint=f"It has {', '.join(sorted(known))}; {name!r} stands for all of them.",
+        )
 
 
 def _open_signature() -> Any:
@@ -70,8 +83,15 @@ def bound_to(program: Program, op: ReplayOp) -> Bound | None:
         return None
     if program.arguments is not None:
         given: Mapping[str, Any] = _asked(program, program.arguments, op, info)
+        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise CustomOpError(
+                f"{program.place}: arguments= of {program.name} returned a {type(given).__name__}, a dict is wanted",
+                hint="Name the program's arguments: arguments=lambda self, dim: {'x': self}.",
+            )
     else:
         given = _by_order(program, op)
+        if program.when is None:
+            _refuse_untold(program, op)
     metas = {name: _as_meta(value) for name, value in given.items()}
     results = [meta for meta in op.outputs or op.recorded_outputs or () if meta is not None]
     wanted = [p.name for p in program.parameters if p.role in ("out", "sum") and p.name not in metas]
@@ -125,6 +145,28 @@ def _by_order(program: Program, op: ReplayOp) -> dict[str, Any]:
         if source:
             out[p.name] = source.pop(0)
     return out
+
+
+def _refuse_untold(program: Program, op: ReplayOp) -> None:
+    """Raises CustomOpError for a number of the call, other than its default, that the program has no argument for.
+
+    Of calls whose schema is known here; a `when` looks at all arguments by itself.
+    """
+    specs = [spec for spec in specs_of(op_name(op.called)) if spec.overload == (op.overload or "")]
+    if not specs:
+        return
+    defaults = {arg.name: arg.default for arg in specs[0].args if arg.has_default}
+    names = {p.name for p in program.inputs}
+    numbers = [arg for arg in op.args if not arg.tensors and arg.value is not None]
+    if not {p.name for p in program.inputs if p.required} <= {arg.name for arg in op.args}:
+        numbers = numbers[sum(p.role == "scalar" for p in program.inputs) :]
+    for arg in numbers:
+        if arg.name not in names and not (arg.name in defaults and arg.value == defaults[arg.name]):
+            raise CustomOpError(
+                f"{program.place}: {program.name} does not fit this call of {op.name}: it has no {arg.name}, which is "
+                f"{arg.value} there",
+                hint="@tile.kernel(arguments=...) makes its arguments of the call's, when=... leaves calls out.",
+            )
 
 
 def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import Result
 
+from opreplay.initializers.user_code import forget_loaded
 from opreplay.replay.ascend.custom.estimators import clear_registrations as clear_estimators
 from opreplay.replay.plugins import clear_registrations
 from opreplay.replay.tile.registration import forget_programs
@@ -105,6 +106,36 @@ def test_a_call_that_does_not_fit_has_no_prediction_and_says_the_line(
     text = "".join(done.stdout.split())
     assert "kernels.py:7:UB:" in text
     assert "33.3%notatall" in text
+
+
+ADD = """
+from opreplay import tile
+
+@tile.kernel("{op}", reference=lambda x, y: x + y{more})
+def total(x, y, out: tile.Out, *, rows=8):
+    for r in tile.blocks(x.shape[0], rows):
+        tile.store(out[r], tile.load(x[r]) + tile.load(y[r]))
+"""
+
+
+def test_a_program_is_of_an_overload_or_of_all_and_of_no_unknown_one(console: Console, plugin: Path) -> None:
+    def by(op: str, call: str, code: int = 0, more: str = "") -> str:
+        plugin.write_text(ADD.format(op=op, more=more))
+        for clear in (forget_programs, clear_registrations, clear_estimators, forget_loaded):
+            clear()
+        own = ("--plugin", plugin, "--soc", "910b3", "--no-measure")
+        done = console("op", call, *own, "--format", "json", code=code)
+        return " ".join((done.stdout + done.stderr).split())
+
+    tensors = "aten::add.Tensor(f32[16,64], f32[16,64])"
+    for op in ("aten::add.Tensor", "aten::add"):
+        assert "total (kernels.py:4)" in by(op, tensors)
+    assert "total (kernels.py:4)" not in by("aten::add.Scalar", tensors)
+    assert "aten::add has no overload Typo" in by("aten::add.Typo", tensors, code=2)
+    scaled = by("aten::add", tensors.replace(")", ", alpha=2)"), code=1)
+    assert "it has no alpha, which is 2 there" in scaled
+    listed = by("aten::add", tensors, code=1, more=", arguments=lambda self, other, alpha=1: (self, other)")
+    assert "returned a tuple, a dict is wanted" in listed
 
 
 def test_a_library_op_runs_on_tensors_and_has_shapes(tmp_path: Path, plugin: Path) -> None:

@@ -109,7 +109,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
             why = "no device is simulated, --soc names one"
         elif entry.device is not None and entry.device not in devices:
             why = f"it is for {entry.device}, simulated is {', '.join(devices)}"
-        elif kind != "rule" and known.isdisjoint(entry.ops):
+        elif kind != "rule" and known.isdisjoint(op.partition(".")[0] for op in entry.ops):
             why = "no selected op has that name"
         else:
             why = "another registration goes first, or no selected op is called so"

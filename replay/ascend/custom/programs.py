@@ -41,7 +41,9 @@ PROGRAMS: UserTable[UserFunction] = UserTable("tile program", remedy="an op has 
 
 
 def register_program_cost(op: str, function: Coster) -> None:
-    """Let a program say what an op costs on all devices. Raises Taken where another one does."""
+    """Let a program say what an op, or one overload of it ("aten::add.Tensor"), costs on all devices.
+
+    Raises Taken where another one does."""
     PROGRAMS.add(UserFunction(ops=(op,), function=function))
 
 
@@ -52,5 +54,9 @@ def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCo
     """
     if not PROGRAMS or "::" not in op.name or (op.reason is not None and not op.args):
         return None
-    found = PROGRAMS.find(op_name(op.called), op_name(op.name))
+    # A program of the overload goes before one of the op.
+    names = [
+        base if op.overload is None else f"{base}.{op.overload}" for base in (op_name(op.called), op_name(op.name))
+    ]
+    found = PROGRAMS.find(*(name.removesuffix(".") for name in names), op_name(op.called), op_name(op.name))
     return None if found is None else cast("Coster", found.function)(op, device, state)

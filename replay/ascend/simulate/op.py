@@ -162,7 +162,7 @@ def simulate_by_family(
     own_us = estimate(op, device)
     if own_us is not None:
         made = _by_user({"custom": own_us[0]}, device, "user estimator", own_us[1])
-        return made, {"custom": own_us[0]}
+        return msgspec.structs.replace(made, l2=l2), {"custom": own_us[0]}
     terms = property_terms(op, device, state_of(l2))
     if terms is not None:
         made = msgspec.structs.replace(_by_user(terms[0], device, "user properties", terms[1]), l2=l2)

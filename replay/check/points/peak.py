@@ -16,6 +16,8 @@ from opreplay.replay.check.cases import Case
 
 MOST_PEAK = 1 << 29
 """Bytes that a case of many elements may take at its peak, in float64; to compare its results takes some times that."""
+SMALLER_REFUSED = "smaller ones are refused"
+"""How the reason begins where it is no size of memory."""
 MOST_SECONDS = 4.0
 """That one call of such a case may take: op and reference are called several times within the limit of a case."""
 
@@ -83,7 +85,7 @@ def _foreseen(bench: Bench, case: Case) -> str | None:
             taken = [float(sum(peak_of(bench, one, arguments)))]
             seconds = [_seconds_of(bench, one, arguments)]
         except Exception as error:  # what the op refuses is judged by other cases
-            return f"smaller ones are refused: {words(error)}"
+            return f"{SMALLER_REFUSED}: {words(error)}"
         with contextlib.suppress(Exception):  # it refuses the large case as well, then
             wide = widened(arguments)
             taken.append(sum(peak_of(bench, one, wide, reference=True)))

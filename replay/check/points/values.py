@@ -26,7 +26,7 @@ from opreplay.replay.check.calling.closeness import Distance, compare
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case, replaced
 from opreplay.replay.check.model import Finding
-from opreplay.replay.check.points.peak import too_much
+from opreplay.replay.check.points.peak import SMALLER_REFUSED, too_much
 from opreplay.replay.check.points.settled import unsettled
 from opreplay.replay.check.points.trials import Attempt, attempt, nothing, raised
 from opreplay.replay.ir.reasons import NotReplayable
@@ -36,6 +36,9 @@ WHOLE = (torch.int32, torch.int64)
 """Dtypes of places in a tensor."""
 TINY = 1e-30
 """In place of a zero, to see which sign a result has beside it."""
+REFERENCE_REFUSES = "the reference refuses it"
+MOST_REFUSED = 2
+"""Cases of which no other sizes are taken either, after which none is looked for."""
 SHAKES = 8
 """Ways in which arguments are rounded once more where results are whole numbers."""
 FINE_ROUNDINGS = 4.0
@@ -110,7 +113,33 @@ def broadcast(bench: Bench) -> list[Attempt]:
 
 
 def against_reference(bench: Bench, case: Case) -> Finding:
-    """Results of one case held against the reference: in float64 where it can be had, and in the case's own dtypes."""
+    """Results of one case held against the reference: in float64 where it can be had, and in the case's own dtypes.
+
+    Where both refuse sizes that were made up, those that stand in their place are tried, until one call is taken.
+    """
+    found = _held(bench, case)
+    if not case.instead or not _refused_by_both(found):
+        return found
+    taken = bench.facts_of_op.setdefault(f"sizes that {case.op.called} takes", ())
+    if len(taken) >= MOST_REFUSED and not any(taken):
+        return found
+    last = next((int(place) for place in reversed(taken) if place), 0)
+    # First what was taken the last time.
+    for place in sorted(range(len(case.instead)), key=lambda place: place != last):
+        other = _held(bench, case.instead[place])
+        if not _refused_by_both(other):
+            bench.facts_of_op[f"sizes that {case.op.called} takes"] = (*taken, str(place))
+            return other
+    bench.facts_of_op[f"sizes that {case.op.called} takes"] = (*taken, "")
+    return found
+
+
+def _refused_by_both(found: Finding) -> bool:
+    refused = REFERENCE_REFUSES in found.detail or found.detail.startswith(SMALLER_REFUSED)
+    return found.verdict == "not applicable" and refused
+
+
+def _held(bench: Bench, case: Case) -> Finding:
     text = case.text
     if (why := too_much(bench, case)) is not None:
         return nothing(text, why)
@@ -126,7 +155,7 @@ def against_reference(bench: Bench, case: Case) -> Finding:
     except Exception as error:  # ops raise anything
         if refused is not None:
             verdict = "fail" if case.kind in ("given", "recorded") else "not applicable"
-            detail = f"{words(error)}; the reference refuses it, too: {words(refused)}"
+            detail = f"{words(error)}; {REFERENCE_REFUSES}, too: {words(refused)}"
             return Finding(case=text, verdict="refused" if verdict == "fail" else "not applicable", detail=detail)
         if same is not None and not _fits_buffers(arguments, same):
             return nothing(text, f"the buffers are not those of the result: {words(error)}")
@@ -137,7 +166,7 @@ def against_reference(bench: Bench, case: Case) -> Finding:
             return Finding(case=text, verdict="refused", detail=words(error))
         return raised(text, error)
     if refused is not None:
-        return nothing(text, f"the reference refuses it: {words(refused)}")
+        return nothing(text, f"{REFERENCE_REFUSES}: {words(refused)}")
     if same is not None and not _fits_buffers(arguments, same):
         return nothing(text, "the buffers are not those of the result")
     exact = same if case.values == "odd" else _exact(bench, case, arguments)

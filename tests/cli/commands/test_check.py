@@ -105,6 +105,27 @@ def test_recorded_calls_are_tried(tmp_path: Path) -> None:
     assert by_point(found)["correctness"]["verdict"] == "pass"
 
 
+def test_recorded_calls_of_an_op_of_a_plugin_are_tried_from_a_trace_and_from_a_plan(tmp_path: Path) -> None:
+    plugin = tmp_path / "ops.py"
+    plugin.write_text(
+        "import torch\n"
+        "library = torch.library.Library('recorded_here', 'DEF')\n"
+        "library.define('twice(Tensor x) -> Tensor')\n"
+        "library.impl('twice', lambda x: x * 2, 'CompositeExplicitAutograd')\n"
+    )
+    args = {"Input Dims": [[6, 10]], "Input type": ["float"], "Input Strides": [[10, 1]], "Concrete Inputs": [""]}
+    event = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1.0, "dur": 5.0, "args": args}
+    trace, plan = tmp_path / "t.json", tmp_path / "p.plan.json"
+    trace.write_text(json.dumps({"traceEvents": [event | {"name": "recorded_here::twice"}], "schemaVersion": 1}))
+    made = CliRunner().invoke(opreplay, ["plan", str(trace), "--plugin", str(plugin), "--output", str(plan)])
+    assert made.exit_code == 0, made.stderr
+    few = ("--plugin", str(plugin), "--points", "schema", "--format", "json")
+    for source in (trace, plan):
+        found = json.loads(invoke("recorded_here::twice", "--trace", str(source), *few).stdout)
+        assert found["cases"] == ["recorded: recorded_here::twice(f32[6,10])"]
+    assert "it is of ops selected by owner" in invoke("aten::mm", "--trace", str(plan), code=2).stderr
+
+
 def test_a_backward_op_is_held_against_the_gradients_of_its_forward(tmp_path: Path) -> None:
     few = ("--points", "correctness", "--format", "json")
     arguments = ("aten::silu_backward", "--shapes", "f32[6,10], f32[6,10]", *few)

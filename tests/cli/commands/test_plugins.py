@@ -68,6 +68,8 @@ def test_everything_registered_is_listed_with_its_origin(plugin: Path) -> None:
     }
     assert {one["source"] for one in found.values()} == {f"--plugin {plugin}"}
     assert found["conversion", "act"]["place"].endswith("my_ops.py:7")
+    line = 1 + CODE.splitlines().index("@register_initializer")
+    assert found["initializer", "mine"]["place"] == f"{plugin}:{line}"
     assert [found[key]["note"] for key in sorted(found)] == [
         "",
         found["estimator", "estimate"]["note"],
@@ -90,6 +92,10 @@ def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path)
     result = invoke("plugins", "--plugin", broken)
     assert result.exit_code == 2
     assert f"--plugin {broken} fails: {broken}:2: ZeroDivisionError" in result.stderr
+    assert "Give a .py file" not in result.stderr
+    assert "Give a .py file that is there" in invoke("plugins", "--plugin", tmp_path / "none.py").stderr
+    broken.write_text("import nosuchthing.inner\n")
+    assert "Install nosuchthing: Python does not find it" in invoke("plugins", "--plugin", broken).stderr
     assert invoke("plugins", "--plugin", "no.such.module").exit_code == 2
     broken.write_text("import sys\nsys.exit(3)\n")
     result = invoke("plugins", "--plugin", broken)

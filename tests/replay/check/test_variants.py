@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from opreplay.initializers.user_code import load_user_code
 from opreplay.replay.check import variants
 from opreplay.replay.check.bench import make_bench
 from opreplay.replay.check.calling.calls import Bench
@@ -130,3 +132,50 @@ def test_a_number_of_results_that_follows_a_size_is_no_defect(call: str) -> None
     found = check(call.partition("(")[0], shapes=[call], points=["dynamic shapes"], isolation="none")
     (point,) = found.points
     assert point.verdict == "pass", point.detail
+
+
+HALVES = """
+import torch
+from torch import Tensor
+
+@torch.library.custom_op("halves{name}::gate", mutates_args=())
+def gate(x: Tensor) -> Tensor:
+    if x.shape[-1] % {step}:
+        raise ValueError("columns are not whole")
+    one, other = x.chunk(2, dim=-1)
+    result = one * other
+    if result.shape[-1] > 64 and result.shape[-1] % 2:
+        result[..., -1] = 0
+    return result
+
+def reference(x):
+    one, other = x.chunk(2, dim=-1)
+    if x.shape[-1] % {step}:
+        raise ValueError("columns are not whole")
+    return one * other
+"""
+
+
+@pytest.mark.parametrize("step", [2, 128])
+def test_sizes_that_both_refuse_are_tried_as_multiples(tmp_path: Path, step: int) -> None:
+    (tmp_path / f"gate{step}.py").write_text(HALVES.replace("{step}", str(step)).replace("{name}", str(step)))
+    file = str(tmp_path / f"gate{step}.py")
+    load_user_code(file, flag="--plugin")
+    op, points = f"halves{step}::gate", ["correctness", "dtypes"]
+    found = check(op, against=f"{file}:reference", shapes=["64x4096"], points=points, isolation="none")
+    correct = found.point("correctness")
+    if step == 2:
+        assert "prime sizes: halves2::gate(f32[131,134])" in [one.case for one in correct.of("fail")]
+        assert any(one.case.startswith("float16 at prime sizes") for one in found.point("dtypes").of("pass"))
+    else:
+        assert correct.verdict == "pass"
+        assert correct.detail.endswith("no uneven row was tried: all are multiples of 128")
+
+
+def test_a_number_that_equals_a_size_stays_where_the_call_is_refused_otherwise() -> None:
+    cases = list(variants.sized(bench_of("aten::narrow(f32[32,8,4,16], 0, 0, 8)").first))
+    length = {str(case.op.args[-1].value) for case in cases}
+    assert len(length) > 1
+    uneven = next(case for case in cases if case.kind == "uneven sizes")
+    assert uneven.instead[0].op.args[-1].value == 8
+    assert all(variants.elements(case) <= 1 << 22 for case in cases if case.kind in variants.MADE_UP)

@@ -90,6 +90,7 @@ def test_the_estimator_template_of_the_rfc() -> None:
         found = simulate_op(your_op(), device)
         assert found.time_us == pytest.approx(seconds * 1e6)
         assert (found.bound, found.confidence) == ("custom", "uncalibrated")
+        assert simulate_op(your_op(), device, l2="cold").l2 == "cold"
 
 
 def test_the_properties_template_of_the_rfc() -> None:

@@ -60,10 +60,12 @@ def plain_text(line: str, render: Callable[[int], RenderableType], width: int = 
 
 
 def narrate(text: str) -> None:
-    """A line to stderr."""
+    """A line to stderr, with names of files as `printable` has them."""
     import click
 
-    click.echo(text, err=True)
+    from opreplay.traces.names import printable
+
+    click.echo(printable(text), err=True)
 
 
 def write(text: str) -> None:

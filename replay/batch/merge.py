@@ -21,12 +21,14 @@ from opreplay.replay.results.records import JobResult, OpResult, TraceResult
 from opreplay.replay.results.resume import digest
 from opreplay.traces.joins.ranks import RankCalls
 from opreplay.traces.links.collectives import RankCall
+from opreplay.traces.names import printable
 
 
 class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """The plan of one trace and what the trace says of its place in a job."""
 
     path: str
+    """Printable, as are the messages."""
     plan: ReplayPlan
     rank: int | None = None
     world_size: int | None = None
@@ -132,7 +134,7 @@ class Batch:
 
     def leave_out(self, path: str, why: str, *, refused: bool) -> None:
         """Keep that a file could not be read, for the report."""
-        self._not_read.append((path, why, refused))
+        self._not_read.append((printable(path), printable(why), refused))
 
     @property
     def not_read(self) -> list[NotRead]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +98,30 @@ def test_a_report_is_written_as_its_file_is_named(
     console("report", out, "--format", "csv", "-o", tmp_path / "x.txt")
     assert (tmp_path / "x.txt").read_text().startswith("id,name,count")
     assert "times are not comparable: recorded on NVIDIA H100" in console("report", out).stdout
+
+
+def test_a_name_that_is_not_utf_8_costs_nothing(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It ended the whole batch; a copy or a damaged file of such a name left an empty file of results."""
+    trace, folder = trace_of(*owner("aten::relu", 1, [SHAPE], 10.0)), os.fsencode(tmp_path / "in")
+    os.mkdir(folder)
+    bad = os.path.join(folder, b"bad\xff.json")
+    for name, body in (
+        (b"bad\xff.json", trace.read_bytes()),
+        (b"copy\xfe.json", trace.read_bytes()),
+        (b"cut\xfd.json", b'{"a'),
+    ):
+        Path(os.fsdecode(os.path.join(folder, name))).write_bytes(body)
+    out = tmp_path / "r.jsonl"
+    pages = ("-o", tmp_path / "r.md", "-o", tmp_path / "r.csv", "-o", tmp_path / "r.html")
+    told = console("batch", os.fsdecode(folder), "--op-time", "1ms", "-o", out, *pages, code=3)
+    assert "cut\\xfd.json" in told.stderr
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one["source"] for one in records if one["record"] == "trace"] == ["bad\\xff.json"]
+    assert [one["file"] for one in records[0]["trace"]["not_read"]] == ["copy\\xfe.json", "cut\\xfd.json"]
+    assert console("batch", os.fsdecode(folder), "--dry-run", "--format", "json", code=3).stdout
+    assert json.loads(console("inspect", os.fsdecode(bad), "--format", "json").stdout)["path"].endswith("bad\\xff.json")
+    assert json.loads(console("plan", os.fsdecode(bad), "--format", "json").stdout)["source"] == "bad\\xff.json"
+    console("simulate", os.fsdecode(bad), "--soc", "910b3", "-o", tmp_path / "s.html")
+    assert "bad\\xff" in (tmp_path / "s.html").read_text()

@@ -80,7 +80,7 @@ def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     wrong = sum(r.values is not None and r.values.status == "differs" for r in outputs.memory.results)
     late = sum(map(is_out_of_time, outputs.memory.results))
     for result in filter(is_ended_by_time, outputs.memory.results):
-        if result.measure_s is None or summary is None:
+        if result.measure_s is None or summary is None or summary.wall_s is None:
             continue
         console.narrate(
             f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s of the run's "
@@ -129,8 +129,8 @@ def show_batch(outputs: Outputs) -> None:
     show_report(outputs, coverage=False)
 
 
-def batch_tables(run: MemorySink | ResultFile, *, width: int) -> list[RenderableType]:
-    """How much the traces share, then one row a trace and a job; nothing for a run of one trace."""
+def batch_tables(run: MemorySink | ResultFile, *, width: int, whole: bool = False) -> list[RenderableType]:
+    """How much the traces share, then a row a trace and a job, with `whole` all; nothing for a run of one trace."""
     from rich.text import Text
 
     from opreplay.replay.report.run import batch as view
@@ -138,4 +138,5 @@ def batch_tables(run: MemorySink | ResultFile, *, width: int) -> list[Renderable
     if not run.traces:
         return []
     shared = Text(view.sharing_line(run.traces, len(run.results)))
-    return [shared, view.render(run.traces, run.jobs, width=width)]
+    rows = None if whole else view.MAX_ROWS
+    return [shared, view.render(run.traces, run.jobs, width=width, rows=rows)]

@@ -90,11 +90,17 @@ def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
-    return code_for(missed + wrong, max_failed, what)
+    return code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
 
 
-def code_for(missed: int, max_failed: int | None, what: str) -> ExitCode:
-    """1 for more ops than allowed, with a line on stderr that says `what` they are; any number is where None is."""
+def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:
+    """1 for more ops than allowed, with a line on stderr that says `what` they are; any number is where None is.
+
+    `of` ops: of none at all nothing was tested, which is 2 as for a selection that leaves nothing. None is not known.
+    """
+    if max_failed is not None and of == 0:
+        console.narrate("opreplay: there is no op to replay, so that --max-failed tests nothing")
+        return ExitCode.USAGE
     if max_failed is None or missed <= max_failed:
         return ExitCode.OK
     console.narrate(f"opreplay: {missed} ops {what}, --max-failed allows {max_failed}")

@@ -125,3 +125,23 @@ def test_a_name_that_is_not_utf_8_costs_nothing(
     assert json.loads(console("plan", os.fsdecode(bad), "--format", "json").stdout)["source"] == "bad\\xff.json"
     console("simulate", os.fsdecode(bad), "--soc", "910b3", "-o", tmp_path / "s.html")
     assert "bad\\xff" in (tmp_path / "s.html").read_text()
+
+
+def test_max_failed_is_counted_in_every_way_a_batch_ends(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It was lost with --dry-run and beside a refused file, and nothing at all to test was green."""
+    trace, cut = trace_of(*owner("nowhere::gone", 1, [SHAPE], 10.0)), tmp_path / "cut.json"
+    told = "--max-failed allows 0"
+    for command in ("plan", "run", "batch"):
+        dry = () if command == "plan" else ("--dry-run",)
+        assert told in console(command, trace, *dry, "--max-failed", 0, code=1).stderr
+    cut.write_text('{"a')
+    assert told in console("batch", trace, cut, "--max-failed", 0, code=3).stderr
+    assert told in console("batch", trace, cut, "--max-failed", 0, "--dry-run", code=3).stderr
+    kernels = tmp_path / "kernels.json"
+    kernels.write_text(
+        json.dumps({"traceEvents": [{**owner("aten::relu", 1, [SHAPE], 9.0)[2], "args": {"device": 0}}]})
+    )
+    for command in ("plan", "run", "batch"):
+        assert "no op to replay" in console(command, kernels, "--max-failed", 0, code=2).stderr

@@ -87,10 +87,27 @@ def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
             f"{summary.wall_s:.0f} s and had not ended (--total-time): --resume tries it last, "
             "--op-limit gives it up sooner"
         )
+    if late and summary is not None and summary.wall_s is not None and not _measured_here(outputs):
+        console.narrate(
+            f"opreplay: no op was tried: the start alone took the {summary.wall_s:.1f} s (--total-time); --resume with "
+            "as little time gets no further: give it more"
+        )
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
     return code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
+
+
+def _measured_here(outputs: Outputs) -> bool:
+    """Whether an op was tried by this run, not only by the one that it continues."""
+    from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
+
+    before = () if outputs.earlier is None else outputs.earlier.results
+    kept = {result.id for result in before if not is_out_of_time(result)}
+    return any(
+        result.id not in kept and (is_ended_by_time(result) or result.measure_s is not None)
+        for result in outputs.memory.results
+    )
 
 
 def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:

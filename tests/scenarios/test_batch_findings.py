@@ -145,3 +145,14 @@ def test_max_failed_is_counted_in_every_way_a_batch_ends(
     )
     for command in ("plan", "run", "batch"):
         assert "no op to replay" in console(command, kernels, "--max-failed", 0, code=2).stderr
+
+
+def test_a_start_that_takes_all_the_time_says_that_resuming_gets_no_further(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace, out = trace_of(*owner("aten::relu", 1, [SHAPE], 50.0)), tmp_path / "r.jsonl"
+    for more in ((), ("--resume",)):
+        given = ("batch", trace, "--total-time", "1ms", "--threads", 1, "-o", out, *more)
+        assert "no op was tried: the start alone took the" in console(*given).stderr
+    summary = json.loads(console("report", out, "--format", "json").stdout)["summary"]
+    assert summary["measured_us"] is None

@@ -204,6 +204,11 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
                 f"· {job.job}: {found.inferred} of {found.matched} collectives carry no sequence number: matched by "
                 "order or overlap in time (inferred)"
             )
+        if found.unmatched:
+            lines.append(
+                f"· {job.job}: {plural(found.unmatched, 'collective')} of these traces without a counterpart on "
+                "another rank given: in no number here"
+            )
         if missing > 0:
             lines.append(
                 f"· {job.job}: {plural(missing, 'rank')} not given: waiting for them is in the transfer, so waiting is "

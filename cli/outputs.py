@@ -109,7 +109,8 @@ class Outputs:
         if not isinstance(record, OpResult):
             self.memory.write(record)
         for sink in self._lines:
-            sink.write(record)
+            with console.naming_stdout():
+                sink.write(record)
         if isinstance(record, OpResult):
             # Only now: a report counts no op that the files have no room for.
             self.memory.write(record)

@@ -160,7 +160,12 @@ def show_explanation(
 
 
 def plan_code(
-    plan: ReplayPlan, checks: Mapping[str, MetaCheck] | None, *, max_op_bytes: int | None, max_failed: int | None
+    plan: ReplayPlan,
+    checks: Mapping[str, MetaCheck] | None,
+    *,
+    max_op_bytes: int | None,
+    max_failed: int | None,
+    over_budget: Literal["shrink", "skip"] = "shrink",
 ) -> ExitCode:
     """1 when more ops than allowed would not be replayed, or are wrong on meta tensors."""
     from opreplay.cli.reporting import code_for
@@ -168,8 +173,16 @@ def plan_code(
     from opreplay.replay.report.views.plan import why_not
 
     wrong = {id_ for id_, check in (checks or {}).items() if check.status in META_WRONG}
-    missed = sum(op.id in wrong or why_not(op, max_op_bytes) is not None for op in plan.ops)
-    return code_for(missed, max_failed, "would not be replayed" + (" or are wrong on meta tensors" if wrong else ""))
+    missed = sum(op.id in wrong or why_not(op, max_op_bytes, over_budget) is not None for op in plan.ops)
+    what = "would not be replayed" + (" or are wrong on meta tensors" if wrong else "")
+    return code_for(missed, max_failed, what, of=len(plan.ops))
+
+
+def dry_run_code(plan: ReplayPlan, measuring: RunOptions, max_failed: int | None) -> ExitCode:
+    """That of a run of the plan as far as the plan tells."""
+    return plan_code(
+        plan, None, max_op_bytes=measuring.max_op_bytes, max_failed=max_failed, over_budget=measuring.over_budget
+    )
 
 
 def captured_file(text: str) -> ReplayPlan | None:

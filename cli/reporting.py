@@ -80,21 +80,44 @@ def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     wrong = sum(r.values is not None and r.values.status == "differs" for r in outputs.memory.results)
     late = sum(map(is_out_of_time, outputs.memory.results))
     for result in filter(is_ended_by_time, outputs.memory.results):
-        if result.measure_s is None or summary is None:
+        if result.measure_s is None or summary is None or summary.wall_s is None:
             continue
         console.narrate(
             f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s of the run's "
             f"{summary.wall_s:.0f} s and had not ended (--total-time): --resume tries it last, "
             "--op-limit gives it up sooner"
         )
+    if late and summary is not None and summary.wall_s is not None and not _measured_here(outputs):
+        console.narrate(
+            f"opreplay: no op was tried: the start alone took the {summary.wall_s:.1f} s (--total-time); --resume with "
+            "as little time gets no further: give it more"
+        )
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
-    return code_for(missed + wrong, max_failed, what)
+    return code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
 
 
-def code_for(missed: int, max_failed: int | None, what: str) -> ExitCode:
-    """1 for more ops than allowed, with a line on stderr that says `what` they are; any number is where None is."""
+def _measured_here(outputs: Outputs) -> bool:
+    """Whether an op was tried by this run, not only by the one that it continues."""
+    from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
+
+    before = () if outputs.earlier is None else outputs.earlier.results
+    kept = {result.id for result in before if not is_out_of_time(result)}
+    return any(
+        result.id not in kept and (is_ended_by_time(result) or result.measure_s is not None)
+        for result in outputs.memory.results
+    )
+
+
+def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:
+    """1 for more ops than allowed, with a line on stderr that says `what` they are; any number is where None is.
+
+    `of` ops: of none at all nothing was tested, which is 2 as for a selection that leaves nothing. None is not known.
+    """
+    if max_failed is not None and of == 0:
+        console.narrate("opreplay: there is no op to replay, so that --max-failed tests nothing")
+        return ExitCode.USAGE
     if max_failed is None or missed <= max_failed:
         return ExitCode.OK
     console.narrate(f"opreplay: {missed} ops {what}, --max-failed allows {max_failed}")
@@ -129,8 +152,8 @@ def show_batch(outputs: Outputs) -> None:
     show_report(outputs, coverage=False)
 
 
-def batch_tables(run: MemorySink | ResultFile, *, width: int) -> list[RenderableType]:
-    """How much the traces share, then one row a trace and a job; nothing for a run of one trace."""
+def batch_tables(run: MemorySink | ResultFile, *, width: int, whole: bool = False) -> list[RenderableType]:
+    """How much the traces share, then a row a trace and a job, with `whole` all; nothing for a run of one trace."""
     from rich.text import Text
 
     from opreplay.replay.report.run import batch as view
@@ -138,4 +161,5 @@ def batch_tables(run: MemorySink | ResultFile, *, width: int) -> list[Renderable
     if not run.traces:
         return []
     shared = Text(view.sharing_line(run.traces, len(run.results)))
-    return [shared, view.render(run.traces, run.jobs, width=width)]
+    rows = None if whole else view.MAX_ROWS
+    return [shared, view.render(run.traces, run.jobs, width=width, rows=rows)]

@@ -12,6 +12,7 @@ from opreplay.traces.links.annotations import PHASES, AnnotationTable, Phase, st
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.npu_kernels import OpKernels, kernels_by_op
 from opreplay.traces.model import DetailsJoin, LinkStats, MetadataLevel, Trace
+from opreplay.traces.names import printable
 from opreplay.traces.reading.columns import distinct
 from opreplay.traces.times.breakdown import Row, breakdown
 from opreplay.traces.times.busy import DeviceBusy, device_busy
@@ -134,7 +135,7 @@ def summarize(trace: Trace) -> TraceSummary:
     if "mtia_ccp_events" in info.events_by_category:  # not of the categories that are counted as kernels and copies
         categories = np.array([0, 0, 0, len(kernels)])
     return TraceSummary(
-        path=info.path,
+        path=printable(info.path),
         dialect=info.dialect,
         bytes_read=info.bytes_read,
         events=info.events,

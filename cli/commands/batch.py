@@ -180,11 +180,12 @@ def command(
                 )
 
         if dry_run:
-            from opreplay.cli.plan_views import show_dry_run
+            from opreplay.cli.plan_views import dry_run_code, show_dry_run
 
             batch, refused = read(None)
+            plan = batch.plan()
             show_dry_run(
-                batch.plan(),
+                plan,
                 devices,
                 measuring,
                 contents=contents,
@@ -193,7 +194,8 @@ def command(
                 format_=format_,
                 everything=True,  # a batch has no --notes
             )
-            return ExitCode.REFUSED if refused else ExitCode.OK
+            code = dry_run_code(plan, measuring, max_failed)
+            return ExitCode.REFUSED if refused else code
         options = msgspec.structs.replace(
             measuring,
             device=device,
@@ -233,7 +235,8 @@ def command(
                 raise
             finally:
                 show_json(outputs) if format_ == "json" else show_batch(outputs)
-    return ExitCode.REFUSED if refused else outcome_code(outputs, max_failed)
+    code = outcome_code(outputs, max_failed)
+    return ExitCode.REFUSED if refused else code
 
 
 @contextlib.contextmanager

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json", ".parquet": "parquet"}
-"""What a file is written as where no --format is given; others are tables."""
+"""What a file is written as where no --format is given."""
+TABLES = (".txt", ".log", "")
+"""Suffixes of the table, all rows of it."""
 
 
 @click.command("report", short_help="Print a saved run again, in any format.")
@@ -48,7 +50,11 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
     if output is not None:
         check_writable(Path(output), force=force)
         if click.get_current_context().get_parameter_source("format_") is ParameterSource.DEFAULT:
-            format_ = SUFFIXES.get(Path(output).suffix.lower(), format_)
+            suffix = Path(output).suffix.lower()
+            if suffix not in (*SUFFIXES, *TABLES):
+                known = ", ".join((*SUFFIXES, *filter(None, TABLES)))
+                raise UsageError(f"no report is a {suffix}", hint=f"Suffixes are {known}; or say the --format.")
+            format_ = SUFFIXES.get(suffix, format_)
     if format_ == "parquet" and output is None and sys.stdout.isatty():
         raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
     file = read_result_file(result)
@@ -66,8 +72,10 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
         def show(width: int) -> Group:
             from rich.console import Group
 
-            whole = table.render(*run, width=width, everything=notes or output is not None)
-            return Group(*batch_tables(file, width=width), *sequence.tables(file.sequence), whole)
+            in_file = output is not None
+            rows = None if in_file else table.MAX_ROWS
+            ops = table.render(*run, width=width, everything=notes or in_file, rows=rows)
+            return Group(*batch_tables(file, width=width, whole=in_file), *sequence.tables(file.sequence), ops)
 
         if output is None:
             console.show_line(line)

@@ -138,7 +138,7 @@ def command(
         if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
             narrate(small)
         if dry_run:
-            from opreplay.cli.plan_views import show_dry_run
+            from opreplay.cli.plan_views import dry_run_code, show_dry_run
 
             show_dry_run(
                 plan,
@@ -151,7 +151,7 @@ def command(
                 everything=notes,
                 format_=format_,
             )
-            return ExitCode.OK
+            return dry_run_code(plan, measuring, max_failed)
         options = msgspec.structs.replace(
             measuring,
             device=device,

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,15 +29,28 @@ def make_console(*, stderr: bool = False) -> Console:
     )
 
 
+@contextlib.contextmanager
+def naming_stdout() -> Generator[None, None, None]:
+    """An OSError of a stream, which names no file, names stdout: all that is written elsewhere says where."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = "stdout"
+        raise
+
+
 def show(renderable: RenderableType) -> None:
     """Print to stdout."""
-    make_console().print(renderable)
+    with naming_stdout():
+        make_console().print(renderable)
 
 
 def show_fitted(render: Callable[[int], RenderableType]) -> None:
     """Print to stdout what `render` makes for the width there."""
     console = make_console()
-    console.print(render(console.width))
+    with naming_stdout():
+        console.print(render(console.width))
 
 
 def show_line(text: str) -> None:
@@ -44,7 +58,8 @@ def show_line(text: str) -> None:
     from rich.text import Text
 
     console = make_console()
-    console.print(Text(text, style="bold"), soft_wrap=not console.file.isatty())
+    with naming_stdout():
+        console.print(Text(text, style="bold"), soft_wrap=not console.file.isatty())
 
 
 def plain_text(line: str, render: Callable[[int], RenderableType], width: int = 160) -> str:
@@ -60,15 +75,18 @@ def plain_text(line: str, render: Callable[[int], RenderableType], width: int = 
 
 
 def narrate(text: str) -> None:
-    """A line to stderr."""
+    """A line to stderr, with names of files as `printable` has them."""
     import click
 
-    click.echo(text, err=True)
+    from opreplay.traces.names import printable
+
+    click.echo(printable(text), err=True)
 
 
 def write(text: str) -> None:
     """Data to stdout as it is."""
-    sys.stdout.write(text)
+    with naming_stdout():
+        sys.stdout.write(text)
 
 
 def json_text(value: Any) -> str:

@@ -19,14 +19,17 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan import passes
 from opreplay.replay.results.records import JobResult, OpResult, TraceResult
 from opreplay.replay.results.resume import digest
+from opreplay.replay.results.summary import whole
 from opreplay.traces.joins.ranks import RankCalls
 from opreplay.traces.links.collectives import RankCall
+from opreplay.traces.names import printable
 
 
 class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """The plan of one trace and what the trace says of its place in a job."""
 
     path: str
+    """Printable, as are the messages."""
     plan: ReplayPlan
     rank: int | None = None
     world_size: int | None = None
@@ -81,6 +84,8 @@ class Batch:
         self._kept_calls = 0
         self._first: ReplayPlan | None = None
         self._device_us = self._host_us = 0.0
+        self._unowned_us = {True: 0.0, False: 0.0}
+        """Whether a trace counts in device time → that of kernels without an op: a share is of traces that do."""
         self._devices: dict[str, None] = {}
         self._not_read: list[tuple[str, str, bool]] = []
 
@@ -106,6 +111,7 @@ class Batch:
         self._first = self._first or plan
         self._device_us += plan.device_us_total
         self._host_us += plan.host_us_total
+        self._unowned_us[plan.device_us_total > 0] += plan.unowned_device_us
         if plan.device is not None:
             self._devices[plan.device] = None
         self._paths.append(trace.path)
@@ -132,7 +138,7 @@ class Batch:
 
     def leave_out(self, path: str, why: str, *, refused: bool) -> None:
         """Keep that a file could not be read, for the report."""
-        self._not_read.append((path, why, refused))
+        self._not_read.append((printable(path), printable(why), refused))
 
     @property
     def not_read(self) -> list[NotRead]:
@@ -151,6 +157,7 @@ class Batch:
             device=", ".join(self._devices) or None,
             device_us_total=self._device_us,
             host_us_total=self._host_us,
+            unowned_device_us=self._unowned_us[self._device_us > 0],
             ops=tuple(self._named()),
             losses=self._losses(),
         )
@@ -215,7 +222,7 @@ class Batch:
             ops=len(uses.op),
             shared=sum(self._traces_of[index] > 1 for index in uses.op),
             replayed=sums.replayed,
-            covered_share=sums.covered_us / uses.total if uses.total else 0.0,
+            covered_share=whole(sums.covered_us / uses.total) if uses.total else 0.0,
             clock=uses.clock,
             recorded_us=None if uses.clock is None else sums.recorded_us,
             total_us=None if uses.clock is None else uses.total,
@@ -253,8 +260,10 @@ class Batch:
             covered_share=(
                 None
                 if len(clocks) > 1
-                else sum(one.covered_share * self._uses[index].total for one, index in zip(own, indices, strict=True))
-                / total
+                else whole(
+                    sum(one.covered_share * self._uses[index].total for one, index in zip(own, indices, strict=True))
+                    / total
+                )
                 if total
                 else 0.0
             ),

@@ -23,6 +23,7 @@ from opreplay.replay.ir.model import SCHEMA_VERSION, Recorded, ReplayOp
 from opreplay.replay.ir.verify import verify
 from opreplay.replay.results.resume import digest
 from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.names import printable
 
 SUFFIX = ".plans"
 """What the file's name has more than that of the results."""
@@ -86,12 +87,12 @@ class PlanStore:
 
     def holds(self, path: str, files: Sequence[str]) -> bool:
         """Whether the plan of a file is here, made of just these files, which are as they were then."""
-        sources = self._sources.get(path)
-        return sources is not None and [stamp.path for stamp in sources] == list(files) and stamps_of(files) == sources
+        sources, names = self._sources.get(printable(path)), list(map(printable, files))
+        return sources is not None and [stamp.path for stamp in sources] == names and stamps_of(files) == sources
 
     def load(self, path: str) -> TracePlan:
         """The plan of a file that is here. Raises FormatError for one that was tampered with."""
-        entry = self._entry(path)
+        entry = self._entry(printable(path))
         if entry is None:
             raise FormatError(f"{self.path} was changed while it was read", hint="Delete it.")
         ops = tuple(

@@ -23,6 +23,7 @@ from opreplay.replay.host.limits import die_with
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Limits, expand_paths
 from opreplay.traces.errors import OpReplayError, UsageError
+from opreplay.traces.names import printable
 
 SUFFIXES = (".json", ".json.gz")
 """What is taken from a folder; the reader tells by content what a file is."""
@@ -208,8 +209,8 @@ def _read(path: str, *, how: HowToRead) -> bytes:
     except OpReplayError as error:
         return encoded(
             Unreadable(
-                path=path,
-                message=str(error),
+                path=printable(path),
+                message=printable(str(error)),
                 hint=error.hint,
                 exit_code=error.exit_code,
                 no_trace=isinstance(error, UnknownDialect),
@@ -233,14 +234,14 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
         plan = with_recorded_children(plan, read)
     alone = msgspec.structs.replace(plan, sequence=None)
     if isinstance(read, ReplayPlan):
-        return TracePlan(path=path, plan=alone)
+        return TracePlan(path=printable(path), plan=alone)
     info = read.info
     return TracePlan(
-        path=path,
+        path=printable(path),
         plan=alone,
         rank=info.rank,
         world_size=info.world_size,
-        notes=tuple(join_notes(read)),
+        notes=tuple(map(printable, join_notes(read))),
         calls=collectives_of(read) if read.activity is not None else (),
         base_ns=info.base_ns,
     )

@@ -13,6 +13,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from opreplay.traces.names import printable
+
 END_BYTES = 64 << 10
 """Of the beginning and of the end that are looked at: the footer of a gzip holds a checksum of the whole."""
 
@@ -21,6 +23,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """One file as it was at one moment; equal stamps mean that it is read as before."""
 
     path: str
+    """Printable."""
     size_bytes: int
     mtime_ns: int
     ends: str
@@ -39,7 +42,7 @@ def stamp_of(path: str) -> Stamp | None:
             hasher.update(file.read(END_BYTES) or b"")
     except (OSError, ValueError):
         return None
-    return Stamp(path=path, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, ends=hasher.hexdigest())
+    return Stamp(path=printable(path), size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, ends=hasher.hexdigest())
 
 
 def stamps_of(paths: Sequence[str]) -> tuple[Stamp, ...] | None:

@@ -166,7 +166,7 @@ def run_plan(
     summary = summarize(plan, results, wall_s=monotonic() - started, interrupted=False)
     sink.write(summary)
     if on_progress is not None:
-        on_progress(_progress(len(plan.ops), len(plan.ops), None, summary.wall_s))
+        on_progress(_progress(len(plan.ops), len(plan.ops), None, summary.wall_s or 0.0))
     return summary
 
 

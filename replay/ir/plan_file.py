@@ -10,6 +10,7 @@ import msgspec
 from opreplay.replay.ir.model import SCHEMA_VERSION, ReplayPlan
 from opreplay.replay.ir.verify import verify
 from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.names import printable
 
 MAX_BYTES = 1 << 30
 """A plan of a million ops is smaller than this."""
@@ -66,4 +67,4 @@ def load_plan(path: str | Path) -> ReplayPlan:
         data = file.read_bytes()
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path.") from None
-    return parse_plan(data, source=str(path))
+    return parse_plan(data, source=printable(str(path)))

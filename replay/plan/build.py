@@ -7,7 +7,6 @@ Owns the order of the steps. The steps themselves are `select`, `recorded`, `res
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePath
 
 import msgspec
 import numpy as np
@@ -24,6 +23,7 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.resolver import Resolver
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import Trace
+from opreplay.traces.names import file_name
 
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
@@ -62,7 +62,7 @@ def build_plan(
         # What labels spend outside of ops is time of the model as well: generated code, a compiler's wrappers.
         host_us = max(host_us, outermost_us(trace))
     shell = ReplayPlan(
-        source=PurePath(trace.info.path).name,
+        source=file_name(trace.info.path),
         selection=select,
         device=next(iter(trace.info.device_names), None),
         device_us_total=device_us,

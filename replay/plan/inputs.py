@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from json import JSONDecodeError, JSONDecoder
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -19,6 +18,7 @@ from opreplay.replay.plan.make import make_plan
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import the_one_path
 from opreplay.traces.errors import UsageError
+from opreplay.traces.names import file_name
 
 if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
@@ -238,7 +238,7 @@ def join_notes(joined: Trace) -> list[str]:
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
-    of_table = loss_notes(joined.info.report.losses, PurePath(joined.info.path).name)
+    of_table = loss_notes(joined.info.report.losses, file_name(joined.info.path))
     if table is not None:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:

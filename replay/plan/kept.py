@@ -158,7 +158,8 @@ def _feed(hasher: Any, value: Any) -> None:
             hasher.update(field.name.encode())
             _feed(hasher, getattr(value, field.name))
     else:
-        body = msgspec.msgpack.encode(value)
+        # The name of a file may hold bytes that no JSON takes.
+        body = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else msgspec.msgpack.encode(value)
         hasher.update(len(body).to_bytes(8, "little"))
         hasher.update(body)
 

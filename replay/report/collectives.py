@@ -62,8 +62,10 @@ def _rates(found: Bandwidth | None) -> tuple[str, str, str]:
     return time_text(found.time_us), digits(found.algorithm_gb_s), digits(found.bus_gb_s)
 
 
-def table(results: Sequence[OpResult], socs: Sequence[str], *, width: int) -> list[RenderableType]:
-    """One row a collective, fitted to `width` characters; nothing where there is none."""
+def table(
+    results: Sequence[OpResult], socs: Sequence[str], *, width: int, rows: int | None = MAX_ROWS
+) -> list[RenderableType]:
+    """One row a collective, at most `rows`, fitted to `width` characters; nothing where there is none."""
     found = of_collectives(results)
     if not found:
         return []
@@ -73,11 +75,11 @@ def table(results: Sequence[OpResult], socs: Sequence[str], *, width: int) -> li
     for place in shown:
         left = whole[place] in ("collective", "check")
         made.add_column(Text(whole[place]), justify="left" if left else "right", no_wrap=True)
-    for _, facts in found[:MAX_ROWS]:
+    for _, facts in found[:rows]:
         style = "red" if facts.replayed is not None and facts.replayed.checked == "wrong" else ""
         row = cells(facts, socs)
         made.add_row(*(Text(row[place], style=style) for place in shown))
-    rest = len(found) - MAX_ROWS
+    rest = len(found) - len(found[:rows])
     more = [Text(f"… {plural(rest, 'more collective')}; --output FILE holds all", style="dim")] if rest > 0 else []
     if len(shown) < len(whole):
         more.append(Text(f"no room at {width} columns for algbw, recorded and simulated times of them", style="dim"))

@@ -25,8 +25,8 @@ LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
 HOLDING: dict[L2State, str] = {
-    "cold": "each op alone with cold caches (--l2)",
-    "warm": "each op alone with warm caches (--l2)",
+    "cold": "each op alone with cold caches",
+    "warm": "each op alone with warm caches",
     "sequence": "each op amid others' data (--l2 sequence)",
 }
 """What a prediction takes caches to hold, in few words: `simulate`, which follows the calls of a step, differs."""

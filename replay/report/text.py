@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from opreplay.replay.ir.describe import DASH, digits, time_text
+from opreplay.replay.results.summary import whole
 
 __all__ = [
     "DASH",
@@ -54,7 +55,7 @@ def share_text(share: float | None) -> str:
     """A share of 1 as a percentage: "97.8 %", "0.42 %", "<0.01 %"."""
     if share is None:
         return DASH
-    percent = 100.0 * share
+    percent = 100.0 * whole(share)
     if percent == 0:
         return "0 %"
     if abs(percent) < 0.01:

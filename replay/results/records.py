@@ -325,11 +325,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     """Share of recorded time that the replayed ops own."""
     recorded_us: float
     """Of all ops in the plan, all calls, in the time that `recorded_share` refers to."""
-    measured_us: float
-    """Of the replayed ops, median times count."""
+    measured_us: float | None
+    """Of the replayed ops, median times count; None where nothing was measured."""
     simulated_us: dict[str, float]
-    wall_s: float
+    wall_s: float | None
+    """None of a run that was killed before it could say."""
     interrupted: bool = False
+    not_reached: int = 0
+    """Ops of which an interrupted run says nothing: neither replayed, skipped nor failed."""
 
 
 Record = Header | OpResult | Resumed | TraceResult | JobResult | SequenceResult | Summary

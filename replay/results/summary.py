@@ -10,14 +10,23 @@ from opreplay.replay.ir.reasons import ReasonTotal, total_reasons
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Summary
 
+ROUNDING = 1e-9
+"""Of a share of 1: a sum of shares that is nearer than that is all, added up in another order."""
+
+
+def whole(share: float) -> float:
+    """The share; 1 where it differs from that by what rounding makes."""
+    return 1.0 if abs(share - 1.0) < ROUNDING else share
+
 
 def summarized(
-    results: Sequence[OpResult], *, ops: int, recorded_us: float, wall_s: float, interrupted: bool
+    results: Sequence[OpResult], *, ops: int, recorded_us: float, wall_s: float | None, interrupted: bool
 ) -> Summary:
     """Counts, shares and totals so far, all calls together; `ops` and `recorded_us` are of the whole plan."""
     replayed = [result for result in results if result.status == "replayed"]
     by_status = Counter(result.status for result in results)
     not_replayed = reasons_of(results)
+    measured = [result.measured_us * result.count for result in replayed if result.measured_us is not None]
     simulated: dict[str, float] = {}
     for result in results:
         for soc, time_us in result.simulated_us.items():
@@ -29,12 +38,13 @@ def summarized(
         failed=by_status["failed"],
         reasons={total.kind: total.ops for total in sorted(not_replayed, key=lambda total: -total.ops)},
         not_replayed=not_replayed,
-        covered_share=sum(result.recorded_share for result in replayed),
+        covered_share=whole(sum(result.recorded_share for result in replayed)),
         recorded_us=recorded_us,
-        measured_us=sum((result.measured_us or 0.0) * result.count for result in replayed),
+        measured_us=sum(measured) if measured else None,
         simulated_us=simulated,
-        wall_s=round(wall_s, 3),
+        wall_s=None if wall_s is None else round(wall_s, 3),
         interrupted=interrupted,
+        not_reached=max(0, ops - len(results)),
     )
 
 
@@ -51,7 +61,7 @@ def summary_of(file: ResultFile) -> Summary:
         file.results,
         ops=ops if isinstance(ops, int) else len(file.results),
         recorded_us=_number(trace.get("device_us_total")) or _number(trace.get("host_us_total")),
-        wall_s=0.0,
+        wall_s=None,
         interrupted=True,
     )
 

@@ -26,6 +26,7 @@ from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Pre
 from opreplay.traces import Trace
 from opreplay.traces.links.collectives import with_host_collectives
 from opreplay.traces.links.steps import Step, busy_steps, chosen_step, steps_of
+from opreplay.traces.names import file_name
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -176,7 +177,7 @@ def timeline(
     changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
     return Study(
         timeline=Timeline(
-            source=trace.info.path.rsplit("/", 1)[-1],
+            source=file_name(trace.info.path),
             step=_mark(chosen, graph, trace, asked=step is not None),
             recorded_step_us=graph.recorded_us,
             retimed_step_us=schedule.step_us,

@@ -66,3 +66,18 @@ def test_what_is_no_regular_file_in_a_folder_is_said(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     for name in ("pipe", "socket"):
         assert f"left out: {folder / name}.json: no regular file" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_named(unbuffered: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from opreplay.cli.main import main; main()", "devices", "--format", "json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert done.returncode == 4
+    assert done.stderr.startswith(b"opreplay: stdout: No space left on device")

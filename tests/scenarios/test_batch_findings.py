@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +98,61 @@ def test_a_report_is_written_as_its_file_is_named(
     console("report", out, "--format", "csv", "-o", tmp_path / "x.txt")
     assert (tmp_path / "x.txt").read_text().startswith("id,name,count")
     assert "times are not comparable: recorded on NVIDIA H100" in console("report", out).stdout
+
+
+def test_a_name_that_is_not_utf_8_costs_nothing(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It ended the whole batch; a copy or a damaged file of such a name left an empty file of results."""
+    trace, folder = trace_of(*owner("aten::relu", 1, [SHAPE], 10.0)), os.fsencode(tmp_path / "in")
+    os.mkdir(folder)
+    bad = os.path.join(folder, b"bad\xff.json")
+    for name, body in (
+        (b"bad\xff.json", trace.read_bytes()),
+        (b"copy\xfe.json", trace.read_bytes()),
+        (b"cut\xfd.json", b'{"a'),
+    ):
+        Path(os.fsdecode(os.path.join(folder, name))).write_bytes(body)
+    out = tmp_path / "r.jsonl"
+    pages = ("-o", tmp_path / "r.md", "-o", tmp_path / "r.csv", "-o", tmp_path / "r.html")
+    told = console("batch", os.fsdecode(folder), "--op-time", "1ms", "-o", out, *pages, code=3)
+    assert "cut\\xfd.json" in told.stderr
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one["source"] for one in records if one["record"] == "trace"] == ["bad\\xff.json"]
+    assert [one["file"] for one in records[0]["trace"]["not_read"]] == ["copy\\xfe.json", "cut\\xfd.json"]
+    assert console("batch", os.fsdecode(folder), "--dry-run", "--format", "json", code=3).stdout
+    assert json.loads(console("inspect", os.fsdecode(bad), "--format", "json").stdout)["path"].endswith("bad\\xff.json")
+    assert json.loads(console("plan", os.fsdecode(bad), "--format", "json").stdout)["source"] == "bad\\xff.json"
+    console("simulate", os.fsdecode(bad), "--soc", "910b3", "-o", tmp_path / "s.html")
+    assert "bad\\xff" in (tmp_path / "s.html").read_text()
+
+
+def test_max_failed_is_counted_in_every_way_a_batch_ends(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It was lost with --dry-run and beside a refused file, and nothing at all to test was green."""
+    trace, cut = trace_of(*owner("nowhere::gone", 1, [SHAPE], 10.0)), tmp_path / "cut.json"
+    told = "--max-failed allows 0"
+    for command in ("plan", "run", "batch"):
+        dry = () if command == "plan" else ("--dry-run",)
+        assert told in console(command, trace, *dry, "--max-failed", 0, code=1).stderr
+    cut.write_text('{"a')
+    assert told in console("batch", trace, cut, "--max-failed", 0, code=3).stderr
+    assert told in console("batch", trace, cut, "--max-failed", 0, "--dry-run", code=3).stderr
+    kernels = tmp_path / "kernels.json"
+    kernels.write_text(
+        json.dumps({"traceEvents": [{**owner("aten::relu", 1, [SHAPE], 9.0)[2], "args": {"device": 0}}]})
+    )
+    for command in ("plan", "run", "batch"):
+        assert "no op to replay" in console(command, kernels, "--max-failed", 0, code=2).stderr
+
+
+def test_a_start_that_takes_all_the_time_says_that_resuming_gets_no_further(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace, out = trace_of(*owner("aten::relu", 1, [SHAPE], 50.0)), tmp_path / "r.jsonl"
+    for more in ((), ("--resume",)):
+        given = ("batch", trace, "--total-time", "1ms", "--threads", 1, "-o", out, *more)
+        assert "no op was tried: the start alone took the" in console(*given).stderr
+    summary = json.loads(console("report", out, "--format", "json").stdout)["summary"]
+    assert summary["measured_us"] is None

@@ -178,7 +178,7 @@ def test_simulate_is_short_unless_asked_for_more(console: Console, trace_of: Cal
 def test_what_caches_hold_is_said_beside_a_prediction(console: Console) -> None:
     """`plan` predicts ops one by one as they would be measured, `simulate` in the order of a step."""
     alone = " ".join(console("plan", SAMPLE, "--top", 3).stdout.split())
-    assert "each op alone with cold caches (--l2)" in alone
+    assert "each op alone with cold caches" in alone
     assert "each op amid others' data (--l2 sequence)" in " ".join(
         console("plan", SAMPLE, "--top", 3, "--l2", "sequence").stdout.split()
     )

@@ -15,6 +15,7 @@ from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.joins.align import Aligner
 from opreplay.traces.model import Dims, MetadataLevel, OpSignature, OpTable, ShapeJoin, TensorMemories, Trace
+from opreplay.traces.names import printable
 
 Rows = npt.NDArray[np.int64]
 _AMBIGUOUS = -2
@@ -182,7 +183,7 @@ class _Joined:
             self.trace.info,
             metadata_level=self._level(),
             joined=ShapeJoin(
-                donor=self.donor.info.path,
+                donor=printable(self.donor.info.path),
                 same_process=self._same_process(),
                 by_record_function_id=int(np.count_nonzero(given & by_id)),
                 by_sequence=int(np.count_nonzero(given & by_sequence)),

@@ -31,6 +31,7 @@ from opreplay.traces.model import (
     OpTable,
     Trace,
 )
+from opreplay.traces.names import printable
 from opreplay.traces.reader import read_trace
 
 Rows = npt.NDArray[np.int64]
@@ -167,7 +168,7 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
     owned = np.concatenate(rows)[merged.kernels.owner[np.concatenate(rows)] >= 0] if rows else np.empty(0, np.int64)
     join = msgspec.structs.replace(
         trace.info.graphs or GraphJoin(),
-        sources=tuple(dict.fromkeys(c.source.info.path for c in chosen if c is not None)),
+        sources=tuple(dict.fromkeys(printable(c.source.info.path) for c in chosen if c is not None)),
         told_launches=len(told),
         told_kernels=len(owned),
         told_us=float(trace.kernels.dur_ns[owned].astype(np.int64).sum()) / 1000,

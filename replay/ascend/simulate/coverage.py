@@ -9,6 +9,7 @@ import msgspec
 
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.results.records import Simulated
+from opreplay.replay.results.summary import whole
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def predicted(self) -> float:
         """What some prediction stands for."""
-        return self.users + self.rules + self.bytes
+        return whole(self.users + self.rules + self.bytes)
 
 
 def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:

@@ -7,7 +7,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import blake2b
-from pathlib import PurePath
 
 import msgspec
 import numpy as np
@@ -33,6 +32,7 @@ from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name
 from opreplay.replay.plan.step.beside import AskedFor, without_calls
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.model import TensorMeta, Trace
+from opreplay.traces.names import file_name
 
 WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
 """How names end, or are part of, of functional collectives and of what waits for one."""
@@ -178,7 +178,7 @@ def plan_of_comms(found: CommsTrace) -> ReplayPlan:
     ops = collective_ops(calls_of_comms(found))
     ops.sort(key=lambda op: (-op.recorded.host_us_total, op.id))
     return ReplayPlan(
-        source=PurePath(found.path).name,
+        source=file_name(found.path),
         selection="owner",
         device=None,
         device_us_total=0.0,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import PurePath
 
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.inputs import Progress, kind_of_file, open_input
@@ -15,6 +14,7 @@ from opreplay.replay.results.compare.sides import WHATS, Times, compare_times, t
 from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import MetadataLevel, Trace
+from opreplay.traces.names import file_name
 
 Operand = ResultFile | Trace | ReplayPlan
 Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
@@ -122,7 +122,7 @@ def _simulated(
     operand: Trace | ReplayPlan, which: str, select: str, level: MetadataLevel | None, simulate: Simulate | None
 ) -> Times:
     """A trace or plan on the device that is named. Raises UsageError for measured times, which it does not hold."""
-    source = PurePath(operand.info.path).name if isinstance(operand, Trace) else operand.source
+    source = file_name(operand.info.path) if isinstance(operand, Trace) else operand.source
     if which in WHATS or simulate is None:
         hint = "Compare the results of `opreplay run TRACE --output FILE.jsonl` with it"
         raise UsageError(

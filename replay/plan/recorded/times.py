@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from opreplay.replay.results.stats import median_interval
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.steps import busy_steps
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
+from opreplay.traces.names import file_name
 
 LEVELS: tuple[MetadataLevel, ...] = ("none", "dims", "dims+concrete", "full")
 Floats = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
         what="recorded",
         on=device or "an unnamed device" if on_device else "cpu",
         clock="device" if on_device else "host",
-        source=PurePath(trace.info.path).name,
+        source=file_name(trace.info.path),
         ops=tuple(ops),
         notes=(*_of_reading(trace), *_of_level(trace, level)),
         steps=_steps(trace),
@@ -81,7 +81,7 @@ def _of_level(trace: Trace, level: MetadataLevel | None) -> list[str]:
 
 def _of_reading(trace: Trace) -> list[str]:
     losses = ", ".join(f"{reason} ({count:,})" for reason, count in trace.info.report.losses.items())
-    return [f"{PurePath(trace.info.path).name}: reading lost {losses}"] if losses else []
+    return [f"{file_name(trace.info.path)}: reading lost {losses}"] if losses else []
 
 
 def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) -> OpTime:

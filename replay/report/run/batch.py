@@ -29,23 +29,25 @@ def sharing_line(traces: Sequence[TraceResult], unique_ops: int) -> str:
     return f"{plural(len(traces), 'trace')} with {plural(ops, 'op')} are {plural(unique_ops, 'unique op')}"
 
 
-def render(traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: int) -> RenderableType:
-    """One row a trace, and one a job where jobs have several ranks."""
-    parts: list[RenderableType] = [Text(), traces_table(traces, width=width)]
-    if len(traces) > MAX_ROWS:
-        parts.append(Text(f"and {plural(len(traces) - MAX_ROWS, 'more trace')}", style="dim"))
+def render(
+    traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: int, rows: int | None = MAX_ROWS
+) -> RenderableType:
+    """One row a trace, and one a job where jobs have several ranks; at most `rows` of each, None for all."""
+    parts: list[RenderableType] = [Text(), traces_table(traces[:rows], width=width)]
+    if rest := len(traces) - len(traces[:rows]):
+        parts.append(Text(f"and {plural(rest, 'more trace')}", style="dim"))
     parts += [Text(safe(line), style="yellow") for line in loss_lines(traces)]
     parts += [Text(line, style="dim") for line in part_lines(traces)]
     merged = [job for job in jobs if job.ranks]
     if merged:
-        parts += [Text(), jobs_table(merged, width=width)]
+        parts += [Text(), jobs_table(merged[:rows], width=width)]
     talking = [job for job in merged if job.collectives is not None]
     if talking:
-        parts += [Text(), collectives_table(talking, width=width)]
+        parts += [Text(), collectives_table(talking[:rows], width=width)]
         parts += [Text(safe(line), style="bold red") for line in disagreement_lines(talking)]
         parts += [Text(safe(line), style="dim") for line in collective_notes(talking)]
-    if len(merged) > MAX_ROWS:
-        parts.append(Text(f"and {plural(len(merged) - MAX_ROWS, 'more job')}", style="dim"))
+    if rest := len(merged) - len(merged[:rows]):
+        parts.append(Text(f"and {plural(rest, 'more job')}", style="dim"))
     return Group(*parts)
 
 
@@ -57,7 +59,7 @@ def traces_table(traces: Sequence[TraceResult], *, width: int) -> RenderableType
     for title in ("rank", "ops", "replayed", "covered", recorded_title(traces), "measured", *socs):
         table.add_column(Text(safe(title)), justify="right", no_wrap=True)
     room = _room(width, len(socs))
-    for trace in traces[:MAX_ROWS]:
+    for trace in traces:
         table.add_row(
             Text(marked(short(trace.source, room - 2), trace)),
             "" if trace.rank is None else str(trace.rank),
@@ -133,7 +135,7 @@ def jobs_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
     for title in ("ranks", "ops", "unique", recorded_title(jobs), "slowest", "measured"):
         table.add_column(title, justify="right", no_wrap=True)
     room = _room(width, 1)
-    for job in jobs[:MAX_ROWS]:
+    for job in jobs:
         table.add_row(
             Text(short(job.job, room)),
             ranks_text(job),
@@ -155,7 +157,7 @@ def collectives_table(jobs: Sequence[JobResult], *, width: int) -> RenderableTyp
     table.add_column("job", no_wrap=True)
     for title in COLLECTIVE_TITLES:
         table.add_column(title, justify="right", no_wrap=True)
-    for job in jobs[:MAX_ROWS]:
+    for job in jobs:
         table.add_row(Text(short(job.job, _room(width, 1))), *collective_cells(job))
     return table
 
@@ -201,6 +203,11 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
             lines.append(
                 f"· {job.job}: {found.inferred} of {found.matched} collectives carry no sequence number: matched by "
                 "order or overlap in time (inferred)"
+            )
+        if found.unmatched:
+            lines.append(
+                f"· {job.job}: {plural(found.unmatched, 'collective')} of these traces without a counterpart on "
+                "another rank given: in no number here"
             )
         if missing > 0:
             lines.append(

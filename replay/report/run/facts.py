@@ -35,7 +35,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     ops: int
     recorded_us: float | None
-    """None where the traces of a batch were recorded on different clocks, which are not added."""
+    """None where the traces of a batch were recorded on different clocks, which are not added, and where none
+    of the ops has a time on the clock that is shown."""
     measured_us: float | None
     """None where not every one of the ops was measured."""
     simulated_us: dict[str, float]
@@ -74,7 +75,7 @@ def coverage_line(
     """
     clock = "device" if has_device_time(header, results) or (header is None and not results) else "host"
     # An ExecutionTrace holds no times; a share of nothing would read as if nothing were covered.
-    timed = summary.recorded_us > 0 or not results
+    timed = summary.recorded_us > 0 or not results or any(clock_counts(header).get(one) for one in ("device", "host"))
     share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"
     share += split_of_share(results) if timed else ""
     parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
@@ -166,11 +167,12 @@ def totals(results: Sequence[OpResult], *, device: bool, header: Header | None =
 
 def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
     measured = [r.measured_us * r.count for r in results if r.measured_us is not None]
+    known = [us * r.count for r in results if (us := recorded_us(r, device=device)) is not None]
     simulated = {s: [r.simulated_us[s] * r.count for r in results if s in r.simulated_us] for s in socs_of(results)}
     return Totals(
         label=label,
         ops=len(results),
-        recorded_us=sum((recorded_us(r, device=device) or 0.0) * r.count for r in results),
+        recorded_us=sum(known) if known or not results else None,
         measured_us=sum(measured) if len(measured) == len(results) else None,
         simulated_us={s: sum(times) for s, times in simulated.items() if len(times) == len(results)},
     )

@@ -46,11 +46,18 @@ STYLES = {"skipped": "yellow", "failed": "red"}
 
 
 def render(
-    header: Header | None, results: Sequence[OpResult], summary: Summary, *, width: int, everything: bool = True
+    header: Header | None,
+    results: Sequence[OpResult],
+    summary: Summary,
+    *,
+    width: int,
+    everything: bool = True,
+    rows: int | None = MAX_ROWS,
 ) -> RenderableType:
     """Head, table of ops, totals and notes, fitted to `width` characters; the coverage line comes before it, unbroken.
 
-    Without `everything` only the notes that may change a decision, and how many others there are.
+    Without `everything` only the notes that may change a decision, and how many others there are. `rows`: of ops at
+    most, None for all.
     """
     parts: list[RenderableType] = [] if results or summary.interrupted else [no_ops()]
     trace = {} if header is None else header.trace
@@ -61,15 +68,15 @@ def render(
     parts += suspects.rendered(suspects.lines(results))
     if results:
         device = has_device_time(header, results)
-        shown = results[:MAX_ROWS]
+        shown = results[:rows]
         columns = columns_of(shown, device=device, ratios=width >= RATIOS_FROM)
         parts += [Text(), *ops_table(columns, op_cells(shown), width=width, one_line=True)]
-        parts += rest_line(results[MAX_ROWS:])
+        parts += rest_line(results[len(shown) :])
         parts += [Text(), totals_table(header, results, device=device)]
         parts += reasons_table(results)
         parts += npu.results_table(results)
-        parts += work_table(results)
-        parts += collectives.table(results, socs_of(results), width=width)
+        parts += work_table(results, rows=rows)
+        parts += collectives.table(results, socs_of(results), width=width, rows=rows)
     warnings = work_notes(results)
     told = [*warnings, *notes(header, results, summary)]
     chosen = [*warnings, *decisive_notes(header, results, summary)]

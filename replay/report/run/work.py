@@ -36,8 +36,8 @@ def counted(results: Sequence[OpResult]) -> list[OpResult]:
     return [result for result in results if work_cell(result)]
 
 
-def work_table(results: Sequence[OpResult]) -> list[RenderableType]:
-    """One row an op with its share of the recorded time and its work; nothing where none was counted."""
+def work_table(results: Sequence[OpResult], *, rows: int | None = MAX_ROWS) -> list[RenderableType]:
+    """One row an op with its share of the recorded time and its work, at most `rows`; nothing where none has any."""
     found = counted(results)
     if not found:
         return []
@@ -45,12 +45,12 @@ def work_table(results: Sequence[OpResult]) -> list[RenderableType]:
     table.add_column(Text("share"), justify="right", no_wrap=True)
     table.add_column(Text("op"), overflow="fold")
     table.add_column(Text("work"), overflow="fold")
-    for result in found[:MAX_ROWS]:
+    for result in found[:rows]:
         style = "yellow" if result.work is not None and (result.work.idle or result.work.warnings) else ""
         table.add_row(
             Text(share_text(result.recorded_share)), Text(safe(result.name)), Text(work_cell(result), style=style)
         )
-    rest = len(found) - MAX_ROWS
+    rest = len(found) - len(found[:rows])
     more = [Text(f"… {plural(rest, 'more op')}; --output FILE holds all", style="dim")] if rest > 0 else []
     return [Text(), table, *more]
 

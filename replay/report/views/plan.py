@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.arguments.shrink.choose import fitted
+from opreplay.replay.ascend.simulate.coverage import clock_of
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.ir.sizes import need_of, over_budget, readable
@@ -163,6 +164,7 @@ def facts(
         "ops": summary.ops,
         "replayable": summary.replayed,
         "covered_share": summary.covered_share,
+        "covered_of": None if clock_of(plan) == "ops" else clock_of(plan),
         "reasons": summary.reasons,
         "not_replayed": summary.not_replayed,
         "where": where,

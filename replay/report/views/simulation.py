@@ -117,6 +117,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
         "ops": len(plan.ops),
         "simulated_ops": found.ops,
         "covered_share": found.predicted,
+        "covered_of": clock_of(plan),
         "recorded_device_us": plan.device_us_total or None,
         "recorded_device_us_of_simulated": sum(o.recorded.device_us_total for o in plan.ops if o.id in done) or None,
         "socs": {

@@ -38,6 +38,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.joins.ranks import JobCollectives, Matched, RankCalls, match, sum_of_rank
 from opreplay.traces.links.collectives import RankCall, collectives_of, with_host_collectives
 from opreplay.traces.links.steps import Step, chosen_step, steps_of
+from opreplay.traces.names import file_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +255,7 @@ def _rank_step(
     sums = sum_of_rank(inside, one.rank)
     return RankStep(
         rank=one.rank,
-        source=one.trace.info.path.rsplit("/", 1)[-1],
+        source=file_name(one.trace.info.path),
         step=one.step.name,
         recorded_step_us=graph.recorded_us,
         retimed_step_us=us,

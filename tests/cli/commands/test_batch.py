@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -16,6 +17,7 @@ from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.report.run.batch import collective_notes
 from opreplay.replay.results.reading import read_result_file
 from tests.replay.timeline.job_machine import Job
 
@@ -473,6 +475,9 @@ def test_collectives_of_ranks_are_matched(tmp_path: Path) -> None:
         ("elements in", {"0": "1000", "1": "2000"})
     ]
     assert "rank 1, 1×" in result.stdout
+    lost = msgspec.structs.replace(found, collectives=msgspec.structs.replace(found.collectives, unmatched=10))
+    assert not any("counterpart" in note for note in collective_notes([found])), "all are matched"
+    assert any("10 collectives of these traces without a counterpart" in note for note in collective_notes([lost]))
     assert "elements in of collective 1 disagree: rank 0: 1000, rank 1: 2000" in " ".join(result.stdout.split())
 
 

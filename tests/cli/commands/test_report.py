@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -110,7 +111,8 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_goes(saved: Path) -> None:
     first = result.stdout.splitlines()[0]
     assert first.startswith("replayed 1 of 3 ops = 60.0 % of device time; 1 skipped")
     assert first.endswith("interrupted, 1 not reached")
-    assert json.loads(run(saved, "--format", "json").stdout)["summary"]["interrupted"] is True
+    summary = json.loads(run(saved, "--format", "json").stdout)["summary"]
+    assert (summary["interrupted"], summary["not_reached"], summary["wall_s"]) == (True, 1, None)
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "markdown", "json"])
@@ -123,6 +125,21 @@ def test_output_goes_to_a_file_that_is_not_overwritten(saved: Path, tmp_path: Pa
     assert run(saved, "--format", form, "-o", out).exit_code == 2
     assert run(saved, "--format", form, "-o", out, "--force").exit_code == 0
     assert out.read_text() == text
+
+
+def test_a_table_in_a_file_holds_all_rows(tmp_path: Path) -> None:
+    """It said in the file that --output FILE holds all."""
+    ops = [msgspec.structs.replace(OPS[0], id=f"{index:012x}", name=f"aten::op{index}") for index in range(60)]
+    many = tmp_path / "many.jsonl"
+    sink = JsonLinesSink.open(many)
+    for record in (HEADER, *ops, SUMMARY):
+        sink.write(record)
+    sink.close()
+    assert run(many, "-o", tmp_path / "all.txt").exit_code == 0
+    assert "aten::op59" in (tmp_path / "all.txt").read_text()
+    assert "20 more ops" in run(many).stdout
+    refused = run(many, "-o", tmp_path / "again.jsonl")
+    assert (refused.exit_code, "no report is a .jsonl" in refused.stderr) == (2, True)
 
 
 def test_parquet_keeps_types_and_nulls(saved: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.results.reading import MemorySink
 from opreplay.replay.results.records import JobResult, OpResult, TraceResult
+from opreplay.replay.results.summary import summarized
 
 OPTIONS = RunOptions(executor="fake", isolation="none", max_op_bytes=10**6)
 
@@ -117,3 +118,33 @@ def test_merging_keeps_all_calls_and_times(shape: list[list[tuple[int, int]]]) -
     assert plan.device_us_total == pytest.approx(sum(count for ops in shape for _, count in ops))
     assert len(plan.ops) == len({index for ops in shape for index, _ in ops})
     assert msgspec.json.decode(msgspec.json.encode(plan), type=ReplayPlan) == plan
+
+
+def test_time_without_an_op_is_that_of_all_traces() -> None:
+    """It was 0 in every batch. Of traces on the device's clock, if there is one: those alone are in the total."""
+
+    def without(path: str, unowned_us: float, *, total_us: float) -> TracePlan:
+        plan = ReplayPlan(
+            source=path, device_us_total=total_us, host_us_total=5.0, unowned_device_us=unowned_us, ops=()
+        )
+        return TracePlan(path=path, plan=plan)
+
+    owned = [without("a.json", 30.0, total_us=100.0), without("b.json", 20.0, total_us=20.0)]
+    host = without("c.json", 7.0, total_us=0.0)
+    assert Batch.of(owned).plan().unowned_device_us == 50.0
+    assert Batch.of([*owned, host]).plan().unowned_device_us == 50.0
+    assert Batch.of([host]).plan().unowned_device_us == 7.0
+
+
+def test_all_of_a_trace_is_a_share_of_1() -> None:
+    """Thirds add up to 0.9999999999999999, and to more than 1 in another order."""
+    parts = [op(index, device_us=us) for index, us in enumerate((0.1, 0.2, 0.3, 1 / 3, 0.7, 1e-3, 1e6 / 7), start=1)]
+    sink = ran(Batch.of([trace("a.json", *parts), trace("b.json", *reversed(parts))]))
+    assert [one.covered_share for one in sink.traces] == [1.0, 1.0]
+    assert sink.summary is not None
+    assert sink.summary.covered_share == 1.0
+
+
+def test_a_killed_run_says_what_it_does_not_know() -> None:
+    made = summarized([], ops=52, recorded_us=9.0, wall_s=None, interrupted=True)
+    assert (made.wall_s, made.measured_us, made.not_reached) == (None, None, 52)

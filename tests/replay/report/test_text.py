@@ -38,7 +38,16 @@ def test_times_have_three_digits_and_a_unit(us: float | None, shown: str) -> Non
 
 @pytest.mark.parametrize(
     ("share", "shown"),
-    [(1.0, "100.0 %"), (0.9999, "99.9 %"), (0.978, "97.8 %"), (0.0042, "0.42 %"), (1e-6, "<0.01 %"), (0.0, "0 %")],
+    [
+        (1.0, "100.0 %"),
+        (0.9999999999999999, "100.0 %"),
+        (0.9999999, "99.9 %"),
+        (0.9999, "99.9 %"),
+        (0.978, "97.8 %"),
+        (0.0042, "0.42 %"),
+        (1e-6, "<0.01 %"),
+        (0.0, "0 %"),
+    ],
 )
 def test_shares_never_round_up_to_all(share: float, shown: str) -> None:
     assert text.share_text(share) == shown

@@ -119,3 +119,15 @@ def test_sums_that_are_compared_are_of_the_same_ops(made: SimpleNamespace) -> No
     first, whole = facts.totals([timed, without], device=True)
     assert (first.recorded_us, first.measured_us, first.label) == (20.0, 40.0, "1 op recorded and replayed")
     assert whole.ops == 2
+
+
+def test_a_batch_whose_ops_have_host_time_alone_is_not_without_times(made: SimpleNamespace) -> None:
+    """A trace of a GPU without ops beside one of a CPU: the sums are of device time, of which these ops have none."""
+    header = msgspec.structs.replace(
+        made.header, trace={"device_us_total": 50.0, "clocks": {"device": 1, "host": 1}, "unowned_device_us": 50.0}
+    )
+    summary = msgspec.structs.replace(made.summary, recorded_us=0.0, covered_share=0.0)
+    assert " = 0 % of device time" in facts.coverage_line(header, made.results, summary)
+    hosts = [msgspec.structs.replace(r, recorded_device_us=None) for r in made.results if r.measured_us is not None]
+    assert facts.totals(hosts, device=True, header=header)[0].recorded_us is None
+    assert any(note.startswith("no op: 100.0 % of device time") for note in facts.notes(header, hosts, summary))

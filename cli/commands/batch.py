@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -183,9 +183,8 @@ def command(
             from opreplay.cli.plan_views import dry_run_code, show_dry_run
 
             batch, refused = read(None)
-            plan = batch.plan()
             show_dry_run(
-                plan,
+                plan := batch.plan(),
                 devices,
                 measuring,
                 contents=contents,
@@ -194,8 +193,7 @@ def command(
                 format_=format_,
                 everything=True,  # a batch has no --notes
             )
-            code = dry_run_code(plan, measuring, max_failed)
-            return ExitCode.REFUSED if refused else code
+            return _first(refused, dry_run_code(plan, measuring, max_failed))
         options = msgspec.structs.replace(
             measuring,
             device=device,
@@ -235,7 +233,11 @@ def command(
                 raise
             finally:
                 show_json(outputs) if format_ == "json" else show_batch(outputs)
-    code = outcome_code(outputs, max_failed)
+    return _first(refused, outcome_code(outputs, max_failed))
+
+
+def _first(refused: Sequence[Unreadable], code: ExitCode) -> ExitCode:
+    """Of both outcomes the one that the process ends with."""
     return ExitCode.REFUSED if refused else code
 
 

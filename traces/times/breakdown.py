@@ -27,6 +27,9 @@ NO_OP = "(no op recorded)"
 NO_PHASE = "(outside of marked iterations)"
 LEAST_OWN = 0.9
 """Of a host op's time that is spent outside of the ops inside it, for its rates to be told."""
+_ROOM = frozenset(
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "resize_", "as_strided_")
+)
 _BACKWARD = ("autograd::engine::evaluate_function", "torch::autograd::")
 
 
@@ -204,7 +207,12 @@ def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
     count = len(trace.signatures)
     calls = np.bincount(signature, minlength=count)
     whole: dict[str, float] = {}
-    for i, ns in enumerate(np.bincount(signature, weights=trace.ops.dur_ns, minlength=count).tolist()):
+    time = np.bincount(signature, weights=trace.ops.dur_ns, minlength=count)
+    # Making room for its result is part of an op's work, whatever ops it takes.
+    parents, room = innermost_parent(trace.ops), np.array([one.name in _ROOM for one in trace.signatures] or [False])
+    inside = (parents >= 0) & room[signature]
+    time -= np.bincount(signature[parents[inside]], weights=trace.ops.dur_ns[inside], minlength=count)
+    for i, ns in enumerate(time.tolist()):
         whole[trace.signatures[i].name] = whole.get(trace.signatures[i].name, 0.0) + ns / 1e3
     work = _work_of_calls(trace, [row.name for row in rows], calls)
     return [

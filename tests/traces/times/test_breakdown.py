@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,6 +268,40 @@ def test_work_of_convolutions(
     assert found.flops == flops
     if result is not None:
         assert found.bytes == 4 * (sum(int(np.prod(one)) for one in dims if one) + result)
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize(
+    ("size", "window", "stride", "padding", "dilation"),
+    [(64, 3, 2, 1, 1), (7, 2, 2, 0, 1), (9, 3, None, 1, 2), (5, 3, 3, 1, 1), (8, 2, 3, 1, 1)],
+)
+def test_pools_write_their_result_and_its_indices(
+    size: int, window: int, stride: int | None, padding: int, dilation: int, *, ceil: bool
+) -> None:
+    data = torch.zeros(2, 3, size, size + 1)
+    result, _ = torch.ops.aten.max_pool2d_with_indices(
+        data, [window, window], [stride] * 2 if stride else [], [padding] * 2, [dilation] * 2, ceil
+    )
+    concrete = ("", *map(str, ([window] * 2, [stride] * 2 if stride else [], [padding] * 2, [dilation] * 2, ceil)))
+    signature = OpSignature(
+        name="aten::max_pool2d_with_indices",
+        dims=(tuple(data.shape), (), (), (), (), ()),
+        types=("float", "", "", "", "", ""),
+        concrete=concrete,
+    )
+    assert work_of(signature).bytes == 4 * data.numel() + (4 + 8) * result.numel()
+
+
+def test_room_made_for_a_result_is_work_of_the_op_itself(tmp_path: Path) -> None:
+    """A small convolution of oneDNN spends a fifth of its time on that, and had no rate."""
+    sizes: dict[str, Any] = {
+        "Input Dims": [[4, 3, 64, 64], [64, 3, 3, 3], [64], [], [], [], []],
+        "Input type": ["float"] * 3 + ["ScalarList"] * 3 + ["Scalar"],
+        "Concrete Inputs": ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "1"],
+    }
+    path = written(tmp_path, host("aten::mkldnn_convolution", 0, 125.0, **sizes), host("aten::empty", 5, 25.0))
+    rows = {row.name: row for row in breakdown(read_trace(path), "op").rows}
+    assert rows["aten::mkldnn_convolution"].tflops_per_s == pytest.approx(2 * 4 * 64 * 64 * 64 * 27 / 100e-6 / 1e12)
 
 
 def test_a_host_op_that_does_its_work_itself_has_rates(tmp_path: Path) -> None:

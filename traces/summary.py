@@ -16,6 +16,7 @@ from opreplay.traces.names import printable
 from opreplay.traces.reading.columns import distinct
 from opreplay.traces.times.breakdown import Row, breakdown
 from opreplay.traces.times.busy import DeviceBusy, device_busy
+from opreplay.traces.times.clock import coarse_unit_us
 
 TOP_OPS = 20
 TOP_ANNOTATIONS = 50
@@ -111,6 +112,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     links: LinkStats
     losses: dict[str, int]
     repairs: dict[str, int]
+    coarse_unit_us: float | None = None
+    """Of which all recorded device durations are multiples, where they are no timings; see `times.clock`."""
     busy: tuple[DeviceBusy, ...]
     """How busy each device was."""
     work: tuple[Row, ...]
@@ -169,6 +172,7 @@ def summarize(trace: Trace) -> TraceSummary:
         losses=info.report.losses,
         repairs=info.report.repairs,
         busy=device_busy(trace),
+        coarse_unit_us=coarse_unit_us(trace),
         work=breakdown(trace, "category").rows,
         top_ops=_top_ops(trace),
         npu_ops=kernels_by_op(trace),

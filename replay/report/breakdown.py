@@ -16,14 +16,26 @@ from opreplay.replay.report.columns import Column, OpCell, names_room, ops_table
 from opreplay.replay.report.run.csv_ import cell
 from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
 from opreplay.traces.times.breakdown import Breakdown, Row
-from opreplay.traces.times.peaks import Peak
+from opreplay.traces.times.peaks import TF32, Peak
 
-COLUMNS = ("name", "calls", "time_us", "share", "median_us", "kind", "tflops_per_s", "gb_per_s", "peak_share")
+COLUMNS = (
+    "name",
+    "calls",
+    "time_us",
+    "share",
+    "median_us",
+    "kind",
+    "tflops_per_s",
+    "gb_per_s",
+    "peak_share",
+    "peak_kind",
+)
 
 
 MOST_OF_PEAK = 1.3
 """Above that a rate is not that of the memory or the units that the datasheet speaks of."""
 NAMED = 3
+_SHORT = {"memory": "mem", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32, float32": "tf32+fp32"}
 
 
 def facts(found: Breakdown, top: int | None) -> dict[str, Any]:
@@ -69,7 +81,8 @@ def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
 
 def _peak_text(peak: Peak) -> str:
     rates = ", ".join(f"{rate:,g} TFLOP/s of {dtype}" for dtype, rate in peak.tflops.items())
-    return f"{rates}; {peak.gb_per_s:,g} GB/s (datasheet); GB/s counts arguments and known results once"
+    told = "; tf32 where kernels' names tell it, else float32" if TF32 in peak.tflops else ""
+    return f"{rates}; {peak.gb_per_s:,g} GB/s (datasheet, dense){told}; GB/s counts arguments and known results once"
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
@@ -88,7 +101,10 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
             cells = tuple(DASH if value is None else form.format(value) for value in values)
             made.append(Column(title=title, cells=cells, gives_way=3))
     if any(row.peak_share is not None for row in rows):
-        made.append(Column(title="of peak", cells=tuple(share_text(row.peak_share) for row in rows), gives_way=2))
+        cells = tuple(
+            f"{share_text(row.peak_share)} {_SHORT.get(row.peak_kind, row.peak_kind)}".strip() for row in rows
+        )
+        made.append(Column(title="of peak", cells=cells, gives_way=2))
     if any(row.kind for row in rows):
         made.append(Column(title="kind", cells=tuple(row.kind for row in rows), left=True, gives_way=6))
     return made

@@ -15,7 +15,7 @@ from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
 from opreplay.replay.report.coverage import coverage_text
-from opreplay.replay.report.text import middle, plural, safe, share_text, time_text
+from opreplay.replay.report.text import coarse_text, middle, plural, safe, share_text, time_text
 from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
@@ -68,6 +68,8 @@ def where_lines(where: Where, device: str | None) -> list[str]:
             "" if where.busy_share is None else f", busy {share_text(where.busy_share)} of {time_text(where.span_us)}"
         )
         made = [f"recorded on {safe(device or 'an unnamed device')}: {total} of device work{busy}"]
+        if where.coarse_unit_us is not None:
+            made.append(f"! {coarse_text(where.coarse_unit_us)}")
     else:
         what = "the file was cut short before any device work" if where.cut else "recorded on a CPU, no device work"
         made = [f"{what}: {total} in outermost calls"]

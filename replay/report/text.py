@@ -79,3 +79,11 @@ def ratio_text(value: float | None, base: float | None) -> str:
 def plural(count: int, word: str) -> str:
     """ "1 op", "2 ops"."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def coarse_text(unit_us: float) -> str:
+    """That recorded durations are no timings."""
+    return (
+        f"all device durations are multiples of {time_text(unit_us)}: rounded or placeholders, no timings of kernels; "
+        "shares, rates and ratios to what was recorded mean little"
+    )

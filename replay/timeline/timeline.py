@@ -429,9 +429,10 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
         )
     if graph.begin_us > 0.0:
         notes.append(
-            f"work that was launched before this step runs on the device for its first {graph.begin_us / 1e3:,.2f} ms, "
-            "and is taken for that of the step before (inferred from when it was launched): the step is counted from "
-            "completion to completion, and no less than the host needed"
+            f"the device runs behind the host: it works on what was launched before this step until "
+            f"{graph.begin_us / 1e3:,.2f} ms after the host began the step, which is taken for work of the step before "
+            f"(inferred from when it was launched); the step's {graph.recorded_us / 1e3:,.2f} ms are from then until "
+            "its own work was done, and no less than the host needed"
         )
     if before_ns := trace.info.links.launched_before_device_ns:
         share = before_ns / int(trace.kernels.dur_ns.sum(dtype=np.int64))

@@ -20,13 +20,16 @@ from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
 from opreplay.traces.times.kernel_classes import class_of
 from opreplay.traces.times.op_work import work_of
-from opreplay.traces.times.peaks import Peak, peak_of
+from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
 
 By = Literal["op", "category", "module", "kernel", "phase"]
 NO_OP = "(no op recorded)"
 NO_PHASE = "(outside of marked iterations)"
 LEAST_OWN = 0.9
 """Of a host op's time that is spent outside of the ops inside it, for its rates to be told."""
+_ROOM = frozenset(
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "resize_", "as_strided_")
+)
 _BACKWARD = ("autograd::engine::evaluate_function", "torch::autograd::")
 
 
@@ -50,6 +53,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """10⁹ bytes a second: arguments, and results whose size follows, each moved once."""
     peak_share: float | None = None
     """Of the recorded device's peak, the nearer of the two: rate of operations, or of bytes; None where not known."""
+    peak_kind: str = ""
+    """What that is the peak of: "memory", a dtype, "tf32" for products of float32 whose kernels' names say so, or
+    "tf32, float32" where those of some calls do (each for the time that its calls took); "" without a share."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +90,9 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     else:
         of_op, labels, note = _labels(trace, by, modules)
         names, at = [*labels, NO_OP], np.where(kernels.owner >= 0, of_op[np.maximum(kernels.owner, 0)], len(labels))
-    made = _rows(names, at, time)
+    made, order = _rows(names, at, time), _order(names, at, time)
     if by in ("op", "module", "phase"):
         calls = _calls_of_owners(trace, at, len(names))
-        order = _order(names, at, time)
         medians = _median_of_calls(trace, at, len(names))
         made = [
             msgspec.structs.replace(row, calls=calls[i], median_us=medians[i])
@@ -96,8 +101,10 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     if by != "op":
         return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=_kinds(made, by), note=note)
     peak = peak_of(trace.info.device_names)
+    in_tf32 = _in_tf32(trace, at, len(names))
     rated = [
-        _rated(row, work, peak) for row, work in zip(made, _work_by_op(trace, [row.name for row in made]), strict=True)
+        _rated(row, work, peak, in_tf32[i])
+        for i, row, work in zip(order, made, _work_by_op(trace, [row.name for row in made]), strict=True)
     ]
     return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=_kinds(rated, by), note=note, peak=peak)
 
@@ -125,17 +132,35 @@ def _work_of_calls(
     return [found.get(name, (None, None, "")) for name in names]
 
 
-def _rated(row: Row, work: tuple[float | None, float | None, str], peak: Peak | None) -> Row:
+def _in_tf32(trace: Trace, at: npt.NDArray[np.int64], length: int) -> list[float]:
+    """Of each label's device time, the part of calls with a kernel whose name tells TF32."""
+    kernels = trace.kernels
+    told = np.array([is_tf32(name) for name in trace.kernel_names] or [False], bool)[kernels.name]
+    call = np.where(kernels.owner >= 0, kernels.owner.astype(np.int64), len(trace.ops) + np.arange(len(kernels)))
+    of_call = np.isin(call, call[told])
+    time = kernels.dur_ns.astype(np.float64)
+    whole = np.bincount(at, weights=time, minlength=length)
+    return (np.bincount(at, weights=time * of_call, minlength=length) / np.maximum(whole, 1.0)).tolist()
+
+
+def _rated(row: Row, work: tuple[float | None, float | None, str], peak: Peak | None, in_tf32: float = 0.0) -> Row:
+    """With rates. `in_tf32`: part of its time in calls that multiply in TF32, should the dtype be float32."""
     flops, moved, dtype = work
     if row.time_us <= 0:
         return row
     tflops = None if flops is None else flops / row.time_us / 1e6
     speed = None if moved is None else moved / row.time_us / 1e3
-    shares: list[float] = []
-    if peak is not None:
-        shares += [] if tflops is None or dtype not in peak.tflops else [tflops / peak.tflops[dtype]]
-        shares += [] if speed is None else [speed / peak.gb_per_s]
-    return msgspec.structs.replace(row, tflops_per_s=tflops, gb_per_s=speed, peak_share=max(shares, default=None))
+    shares: list[tuple[float, str]] = []
+    if peak is not None and tflops is not None and dtype in peak.tflops:
+        best, kind = peak.tflops[dtype], dtype
+        if dtype == "float32" and in_tf32 and TF32 in peak.tflops:
+            best = in_tf32 * peak.tflops[TF32] + (1 - in_tf32) * best
+            kind = TF32 if in_tf32 > 1 - 1e-9 else f"{TF32}, {dtype}"
+        shares.append((tflops / best, kind))
+    if peak is not None and speed is not None:
+        shares.append((speed / peak.gb_per_s, "memory"))
+    share, kind = max(shares, default=(None, ""))
+    return msgspec.structs.replace(row, tflops_per_s=tflops, gb_per_s=speed, peak_share=share, peak_kind=kind)
 
 
 def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
@@ -182,7 +207,12 @@ def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
     count = len(trace.signatures)
     calls = np.bincount(signature, minlength=count)
     whole: dict[str, float] = {}
-    for i, ns in enumerate(np.bincount(signature, weights=trace.ops.dur_ns, minlength=count).tolist()):
+    time = np.bincount(signature, weights=trace.ops.dur_ns, minlength=count)
+    # Making room for its result is part of an op's work, whatever ops it takes.
+    parents, room = innermost_parent(trace.ops), np.array([one.name in _ROOM for one in trace.signatures] or [False])
+    inside = (parents >= 0) & room[signature]
+    time -= np.bincount(signature[parents[inside]], weights=trace.ops.dur_ns[inside], minlength=count)
+    for i, ns in enumerate(time.tolist()):
         whole[trace.signatures[i].name] = whole.get(trace.signatures[i].name, 0.0) + ns / 1e3
     work = _work_of_calls(trace, [row.name for row in rows], calls)
     return [

@@ -40,6 +40,17 @@ LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"}
 """Classes of ops whose result is as large as their largest argument."""
 
 
+POOLS: dict[str, tuple[int | None, int, int]] = {
+    "max_pool2d_with_indices": (4, 5, 8),
+    "max_pool3d_with_indices": (4, 5, 8),
+    "avg_pool2d": (None, 4, 0),
+    "avg_pool3d": (None, 4, 0),
+}
+"""Op of aten → which argument is its dilation and whether sizes are rounded up, and bytes of an index with each element
+of the result; after its input come the window, its stride (empty: the window) and the padding."""
+POOLS_BACKWARD = frozenset(f"{name}_backward" for name in POOLS)
+
+
 class CallWork(msgspec.Struct, frozen=True, kw_only=True):
     """Of one call."""
 
@@ -63,8 +74,12 @@ def work_of(signature: OpSignature) -> CallWork:
     if max(prod(shape) for shape in shapes) > MOST_ELEMENTS or (result or 0) > MOST_ELEMENTS:
         return CallWork(flops=None, bytes=None, dtype=dtype)  # no call on any machine
     sizes = [float(prod(shape)) * ITEMSIZE_BYTES.get(one, 1) for shape, one in zip(shapes, dtypes, strict=True)]
+    if base in POOLS:
+        result = _pooled(shapes[0], base, signature)
+    elif base in POOLS_BACKWARD and len(shapes) > 1:
+        result = prod(shapes[1])  # after the gradient, the input
     if result is not None:
-        written = float(result) * ITEMSIZE_BYTES.get(dtype, 1)
+        written = float(result) * (ITEMSIZE_BYTES.get(dtype, 1) + (POOLS[base][2] if base in POOLS else 0))
     else:
         written = max(sizes) if class_of(signature.name) in LIKE_ITS_INPUT else 0.0
     return CallWork(flops=flops, bytes=sum(sizes) + written, dtype=dtype)
@@ -131,6 +146,30 @@ def _convolution(
             return None, None
         sizes.append(max(0, (size + 2 * pad - far * (width - 1) - 1) // step + 1))
     return 2.0 * prod(sizes) * prod(weight[1:]), prod(sizes)
+
+
+def _pooled(data: tuple[int, ...], base: str, signature: OpSignature) -> int | None:
+    """Elements of a pool's result; None where the recorded arguments do not tell."""
+    dilation_at, round_at, _ = POOLS[base]
+    spatial = 3 if "3d" in base else 2
+    window = _argument(signature, 1)
+    stride = _argument(signature, 2) or window
+    padding = _argument(signature, 3)
+    dilation: Literal = [1] if dilation_at is None else _argument(signature, dilation_at)
+    up = _argument(signature, round_at) is True
+    if not spatial <= len(data) <= spatial + 2:
+        return None
+    sizes = list(data[:-spatial])
+    for dim, size in enumerate(data[-spatial:]):
+        width, step, pad, far = (_of_dim(values, dim) for values in (window, stride, padding, dilation))
+        if width is None or step is None or pad is None or far is None or step < 1:
+            return None
+        room = size + 2 * pad - far * (width - 1) - 1
+        count = (room + (step - 1 if up else 0)) // step + 1
+        if up and (count - 1) * step >= size + pad:  # no window begins in the padding behind
+            count -= 1
+        sizes.append(max(0, count))
+    return prod(sizes)
 
 
 def _argument(signature: OpSignature, place: int) -> Literal:

@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
+
+TF32 = "tf32"
+"""Key of `Peak.tflops`: float32 products in the matrix units' shorter format (NVIDIA's TF32, AMD's XF32)."""
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
@@ -11,39 +16,66 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     tflops: dict[str, float]
-    """10¹² operations a second of matrix units by dtype; "float32" is TF32 where the device has it."""
+    """10¹² operations a second by dtype, of matrix units where they have it; "tf32" is what float32 products reach
+    that are let be less exact, "float32" what they reach otherwise."""
     gb_per_s: float
     """Of its memory, 10⁹ bytes a second."""
 
 
-def _half(device: str, half: float, single: float, memory: float) -> Peak:
-    return Peak(device=device, tflops={"float16": half, "bfloat16": half, "float32": single}, gb_per_s=memory)
+def _half(device: str, half: float, tf32: float | None, single: float, memory: float) -> Peak:
+    """Of a device whose bfloat16 is as fast as its float16."""
+    tflops = {"float16": half, "bfloat16": half, **({} if tf32 is None else {TF32: tf32}), "float32": single}
+    return Peak(device=device, tflops=tflops, gb_per_s=memory)
 
 
 PEAKS: tuple[tuple[str, Peak], ...] = (
-    # Datasheets of NVIDIA (H100, H200, A100, L40S, L4, A10, V100, T4, B200) and AMD (MI210, MI250X, MI300X, MI325X).
-    ("H200", _half("H200 SXM", 989.0, 495.0, 4800.0)),
-    ("H100 PCIe", _half("H100 PCIe", 756.0, 378.0, 2000.0)),
-    ("H100", _half("H100 SXM", 989.0, 495.0, 3350.0)),
-    ("B200", _half("B200", 2250.0, 1100.0, 8000.0)),
-    ("A100-SXM4-80GB", _half("A100 SXM 80 GB", 312.0, 156.0, 2039.0)),
-    ("A100 80GB PCIe", _half("A100 PCIe 80 GB", 312.0, 156.0, 1935.0)),
-    ("A100", _half("A100 40 GB", 312.0, 156.0, 1555.0)),
-    ("L40S", _half("L40S", 362.0, 183.0, 864.0)),
-    ("NVIDIA L4", _half("L4", 121.0, 60.0, 300.0)),
-    ("A10", _half("A10", 125.0, 62.5, 600.0)),
+    # Datasheets of NVIDIA (GB200, B200, GH200, H200, H100, A100, L40S, L4, A10, V100, T4) and AMD (MI210, MI250X,
+    # MI300X, MI325X). Of what they quote with sparsity, half. float32 of the MI200s is that of their matrix units.
+    #                                                    half    TF32  float32    memory
+    ("GB200", _half("GB200",                            2500.0, 1250.0,   80.0, 8000.0)),
+    ("GH200", _half("GH200",                             989.0,  495.0,   67.0, 4000.0)),
+    ("H200 NVL", _half("H200 NVL",                       835.5,  417.5,   60.0, 4800.0)),
+    ("H200", _half("H200 SXM",                           989.0,  495.0,   67.0, 4800.0)),
+    ("H100 PCIe", _half("H100 PCIe",                     756.0,  378.0,   51.0, 2000.0)),
+    ("H100 NVL", _half("H100 NVL",                       835.5,  417.5,   60.0, 3900.0)),
+    ("H100", _half("H100 SXM",                           989.0,  495.0,   67.0, 3350.0)),
+    ("B200", _half("B200",                              2250.0, 1125.0,   75.0, 8000.0)),
+    ("A100-SXM4-80GB", _half("A100 SXM 80 GB",           312.0,  156.0,   19.5, 2039.0)),
+    ("A100 80GB PCIe", _half("A100 PCIe 80 GB",          312.0,  156.0,   19.5, 1935.0)),
+    ("A100", _half("A100 40 GB",                         312.0,  156.0,   19.5, 1555.0)),
+    ("L40S", _half("L40S",                               362.0,  183.0,   91.6,  864.0)),
+    ("L4", _half("L4",                                   121.0,   60.0,   30.3,  300.0)),
+    ("A10", _half("A10",                                 125.0,   62.5,   31.2,  600.0)),
+    ("V100-PCIE", Peak(device="V100 PCIe", tflops={"float16": 112.0, "float32": 14.0}, gb_per_s=900.0)),
     ("V100", Peak(device="V100 SXM", tflops={"float16": 125.0, "float32": 15.7}, gb_per_s=900.0)),
     ("T4", Peak(device="T4", tflops={"float16": 65.0, "float32": 8.1}, gb_per_s=320.0)),
-    ("MI325X", _half("MI325X", 1307.4, 653.7, 6000.0)),
-    ("MI300X", _half("MI300X", 1307.4, 653.7, 5300.0)),
-    ("MI250X", _half("MI250X, one of two dies", 191.5, 47.9, 1638.0)),
-    ("MI250", _half("MI250, one of two dies", 181.0, 45.3, 1638.0)),
-    ("MI210", _half("MI210", 181.0, 45.3, 1638.0)),
+    ("MI325X", _half("MI325X",                          1307.4,  653.7,  163.4, 6000.0)),
+    ("MI300X", _half("MI300X",                          1307.4,  653.7,  163.4, 5300.0)),
+    ("MI250X", _half("MI250X, one of two dies",          191.5,   None,   47.9, 1638.0)),
+    ("MI250", _half("MI250, one of two dies",            181.0,   None,   45.3, 1638.0)),
+    ("MI210", _half("MI210",                             181.0,   None,   45.3, 1638.0)),
 )  # fmt: skip
-"""(part of a recorded name, peak), the longer name of a family first."""
+"""(word of a recorded name, peak), the longer name of a family first; a word ends where letters and digits do, so that
+an A10G or an RTX A1000 is no A10 or A100."""
+
+_TF32 = re.compile(r"[tx]f32")
+_MATRIX_UNITS = re.compile(r"s1688|tensorop|_mx_")
+"""In names of kernels without either: CUTLASS' instruction shape of TF32 and its matrix units, Tensile's XFloat32."""
+_OTHER_UNITS = re.compile(r"f16|simt")
+
+
+def is_tf32(kernel: str) -> bool:
+    """Whether the name of a kernel that multiplies float32 says that it does so in TF32 (or AMD's XF32)."""
+    lower = kernel.lower()
+    by_units = _MATRIX_UNITS.search(lower) is not None and _OTHER_UNITS.search(lower) is None
+    return by_units or _TF32.search(lower) is not None
 
 
 def peak_of(names: tuple[str, ...]) -> Peak | None:
     """The peak of the recorded device, None where it is not known or several kinds were recorded."""
-    found = [next((peak for part, peak in PEAKS if part.lower() in name.lower()), None) for name in names]
+    found = [next((peak for word, peak in PEAKS if _is_named(word, name)), None) for name in names]
     return found[0] if found and all(one == found[0] for one in found) else None
+
+
+def _is_named(word: str, name: str) -> bool:
+    return re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", name, re.IGNORECASE) is not None

@@ -46,7 +46,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     by_family: dict[str, float]
     uncalibrated_share: float
     """Of the recorded time of these ops (of the predicted time where none was recorded): ops of which some kernel
-    family was measured on no SoC. A prediction that is far too small would hide itself if it were weighed by itself."""
+    family was measured on no SoC. A prediction that is far too small would hide itself if it were weighed by itself.
+    1 where nothing is predicted, as in timelines."""
     ops: tuple[OpStep, ...]
     l2: L2State = "sequence"
     """What the caches were taken to hold when an op starts."""
@@ -152,6 +153,8 @@ def simulate_step(
 
 def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, float]]) -> float:
     """Share of recorded device time, else host time, else predicted time that uncalibrated predictions stand for."""
+    if not ops:
+        return 1.0
     predicted = {one.id: one.simulated.time_us * one.count for one in ops}
     clocks = [{id_: times[clock] for id_, times in recorded.items()} for clock in (0, 1)]
     weight = next((clock for clock in (*clocks, predicted) if sum(clock.values()) > 0), predicted)

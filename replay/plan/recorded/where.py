@@ -22,6 +22,7 @@ from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import OpSignature, Trace
 from opreplay.traces.times.breakdown import breakdown, self_time_us
 from opreplay.traces.times.busy import device_busy
+from opreplay.traces.times.clock import coarse_unit_us
 from opreplay.traces.times.kernel_classes import class_of
 
 MOST_LABELS = 20
@@ -53,6 +54,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """From the device's first work to its last, devices added up."""
     busy_share: float | None = None
     """Of the span, with any work on the device."""
+    coarse_unit_us: float | None = None
+    """Of which all device durations are multiples, where that is too coarse to be timings."""
     classes: dict[str, float]
     """Class of work → share of the total, most first."""
     launched_before_us: float = 0.0
@@ -108,6 +111,7 @@ def _on_device(trace: Trace) -> Where:
         total_us=found.total_us,
         span_us=span,
         busy_share=sum(one.busy_us for one in busy) / span if span else None,
+        coarse_unit_us=coarse_unit_us(trace),
         classes={row.name: row.share for row in found.rows},
         launched_before_us=trace.info.links.launched_before_device_ns / 1e3,
         unowned=_unowned(trace, owner, found.total_us),

@@ -12,7 +12,7 @@ from opreplay.replay.report import first_screen
 from opreplay.replay.report.page.model import Cell, Column, Page, Roofline, Table
 from opreplay.replay.report.page.parts import bars_by_name, count_cell, heaviest, numbers, point_of, time_cell
 from opreplay.replay.report.text import share_text, time_text
-from opreplay.replay.report.views.simulation import head_line
+from opreplay.replay.report.views.simulation import band_text, head_line
 
 
 def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
@@ -46,9 +46,10 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
         facts=tuple(
             (
                 step.device,
-                f"{time_text(step.total_us)}, all calls added up, "
-                f"{time_text(step.low_us)} to {time_text(step.high_us)} (80 %); "
-                f"{share_text(step.uncalibrated_share)} uncalibrated",
+                f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %); "
+                f"{share_text(step.uncalibrated_share)} uncalibrated"
+                if step.ops
+                else band_text(step),
             )
             for step in steps
         ),

@@ -17,6 +17,7 @@ from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.run.table import decisive, notes_lines
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
+from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
 from opreplay.replay.timeline.job.values import JobChange
 from opreplay.replay.timeline.memory import MemoryUse
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
@@ -52,6 +53,9 @@ CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("after the last task", "idle_after_last", True),
 )
 """(title, field of `Categories`, part of the row above it)."""
+
+_OF_OTHER_STREAMS = (EDGE_KINDS[CROSS_STREAM], EDGE_KINDS[SHARED])
+"""Dependencies without which no task waited for another stream."""
 
 
 def name_width(width: int) -> int:
@@ -147,7 +151,9 @@ def _categories(found: Timeline, width: int) -> Table:
         table.add_column(Text(safe(title)), justify="right", no_wrap=True)
         if shares:
             table.add_column("", justify="right", no_wrap=True)
-    for title, field, part in CATEGORY_ROWS:
+    for told, field, part in CATEGORY_ROWS:
+        alone = field == "idle_dependency" and not any(kind in found.edges for kind in _OF_OTHER_STREAMS)
+        title = "gaps between tasks" if alone else told
         values = [getattr(made, field) for _, made, _ in columns]
         if part and not any(values):
             continue
@@ -274,7 +280,9 @@ def note_lines(found: Timeline) -> list[str]:
     lines += [f"memory: {note}" for note in (found.memory.notes if found.memory is not None else ())]
     lines += _of_changes(found)
     if found.dropped_edges:
-        lines.append(f"{plural(found.dropped_edges, 'dependency')} against the recorded order left out")
+        one = found.dropped_edges == 1
+        told = "1 dependency" if one else f"{found.dropped_edges:,} dependencies"
+        lines.append(f"{told} against the recorded order left out")
     return lines
 
 

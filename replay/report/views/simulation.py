@@ -124,9 +124,9 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
             step.device: {
                 "version": step.device_version,
                 "memory": memory_facts(plan, step),
-                "total_us": step.total_us,
-                "low_us": step.low_us,
-                "high_us": step.high_us,
+                "total_us": step.total_us if step.ops else None,
+                "low_us": step.low_us if step.ops else None,
+                "high_us": step.high_us if step.ops else None,
                 "uncalibrated_share": step.uncalibrated_share,
                 "coverage": coverage_facts(covered(plan, step)),
                 "faster_than_larger": {one.larger: one.ops for one in inversions(steps) if one.smaller == step.device},
@@ -227,12 +227,19 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool
     for step in steps:
         table.add_row(
             Text(safe(step.device), style="bold"),
-            time_text(step.total_us),
-            f"{time_text(step.low_us)} to {time_text(step.high_us)}",
+            time_text(step.total_us if step.ops else None),
+            band_text(step),
             *((ratio_text(step.total_us, recorded or None),) if ratio else ()),
             share_text(step.uncalibrated_share),
         )
     return table
+
+
+def band_text(step: Step) -> str:
+    """ "1.2 ms to 2.3 ms", or that there is nothing to have a band."""
+    if not step.ops:
+        return "nothing of it is predicted"
+    return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
 
 
 def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]], width: int) -> list[RenderableType]:
@@ -421,11 +428,12 @@ def render(
         *[Text(line, style="yellow", overflow="fold") for line in _no_paths(plan, steps)],
         *_cache_line(plan, steps[0].l2),
     ]
-    if everything:
+    predicted = [step for step in steps if step.ops]
+    if everything and predicted:
         parts += [Text(), _shares_table("time by bound", steps, [s.by_bound for s in steps], MOST_OPS), Text()]
         parts += [_shares_table("time by kernel family", steps, [s.by_family for s in steps], MOST_FAMILIES)]
     else:
-        for step in steps:
+        for step in predicted:
             parts += [_shares_line(step, "bound", step.by_bound), _shares_line(step, "kernel family", step.by_family)]
     for step in steps:
         lost = losing(step, plan.ops, losers)

@@ -12,7 +12,7 @@ from rich.text import Text
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.run import npu
-from opreplay.replay.report.text import end, middle, plural, safe, share_text, time_text
+from opreplay.replay.report.text import coarse_text, end, middle, plural, safe, share_text, time_text
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
 from opreplay.traces.times.busy import DeviceBusy
@@ -71,6 +71,8 @@ def _facts(summary: TraceSummary) -> Table:
     add("device", _device_work(summary))
     for one in summary.busy[:DEVICES_SHOWN]:
         add("busy", _busy(one, len(summary.busy)))
+    if summary.coarse_unit_us is not None:
+        add("clock", coarse_text(summary.coarse_unit_us), "yellow")
     add("work", _work(summary))
     add("links", _links(summary))
     if summary.kernel_details is not None:

@@ -141,7 +141,7 @@ def _wait_kind(name: str) -> int:
         return _STREAM if "stream" in text else _DEVICE
     if "memcpy" in text:
         return _COPY
-    if "graphinstantiate" in text or "moduleload" in text or "getdevicecount" in text:
+    if any(word in text for word in ("graphinstantiate", "moduleload", "getdevicecount", "compileandexecute")):
         return _NEVER
     return _NONE
 
@@ -190,7 +190,8 @@ def _one_wait(
     elif kind == _NONE:
         found = launched.ended_by(end)
         if found >= 0 and ends[found] > start and end - ends[found] <= _RETURN_US:
-            if own >= 0 and launched.tasks.launch_us[found] >= start and found != own:
+            itself = own >= 0 or launched.tasks.launch_track[found] == track
+            if launched.tasks.launch_us[found] >= start and found != own and itself:  # the call launched that one
                 return None
             if launched.waiting(start) >= _FULL_QUEUE:
                 until = float(ends[found])

@@ -249,3 +249,25 @@ def test_a_bundled_sample_end_to_end() -> None:
     assert 0 < found["socs"]["910c"]["total_us"] < 1.3 * found["socs"]["910b3"]["total_us"]
     assert found["cache_from"]["calls"] > 10
     assert "L2 cache: what lies in it follows from the order of" in invoke(sample).stdout
+
+
+def test_a_step_of_which_nothing_is_predicted_has_no_time(tmp_path: Path) -> None:
+    """It said 0 µs, 0 µs to 0 µs, uncalibrated 0 %, where `timeline` said that nothing was predicted."""
+    known = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
+    ids = {"External id": 1, "correlation": 1}
+    host = {"ph": "X", "pid": 1, "tid": 1, "args": ids}
+    events = [
+        {**host, "cat": "cpu_op", "name": "mine::op", "ts": 1, "dur": 9},
+        {**host, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2, "dur": 1},
+        {**host, "cat": "kernel", "name": "k", "ts": 20, "dur": 5, "args": {**ids, "device": 0, "stream": 7}},
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": known, "traceEvents": events}))
+    told = CliRunner().invoke(opreplay, ["simulate", str(path), "--soc", "910b3"]).output
+    assert "nothing of it is predicted" in told
+    assert "0 µs to" not in told
+    made = json.loads(
+        CliRunner().invoke(opreplay, ["simulate", str(path), "--soc", "910b3", "--format", "json"]).output
+    )
+    one = made["socs"]["910b3"]
+    assert (one["total_us"], one["low_us"], one["high_us"], one["uncalibrated_share"]) == (None, None, None, 1.0)

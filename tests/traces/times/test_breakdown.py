@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from opreplay.traces.times.busy import _at_least_two, _length, _union, device_bu
 from opreplay.traces.times.kernel_classes import class_of
 from opreplay.traces.times.modules import modules_of_ops
 from opreplay.traces.times.op_work import work_of
+from opreplay.traces.times.peaks import PEAKS, peak_of
 
 
 def host(name: str, ts: float, dur: float, number: int | None = None, **more: Any) -> dict[str, Any]:
@@ -86,6 +88,62 @@ def test_rows_of_every_table_add_up(tmp_path: Path) -> None:
     (busy,) = device_busy(trace)
     assert (busy.span_us, busy.busy_us, busy.overlapped_us) == (1100, 500, 0)
     assert (busy.communication_us, busy.hidden_communication_us) == (100, 0)
+
+
+SGEMM = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>"
+TF32_GEMM = "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_32x6_tn_align4>"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "peak", "kind"),
+    [
+        (SGEMM, 67.0, "float32"),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n", 495.0, "tf32"),
+        (TF32_GEMM, 495.0, "tf32"),
+        ("nvjet_sss_64x64", 67.0, "float32"),
+    ],
+)
+def test_products_of_float32_have_the_peak_that_their_kernels_tell(
+    tmp_path: Path, kernel: str, peak: float, kind: str
+) -> None:
+    sizes: dict[str, Any] = {**MM, "Input type": ["float"] * 2}
+    trace = read_trace(written(tmp_path, host("aten::mm", 10, 5, 1, **sizes), *work(kernel, 1000, 2000, 1)))
+    (mm,) = breakdown(trace, "op").rows
+    assert mm.tflops_per_s is not None
+    assert (mm.peak_share, mm.peak_kind) == (pytest.approx(mm.tflops_per_s / peak), kind)
+
+
+def test_calls_of_both_kinds_have_the_peak_of_their_times(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {**MM, "Input type": ["float"] * 2}
+    calls = (host("aten::mm", 10, 5, 1, **sizes), host("aten::mm", 48, 5, 2, **sizes))
+    trace = read_trace(written(tmp_path, *calls, *work(SGEMM, 1000, 3000, 1), *work(TF32_GEMM, 5000, 1000, 2)))
+    (mm,) = breakdown(trace, "op").rows
+    assert mm.peak_share == pytest.approx(4 * 4096**3 / (3000e-6 * 67e12 + 1000e-6 * 495e12))
+    assert mm.peak_kind == "tf32, float32"
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA A100-PG509-200", "A100 40 GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB"),
+        ("Tesla V100-SXM2-32GB", "V100 SXM"),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A10G", None),
+    ],
+)
+def test_a_device_is_known_by_its_whole_name(name: str, device: str | None) -> None:
+    found = peak_of((name,))
+    assert (found.device if found else None) == device
+
+
+def test_no_float32_peak_is_that_of_shorter_formats() -> None:
+    """TF32 is half of float16 and twice float32 at least (L4, L40S), in every datasheet that quotes it."""
+    for _, peak in PEAKS:
+        assert peak.tflops["float16"] >= 1.9 * peak.tflops.get("tf32", 0)
+        assert peak.tflops.get("tf32", 4e9) > 1.9 * peak.tflops["float32"]
 
 
 def test_a_host_op_has_its_own_time_without_what_is_inside(tmp_path: Path) -> None:
@@ -210,6 +268,40 @@ def test_work_of_convolutions(
     assert found.flops == flops
     if result is not None:
         assert found.bytes == 4 * (sum(int(np.prod(one)) for one in dims if one) + result)
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize(
+    ("size", "window", "stride", "padding", "dilation"),
+    [(64, 3, 2, 1, 1), (7, 2, 2, 0, 1), (9, 3, None, 1, 2), (5, 3, 3, 1, 1), (8, 2, 3, 1, 1)],
+)
+def test_pools_write_their_result_and_its_indices(
+    size: int, window: int, stride: int | None, padding: int, dilation: int, *, ceil: bool
+) -> None:
+    data = torch.zeros(2, 3, size, size + 1)
+    result, _ = torch.ops.aten.max_pool2d_with_indices(
+        data, [window, window], [stride] * 2 if stride else [], [padding] * 2, [dilation] * 2, ceil
+    )
+    concrete = ("", *map(str, ([window] * 2, [stride] * 2 if stride else [], [padding] * 2, [dilation] * 2, ceil)))
+    signature = OpSignature(
+        name="aten::max_pool2d_with_indices",
+        dims=(tuple(data.shape), (), (), (), (), ()),
+        types=("float", "", "", "", "", ""),
+        concrete=concrete,
+    )
+    assert work_of(signature).bytes == 4 * data.numel() + (4 + 8) * result.numel()
+
+
+def test_room_made_for_a_result_is_work_of_the_op_itself(tmp_path: Path) -> None:
+    """A small convolution of oneDNN spends a fifth of its time on that, and had no rate."""
+    sizes: dict[str, Any] = {
+        "Input Dims": [[4, 3, 64, 64], [64, 3, 3, 3], [64], [], [], [], []],
+        "Input type": ["float"] * 3 + ["ScalarList"] * 3 + ["Scalar"],
+        "Concrete Inputs": ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "1"],
+    }
+    path = written(tmp_path, host("aten::mkldnn_convolution", 0, 125.0, **sizes), host("aten::empty", 5, 25.0))
+    rows = {row.name: row for row in breakdown(read_trace(path), "op").rows}
+    assert rows["aten::mkldnn_convolution"].tflops_per_s == pytest.approx(2 * 4 * 64 * 64 * 64 * 27 / 100e-6 / 1e12)
 
 
 def test_a_host_op_that_does_its_work_itself_has_rates(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ OVERLOADED = 1.0
 """Load for each processor at the start of a run above which a note says so."""
 
 ONCE = (
-    "each op was measured in one go on a busy machine: its interval holds how samples scatter, not how slow the machine "
-    "was just then, and the same code may differ by 1.5 times and more; measure both runs with `--visits 8`"
+    "each op was measured in one go on a busy machine: its interval holds how samples scatter, not how slow it was "
+    "just then, and the same code may differ by 1.5 times and more; measure both runs with `--visits 8`"
 )
 """Note on runs of which no interval tells the error."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from opreplay.replay.ir.model import Assumption
 from opreplay.replay.ir.reasons import Reason
+from opreplay.replay.report.first_screen import prediction_line
 from opreplay.replay.report.run import facts
 
 
@@ -119,3 +120,19 @@ def test_sums_that_are_compared_are_of_the_same_ops(made: SimpleNamespace) -> No
     first, whole = facts.totals([timed, without], device=True)
     assert (first.recorded_us, first.measured_us, first.label) == (20.0, 40.0, "1 op recorded and replayed")
     assert whole.ops == 2
+
+
+def test_the_first_screen_and_the_notes_count_the_same_ops_as_extrapolated(made: SimpleNamespace) -> None:
+    results = [
+        msgspec.structs.replace(
+            one,
+            simulated={soc: msgspec.structs.replace(s, extrapolated=True) for soc, s in one.simulated.items()},
+        )
+        for one in made.results
+    ]
+    far = sum("910b3" in one.simulated for one in results)
+    assert {one.simulated["910b3"].confidence for one in results if one.simulated} > {"uncalibrated"}
+    assert f"; {far} ops extrapolated" in prediction_line("910b3", results)
+    assert f"; {far} ops = " in next(
+        part for part in facts.confidence_notes("910b3", results) if "extrapolated" in part
+    )

@@ -124,8 +124,9 @@ def notes(found: Comparison) -> list[str]:
         made.append("ratio: of times relative to a fixed piece of work beside each sample; --method medians is without")
     if found.machine is not None and abs(found.machine - 1.0) > 0.02:
         made.append(f"machine: a fixed piece of work took {precise(found.machine)} as long in the second run")
-    ways = Counter(op.note for op in found.of("slower", "faster", "same") if op.note) if found.sides is None else {}
-    made += [f"{plural(count, 'op')}: {safe(note)}" for note, count in list(ways.items())[:WAYS]]
+    judged = found.of("slower", "faster", "same") if found.sides is None else []
+    ways = Counter(op.note for op in judged if op.note)
+    made += [f"{plural(count, 'op')}: {safe(note)}" for note, count in ways.most_common(WAYS)]
     made += [f"forced: {difference}" for difference in found.differences if difference.blocking]
     made += [f"differs: {difference}" for difference in found.differences if not difference.blocking]
     runs = found.sides is None or any(side.what == "measured" for side in found.sides)

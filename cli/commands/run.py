@@ -117,6 +117,7 @@ def command(
     from opreplay.replay.plan.collectives.in_plan import on_ranks
     from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
     from opreplay.replay.plan.recorded.where import where_of
+    from opreplay.replay.plan.select import refuse_nothing
     from opreplay.traces.errors import UsageError
 
     one_stdout(format_, output)
@@ -133,6 +134,7 @@ def command(
         read = source.open(activity=collectives)
         ordered = needs_order(selection, measuring)
         plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
+        refuse_nothing(plan)
         plan = on_ranks(plan, measuring.ranks)
         refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
         if (small := ranks_without_dies(plan.ops, devices.values())) is not None:

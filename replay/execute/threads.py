@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from opreplay.replay.execute.measure import measure
+from opreplay.replay.host.idle import IDLE_SHARE
 from opreplay.replay.results.measurement import Measurement, MeasureWarning, kind_of
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from opreplay.replay.execute.visits import Visits
     from opreplay.replay.plan.step.recency import Recency
 
-IDLE_SHARE = 0.9
-"""A thread needs at least this share of a processor, else it is waited for."""
 FAR_ABOVE = 3.0
 """A median so many times the lowest decile is that of threads that wait for each other."""
 WAITED_SHARE = 0.2

@@ -16,6 +16,7 @@ import msgspec
 
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sampling import Sample
+from opreplay.replay.host.idle import is_busy
 from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 
 BUSY = 8
@@ -37,14 +38,10 @@ WHOLE = Visit()
 
 
 def visits_of(asked: int | None, facts: Mapping[str, object]) -> int:
-    """How many visits each op gets: as `asked`, else by the facts of the executor, which chose fewer threads than
-    torch's where processors were not idle."""
+    """How many visits each op gets: as `asked`, else by the facts of the executor, which looked for idle processors."""
     if asked is not None:
         return asked
-    threads, wanted, idle = facts.get("threads"), facts.get("threads_of_torch"), facts.get("idle_cpus")
-    if not isinstance(idle, int | float) or not isinstance(wanted, int):
-        return 1
-    return BUSY if threads != wanted or idle < 1.0 else 1
+    return BUSY if is_busy(facts) else 1
 
 
 class Taken(NamedTuple):

@@ -38,8 +38,15 @@ BLOCK = 1_000_003
 """Random elements before they repeat, so that large tensors are filled quickly."""
 SAMPLE_S = 100e-6
 """A sample holds as many calls as take about this long together."""
+CLEAN = 8
+"""Fewer samples that nothing interrupted, and all count."""
+REPEAT_S = 2.0
+"""How long interrupted samples are taken again."""
+WAITED_SHARE = 0.2
+"""Threads that waited for processors for this share of the time, together, have made it longer."""
 NO_DEVICE = (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError, EOFError)
 FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+THREAD, THREADS = Path("/proc/thread-self"), Path("/proc/self/task")
 Json = dict[str, Any]
 FUNCTIONS: dict[tuple[str, int], Any] = {}
 """What the plugin that is being loaded has registered, by name and line."""
@@ -388,8 +395,43 @@ def shapes(result: Any) -> list[list[int]]:
     return [shape for item in result for shape in shapes(item)] if isinstance(result, (list, tuple)) else []
 
 
-def measure(call: Call, iterations: int, synchronize: Callable[[], None]) -> list[float]:
-    """Microseconds a call, one number a sample; an op that writes to its arguments is reset between samples."""
+def switches() -> int:
+    """How often a thread of this process lost its processor to another program; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def waited_s(folder: Path) -> float:
+    """What threads, ready to run, waited for a processor (proc(5), schedstat); 0 where the system does not say."""
+    waited_ns = 0
+    for file in folder.glob("*/schedstat") if folder.name == "task" else [folder / "schedstat"]:
+        try:
+            waited_ns += int(file.read_text(encoding="ascii").split()[1])
+        except (OSError, ValueError, IndexError):  # another system, or a thread that has ended
+            continue
+    return waited_ns * 1e-9
+
+
+def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[float, float, bool]:
+    """Microseconds a call, those of it in which this thread waited for a processor, and whether one was taken away."""
+    call.reset()
+    synchronize()
+    before, waited, used = switches(), waited_s(THREAD), time.thread_time()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    synchronize()
+    took = time.perf_counter() - start
+    used, waited = time.thread_time() - used, waited_s(THREAD) - waited
+    return took / calls * 1e6, max(0.0, min(waited, took - used)) / calls * 1e6, switches() != before
+
+
+def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu: bool) -> Json:
+    """Median, minimum and spread of microseconds a call. Samples in which other programs took a processor are taken
+    again for a while; where too few are clean all count, less what a single thread waited, and are marked."""
     for _ in range(3):
         call()
         call.reset()
@@ -398,16 +440,28 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None]) -> lis
     call()
     synchronize()
     calls = 1 if call.saved else max(1, min(1000, round(SAMPLE_S / max(time.perf_counter() - start, 1e-7))))
-    samples: list[float] = []
-    for _ in range(iterations):
-        call.reset()
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        synchronize()
-        samples.append((time.perf_counter() - start) / calls * 1e6)
-    return samples
+    found: list[tuple[float, float, bool]] = []
+    start, threads_waited, alone = time.perf_counter(), waited_s(THREADS), torch.get_num_threads() == 1
+    while len(found) < iterations or (
+        sum(not taken for *_, taken in found) < iterations
+        and len(found) < 3 * iterations
+        and time.perf_counter() - start < REPEAT_S
+    ):
+        found.append(sample(call, calls, synchronize))
+    took, threads_waited = time.perf_counter() - start, waited_s(THREADS) - threads_waited
+    clean = [us for us, _, taken in found if not taken]
+    few = len(clean) < min(CLEAN, iterations)
+    times = sorted([us - waited if on_cpu and alone else us for us, waited, _ in found] if few else clean)
+    middle = statistics.median(times)
+    quarters = statistics.quantiles(times, method="inclusive") if times[1:] else None
+    return {
+        "median_us": middle,
+        "min_us": times[0],
+        "spread": (quarters[2] - quarters[0]) / middle if quarters and middle > 0 else None,
+        "samples": len(times),
+        "repeated": len(found) - len(times),
+        "interrupted": few or (on_cpu and not alone and threads_waited > WAITED_SHARE * took),
+    }
 
 
 def replay(op: Json, bundle: Json, options: argparse.Namespace, device: torch.device) -> Json:
@@ -423,13 +477,13 @@ def replay(op: Json, bundle: Json, options: argparse.Namespace, device: torch.de
             call = Call(one, inputs, device, seed)
             outputs = shapes(call())
             call.reset()
-            samples = measure(call, options.iterations, getattr(torch, device.type).synchronize)
+            synchronize = getattr(torch, device.type).synchronize
+            times = measure(call, options.iterations, synchronize, device.type == "cpu")
         except Exception as error:  # no kernel for this device, perhaps: then another op may do the same
             result.setdefault("reason", f"{type(error).__name__}: {first_line(error)}")
         else:
             result.pop("reason", None)
             via = None if one is op else one["name"]
-            times = {"median_us": statistics.median(samples), "min_us": min(samples), "samples": len(samples)}
             return {**result, "status": "replayed", "via": via, "outputs": outputs, **times}
     return result
 
@@ -447,6 +501,22 @@ def recorded_us(op: Json) -> float:
 def described(op: Json) -> str:
     metas = [meta for arg in op["args"] for meta in arg.get("tensors", ()) if meta]
     return " ".join(f"{meta['dtype']}[{','.join(map(str, meta['shape']))}]" for meta in metas)[:60]
+
+
+HEAD = f"{'id':12}  {'count':>6}  {'recorded us':>12}  {'median us':>12}   {'min us':>12}  {'spread':>6}  op"
+"""Spread: the middle half of the samples, as a share of the median; *: processors were taken away."""
+
+
+def row(op: Json, result: Json) -> str:
+    """A line of the table: the recorded time, the measured ones, and what ran."""
+    times = f"{'failed':>12}   {'':12}  {'':6}"
+    if result["status"] == "replayed":
+        spread = f"{result['spread']:.0%}" if result["spread"] is not None else "-"
+        mark = "*" if result["interrupted"] else " "
+        times = f"{result['median_us']:12.1f}{mark}  {result['min_us']:12.1f}  {spread:>6}"
+    said = f"via {result['via']}" if result.get("via") else result.get("reason", "")
+    what = f"{op['name']}  {described(op)}  {said}".rstrip()
+    return f"{op['id']}  {op['count']:6}  {recorded_us(op):12.1f}  {times}  {what}"
 
 
 def idle_processors(look_s: float = 0.2) -> float | None:
@@ -467,11 +537,11 @@ def idle_processors(look_s: float = 0.2) -> float | None:
     return len(os.sched_getaffinity(0)) * (later - idle) / (whole - total) if whole > total else None
 
 
-def threads_to_use(wanted: int) -> int:
+def threads_to_use(wanted: int, idle: float | None) -> int:
     """As asked for; else torch's choice, halved until idle processors have room: threads that wait distort times."""
     if wanted > 0:
         return wanted
-    threads, idle = torch.get_num_threads(), idle_processors()
+    threads = torch.get_num_threads()
     while idle is not None and threads > 1 and idle < 0.9 * threads:
         threads //= 2
     return threads
@@ -568,8 +638,10 @@ def main() -> int:
     plan["ops"] = [op for op in plan["ops"] if options.op in op["name"] or op["id"].startswith(options.op)]
     if not plan["ops"]:
         parser.error(f"no op matches {options.op!r}")
+    idle, threads = None, torch.get_num_threads()
     if options.device == "cpu":
-        options.threads = threads_to_use(options.threads)
+        idle = idle_processors()
+        options.threads = threads_to_use(options.threads, idle)
     found, results = (replay_in_child if options.time_limit > 0 and FORK else replay_here)(plan, options), []
     for op in plan["ops"]:
         try:
@@ -578,12 +650,9 @@ def main() -> int:
             parser.error(f"no device {options.device!r} here: {first_line(error)}")
         results.append(result)
         if not options.json:
-            time_us = f"{result['median_us']:12.1f}" if result["status"] == "replayed" else f"{'failed':>12}"
-            said = f"via {result['via']}" if result.get("via") else result.get("reason", "")
             if not results[1:]:
-                print(f"{'id':12}  {'count':>6}  {'recorded us':>12}  {'median us':>12}  op")
-            what = f"{op['name']}  {described(op)}  {said}".rstrip()
-            print(f"{op['id']}  {op['count']:6}  {recorded_us(op):12.1f}  {time_us}  {what}", flush=True)
+                print(HEAD)
+            print(row(op, result), flush=True)
     failed = sum(result["status"] == "failed" for result in results)
     on = f" with {options.threads} thread{'s' if options.threads > 1 else ''}" if options.threads else ""
     if options.json:
@@ -591,6 +660,7 @@ def main() -> int:
             "torch": torch.__version__,
             "device": options.device,
             "threads": options.threads or None,
+            "idle_processors": idle,
             "seed": options.seed,
             "results": results,
         }
@@ -599,6 +669,12 @@ def main() -> int:
         print(
             f"replayed {len(results) - failed} of {len(results)} ops on {options.device}{on}, torch {torch.__version__}"
         )
+        if idle is not None and idle < max(1.0, 0.9 * threads):
+            print(f"only {idle:.1f} processors idle at the start: times of a busy machine, which next time may differ")
+        marked = sum(bool(result.get("interrupted")) for result in results)
+        if marked:
+            ops = f"{marked} op{'s' if marked > 1 else ''}"
+            print(f"* {ops}: other programs took processors away in most samples; times may be far too long")
     return 1 if failed else 0
 
 

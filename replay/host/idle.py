@@ -4,10 +4,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from time import sleep
 
 LOOK_S = 0.2
 """How long the processors are looked at: twenty of the kernel's ticks."""
+IDLE_SHARE = 0.9
+"""A thread needs at least this share of a processor, else it is waited for."""
+
+
+def is_busy(facts: Mapping[str, object]) -> bool:
+    """Whether, by the facts of an executor, idle processors had no room for torch's threads at the start.
+
+    That is so whether somebody set another number of threads or not: one thread is interrupted as well.
+    """
+    wanted, idle = facts.get("threads_of_torch"), facts.get("idle_cpus")
+    if not isinstance(idle, int | float) or not isinstance(wanted, int):
+        return False
+    fewer = not facts.get("threads_asked") and facts.get("threads") != wanted  # before `idle_cpus` was rounded
+    return fewer or idle < max(1.0, IDLE_SHARE * wanted)
 
 
 def idle_cpus(look_s: float = LOOK_S) -> float | None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -50,15 +53,39 @@ def moved_bytes(op: ReplayOp) -> float:
 
 def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
     """One op an id: counts and times of ops that are the same are added."""
-    merged: dict[str, ReplayOp] = {}
+    parts: dict[str, list[ReplayOp]] = {}
     for op in plan.ops:
-        first = merged.get(op.id)
-        merged[op.id] = op if first is None else added(first, op)
-    return plan if len(merged) == len(plan.ops) else msgspec.structs.replace(plan, ops=tuple(merged.values()))
+        parts.setdefault(op.id, []).append(op)
+    if len(parts) == len(plan.ops):
+        return plan
+    return msgspec.structs.replace(plan, ops=tuple(_together(same) for same in parts.values()))
 
 
-def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
-    """One op for two that are called the same way: counts, times and kernels added."""
+def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
+    """One op for all that are called the same way. Its median is that of the parts' medians, each as often as it was
+    called: of nine parts of one call each the slow first one is not it."""
+    if len(parts) == 1:
+        return parts[0]
+    op = reduce(_added, parts)
+    busy = [(us, part.count) for part in parts if (us := part.recorded.device_us_median) is not None]
+    recorded = msgspec.structs.replace(
+        op.recorded,
+        host_us_median=_median([(part.recorded.host_us_median, part.count) for part in parts]),
+        device_us_median=_median(busy) if busy else None,
+    )
+    return msgspec.structs.replace(op, recorded=recorded)
+
+
+def _median(weighted: Sequence[tuple[float, int]]) -> float:
+    """The median of values that each count so often; the mean of the two in the middle where there are two."""
+    ordered = sorted(weighted)
+    up_to = list(accumulate(weight for _, weight in ordered))
+    low, high = ordered[bisect_left(up_to, up_to[-1] / 2)], ordered[bisect_right(up_to, up_to[-1] / 2)]
+    return (low[0] + high[0]) / 2
+
+
+def _added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
+    """One op for two that are called the same way: counts, times and kernels added, medians those of the first."""
     kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
     for kernel in b.recorded.kernels:
         known = kernels.get(kernel.name)
@@ -72,12 +99,11 @@ def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
                 type=known.type or kernel.type,
             )
         )
-    heavier = a if a.count >= b.count else b
     recorded = Recorded(
         host_us_total=a.recorded.host_us_total + b.recorded.host_us_total,
-        host_us_median=heavier.recorded.host_us_median,
+        host_us_median=a.recorded.host_us_median,
         device_us_total=a.recorded.device_us_total + b.recorded.device_us_total,
-        device_us_median=heavier.recorded.device_us_median,
+        device_us_median=a.recorded.device_us_median,
         kernels=tuple(kernels.values()),
         gradient_calls=_both(a.recorded.gradient_calls, b.recorded.gradient_calls),
         children=b.recorded.children if a.recorded.children is None else a.recorded.children,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.ir.labels import not_an_op
-from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.annotations import PHASES, BatchContext, Phase
 from opreplay.traces.links.autocast import autocast_wrappers
@@ -124,6 +124,17 @@ def nothing_left(names: Sequence[str], *, include: Sequence[str], select: str, n
         return UsageError(f"no selected op matches {' or '.join(map(repr, include))}", hint=nearest(include, names))
     what = "the filters leave none of them" if narrows else f"none is selected by {select}"
     return UsageError(f"no op is left: there are {len(set(names))} names and {what}", hint=nearest((), names))
+
+
+def refuse_nothing(plan: ReplayPlan) -> None:
+    """Raises UsageError for a plan of a trace that recorded no work at all: nothing is to be measured."""
+    if plan.ops or plan.device_us_total > 0:
+        return
+    raise UsageError(
+        f"no op is recorded in {plan.source}",
+        hint="A profiler with a schedule records in its active steps alone: without repeat it goes on to wait and warm "
+        "up, and what is exported then is empty. Set repeat=1, or export in on_trace_ready.",
+    )
 
 
 def selected_rows(trace: Trace, select: str) -> Rows:

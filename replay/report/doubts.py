@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from opreplay.replay.host.idle import is_busy
 from opreplay.replay.ir.verdicts import ValueStatus
 from opreplay.replay.report.text import plural, safe, share_text
 from opreplay.replay.results.measurement import kind_of
@@ -94,7 +95,7 @@ def value_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def thread_notes(environment: Mapping[str, object]) -> list[str]:
-    """How many threads ops had, where that was chosen by the processors that were idle."""
+    """How many threads ops had, and how many processors were idle, where that was looked at."""
     threads, wanted = environment.get("threads"), environment.get("threads_of_torch")
     idle, cpus = environment.get("idle_cpus"), environment.get("cpus")
     if not isinstance(threads, int) or not isinstance(idle, int | float):
@@ -106,16 +107,18 @@ def thread_notes(environment: Mapping[str, object]) -> list[str]:
         if isinstance(visits, int) and visits > 1
         else ""
     )
+    if environment.get("threads_asked"):
+        return [f"threads: {threads} as asked; {looked}{often}"]
     if threads == wanted:
         return [f"threads: {threads}; {looked}{often}"]
     return [f"threads: {threads} and not torch's {wanted}: only {looked} (--threads N for another number){often}"]
 
 
 def busy_notes(environment: Mapping[str, object]) -> list[str]:
-    """`thread_notes` where other work on the machine changed how ops are measured."""
+    """`thread_notes` where the machine had other work, or ops are measured several times."""
     visits = environment.get("visits")
-    changed = environment.get("threads") != environment.get("threads_of_torch")
-    return thread_notes(environment) if changed or (isinstance(visits, int) and visits > 1) else []
+    often = isinstance(visits, int) and visits > 1
+    return thread_notes(environment) if often or is_busy(environment) else []
 
 
 def _recorded(header: Header | None, device: bool) -> list[str]:

@@ -17,6 +17,8 @@ LEAST_SHARE = 0.01
 """Of the recorded time: rows below it change no conclusion."""
 UNEVEN = 10.0
 """With a mean of so many medians, few calls hold nearly all of the time."""
+FEW = 5
+"""Of fewer calls one that was interrupted may be the median, too."""
 SHORT_US = 5.0
 """A recorded call of so few microseconds is shorter than many launches."""
 
@@ -89,7 +91,11 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
         return f"what the trace lacks was assumed ({first.argument}: {first.what})"
     if recorded_us < SHORT_US:
         return "the recorded call is shorter than a launch"
-    return "other values, sizes or libraries than were recorded; `plan --meta` and `run --check-kernels` tell more"
+    other = "other values, sizes or libraries than were recorded; `plan --meta` and `run --check-kernels` tell more"
+    if ratio < 1 and op.count < FEW:
+        calls = "one recorded call" if op.count == 1 else f"{op.count} recorded calls"
+        return f"{calls} tell no median: one that was interrupted, or a first call, may be most of it; else {other}"
+    return other
 
 
 def _simulated_cause(op: ReplayOp, one: Simulated, recorded_us: float, ratio: float) -> str:

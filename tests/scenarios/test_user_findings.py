@@ -312,3 +312,14 @@ def test_a_step_of_training_in_bfloat16_has_finite_values(console: Console, tmp_
     assert found["sequence"]["tensors"]["refilled"] == 0
     assert "not finite" not in json.dumps(found["ops"])
     assert "outside the op's domain" not in json.dumps(found["ops"])
+
+
+def test_an_empty_trace_is_refused_before_the_device_is_waited_for(
+    console: Console, trace_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A profiler whose schedule has no repeat waits again after its active steps, and then nothing is recorded."""
+    out = tmp_path / "r.jsonl"
+    done = console("run", trace_of(device=None), "-o", out, code=2)
+    assert "no op is recorded in t.json" in done.stderr
+    assert "schedule" in done.stderr
+    assert not out.exists()

@@ -32,6 +32,7 @@ def make_executor(config: WorkerConfig) -> Executor:
         memory_bytes=config.memory_bytes,
         threads=threads,
         idle_cpus=idle,
+        threads_asked=config.options.threads is not None,
         profiler_cost=config.options.cache == "step",
         own_call=partial(own_call, policy=policy),
         registry=open_registry(config.options.init_modules, config.options.init_args),
@@ -41,8 +42,8 @@ def make_executor(config: WorkerConfig) -> Executor:
 
 
 def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
-    """Threads of ops on the CPU, and how many processors were idle where the number follows from that."""
-    if config.options.threads is not None or config.options.device != "cpu":
+    """Threads of ops on the CPU, and how many processors were idle: looked at whoever chooses the number."""
+    if config.options.device != "cpu":
         return config.options.threads, None
     import torch
 
@@ -50,4 +51,4 @@ def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
     from opreplay.replay.host.idle import idle_cpus
 
     idle = idle_cpus()
-    return fitting_threads(torch.get_num_threads(), idle), idle
+    return config.options.threads or fitting_threads(torch.get_num_threads(), idle), idle

@@ -298,7 +298,7 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
         chosen = [share for s, share in simulated if s.confidence == confidence]
         if chosen:
             parts.append(f"{plural(len(chosen), 'op')} = {share_text(sum(chosen))} {text}")
-    far = [share for s, share in simulated if s.extrapolated and s.confidence != "uncalibrated"]
+    far = [share for s, share in simulated if s.extrapolated]
     if far:
         parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated, far from what was measured")
     if len(parts) == 1 and found.ops == len(results) and not found.bytes and not found.users:

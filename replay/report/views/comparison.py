@@ -14,6 +14,8 @@ SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before
 """Verdicts that are listed; ops that stayed the same or are unclear are counted."""
 ALONE = 1 / 3
 """With a larger share of ops on one side only, it is said what that may come from."""
+WAYS = 4
+"""Notes on ops that were judged which are counted below."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
 
 
@@ -74,6 +76,24 @@ def rows(found: Comparison, *, everything: bool = False) -> list[OpComparison]:
     return [op for verdict in (ORDER if everything else SHOWN) for op in found.of(verdict)]
 
 
+def detail_of(found: Comparison, op: OpComparison) -> str:
+    """What tells an op from others of its name, and what is to be known of its row. Of two kinds of times every row
+    has the same few notes, which are counted below."""
+    if found.sides is not None and op.ratio is not None:
+        return op.inputs or op.note
+    return "; ".join(part for part in (op.inputs, against_times(found, op), op.note) if part)
+
+
+def against_times(found: Comparison, op: OpComparison) -> str:
+    """That a row's two times say the opposite of its verdict, since the gauges beside them changed more; "" else."""
+    if found.method != "gauges" or op.verdict not in ("slower", "faster") or not op.before_us or not op.after_us:
+        return ""
+    alone = op.after_us / op.before_us
+    if op.ratio is None or (op.ratio > 1.0) == (alone > 1.0):
+        return ""
+    return f"by the gauges, times alone {precise(alone)}"
+
+
 def precise(ratio: float | None) -> str:
     """A ratio with three decimals below ten: a change of 1 % is worth seeing here."""
     return f"{ratio:.3f}×" if ratio is not None and 0.001 <= ratio < 10 else ratio_text(ratio, 1.0)
@@ -104,6 +124,9 @@ def notes(found: Comparison) -> list[str]:
         made.append("ratio: of times relative to a fixed piece of work beside each sample; --method medians is without")
     if found.machine is not None and abs(found.machine - 1.0) > 0.02:
         made.append(f"machine: a fixed piece of work took {precise(found.machine)} as long in the second run")
+    judged = found.of("slower", "faster", "same") if found.sides is None else []
+    ways = Counter(op.note for op in judged if op.note)
+    made += [f"{plural(count, 'op')}: {safe(note)}" for note, count in ways.most_common(WAYS)]
     made += [f"forced: {difference}" for difference in found.differences if difference.blocking]
     made += [f"differs: {difference}" for difference in found.differences if not difference.blocking]
     runs = found.sides is None or any(side.what == "measured" for side in found.sides)

@@ -5,7 +5,16 @@ from __future__ import annotations
 
 from opreplay.replay.report.run.markdown import code, escaped
 from opreplay.replay.report.text import DASH, plural, time_text
-from opreplay.replay.report.views.comparison import first_line, interval, level, notes, precise, rows, side_lines
+from opreplay.replay.report.views.comparison import (
+    detail_of,
+    first_line,
+    interval,
+    level,
+    notes,
+    precise,
+    rows,
+    side_lines,
+)
 from opreplay.replay.results.compare.judge import Comparison
 
 MAX_ROWS = 50
@@ -30,7 +39,7 @@ def render(found: Comparison, *, everything: bool = False) -> str:
             time_text(op.after_us),
             f"{op.count:,}",
             code(op.name),
-            code(op.note or op.inputs),
+            code(detail_of(found, op)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     if len(shown) > MAX_ROWS:

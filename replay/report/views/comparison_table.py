@@ -11,7 +11,7 @@ from rich.text import Text
 from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.run.table import notes_lines
 from opreplay.replay.report.text import DASH, time_text
-from opreplay.replay.report.views.comparison import interval, level, notes, precise, rows
+from opreplay.replay.report.views.comparison import detail_of, interval, level, notes, precise, rows
 from opreplay.replay.results.compare.judge import Comparison, OpComparison
 
 STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", "unclear": "yellow"}
@@ -24,7 +24,9 @@ def render(found: Comparison, *, width: int, everything: bool = False) -> Render
         [
             Text(),
             *ops_table(
-                _columns(shown, level(found)), [_cell(op, sides=found.sides is not None) for op in shown], width=width
+                _columns(shown, level(found)),
+                [OpCell(name=op.name, detail=detail_of(found, op)) for op in shown],
+                width=width,
             ),
         ]
         if shown
@@ -57,10 +59,3 @@ def _columns(shown: Sequence[OpComparison], level: str) -> list[Column]:
         Column(title="after", cells=tuple(time_text(op.after_us) for op in shown)),
         Column(title="count", cells=tuple(f"{op.count:,}" for op in shown), style="dim", gives_way=8),
     ]
-
-
-def _cell(op: OpComparison, *, sides: bool) -> OpCell:
-    """Of two kinds of times every row has the same few notes, which are counted below."""
-    return OpCell(
-        name=op.name, detail=(op.inputs or op.note) if sides and op.ratio is not None else op.note or op.inputs
-    )

@@ -36,6 +36,10 @@ HOW: dict[str, str] = {
     "executor": "run by a user's executor",
 }
 """Text for each way of resolution."""
+SHARES = (
+    "a percentage says how much of the time a pipe makes, not how long it works: pipes work at once, and the longest "
+    "hides most of what the others take"
+)
 KERNELS_SHOWN = 3
 
 
@@ -159,8 +163,10 @@ def _device(explanation: Explanation) -> list[RenderableType]:
     parts: list[RenderableType] = [head]
     for kernel in explanation.kernels:
         one = kernel.prediction
-        terms = " + ".join(
-            f"{safe(name)} {time_text(us)}" for name, us in sorted(one.terms_us.items(), key=lambda t: -t[1])
+        terms = ", ".join(
+            f"{safe(name)} {share_text(us / one.time_us)}"
+            for name, us in sorted(one.terms_us.items(), key=lambda t: -t[1])
+            if one.time_us > 0
         )
         times = f"{kernel.count} × " if kernel.count > 1 else ""
         samples = f", {kernel.samples} measured kernels" if kernel.samples else ""
@@ -169,13 +175,15 @@ def _device(explanation: Explanation) -> list[RenderableType]:
         far = ", extrapolated" if one.extrapolated else ""
         lines = Text.assemble(
             (safe(kernel.type), "bold"),
-            f"  {times}{time_text(one.time_us)} = {terms or '0'}\n",
+            f"  {times}{time_text(one.time_us)}{f': {terms}' if terms else ''}\n",
             (f"{', '.join(kernel.inputs)} → {', '.join(kernel.outputs)}\n", "dim"),
             (f"bound by {one.bound}{path}; {one.confidence}{far} (family {kernel.family}{samples}{drawn})", "dim"),
             *((f"\n{name} = {value}", "dim") for name, value in kernel.attrs.items()),
             overflow="fold",
         )
         parts.append(Padding(lines, (0, 0, 0, 2)))
+    if any(len(kernel.prediction.terms_us) > 1 for kernel in explanation.kernels):
+        parts.append(Padding(Text(f"· {SHARES}", style="dim"), (0, 0, 0, 2)))
     if not explanation.kernels:
         parts.append(Padding(Text("no kernel: a view costs nothing", style="dim"), (0, 0, 0, 2)))
     parts += [Padding(Text(f"· {safe(note)}", style="dim"), (0, 0, 0, 2)) for note in explanation.notes]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from opreplay.replay.host.idle import is_busy
 from opreplay.replay.results.records import Header
 
 MUST_AGREE: dict[str, str] = {
@@ -53,6 +54,12 @@ WERE_ALWAYS: dict[str, object] = {"mode": "unique"}
 OVERLOADED = 1.0
 """Load for each processor at the start of a run above which a note says so."""
 
+ONCE = (
+    "each op was measured in one go on a busy machine: its interval holds how samples scatter, not how slow it was "
+    "just then, and the same code may differ by 1.5 times and more; measure both runs with `--visits 8`"
+)
+"""Note on runs of which no interval tells the error."""
+
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One fact in which two runs differ."""
@@ -82,13 +89,16 @@ def differences(before: Header, after: Header) -> tuple[Difference, ...]:
 
 
 def load_notes(before: Header, after: Header) -> tuple[str, ...]:
-    """Which of the two runs started on a machine that had other work."""
+    """Which of the two runs started on a machine that had other work, and whether ops were measured in one go."""
     found: list[str] = []
+    once = False
     for which, header in (("first", before), ("second", after)):
         load, cpus = header.environment.get("load_1min"), header.environment.get("cpus")
-        if isinstance(load, int | float) and isinstance(cpus, int) and load > OVERLOADED * cpus:
+        loaded = isinstance(load, int | float) and isinstance(cpus, int) and load > OVERLOADED * cpus
+        if loaded:
             found.append(f"the {which} run started under a load of {load:g} on {cpus} processors")
-    return tuple(found)
+        once |= (loaded or is_busy(header.environment)) and header.environment.get("visits") == 1
+    return (*found, ONCE) if once else tuple(found)
 
 
 def _between(

@@ -9,10 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from opreplay.replay.results.compare.judge import Comparison
+from opreplay.replay.results.compare.judge import Comparison, OpComparison
 from opreplay.traces.errors import UsageError
 
 _CONDITION = re.compile(r"\s*(slower|total|lost|unclear|power)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
+
+INPUT_CHARS = 80
+"""Of an op's inputs in one line."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +57,13 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             seen = f"{self}: only changes of {found.power:.0%} or more would have been found in most ops"
             return [seen] if found.power > self.limit else []
         slow = [op for op in found.of("slower") if (op.ratio or 1.0) > 1.0 + self.limit]
-        return [f"{self}: {op.name} {op.ratio or 0.0:.3f}×" for op in slow]
+        return [f"{self}: {_which(op)} {op.ratio or 0.0:.3f}×" for op in slow]
+
+
+def _which(op: OpComparison) -> str:
+    """ "aten::linear (eef3d5cb) [4,128,512]·[2816,512]": what tells an op from others of its name."""
+    inputs = op.inputs if len(op.inputs) <= INPUT_CHARS else f"{op.inputs[: INPUT_CHARS - 1]}…"
+    return f"{op.name} ({op.id[:8]})" + (f" {inputs}" if inputs else "")
 
 
 def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:

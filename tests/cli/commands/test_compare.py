@@ -224,11 +224,29 @@ def test_what_a_pair_could_have_seen_is_said(before: Path, tmp_path: Path) -> No
 
 def test_another_implementation_gets_its_verdict_with_a_note(before: Path, tmp_path: Path) -> None:
     first = with_gauge(before, tmp_path / "first.jsonl", gauge=50.0, resolved_by="jit")
-    own = with_gauge(before, tmp_path / "own.jsonl", gauge=50.0, times=0.5, resolved_by="executor", via="mine.fast_mm")
+    ran = {"resolved_by": "executor", "via": "mine.fast_mm", "inputs": "f32[4,512]"}
+    own = with_gauge(before, tmp_path / "own.jsonl", gauge=50.0, times=0.5, **ran)
     found = json.loads(run(first, own, "--format", "json").stdout)
     assert found["counts"]["faster"] == 4
     assert {op["note"] for op in found["ops"]} == {"ran as jit before, mine.fast_mm after"}
-    assert "ran as jit before, mine.fast_mm after" in run(first, own, width=200).stdout
+    wide = run(first, own, width=200).stdout
+    assert "4 ops: ran as jit before, mine.fast_mm after" in wide
+    rows = [line for line in wide.splitlines() if line.startswith("faster")]
+    assert all("f32[4,512]; ran as jit before, mine.fast_mm after" in row for row in rows), "sizes first"
+    slow = with_gauge(before, tmp_path / "slow.jsonl", gauge=50.0, times=2.0, **ran)
+    found = json.loads(run(first, slow, "--fail-if", "slower>5%", "--format", "json").stdout)
+    one = found["ops"][0]
+    assert f"slower>5%: {one['name']} ({one['id'][:8]}) f32[4,512] {one['ratio']:.3f}×" in found["violations"]
+
+
+def test_times_that_say_the_opposite_of_the_ratio_are_told_apart(before: Path, tmp_path: Path) -> None:
+    first = with_gauge(before, tmp_path / "first.jsonl", gauge=50.0)
+    second = with_gauge(before, tmp_path / "second.jsonl", gauge=100.0, times=1.053)
+    text = run(first, second, width=200).stdout
+    rows = [line for line in text.splitlines() if line.startswith("faster")]
+    assert rows
+    assert all("by the gauges, times alone 1.053×" in row for row in rows)
+    assert "by the gauges, times alone 1.053×" in run(first, second, "--format", "markdown").stdout
 
 
 def test_what_is_no_result_is_refused(before: Path, tmp_path: Path) -> None:

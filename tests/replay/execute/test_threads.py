@@ -6,13 +6,17 @@ import hashlib
 import os
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from opreplay.replay.execute.executors.fake import FakeClock, FakeExecutor
-from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.executors.make import make_executor
+from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerConfig
 from opreplay.replay.execute.threads import fitting_threads, measure_on_idle
+from opreplay.replay.execute.visits import BUSY, visits_of
+from opreplay.replay.host.idle import is_busy
 from opreplay.replay.host.interruptions import threads_waited_us
 from opreplay.replay.results.measurement import Measurement, kind_of
 from tests.factories import fake_op
@@ -105,3 +109,17 @@ def test_waiting_of_other_threads_than_the_caller_is_counted() -> None:
     for worker in workers:
         worker.join()
     assert waited_us > 100_000.0, "three threads, one processor, 0.3 s: about 0.6 s of waiting"
+
+
+@pytest.mark.parametrize("asked", [1, None])
+def test_processors_are_looked_at_whoever_chooses_the_threads(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None
+) -> None:
+    monkeypatch.setattr("opreplay.replay.host.idle.idle_cpus", lambda: 0.0)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    options = RunOptions(executor="torch", isolation="none", threads=asked)
+    with closing(make_executor(WorkerConfig(options=options, memory_bytes=1 << 20))) as executor:
+        facts = executor.facts()
+    assert (facts["idle_cpus"], facts["threads_of_torch"], facts["threads_asked"]) == (0.0, 4, asked is not None)
+    assert visits_of(None, facts) == BUSY
+    assert is_busy(facts)

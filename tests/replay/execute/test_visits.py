@@ -90,6 +90,9 @@ def test_an_interrupted_run_keeps_what_was_visited() -> None:
         ({"threads": 2, "threads_of_torch": 2, "idle_cpus": 1.9}, 1),
         ({"threads": 1, "threads_of_torch": 2, "idle_cpus": 1.2}, BUSY),
         ({"threads": 1, "threads_of_torch": 1, "idle_cpus": 0.4}, BUSY),
+        ({"threads": 1, "threads_of_torch": 2, "idle_cpus": 2.0, "threads_asked": True}, 1),
+        ({"threads": 1, "threads_of_torch": 2, "idle_cpus": 0.0, "threads_asked": True}, BUSY),
+        ({"threads": 1, "threads_of_torch": 2, "idle_cpus": 1.8}, BUSY),
         ({"threads": 1}, 1),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from opreplay.initializers.registry import built_in
 from opreplay.replay import register_conversion, register_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
-from opreplay.replay.export import Bundle, make_bundle, write_bundle
+from opreplay.replay.export import Bundle, make_bundle, script, write_bundle
 from opreplay.replay.export.files import readme
 from opreplay.replay.ir.model import Reason, RecordedKernel, ReplayPlan
 from opreplay.replay.ir.plan_file import parse_plan
@@ -34,6 +36,7 @@ from opreplay.traces.samples import sample_path
 from tests.replay.resolve.user.test_user_code import event, one, plan_of
 
 GB = 1 << 30
+OP = {"id": "0" * 12, "name": "aten::mm", "count": 1, "args": [], "recorded": {"host_us_total": 1.0}}
 ALONE = """
 import runpy, sys
 class Block:
@@ -97,10 +100,29 @@ def test_the_script_prints_a_table_and_takes_a_part_of_the_ops(folder: Path) -> 
     code, text = run_alone(folder, "--op", "aten::topk", "--iterations", "2", "--device", "cpu", "--seed", "3")
     assert code == 0, text
     lines = text.splitlines()
-    assert lines[0].split() == ["id", "count", "recorded", "us", "median", "us", "op"]
-    assert all("aten::topk" in line for line in lines[1:-1])
-    assert re.match(r"replayed (\d+) of \1 ops on cpu", lines[-1])
+    assert lines[0].split() == ["id", "count", "recorded", "us", "median", "us", "min", "us", "spread", "op"]
+    end = next(number for number, line in enumerate(lines) if re.match(r"replayed (\d+) of \1 ops on cpu", line))
+    assert all("aten::topk" in line for line in lines[1:end])
+    assert all("busy machine" in line or line.startswith("* ") for line in lines[end + 1 :])
     assert run_alone(folder, "--op", "no_such_op")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("taken", "repeated", "marked"),
+    [(lambda n: 0, 0, False), (lambda n: int(n % 4 == 3), 9, False), (lambda n: n, 0, True)],
+)
+def test_the_script_takes_interrupted_samples_again_and_marks_what_it_cannot(
+    monkeypatch: pytest.MonkeyPatch, taken: Callable[[int], int], repeated: int, marked: bool
+) -> None:
+    calls = itertools.count()
+    op = type("Op", (), {"saved": [1], "reset": lambda self: None, "__call__": lambda self: None})()
+    monkeypatch.setattr(script, "switches", lambda: taken(next(calls)))
+    monkeypatch.setattr(script, "waited_s", lambda folder: 0.0)
+    found = script.measure(op, 10, lambda: None, True)
+    assert (found["repeated"], found["interrupted"]) == (repeated, marked)
+    assert found["samples"] == (30 if marked else 10)
+    assert 0 < found["min_us"] <= found["median_us"]
+    assert script.row(OP, {"status": "replayed", **found}).count("*") == marked
 
 
 @pytest.mark.parametrize("device", ["nosuch", "npu", "cuda:99", "meta"])

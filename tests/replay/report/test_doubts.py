@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from opreplay.replay.report.doubts import MARK, ONE_SAMPLE, doubt_notes, mark, marks
+from opreplay.replay.report.doubts import MARK, ONE_SAMPLE, busy_notes, doubt_notes, mark, marks, thread_notes
 
 
 def test_a_single_sample_is_marked_and_told(made: SimpleNamespace) -> None:
@@ -18,3 +18,13 @@ def test_a_single_sample_is_marked_and_told(made: SimpleNamespace) -> None:
     assert any("single sample" in note for note in doubt_notes(None, [alone], device=False))
     in_order = msgspec.structs.replace(alone.measurement, cache="sequence")
     assert not marks(msgspec.structs.replace(alone, measurement=in_order)), "one pass of a step is no single op"
+
+
+def test_a_number_of_threads_that_was_asked_for_hides_no_busy_machine() -> None:
+    asked: dict[str, object] = {"threads": 1, "threads_of_torch": 2, "cpus": 2, "threads_asked": True}
+    quiet, busy = {**asked, "idle_cpus": 2.0, "visits": 1}, {**asked, "idle_cpus": 0.0, "visits": 8}
+    assert thread_notes(quiet) == ["threads: 1 as asked; 2 of 2 processors idle at the start"]
+    assert busy_notes(quiet) == []
+    told = "threads: 1 as asked; 0 of 2 processors idle at the start"
+    assert busy_notes(busy) == [f"{told}; each op measured 8 times, far apart (--visits 1 for once)"]
+    assert busy_notes({**busy, "visits": 1}) == [told]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ir.model import Assumption, Recorded, ReplayOp
+from opreplay.replay.ir.model import Assumption, Recorded, ReplayOp, ReplayPlan
+from opreplay.replay.plan.passes import merge_same_ids
 from opreplay.replay.results.outcome import NOT_FINITE
 from opreplay.replay.results.suspects import suspicions
 
@@ -44,3 +45,30 @@ def test_recorded_communication_holds_the_wait_for_other_ranks_on_hosts_as_well(
     assert "holds the wait for other ranks" in line
     (line,) = suspicions(op, share=0.5, recorded_us=20_000.0, measured_us=2e6)
     assert "what the trace lacks was assumed" in line
+
+
+def test_few_calls_are_said_to_tell_no_median() -> None:
+    for count in (1, 2):
+        (line,) = told(count, count * 20_000.0, 20_000.0, 309.0)
+        assert "tell no median: one that was interrupted, or a first call, may be most of it" in line
+    (line,) = told(9, 9 * 20_000.0, 20_000.0, 309.0)
+    assert "tell no median" not in line
+
+
+def test_the_first_of_calls_that_are_merged_one_by_one_is_not_their_median() -> None:
+    """Calls of nine signatures, which differ in what is no part of an op, the first of them interrupted."""
+    times = (108_884.0, 608.0, 655.0, 677.0, 640.0, 655.0, 660.0, 650.0, 670.0)
+    parts = tuple(
+        ReplayOp(
+            id="0" * 12,
+            name="aten::sqrt",
+            count=1,
+            resolved_by="jit",
+            recorded=Recorded(host_us_total=us, host_us_median=us, device_us_total=us, device_us_median=us),
+        )
+        for us in times
+    )
+    (op,) = merge_same_ids(ReplayPlan(source="t.json", ops=parts, host_us_total=sum(times), device_us_total=0.0)).ops
+    assert (op.count, op.recorded.host_us_median, op.recorded.device_us_median) == (9, 655.0, 655.0)
+    (line,) = suspicions(op, share=0.5, recorded_us=sum(times) / 9, measured_us=482.0)
+    assert "a few make the mean" in line

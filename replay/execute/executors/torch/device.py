@@ -128,6 +128,7 @@ class TorchExecutor:
         values: RecordedValues | None = None,
         check_work: bool = False,
         idle_cpus: float | None = None,
+        threads_asked: bool = False,
         profiler_cost: bool = False,
         own_call: OwnCallOf | None = None,
     ) -> None:
@@ -138,7 +139,7 @@ class TorchExecutor:
         self._registry = built_in() if registry is None else registry
         self._values = values
         self._check_work = check_work
-        self._idle_cpus = idle_cpus
+        self._idle_cpus, self._threads_asked = idle_cpus, threads_asked
         self._own_call = own_call
         self._before = (torch.get_num_threads(), torch.is_grad_enabled())
         if threads is not None:
@@ -164,6 +165,7 @@ class TorchExecutor:
             facts["profiler_event_us"] = round(self._profiler_event_us, 3)
         if self._idle_cpus is not None:
             facts["idle_cpus"], facts["threads_of_torch"] = round(self._idle_cpus, 1), self._before[0]
+            facts["threads_asked"] = self._threads_asked
         if self._device.type != "cpu":
             backend = _backend(self._device.type)
             facts["device_name"] = backend.get_device_name(self._device)

@@ -9,6 +9,7 @@ import pytest
 
 from opreplay.replay.ir.model import Assumption
 from opreplay.replay.ir.reasons import Reason
+from opreplay.replay.report.first_screen import prediction_line
 from opreplay.replay.report.run import facts
 
 
@@ -131,3 +132,19 @@ def test_a_batch_whose_ops_have_host_time_alone_is_not_without_times(made: Simpl
     hosts = [msgspec.structs.replace(r, recorded_device_us=None) for r in made.results if r.measured_us is not None]
     assert facts.totals(hosts, device=True, header=header)[0].recorded_us is None
     assert any(note.startswith("no op: 100.0 % of device time") for note in facts.notes(header, hosts, summary))
+
+
+def test_the_first_screen_and_the_notes_count_the_same_ops_as_extrapolated(made: SimpleNamespace) -> None:
+    results = [
+        msgspec.structs.replace(
+            one,
+            simulated={soc: msgspec.structs.replace(s, extrapolated=True) for soc, s in one.simulated.items()},
+        )
+        for one in made.results
+    ]
+    far = sum("910b3" in one.simulated for one in results)
+    assert {one.simulated["910b3"].confidence for one in results if one.simulated} > {"uncalibrated"}
+    assert f"; {far} ops extrapolated" in prediction_line("910b3", results)
+    assert f"; {far} ops = " in next(
+        part for part in facts.confidence_notes("910b3", results) if "extrapolated" in part
+    )

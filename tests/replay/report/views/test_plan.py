@@ -15,6 +15,7 @@ from opreplay.replay.ascend import explain_op, load_device, simulate_op
 from opreplay.replay.ir.model import Assumption, Reason, Recorded, RecordedKernel, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.report.text import share_text, time_text
 from opreplay.replay.report.views import explain, meta
 from opreplay.replay.report.views import plan as view
 from opreplay.traces.model import TensorMeta
@@ -218,6 +219,19 @@ def test_an_explanation_has_arguments_resolution_and_kernels(width: int) -> None
         "launch",
     ):
         assert part in text, part
+
+
+def test_terms_are_shown_as_shares_of_the_time() -> None:
+    """Pipes overlap: a share in microseconds read as if a pipe were faster than its peak."""
+    explanation = explain_op(MM, DEVICE)
+    text = " ".join(shown(explain.render(MM, results()[0], {"910b3": explanation}), 160).split())
+    one = explanation.kernels[0].prediction
+    shares = {name: us / one.time_us for name, us in one.terms_us.items()}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    for name, share in shares.items():
+        assert f"{name} {share_text(share)}" in text
+        assert f"{name} {time_text(one.terms_us[name])}" not in text
+    assert "not how long it works" in text
 
 
 def test_explanations_of_views_and_labels() -> None:

@@ -262,3 +262,16 @@ def test_one_sample_has_no_interval() -> None:
     found = compare_op(before, after)
     assert found.verdict == "unclear"
     assert (found.low, found.high, found.error) == (None, None, None)
+
+
+def test_one_visit_to_each_op_of_a_busy_machine_is_said_to_tell_little() -> None:
+    busy = {"threads": 1, "threads_of_torch": 8, "threads_asked": True, "idle_cpus": 0.2, "visits": 1}
+
+    def told(**environment: object) -> bool:
+        found = compare(run(1, ops=4), run(2, ops=4, environment={**busy, **environment}), force=True)
+        return any("measured in one go on a busy machine" in note for note in found.notes)
+
+    assert told()
+    assert told(idle_cpus=None, load_1min=30.0)
+    assert not told(visits=8)
+    assert not told(idle_cpus=8.0)

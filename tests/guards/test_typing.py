@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 MARK = "# pyright: strict"
-LEAST = 634
+LEAST = 635
 """Files that passed when this was last raised; raise it with every file that is made to pass."""
 
 

@@ -66,7 +66,7 @@ def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
     called: of nine parts of one call each the slow first one is not it."""
     if len(parts) == 1:
         return parts[0]
-    op = reduce(_added, parts)
+    op = reduce(added, parts)
     busy = [(us, part.count) for part in parts if (us := part.recorded.device_us_median) is not None]
     recorded = msgspec.structs.replace(
         op.recorded,
@@ -84,8 +84,10 @@ def _median(weighted: Sequence[tuple[float, int]]) -> float:
     return (low[0] + high[0]) / 2
 
 
-def _added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
-    """One op for two that are called the same way: counts, times and kernels added, medians those of the first."""
+def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
+    """One op for two that are called the same way: counts, times and kernels added, medians those of the one that was
+    called more often."""
+    often = a if a.count >= b.count else b
     kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
     for kernel in b.recorded.kernels:
         known = kernels.get(kernel.name)
@@ -101,9 +103,9 @@ def _added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
         )
     recorded = Recorded(
         host_us_total=a.recorded.host_us_total + b.recorded.host_us_total,
-        host_us_median=a.recorded.host_us_median,
+        host_us_median=often.recorded.host_us_median,
         device_us_total=a.recorded.device_us_total + b.recorded.device_us_total,
-        device_us_median=a.recorded.device_us_median,
+        device_us_median=often.recorded.device_us_median,
         kernels=tuple(kernels.values()),
         gradient_calls=_both(a.recorded.gradient_calls, b.recorded.gradient_calls),
         children=b.recorded.children if a.recorded.children is None else a.recorded.children,

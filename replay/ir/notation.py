@@ -93,7 +93,8 @@ def _head(text: str) -> re.Match[str]:
         hint = "Write one as aten::mm(f32[64,32], f32[32,8])."
         if function := _FUNCTION.match(text.strip()):
             hint = (
-                f"A function of Python's becomes an op by @register_executor('mylib::{function[1]}') in a file for "
+                f"torch's own ops are written aten::{function[1]}(…). A function of Python's becomes an op by "
+                f"@register_executor('mylib::{function[1]}') in a file for "
                 "--plugin; `opreplay check FILE.py:FUNCTION` takes it as it is."
             )
         raise UsageError(f"{_cut(text)!r} is no call of an op", hint=hint)

@@ -153,7 +153,12 @@ MASKED_SCORE = -1e4
 """Added to a score, this or less hides it in every floating type."""
 
 
-@counts(*masks.DropoutMaskInit.op_patterns, *masks.MaskInit.op_patterns, *masks.MaskedScatterInit.op_patterns)
+@counts(
+    *masks.DropoutMaskInit.op_patterns,
+    *masks.MaskInit.op_patterns,
+    *masks.SelectedInit.op_patterns,
+    *masks.MaskedScatterInit.op_patterns,
+)
 def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Elements that the mask selects."""
     searches = "nonzero" in context.op or "argwhere" in context.op

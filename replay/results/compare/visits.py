@@ -59,19 +59,21 @@ def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict
     unsure: dict[str, float] = {}
     for (_, gauges), ids in groups.items():
         expected = np.full(gauges, 1.0 / (1 + gauges))
-        moments = {id_: _moments([_table(run) for run in usable[id_][1:]], expected) for id_ in ids}
+        tables = {id_: [_table(run) for run in usable[id_][1:]] for id_ in ids}
+        moments = {id_: _moments(tables[id_], expected) for id_ in ids}
         squares = sum((one[0] for one in moments.values()), RIDGE_NAME * np.eye(gauges))
         of_name = np.linalg.solve(squares, sum((one[1] for one in moments.values()), np.zeros(gauges)))
+        of_squares = np.linalg.inv(squares)
         for id_ in ids:
             own, product = moments[id_]
             of_op = np.linalg.solve(own + RIDGE_OP * np.eye(gauges), product - own @ of_name)
             powers = expected + of_name + of_op
-            tables = [_table(run) for run in usable[id_][1:]]
-            logs[id_] = [(table[:, 0] - table[:, 1:] @ powers).tolist() for table in tables]
+            logs[id_] = [(table[:, 0] - table[:, 1:] @ powers).tolist() for table in tables[id_]]
             # Where the machine was another in the second run, what is not known of the powers counts.
-            shift = tables[1][:, 1:].mean(axis=0) - tables[0][:, 1:].mean(axis=0)
-            known = np.linalg.inv(own + RIDGE_OP * np.eye(gauges)) + np.linalg.inv(squares)
-            unsure[id_] = float(shift @ known @ shift)
+            first, second = tables[id_]
+            shift = second[:, 1:].mean(axis=0) - first[:, 1:].mean(axis=0)
+            unknown = np.linalg.inv(own + RIDGE_OP * np.eye(gauges)) + of_squares
+            unsure[id_] = float(shift @ unknown @ shift)
     return _with_errors(logs, unsure)
 
 

@@ -22,6 +22,8 @@ from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 BUSY = 8
 """Visits where the machine has other work and nobody says how many: in the time of three they find a third more of the
 ops that became slower (`benchmarks/compare_power.py --load 4 --visits 8`)."""
+FEWEST_SAMPLES = 6
+"""Of an op, whatever time it may take: below six there is no interval of the median."""
 FEWEST = 3
 """Samples of a visit at least."""
 
@@ -80,6 +82,14 @@ class Visits:
             max_samples=math.ceil(options.max_samples / self.of),
             limit_s=options.hard_limit_s(),
         )
+
+    def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
+        """Samples that the next visit takes whatever its time: `FEWEST_SAMPLES` over all visits, and as many over those
+        that measured with the same threads and caches, which alone count, once the last is over."""
+        if len(self._taken) + 1 < self.of:
+            return math.ceil(FEWEST_SAMPLES / self.of)
+        same = sum(len(one.samples) for one in self._taken if (one.threads, one.cache) == (threads, cache))
+        return max(1, FEWEST_SAMPLES - same)
 
     def add(self, taken: Taken) -> list[Taken]:
         """All visits that measured the same, this one last."""

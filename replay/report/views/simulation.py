@@ -298,9 +298,9 @@ def _streaming_lines(steps: Sequence[Step]) -> list[RenderableType]:
     """Devices on which the step is predicted to stream more than memory can: a fault of the prediction."""
     return [
         Text(
-            f"! {safe(step.device)}: the prediction is too short: one pass of the step reads {readable(step.pass_bytes)} of"
-            f" distinct tensors in {time_text(step.pass_us)}, {speed / 1e12:.3g} TB/s beyond L2, and memory has"
-            f" {step.peaks[3] / 1e12:.3g}; please report it",
+            f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of "
+            f"distinct tensors in {time_text(step.pass_us)}: {speed / 1e12:.3g} TB/s beyond L2, while the peak of "
+            f"memory is {step.peaks[3] / 1e12:.3g}; please report it",
             style="yellow",
         )
         for step in steps

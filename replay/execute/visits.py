@@ -78,17 +78,19 @@ class Visits:
         return msgspec.structs.replace(
             options,
             op_time_s=options.op_time_s / self.of,
-            min_samples=min(options.min_samples, max(FEWEST, math.ceil(options.min_samples / self.of))),
+            min_samples=self._min_samples(options.min_samples),
             max_samples=math.ceil(options.max_samples / self.of),
             limit_s=options.hard_limit_s(),
         )
 
+    def _min_samples(self, all_visits: int) -> int:
+        """All in the first visit, after which the run may decide that there is no other."""
+        return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._taken else all_visits
+
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
-        """Samples that the next visit takes whatever its time: `FEWEST_SAMPLES` over all visits, and as many over those
-        that measured with the same threads and caches, which alone count, once the last is over."""
-        if len(self._taken) + 1 < self.of:
-            return math.ceil(FEWEST_SAMPLES / self.of)
-        same = sum(len(one.samples) for one in self._taken if (one.threads, one.cache) == (threads, cache))
+        """Samples that the next visit takes whatever its time, so that those that count, of visits with the same threads
+        and caches, are `FEWEST_SAMPLES` after each."""
+        same = sum(len(visit.samples) for visit in self._taken if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)
 
     def add(self, taken: Taken) -> list[Taken]:

@@ -31,7 +31,18 @@ OTHERS = {
     "opreplay",
     "transformers",
 }
-OTHERS |= {"ray", "torch_npu", "safetensors", "tomli", "scipy", "sympy", "triton", "sitecustomize", "usercustomize"}
+OTHERS |= {
+    "ray",
+    "transformers",
+    "torch_npu",
+    "safetensors",
+    "tomli",
+    "scipy",
+    "sympy",
+    "triton",
+    "sitecustomize",
+    "usercustomize",
+}
 """Of packages: what opreplay imports or would like to, and what Python looks for by itself."""
 SHOTS: dict[str, tuple[str, ...]] = {
     "run": ("run", "trace.json", "--top", "2", "--op-time", "5ms"),

@@ -88,8 +88,7 @@ class Visits:
         return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._taken else all_visits
 
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
-        """Samples that the next visit takes whatever its time, so that those that count, of visits with the same threads
-        and caches, are `FEWEST_SAMPLES` after each."""
+        """Samples that the next visit takes, whatever its time, for `FEWEST_SAMPLES` with these threads and caches."""
         same = sum(len(visit.samples) for visit in self._taken if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)
 

@@ -233,10 +233,7 @@ def command(
                 raise
             finally:
                 show_json(outputs) if format_ == "json" else show_batch(outputs)
-    code = _first(refused, outcome_code(outputs, max_failed))
-    if not refused:
-        unpredicted.conclude()
-    return code
+    return _first(refused, outcome_code(outputs, max_failed, unpredicted))
 
 
 def _first(refused: Sequence[Unreadable], code: ExitCode) -> ExitCode:

@@ -189,6 +189,4 @@ def command(
         finally:
             show_json(outputs) if format_ == "json" else show_report(outputs, everything=notes)
     tell_unused(devices, plan.ops)
-    code = outcome_code(outputs, max_failed)
-    unpredicted.conclude()
-    return code
+    return outcome_code(outputs, max_failed, unpredicted)

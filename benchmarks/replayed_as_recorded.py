@@ -16,7 +16,7 @@ the calls it stands for, and belongs to the first of these kinds that fits:
     right     none of these; other ways to write the same are not told apart: sizes of -1, dimensions counted from the
               end, no dimensions for all of them, a new dimension beside one of size 1, the two dimensions of a
               transposition in the other order, letters for the dots of an equation, the side that a flag says as well,
-              whole turns
+              whole turns, modes of a QR factorisation of a matrix that is not tall
 
 A memory format decides strides and is "layout"; bounds of random numbers, and the ends of a range of the same length,
 are "number".
@@ -255,6 +255,9 @@ def _written_otherwise(op: ReplayOp, name: str, planned: dict[str, ReplayArg], c
             dims.get("side") or ("right" if dims.get("right") else "left") for dims in (_values(planned), call.args)
         ]
         return sides[0] == sides[1]
+    if name == "mode" and op.name == "aten::linalg_qr":
+        rows, columns = planned["A"].tensors[0].shape[-2:]  # pyright: ignore[reportOptionalMemberAccess]
+        return rows <= columns and {planned["mode"].value, call.args["mode"]} == {"reduced", "complete"}
     if name == "equation":
         ranks = [len(meta.shape) for meta in planned["tensors"].tensors if meta is not None]
         return _spelled(planned["equation"].value) == _spelled(_in_letters(str(call.args["equation"]), ranks))

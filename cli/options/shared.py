@@ -103,7 +103,7 @@ def allow_import_option(command: Command) -> Command:
         type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
         multiple=True,
         metavar="NS=MODULE",
-        help="Import MODULE to find the ops of namespace NS. Repeatable.",
+        help="Import MODULE to find the ops of namespace NS; its functions run ops without a schema. Repeatable.",
     )(command)
 
 

@@ -2,7 +2,7 @@
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
-                                              [--set first|judging|unseen|later] [--verbose]
+                                              [--set first|judging|unseen|later|further] [--verbose]
 
 Records some 30 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
 each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
@@ -44,6 +44,7 @@ from typing import Any
 
 import msgspec
 import torch
+from further_workloads import FURTHER
 from judging_workloads import JUDGING
 from later_workloads import LATER
 from recorded_workloads import WORKLOADS, Step, warm
@@ -70,8 +71,10 @@ SETS: dict[str, tuple[Callable[[], Step], ...]] = {
     "judging": JUDGING,
     "unseen": UNSEEN,
     "later": LATER,
+    "further": FURTHER,
 }
-"""Those that the rules were made on; that judged them; that judged both, and led to more; and that judge these."""
+"""Those that the rules were made on; that judged them; that judged both, and led to more; that judge these; of
+kinds of ops that all of these lack."""
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""

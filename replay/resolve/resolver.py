@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ir.labels import not_an_op, work_of_label
-from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.ir.verdicts import META_WRONG
@@ -23,10 +23,10 @@ from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.bind import Unbound, bind, encode, refuse_absurd, unnamed_arguments
 from opreplay.replay.resolve.gradient_mode import with_gradient_mode
 from opreplay.replay.resolve.guess import autocast
-from opreplay.replay.resolve.guess.texts import named_overload
+from opreplay.replay.resolve.guess.texts import named_overload, tells_overload
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.kernels import wanted_layout, way_on
-from opreplay.replay.resolve.match import Match, best_match, stack_rival
+from opreplay.replay.resolve.match import Match, best_match, stack_rival, text_rival
 from opreplay.replay.resolve.meta.check import check_ops
 from opreplay.replay.resolve.names import Candidates, candidates, refused
 from opreplay.replay.resolve.policy import Policy, refuse_name
@@ -41,6 +41,7 @@ from opreplay.replay.resolve.user.conversions import (
     in_schema_order,
 )
 from opreplay.replay.resolve.user.executors import EXECUTORS, OtherOverload, UserExecutor, bind_by_name, bind_executor
+from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.replay.resolve.user.table import OpFunction
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.aten import EQUIVALENTS
@@ -181,8 +182,13 @@ class Resolver:
         else:
             args, assumptions, text = bind_executor(entry, name, recorded, context)
         via = None if via == op.name else via
+        by: Resolution = "executor"
+        if isinstance(entry, PythonFunction):
+            by = "python function"
+            if (refusal := refused_text(args)) is not None:
+                raise Unbound(refusal)
         return msgspec.structs.replace(
-            op, resolved_by="executor", via=via, schema=text, args=args, assumptions=op.assumptions + assumptions
+            op, resolved_by=by, via=via, schema=text, args=args, assumptions=op.assumptions + assumptions
         )
 
     def _resolve(
@@ -192,6 +198,8 @@ class Resolver:
         found = candidates(name, self._policy)
         if found.reason is not None:
             raise Unbound(found.reason)
+        if found.function is not None:
+            return self._executed(op, found.function, recorded, context, via=name)
         match = best_match(found.specs, recorded, overload or named_overload(name, recorded, context))
         if match is not None and refused(match.spec) is not None:
             other = best_match([spec for spec in found.specs if refused(spec) is None], recorded, overload)
@@ -202,6 +210,11 @@ class Resolver:
         if verdict is not None:
             raise Unbound(verdict)
         made = self._bound(op, name, match, found, context)
+        unread = None if overload is not None or tells_overload(name, context) else text_rival(match, found.specs)
+        if unread is not None:
+            what = "None: another overload takes a text here, and texts are not recorded"
+            noted = (*made.assumptions, Assumption(argument=unread.name, what=what))
+            made = msgspec.structs.replace(made, assumptions=noted)
         rival = stack_rival(match, found.specs, recorded) if overload is None else None
         if rival is None or refused(rival.spec) is not None or not self._is_wrong(made):
             return made

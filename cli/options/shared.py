@@ -109,7 +109,7 @@ def allow_import_option(command: Command) -> Command:
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which ops of the trace to take: the command gets a `selection`, a `planning.Selection`."""
+    """Which ops of the trace to take: the command gets a `selection`, a `Selection`."""
 
     @wraps(command)
     def taking_selection(

@@ -1,7 +1,7 @@
 # pyright: strict
 """The replay IR: named, typed ops with everything that is needed to call them again.
 
-Owns the values, not how they are made (`build`), checked (`verifier`), stored (`plan_file`) or run (`executors`).
+Owns the values, not how they are made (`plan.make`), checked (`verify`), stored (`plan_file`) or run (`executors`).
 """
 
 from __future__ import annotations

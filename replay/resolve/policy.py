@@ -2,8 +2,8 @@
 """What a trace may cause to run and to be imported: the rules, as tables and pure functions; knows no torch.
 
 A verdict is given on a schema's name and argument types, before anything is looked up as a Python attribute or called.
-Does not own the lookup (`resolve`) nor budgets (`budget`). tests/golden/policy_verdicts.txt holds the verdict for every
-schema of the torch version that the project is tested with.
+Does not own the lookup (`names`) nor budgets (`ir.sizes`). tests/golden/policy_verdicts.txt holds the verdict for
+every schema of the torch version that the project is tested with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # pyright: strict
 """The result of a run: an append-only JSON Lines file with a versioned schema, and its values.
 
-Owns the records and how a file of them is read; how one is written so that no crash damages it is `result_lines`.
+Owns the records and how a file of them is read; how one is written so that no crash damages it is `writing`.
 """
 
 from __future__ import annotations

@@ -235,18 +235,6 @@ def tables_argument(command: Command) -> Command:
     return click.argument("kernel_details", metavar="KERNEL_DETAILS...", nargs=-1, required=True)(command)
 
 
-def one_soc_each_option(command: Command) -> Command:
-    """--soc for measured kernels: the device of all tables, or of each."""
-    return click.option(
-        "--soc",
-        type=SocName(),
-        multiple=True,
-        required=True,
-        metavar="NAME|FILE",
-        help="The device measured, or a device file (.toml); once for all tables or once for each.",
-    )(command)
-
-
 def custom_op_option(command: Command) -> Command:
     """--custom-op-dir: users' estimators and properties of ops."""
     return click.option(

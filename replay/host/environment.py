@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -96,10 +95,6 @@ def process_bytes(field: str = "VmData") -> int | None:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def is_linux() -> bool:
-    return sys.platform.startswith("linux")
 
 
 def _read(path: str | Path) -> str | None:

@@ -163,14 +163,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return (MODULE_OF[namespace],) if self.known_libraries and namespace in MODULE_OF else ()
 
 
-def parse_allow_import(text: str) -> tuple[str, str]:
-    """Split the user's NAMESPACE=MODULE. Raises ValueError that says what is wrong."""
-    namespace, _, module = text.partition("=")
-    if not namespace.isidentifier() or not _MODULE_NAME.fullmatch(module):
-        raise ValueError(f"{text!r} is not NAMESPACE=MODULE, such as mylib=mylib.ops")
-    return namespace, module
-
-
 def refuse_name(name: str, policy: Policy) -> Reason | None:
     """Why no op of this name may run, or None. Raises ValueError when the name is not `namespace::op`."""
     parts = split_name(name)

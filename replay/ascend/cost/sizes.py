@@ -55,11 +55,6 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     """Of the operand of most elements, the last of several."""
 
 
-def operands_of(call: KernelCall) -> tuple[TensorSpec | None, ...]:
-    """What tells how large a call is: its inputs, or its outputs where it has none."""
-    return call.inputs or call.outputs
-
-
 def tally_of(call: KernelCall) -> Tally:
     """Count the tensors of a call."""
     main = widest = None

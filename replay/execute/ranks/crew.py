@@ -16,13 +16,11 @@ from typing import Protocol
 import msgspec
 
 from opreplay.replay.execute.messages import Ready
-from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child, start_deadline
+from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 
-STARTS = 3
-"""Groups in a row that may break before they are ready; the first only where a rank was killed."""
 AFTER_ERROR_S = 2.0
 """How long the other ranks may still answer once one said that it could not."""
 
@@ -98,12 +96,14 @@ class LocalCrew:
             Child(msgspec.structs.replace(self._config, rank=rank, device=device_of_rank(device, rank), store=store))
             for rank in range(self.world)
         ]
-        deadline = start_deadline()
         waiting = dict(enumerate(self._children))
         while waiting:
-            ready = wait([child.fileno() for child in waiting.values()], max(0.0, deadline - monotonic()))
+            look = min(child.next_look() for child in waiting.values())
+            ready = wait([child.fileno() for child in waiting.values()], max(0.0, look - monotonic()))
             if not ready:
-                return f"not all were ready after {START_S:g} s"
+                for rank, child in waiting.items():
+                    if why := child.overdue():
+                        return f"rank {rank} {why}"
             for rank, child in list(waiting.items()):
                 if child.fileno() in ready:
                     try:
@@ -157,7 +157,7 @@ class LocalCrew:
         return failed or [replies[rank] for rank in range(self.world)]
 
     def _late(self, ranks: list[int]) -> Reason:
-        stopped = [rank for rank in ranks if is_stopped(self._children[rank].process.pid)]
+        stopped = [rank for rank in ranks if self._children[rank].is_stopped]
         names = ", ".join(map(str, ranks))
         text = (
             f"time: no result from rank{'s' if len(ranks) > 1 else ''} {names} after {self._limit_s:g} s (--op-limit)"
@@ -188,15 +188,6 @@ def _of_rank(reason: Reason, who: str) -> Reason:
 def died(rank: int, world: int, cause: Reason) -> str:
     """What is told of a rank that is gone."""
     return f"rank {rank} of {world} died: {cause.detail.removeprefix('memory: ')}"
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger, where the system tells."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 def device_of_rank(device: str, local: int) -> str:

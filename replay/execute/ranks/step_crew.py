@@ -13,7 +13,7 @@ from time import monotonic
 import msgspec
 
 from opreplay.replay.execute.messages import SharedStep, SharedStepOutcome
-from opreplay.replay.execute.ranks.crew import AFTER_ERROR_S, LocalCrew, died, is_stopped
+from opreplay.replay.execute.ranks.crew import AFTER_ERROR_S, LocalCrew, died
 from opreplay.replay.execute.sequence.passes import BEAT
 from opreplay.replay.ir.reasons import Reason
 
@@ -101,7 +101,7 @@ class StepCrew(LocalCrew):
 
     def _hung(self, step: SharedStep, seen: Sequence[tuple[int, int]], waiting: list[int], limit_s: float) -> Broken:
         """Of ranks of which none moves: one that is stopped, else one that is at a call: the others wait for it."""
-        stopped = [rank for rank in waiting if is_stopped(self._children[rank].process.pid)]
+        stopped = [rank for rank in waiting if self._children[rank].is_stopped]
         calling = [rank for rank in waiting if 0 <= seen[rank][0] < len(step.task.ops)]
         culprits = stopped or calling or waiting
         names = ", ".join(map(str, culprits))

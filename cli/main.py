@@ -49,8 +49,10 @@ COMMANDS: dict[str, str] = {
 """Command → module that defines it as `command`, in the order that --help shows."""
 
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a write to a disk that takes no more ends with."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What a write to a disk that takes no more ends with, or to a stdout that was closed."""
+UNBEARABLE = (RecursionError, OverflowError, MemoryError)
+"""What values of an input end with that are nested too deep, too large or too many, where no reader refused them."""
 
 
 class OpReplayGroup(click.Group):
@@ -113,6 +115,10 @@ class OpReplayGroup(click.Group):
                 _discard_stdout()
                 where = where if error.filename is None else f"{error.filename}: "
                 return show_error(f"{where}{error.strerror}", "Check the disk and its rights.", ExitCode.ENVIRONMENT)
+            if isinstance(error, UNBEARABLE):
+                what = f"the input cannot be computed with: {type(error).__name__}: {error}".removesuffix(": ")
+                hint = "It holds values that are nested too deep, too large or too many. If it does not, report this."
+                return show_error(what, hint, ExitCode.REFUSED)
             raise
 
 
@@ -191,8 +197,23 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
     return read_settings(path, commands)
 
 
+def _fill_closed_streams() -> None:
+    """Give streams that were closed a descriptor again: the next file would get it, and what is printed with it. What
+    is written to a closed stdout fails, like that to a full disk; stderr takes it."""
+    for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
 def main() -> NoReturn:
     """Entry point of the console script."""
+    _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that is not UTF-8 gets escapes instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):

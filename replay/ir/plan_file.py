@@ -10,6 +10,7 @@ import msgspec
 from opreplay.replay.ir.model import SCHEMA_VERSION, ReplayPlan
 from opreplay.replay.ir.verify import verify
 from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.extremes import extreme
 from opreplay.traces.names import printable
 
 MAX_BYTES = 1 << 30
@@ -42,6 +43,8 @@ def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
         plan = msgspec.json.decode(data, type=ReplayPlan)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{source}: {error}", hint="The file was changed or is damaged.") from None
+    if where := extreme(data):
+        raise FormatError(f"{source}: {where} is out of range", hint="The file was changed or is damaged.")
     verify(plan)
     return plan
 

@@ -146,8 +146,8 @@ class SequenceEngine:
             lost[culprit] += found.signalled
             if self._restarts > DEATHS or (culprit is None and lost[None] != 1):
                 why = f"the sequence ended its process {self._restarts} times: {found.reason.detail}"
-                kind = "worker lost" if found.reason.kind == "worker lost" else "failed"
-                rest = {op.id: Reason(kind, why) for op in left}
+                reason = Reason("worker lost", why) if found.reason.kind == "worker lost" else Reason("failed", why)
+                rest = {op.id: reason for op in left}
                 return SequenceOutcome(times={}, reasons={**rest, **gone}, calls=0)
             if culprit is None or (found.signalled and lost[culprit] == 1 and found.reason.kind != "failed"):
                 continue

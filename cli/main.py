@@ -18,6 +18,7 @@ import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.terminal.signals import Interrupts
+from opreplay.replay.host.interrupts import is_asked_to_end
 
 if TYPE_CHECKING:
     from opreplay.cli.settings import Settings
@@ -97,7 +98,9 @@ class OpReplayGroup(click.Group):
 
     def _exit_code(self, *args: Any, **extra: Any) -> int:
         try:
-            return int(super().main(*args, standalone_mode=False, **extra) or ExitCode.OK)
+            code = int(super().main(*args, standalone_mode=False, **extra) or ExitCode.OK)
+            # One that was swallowed on its way up.
+            return ExitCode.INTERRUPTED if is_asked_to_end() and code == ExitCode.OK else code
         except click.ClickException as error:
             error.show()
             return error.exit_code

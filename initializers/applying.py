@@ -6,14 +6,17 @@ Owns the checks of results; which initializer a call gets is decided in `registr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from zlib import crc32
 
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.user_code import failed_at
 
+FINGERPRINT_BYTES = 1 << 24
+"""Largest tensor whose bytes are looked at; of larger ones torch's count of writes tells."""
 TEXT_LENGTH = 400
 """Characters kept of what an initializer says of itself or of one argument."""
 
@@ -48,6 +51,17 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise InitializerError(f"{name} was {dtype}{list(shape)} and is now {tensor.dtype}{list(tensor.shape)}")
     return _report(result)
+
+
+def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """What changes when a tensor of one of these arguments is written to, by torch or past it (numpy, `.data`)."""
+    marks: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
+    for name, tensor in context.tensors():
+        if name in marks:
+            small = tensor.numel() * tensor.element_size() <= FINGERPRINT_BYTES
+            digest = crc32(tensor.detach().cpu().contiguous().flatten().numpy().tobytes()) if small else 0
+            marks[name] += (tensor._version, digest)
+    return marks
 
 
 def _tensors(args: Mapping[str, Any]) -> Iterator[tuple[str, Any, tuple[int, ...], Any]]:

@@ -28,6 +28,7 @@ PROGRAM = "this program"
 """Where a registration is from when no file, module or plugin is being loaded."""
 
 _loaded: dict[Path, ModuleType] = {}
+_sources: dict[str, str] = {}
 _source = PROGRAM
 
 
@@ -117,7 +118,7 @@ def run_file(path: str | Path) -> bool:
     except BaseException:
         del sys.modules[spec.name]
         raise
-    _loaded[whole] = module
+    _loaded[whole], _sources[str(whole)] = module, _source
     return True
 
 
@@ -126,9 +127,15 @@ def user_module(path: str | Path) -> ModuleType:
     return _loaded[Path(path).resolve()]
 
 
+def loaded_files() -> dict[str, str]:
+    """Files that were run, by their whole paths → what the user named to have them run."""
+    return dict(_sources)
+
+
 def forget_loaded() -> None:
     """Let files run again; for tests and long-lived programs that clear a registry."""
     _loaded.clear()
+    _sources.clear()
 
 
 def place_of(function: Callable[..., Any]) -> str:

@@ -118,7 +118,7 @@ def command(
     execution_trace: tuple[str, ...],
     device: str,
     soc: tuple[str, ...],
-    custom_op_dir: str | None,
+    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
     output: tuple[str, ...],

@@ -63,7 +63,7 @@ def command(
     device: str,
     soc: tuple[str, ...],
     l2: L2State | None,
-    custom_op_dir: str | None,
+    custom_op_dir: tuple[str, ...],
     plugin: tuple[str, ...],
     allow_import: tuple[tuple[str, str], ...],
     quick: bool,

@@ -81,7 +81,7 @@ def command(
     soc: tuple[str, ...],
     cluster: str | None,
     l2: L2State | None,
-    custom_op_dir: str | None,
+    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
     output: tuple[str, ...],

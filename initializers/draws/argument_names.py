@@ -6,6 +6,16 @@ Owns no values, so that whoever fills, counts or costs the same arguments means 
 
 from __future__ import annotations
 
+import re
+
+_DECIDES = re.compile(r"seq|len|table|indptr|offs|idx|index|indices|expert|slot|^cu_|^crow", re.IGNORECASE)
+
+
+def decides_work(name: str) -> bool:
+    """Whether whole numbers of an argument of this name tell how much there is to do, or where: lengths, tables."""
+    return _DECIDES.search(name) is not None
+
+
 QUERY = ("query", "q", "Q", "q_nope", "hidden_states")
 TABLES = ("block_tables", "block_table", "page_table")
 SEEN = (

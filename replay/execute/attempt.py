@@ -76,6 +76,7 @@ def attempt(
         status="replayed",
         measurement=measurement,
         initializer=prepared.initializer,
+        filling=prepared.filling,
         assumptions=part.assumptions + prepared.assumptions,
         work=prepared.work,
         measure_s=measure_s,

@@ -12,7 +12,7 @@ from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome
-from opreplay.replay.results.records import Tensors
+from opreplay.replay.results.records import Filling, Tensors
 
 
 class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task"):
@@ -48,6 +48,7 @@ class OpTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     measurement: Measurement
     initializer: str
+    filling: Filling | None = None
     assumptions: tuple[Assumption, ...]
 
 

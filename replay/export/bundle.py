@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from opreplay.initializers.registry import Registry
-from opreplay.replay.export.defining_files import defining_file
 from opreplay.replay.export.instead import called_instead
 from opreplay.replay.export.values import Spec, describe
 from opreplay.replay.host.libraries import LIBRARY_OF
@@ -25,6 +24,7 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.resolve.defining_files import defining_file
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
@@ -113,6 +113,9 @@ def make_bundle(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                if op.resolved_by == "python function":
+                    what = f"{op.called} is a Python function of a module, which a bundle cannot hold"
+                    raise NotReplayable(Reason("library missing", f"{what}: @register_executor it, --with-plugins"))
                 if op.resolved_by == "executor":
                     runs, file = _executor_of(op, own)
                     files[runs["file"]], executors[op.id] = file.read_bytes(), runs

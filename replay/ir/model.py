@@ -23,10 +23,12 @@ modules and places of a sequence, its `collectives`, and the value of a Python n
 MAX_CALLS = 100_000
 """Calls that a sequence holds at most."""
 
-Resolution = Literal["jit", "torch.ops", "import", "schemaless", "equivalent", "reference", "executor", "process group"]
-"""How a name was resolved: JIT operator registry, `torch.ops`, after an allow-listed import, without a schema,
-through a portable equivalent, through opreplay's reference implementation of a vendor op, by a user's executor, as a
-collective of torch.distributed."""
+Resolution = Literal[
+    "jit", "torch.ops", "import", "python function", "equivalent", "reference", "executor", "process group"
+]
+"""How a name was resolved: JIT operator registry, `torch.ops` where Python put it (torch.library), after an allowed
+import, as a function without a schema of a module that the user named, through a portable equivalent, through
+opreplay's reference implementation of a vendor op, by a user's executor, as a collective of torch.distributed."""
 
 PlainValue = None | bool | int | float | str
 Value = PlainValue | tuple[PlainValue | tuple[PlainValue, ...], ...]

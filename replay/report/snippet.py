@@ -48,6 +48,8 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
         lines.append(f"# needs the library that defines {match[1]}'s ops; opreplay ran a stand-in")
     elif op.resolved_by == "executor":
         lines.append("# opreplay ran an executor of yours")
+    elif op.resolved_by == "python function":
+        lines.append(f"# {match[2]} is the function of the module that --allow-import {match[1]}=MODULE names")
     given: list[str] = []
     for arg in op.args:
         name = _identifier(arg.name)
@@ -60,7 +62,8 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
         given.append(f"{name}={text}" if arg.keyword_only else text)
     overload = "" if op.overload is None else f".{op.overload or 'default'}"
     suffix = overload if not overload or _WORD.fullmatch(overload[1:]) else ""
-    lines.append(f"result = torch.ops.{match[1]}.{match[2]}{suffix}({', '.join(given)})")
+    function = f"torch.ops.{match[1]}.{match[2]}{suffix}" if op.resolved_by != "python function" else match[2]
+    lines.append(f"result = {function}({', '.join(given)})")
     return "\n".join(lines) + "\n"
 
 

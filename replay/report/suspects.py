@@ -29,7 +29,22 @@ def lines(results: Sequence[OpResult]) -> list[str]:
     ]
     if len(found) > SHOWN:
         made.append(f"{MARK} and {plural(len(found) - SHOWN, 'more row')} like that")
-    return made
+    return [*made, *_filled_at_random(results)]
+
+
+def _filled_at_random(results: Sequence[OpResult]) -> list[str]:
+    """One line an op whose arguments decide its work and hold anything."""
+    arguments: dict[str, dict[str, None]] = {}
+    for r in results:
+        if r.status == "replayed" and r.filling is not None and r.filling.at_random:
+            arguments.setdefault(r.name, {}).update(dict.fromkeys(r.filling.at_random))
+    made = [
+        f"{MARK} {safe(name)}: {safe(', '.join(names))} {'are' if len(names) > 1 else 'is'} filled at random; "
+        "write an initializer (docs/initializers.md)"
+        for name, names in list(arguments.items())[:SHOWN]
+    ]
+    rest = len(arguments) - len(made)
+    return [*made, f"{MARK} and {plural(rest, 'more op')} like that"] if rest else made
 
 
 def rendered(texts: Iterable[str]) -> list[RenderableType]:

@@ -17,6 +17,7 @@ from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, named_after_gaps
 from opreplay.replay.resolve.user.executors import EXECUTORS, as_lists
+from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.traces.errors import FormatError, UsageError
 
 _WIDENS = {
@@ -54,6 +55,8 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
     found = candidates(name, policy)
     if found.reason is not None:
         return _by_user(op, found.reason)
+    if found.function is not None:
+        return _called_by_position(op, found.function)
     fits = [spec for spec in found.specs if (parts[2] is None or spec.overload == parts[2]) and _fits(spec, op.args)]
     if not fits:
         return _refused(op, Reason("metadata missing", "no overload takes arguments of these names and types"))
@@ -101,6 +104,16 @@ def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
     args = as_lists(args) if entry.lists else args
     note = entry.note
     return msgspec.structs.replace(op, args=args, resolved_by="executor", assumptions=(*op.assumptions, note))
+
+
+def _called_by_position(op: ReplayOp, function: PythonFunction) -> ReplayOp:
+    """The op for a Python function without a schema, with the arguments in the order that the file has them in."""
+    refusal = refused_text(op.args)
+    if refusal is not None:
+        return _refused(op, refusal)
+    args = tuple(msgspec.structs.replace(arg, keyword_only=False) for arg in op.args)
+    notes = (*op.assumptions, function.note)
+    return msgspec.structs.replace(op, args=args, resolved_by="python function", assumptions=notes)
 
 
 def _refused(op: ReplayOp, reason: Reason) -> ReplayOp:

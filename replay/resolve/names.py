@@ -1,29 +1,32 @@
 # pyright: strict
 """From a recorded name to schemas, and from a plan's op to what is called: only here torch.ops is reached into.
 
-Order: the dispatcher's table by name, an allow-listed import of the library, opreplay's reference implementation. A
-name is looked up in the dispatcher's table before it is ever used as an attribute, and the policy is asked each time,
-since a plan file is as untrusted as a trace. Does not own matching (`matching`) nor equivalents (`portable`).
+Order: the dispatcher's table by name, an allow-listed import of the library, a plain function of a module that the user
+named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is ever used as an
+attribute, and the policy is asked each time, since a plan file is as untrusted as a trace. Does not own matching
+(`matching`) nor equivalents (`portable`).
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from opreplay.replay.host.dispatcher import has_computed_kernel, parse_schema, registered_ops
+from opreplay.replay.host.dispatcher import has_computed_kernel, parse_schema, registered_in, registered_ops
 from opreplay.replay.ir.model import Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.resolve import schema
-from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
+from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy, refuse_arguments, refuse_name, refuse_value
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.replay.resolve.user.python_functions import PythonFunction, python_function, refused_text
 from opreplay.replay.standins import aten as portable
 from opreplay.replay.standins import canonical_name, is_reference, library_of, register_namespace
 
@@ -45,17 +48,19 @@ _imported: dict[str, tuple[str, ...]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The overloads of a name that may be called, and how they were found; or why there are none."""
+    """The overloads of a name that may be called, or a Python function, and how they were found; or why not."""
 
     specs: tuple[OpSpec, ...] = ()
     resolved_by: Resolution = "jit"
     via: str | None = None
     """The name of the overloads where it is not the recorded one."""
+    function: PythonFunction | None = None
+    """What runs the op where no overload does."""
     reason: Reason | None = None
 
 
 def candidates(name: str, policy: Policy) -> Candidates:
-    """Every overload of a recorded "namespace::op[.overload]", with the policy's verdict on the name.
+    """Every overload of a recorded "namespace::op[.overload]", or what runs it, with the policy's verdict on the name.
 
     May import a library that the policy allows, or register references; never raises for a name of any form.
     """
@@ -67,6 +72,8 @@ def candidates(name: str, policy: Policy) -> Candidates:
     if refused is not None:
         return Candidates(reason=refused)
     found = _lookup(f"{namespace}::{op}", policy)
+    if overload is not None and found.function is not None:
+        return Candidates(reason=Reason("library missing", f"{found.function.module} registers no {name}"))
     if overload is not None and found.specs:
         exact = tuple(spec for spec in found.specs if spec.overload == overload)
         return Candidates(specs=exact or found.specs, resolved_by=found.resolved_by, via=found.via)
@@ -79,24 +86,41 @@ def _lookup(name: str, policy: Policy) -> Candidates:
         by: Resolution = "jit"
         if is_reference(name):
             by = "reference"
-        elif name.partition("::")[0] in _imported:
+        elif _imported_for(name.partition("::")[0], policy):
             by = "import"
+        elif _registered_in_python(specs[0]):
+            by = "torch.ops"
         return Candidates(specs=specs, resolved_by=by)
     if name in RENAMED:
         found = _lookup(RENAMED[name], policy)
         return Candidates(specs=found.specs, resolved_by="equivalent", via=RENAMED[name], reason=found.reason)
     namespace = name.partition("::")[0]
+    function = None
     if _import_library(namespace, policy):
         specs = schema.specs_of(name)
         if specs:
             return Candidates(specs=specs, resolved_by="import")
+        if namespace in policy.allow_imports:
+            function = python_function(name, sys.modules[policy.allow_imports[namespace]])
+    if isinstance(function, PythonFunction):
+        return Candidates(resolved_by="python function", function=function)
     if register_namespace(namespace):
         schema.forget()
         canonical = canonical_name(name)
         specs = schema.specs_of(canonical)
         if specs:
             return Candidates(specs=specs, resolved_by="reference", via=canonical if canonical != name else None)
-    return Candidates(reason=_why_unknown(name, namespace, policy))
+    return Candidates(reason=function or _why_unknown(name, namespace, policy))
+
+
+def _imported_for(namespace: str, policy: Policy) -> bool:
+    """Whether the library of a namespace was imported, here or by whatever ran before: the same op, the same stage."""
+    return namespace in _imported or any(module in sys.modules for module in policy.modules_for(namespace))
+
+
+def _registered_in_python(spec: OpSpec) -> bool:
+    """Whether code in Python defined the op by torch.library; torch's own count as torch's."""
+    return spec.name.partition("::")[0] not in TORCH_NAMESPACES and registered_in(spec.full_name) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -108,12 +132,15 @@ def _old_forms(name: str) -> tuple[OpSpec, ...]:
 
 
 def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
-    if namespace in _imported:
+    if namespace in _imported and policy.modules_for(namespace):
         return Reason("library missing", f"{', '.join(_imported[namespace])} has no {name}")
+    modules = policy.modules_for(namespace)
+    broken = next((why for module in modules if (why := _import_failure(module))), None)
+    if broken is not None:
+        return Reason("library missing", broken)
     library = library_of(namespace)
     if library is not None:
         return Reason("library missing", library)
-    modules = policy.modules_for(namespace)
     if modules and namespace in policy.allow_imports:
         return Reason("library missing", f"{modules[0]} not importable: is it on PYTHONPATH?")
     if modules:
@@ -144,26 +171,31 @@ def _registered(namespace: str) -> set[str]:
 
 
 def _import_library(namespace: str, policy: Policy) -> bool:
-    """Import what the policy allows for `namespace`, once; whether anything is imported now or before."""
-    if namespace in _imported:
-        return True
-    loaded = tuple(module for module in policy.modules_for(namespace) if _import(module))
-    if loaded:
+    """Import what the policy allows for `namespace`, each module once; whether any of it is there."""
+    modules = policy.modules_for(namespace)
+    loaded = tuple(module for module in modules if _is_installed(module) and _import_failure(module) is None)
+    if loaded and _imported.get(namespace) != loaded:
         _imported[namespace] = loaded
         schema.forget()
     return bool(loaded)
 
 
 @lru_cache(maxsize=256)
-def _import(module: str) -> bool:
-    """Import a module of the user's or of the policy's table; False when it is not installed or fails to load."""
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
-        return False
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+@lru_cache(maxsize=256)
+def _import_failure(module: str) -> str | None:
+    """Import a module of the user's or of the policy's table; what went wrong, where it is there at all."""
+    if not _is_installed(module):
+        return None
     try:
         importlib.import_module(module)
-    except (ImportError, OSError, RuntimeError, AttributeError):
-        return False
-    return True
+    except (Exception, SystemExit) as error:  # a library may raise anything
+        first = str(error).strip().partition("\n")[0]
+        return f"{module.partition('.')[0]} is installed, its import fails: {type(error).__name__}: {first}"
+    return None
 
 
 def imported_libraries() -> dict[str, tuple[str, ...]]:
@@ -212,6 +244,8 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
         if executor is None:
             raise NotReplayable(Reason("library missing", f"no executor for {op.called} (--plugin)"))
         return executor.function
+    if op.resolved_by == "python function":
+        return _function_of(op, policy)
     equivalent = portable.equivalent_of(op)
     name = op.name if equivalent is not None else op.via or op.name
     found = candidates(name, policy)
@@ -229,6 +263,17 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
     if equivalent is not None:
         return equivalent.load()
     return _overload(spec)
+
+
+def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
+    """The user's Python function that an op of a plan names, looked up and checked as the first time."""
+    found = candidates(op.called, policy)
+    reason = found.reason or refused_text(op.args)
+    if reason is None and found.function is None:
+        reason = Reason("failed", f"{op.called} has a schema here, and the plan's call was made without one")
+    if reason is not None or found.function is None:
+        raise NotReplayable(reason)
+    return found.function.function
 
 
 def known_overload(op: ReplayOp) -> Callable[..., Any] | None:

@@ -50,6 +50,8 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
     found = candidates(op.name, policy)
     if found.reason is not None:
         return not_compared(str(found.reason))
+    if found.function is not None:
+        return not_compared(f"{op.name} has no schema")
     match = best_match([spec for spec in found.specs if refused(spec) is None], [_recorded(arg) for arg in op.args])
     if match is None:
         return not_compared(f"no overload of {op.name} takes the executor's arguments")

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ir.labels import not_an_op, work_of_label
-from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.ir.verdicts import META_WRONG
@@ -41,6 +41,7 @@ from opreplay.replay.resolve.user.conversions import (
     in_schema_order,
 )
 from opreplay.replay.resolve.user.executors import EXECUTORS, OtherOverload, UserExecutor, bind_by_name, bind_executor
+from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.replay.resolve.user.table import OpFunction
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.aten import EQUIVALENTS
@@ -181,8 +182,13 @@ class Resolver:
         else:
             args, assumptions, text = bind_executor(entry, name, recorded, context)
         via = None if via == op.name else via
+        by: Resolution = "executor"
+        if isinstance(entry, PythonFunction):
+            by = "python function"
+            if (refusal := refused_text(args)) is not None:
+                raise Unbound(refusal)
         return msgspec.structs.replace(
-            op, resolved_by="executor", via=via, schema=text, args=args, assumptions=op.assumptions + assumptions
+            op, resolved_by=by, via=via, schema=text, args=args, assumptions=op.assumptions + assumptions
         )
 
     def _resolve(
@@ -192,6 +198,8 @@ class Resolver:
         found = candidates(name, self._policy)
         if found.reason is not None:
             raise Unbound(found.reason)
+        if found.function is not None:
+            return self._executed(op, found.function, recorded, context, via=name)
         match = best_match(found.specs, recorded, overload or named_overload(name, recorded, context))
         if match is not None and refused(match.spec) is not None:
             other = best_match([spec for spec in found.specs if refused(spec) is None], recorded, overload)

@@ -86,9 +86,10 @@ def specs_of(name: str) -> tuple[OpSpec, ...]:
     """All overloads of "namespace::op" that the dispatcher knows; () when there is none.
 
     Ops of the TorchScript interpreter alone (`aten::save`, `aten::manual_seed`, list and string methods) are not in the
-    dispatcher, so they are never found. The result is cached until `forget` is called.
+    dispatcher, so they are never found. The result is cached until `forget` is called, but for a name without any:
+    the program may define it later.
     """
-    return _specs_of(name)
+    return _specs_of(name) or _specs_of.__wrapped__(name)
 
 
 def forget() -> None:

@@ -99,6 +99,7 @@ def result_of(
         kernel_classes=kernel_classes(recorded),
         npu_kernels=npu_kernels(recorded),
         initializer=outcome.initializer,
+        filling=outcome.filling,
         assumptions=op.assumptions + outcome.assumptions,
         work=outcome.work,
         fidelity=outcome.fidelity,

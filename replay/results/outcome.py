@@ -14,7 +14,7 @@ from opreplay.replay.ir.model import Assumption, Reason
 from opreplay.replay.ir.reasons import LOST
 from opreplay.replay.ir.verdicts import ValueCheck
 from opreplay.replay.results.measurement import Measurement
-from opreplay.replay.results.records import Fidelity
+from opreplay.replay.results.records import Fidelity, Filling
 
 VALUES = "values"
 """Of an assumption that is about values, in place of the name of an argument."""
@@ -29,6 +29,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     reason: Reason | None = None
     measurement: Measurement | None = None
     initializer: str | None = None
+    filling: Filling | None = None
     assumptions: tuple[Assumption, ...] = ()
     work: Work | None = None
     fidelity: Fidelity | None = None

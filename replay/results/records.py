@@ -73,6 +73,16 @@ class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
     total_us: float
 
 
+class Filling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the arguments got their contents, beside what was assumed of each."""
+
+    summary: str = ""
+    """What the op's initializer says of them: "5 sequences of 200"."""
+    at_random: tuple[str, ...] = ()
+    """Arguments that hold random whole numbers where their names say that they decide the work, and no initializer is
+    there for the op: lengths, tables, offsets, slots."""
+
+
 class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="record"):
     """One op of a run. Times are microseconds a call; multiply by `count` for a total."""
 
@@ -105,6 +115,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     npu_kernels: tuple[NpuKernel, ...] = ()
     """What the NPU that was recorded ran, all calls, heaviest type first; only where a kernel table says it."""
     initializer: str | None = None
+    filling: Filling | None = None
+    """None where there is nothing to say of it."""
     assumptions: tuple[Assumption, ...] = ()
     meta: MetaCheck | None = None
     """Of a plan that was run on meta tensors."""

@@ -71,5 +71,7 @@ class PreparedCall:
 
         notes = [f"{safe(note.argument)}: {safe(note.what)}" for note in self.assumptions]
         lines = [f"{safe(self.op.name)} on {self._options.device}: {safe(describe_inputs(self.op))}"]
-        lines += [f"  filled by {self.initializer}"] if self.initializer else []
+        filling = self._prepared.filling
+        said = f": {safe(filling.summary)}" if filling is not None and filling.summary else ""
+        lines += [f"  filled by {self.initializer}{said}"] if self.initializer else []
         return "\n".join([*lines, *(f"  assumed {note}" for note in notes)])

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches
+from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches, step_kernels
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_with_op_times, with_op_times
@@ -226,7 +226,7 @@ def _on_devices(
     ops = {op.id: op for op in plan.ops} if plan is not None else {}
     caches: list[HeldByOp] | list[None] = [None] * len(devices)
     if devices and plan is not None and plan.sequence is not None:
-        caches = held_in_caches(plan.ops, plan.sequence, devices, contents)
+        caches = held_in_caches(step_kernels(plan.ops, plan.sequence, contents), devices)
     host_us = dispatch_us = slices_us = None
     if devices and not graph.on_device:
         trace, host_by_row = offloaded(trace, ops)

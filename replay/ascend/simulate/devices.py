@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from opreplay.replay.ascend.cost.collective import lacking
 from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.devices.cluster import devices_on
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 from opreplay.replay.ascend.simulate.step import Step, simulate_step
-from opreplay.replay.ascend.simulate.step_residency import held_in_caches
+from opreplay.replay.ascend.simulate.step_residency import StepKernels, held_in_caches, outside_bytes, step_kernels
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,6 +93,19 @@ def simulate_plan(
     l2: L2State = "sequence",
 ) -> list[Step]:
     """All ops of a plan on each device, in the order given; what lies in L2 follows from its sequence, or is `l2`."""
-    sequence = plan.sequence if l2 == "sequence" else None
-    held = held_in_caches(plan.ops, sequence, devices, contents) if sequence else [None] * len(devices)
-    return [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(devices, held, strict=True)]
+    if plan.sequence is None or l2 == "warm":
+        return [simulate_step(plan.ops, one, contents, None, l2) for one in devices]
+    kernels = step_kernels(plan.ops, plan.sequence, contents)
+    held = held_in_caches(kernels, devices) if l2 == "sequence" else [None] * len(devices)
+    steps = [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(devices, held, strict=True)]
+    return [_streamed(step, device, kernels) for step, device in zip(steps, devices, strict=True)]
+
+
+def _streamed(step: Step, device: DeviceProfile, kernels: StepKernels) -> Step:
+    """The step with how long one pass of it is predicted to take, and what it streams at least in that time."""
+    times = {one.id: one.simulated.time_us for one in step.ops}
+    return msgspec.structs.replace(
+        step,
+        pass_us=sum(times.get(kernels.ops[index].id, 0.0) for index in kernels.calls),
+        pass_bytes=outside_bytes(kernels, device, times.keys()),
+    )

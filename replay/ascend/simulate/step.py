@@ -57,6 +57,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the device."""
     failed: dict[str, str] = {}
     """Op id → why it has no prediction, where a user's function failed."""
+    pass_us: float = 0.0
+    """Of one pass through the plan's recorded or captured step; `total_us` is of all calls. 0 without such a step."""
+    pass_bytes: int = 0
+    """Bytes of distinct tensors from outside that one pass reads in full (`step_residency.outside_bytes`)."""
+
+    @property
+    def beyond_hbm(self) -> float | None:
+        """Bytes/s that memory would have to stream, where that is more than its peak: the prediction is too short."""
+        _, _, l2_bytes, hbm_bytes_per_s = self.peaks or (0.0, 0.0, 0.0, 0.0)
+        streamed = self.pass_bytes - l2_bytes
+        return streamed / self.pass_us * 1e6 if streamed * 1e6 > hbm_bytes_per_s * self.pass_us else None
 
 
 class Inversion(NamedTuple):

@@ -7,42 +7,62 @@ which result an argument is. A step is taken to follow itself: a parameter was l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from math import prod
 
+import msgspec
+
 from opreplay.replay.arguments.work.amounts import Contents
+from opreplay.replay.ascend.cost.predict import MOVES_ALL, family_of
 from opreplay.replay.ascend.cost.residency import Codes, Held, Stream, Touch, resident_of
 from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp
-from opreplay.replay.plan.step.linking import Source, link, results_of, tensors_of
+from opreplay.replay.ir.sizes import extent, itemsize
+from opreplay.replay.plan.step.linking import Linked, Source, Value, linked_step, results_of, tensors_of
 
 HeldByOp = dict[str, tuple[Held, ...]]
 """Op id → what the caches hold of each of its kernels, over the calls of the step."""
+
+READS_ALL = MOVES_ALL | {"matmul", "conv"}
+"""Forms of kernels that read every byte of what they name."""
 
 _Tensor = tuple[int, str, Hashable]
 """(elements, dtype, which tensor it is)."""
 
 
-def held_in_caches(
+class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of a step, which tensor each argument is, and the kernels that each op launches."""
+
+    ops: list[ReplayOp]
+    calls: list[int]
+    """Indices into `ops`."""
+    linked: Linked
+    kernels: list[tuple[KernelCall, ...]]
+    """Of each op."""
+
+
+def step_kernels(
     ops: Sequence[ReplayOp],
     sequence: RecordedSequence,
-    devices: Sequence[DeviceProfile],
     contents: Callable[[ReplayOp], Contents | None] | None = None,
-) -> list[HeldByOp]:
-    """For each device, what its caches hold of each op; ops that the step does not call are left out."""
-    by_id = {op.id: op for op in ops}
-    called = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
-    place = {op.id: i for i, op in enumerate(called)}
-    calls = [place[sequence.ids[i]] for i in sequence.calls if sequence.ids[i] in place]
+) -> StepKernels:
+    """The kernels of a recorded or captured step; ops that it does not call are left out."""
+    called, calls, linked = linked_step(ops, sequence)
     kernels = [_kernels(op, contents(op) if contents is not None else None) for op in called]
+    return StepKernels(ops=called, calls=calls, linked=linked, kernels=kernels)
+
+
+def held_in_caches(step: StepKernels, devices: Sequence[DeviceProfile]) -> list[HeldByOp]:
+    """For each device, what its caches hold of each op of the step."""
+    kernels = step.kernels
     sums = [[[0.0] * len(made) for made in kernels] for _ in devices]
     known = [[0] * len(made) for made in kernels]
     ran = [[0] * len(made) for made in kernels]
     loaded = [[0] * len(made) for made in kernels]
-    for index, number, touches, kept in _walk(called, calls, kernels):
+    for index, number, touches, kept in _walk(step):
         ran[index][number] += 1
         loaded[index][number] += kept
         if not any(size for size, _ in touches):
@@ -56,10 +76,39 @@ def held_in_caches(
                 Held(total / n if n else None, kept / runs if runs else 0.0)
                 for total, n, kept, runs in zip(of_device[i], known[i], loaded[i], ran[i], strict=True)
             )
-            for i, op in enumerate(called)
+            for i, op in enumerate(step.ops)
         }
         for of_device in sums
     ]
+
+
+def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container[str]) -> int:
+    """Bytes of distinct tensors that no call of the step makes and that its kernels read in full: parameters mostly.
+
+    All of them pass from HBM in each step, less what L2 holds of them from the step before. Tensors that may be read in
+    part, as those of lookups and attention, do not count; nor do those of ops without a prediction.
+    """
+    sizes: dict[Hashable, int] = {}
+    reads: list[list[int]] = []
+    for op, kernels in zip(step.ops, step.kernels, strict=True):
+        tensors = [(prod(meta.shape), meta.dtype, at) for at, (_, _, meta) in enumerate(tensors_of(op)) if meta]
+        full = [call for call in kernels if family_of(call, device).form in READS_ALL] if op.id in predicted else []
+        reads.append([at for call in full for at in _matched(call.inputs, tensors) if isinstance(at, int)])
+    origin: dict[Value, Source] = {}
+    """Of views: the tensor from outside that they are of."""
+    for place, (index, sources) in enumerate(zip(step.calls, step.linked.sources, strict=True)):
+        of = [origin.get(one.value, one) if one.value is not None else one for one in sources]
+        if not step.kernels[index] and of:
+            origin.update((Value(place, output), of[0]) for output in range(len(results_of(step.ops[index]))))
+        arguments = tensors_of(step.ops[index]) if reads[index] else []
+        for at in reads[index]:
+            meta = arguments[at][2]
+            if of[at].kind == "outside" and meta is not None:
+                number = of[at].number
+                memory = step.linked.outside[number].memory
+                key = ("memory", memory) if memory >= 0 else number
+                sizes[key] = max(sizes.get(key, 0), min(prod(meta.shape), extent(meta)) * itemsize(meta.dtype))
+    return sum(sizes.values())
 
 
 def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
@@ -70,11 +119,9 @@ def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
         return ()
 
 
-def _walk(
-    ops: Sequence[ReplayOp], calls: Sequence[int], kernels: Sequence[tuple[KernelCall, ...]]
-) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
+def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
     """(op, kernel, touches, whether its code is kept) of every launch of a step that has run once before."""
-    linked = link(ops, calls)
+    ops, calls, linked, kernels = step.ops, step.calls, step.linked, step.kernels
     arguments = [[meta for _, _, meta in tensors_of(op)] for op in ops]
     stream, codes = Stream(), Codes()
     same: dict[Hashable, Hashable] = {}

@@ -13,6 +13,7 @@ from opreplay.replay.execute.executors.clocks import Clock
 from opreplay.replay.ir.model import Assumption, RecordedKernel, ReplayOp
 from opreplay.replay.ir.verdicts import ValueCheck
 from opreplay.replay.plan.step.recency import Recency
+from opreplay.replay.results.records import Filling
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.executors.reference_load import Gauge
@@ -69,6 +70,9 @@ class Prepared(Protocol):
 
     @property
     def initializer(self) -> str | None: ...
+
+    @property
+    def filling(self) -> Filling | None: ...
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

@@ -28,6 +28,7 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import ValueCheck
 from opreplay.replay.plan.step.recency import Recency
+from opreplay.replay.results.records import Filling
 from opreplay.traces.model import TensorMeta
 
 JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
@@ -76,6 +77,7 @@ class FakePrepared:
     max_calls: int | None = None
     first_call_us: float | None = None
     initializer: str | None = "fake"
+    filling: Filling | None = None
     assumptions: tuple[Assumption, ...] = ()
     work: Work | None = None
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from opreplay.initializers.base import BatchLengths
 from opreplay.replay.execute.executors.timers import Timer
 from opreplay.replay.ir.model import Assumption, ReplayOp
+from opreplay.replay.results.records import Filling
 from opreplay.traces.model import TensorMeta
 
 Found = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
@@ -86,3 +87,4 @@ class Filled:
     assumptions: tuple[Assumption, ...]
     lengths: BatchLengths | None
     """Of the batch that the values are of, where the initializer knows one."""
+    filling: Filling | None = None

@@ -238,6 +238,7 @@ class SequenceEngine:
             status="replayed",
             measurement=times.measurement,
             initializer=times.initializer,
+            filling=times.filling,
             assumptions=times.assumptions,
         )
 

@@ -249,6 +249,7 @@ class SequenceOnRanks:
                     alone[op.id],
                     measurement=times.measurement,
                     initializer=times.initializer,
+                    filling=times.filling,
                     assumptions=times.assumptions,
                 )
             else:

@@ -37,7 +37,7 @@ from opreplay.replay.plan.step.linking import counts, link
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import MeasureWarning
 from opreplay.replay.results.outcome import NOT_FINITE, OUTSIDE_DOMAIN, VALUES
-from opreplay.replay.results.records import Tensors
+from opreplay.replay.results.records import Filling, Tensors
 from opreplay.traces.errors import OpReplayError
 
 BEAT = struct.Struct("<qq")
@@ -127,7 +127,7 @@ class SequenceRun:
         """As the device runs them, where it does."""
         self._functions: dict[int, Callable[..., Any]] = {}
         self._forms: dict[int, Form] = {}
-        self._said: dict[int, tuple[str, tuple[Assumption, ...]]] = {}
+        self._said: dict[int, tuple[str, Filling | None, tuple[Assumption, ...]]] = {}
         self._ruled: set[str] = set()
         self._own: set[str] = set(task.own)
         self._unknown: set[tuple[str, int]] = set()
@@ -279,7 +279,7 @@ class SequenceRun:
         filled = self._parts.fill(found, function, self._seed, notes)
         self._ops[index], self._functions[index] = filled.op, function
         self._forms[index] = Form(filled).without_tensors()
-        self._said[index] = (filled.initializer, (*part.assumptions, *filled.assumptions))
+        self._said[index] = (filled.initializer, filled.filling, (*part.assumptions, *filled.assumptions))
         if filled.ruled:
             self._ruled.add(op.id)
 
@@ -341,14 +341,14 @@ class SequenceRun:
         assert self._plan is not None
         times: dict[str, OpTimes] = {}
         for index, taken in samples.items():
-            op, (initializer, said) = self._task.ops[index], self._said[index]
+            op, (initializer, filling, said) = self._task.ops[index], self._said[index]
             if op.id in self.reasons:
                 continue
             found = summarize(sorted(taken), calls=1, resolution_us=resolution_us, options=options)
             warnings = (*found.warnings, *_interrupted((interrupted or {}).get(index, 0), len(taken)))
             found = msgspec.structs.replace(found, cache="sequence", warnings=warnings)
             said += self._made_up.get(index, ())
-            times[op.id] = OpTimes(measurement=found, initializer=initializer, assumptions=said)
+            times[op.id] = OpTimes(measurement=found, initializer=initializer, filling=filling, assumptions=said)
         shared = self._plan
         return SequenceOutcome(
             times=times,

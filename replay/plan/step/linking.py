@@ -195,7 +195,10 @@ def link(
                 elif argument == form.squared and found[0].kind == "result":
                     source = found[-1]
                 else:
-                    source = alive.find(tensor, taken, plain=tensor.saved or (gradient and form.multiplies))
+                    plain = tensor.saved or (gradient and form.multiplies)
+                    source = alive.find(tensor, taken, plain=plain)
+                    if form.views and source is not None and source.kind == "view" and source.value in alive.outer:
+                        source = None
             if source is None:
                 source = Source("outside", number=len(outside))
                 outside.append(Outside(op=index, argument=argument, occurrence=seen[index], memory=memory))
@@ -210,6 +213,8 @@ def link(
         for output, result in form.results:
             value = Value(place, output)
             alive.add(value, result, form.name, gradient=form.backward or (gradient and not form.forward))
+            if form.views and found and (found[0].kind == "outside" or found[0].value in alive.outer):
+                alive.outer.add(value)
             if lies_in:
                 known.add(lies_in[output], Source("result", value), result)
     return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(outside), recorded=recorded)
@@ -287,7 +292,18 @@ class _Looks(dict[TensorMeta, tuple[int, int]]):
 class _Form:
     """The tensor arguments and results of an op, as far as they decide what they are linked to."""
 
-    __slots__ = ("backward", "forward", "metas", "multiplies", "name", "results", "scales", "squared", "tensors")
+    __slots__ = (
+        "backward",
+        "forward",
+        "metas",
+        "multiplies",
+        "name",
+        "results",
+        "scales",
+        "squared",
+        "tensors",
+        "views",
+    )
 
     def __init__(
         self,
@@ -319,6 +335,7 @@ class _Form:
         self.metas = results_of(op)
         self.name, self.backward = op.name, is_backward(op.name)
         self.multiplies, self.scales = op.name in FACTORS, op.name == SCALED
+        self.views = op.name in VIEWS or op.name in CASTS
         keys = [tensor.key for tensor in self.tensors]
         # What is multiplied with itself is recorded twice, one after the other.
         self.squared = 2 if op.name == SQUARED and keys[1:2] == keys[2:3] else -1
@@ -394,6 +411,9 @@ class _Alive:
         """The same of those that are no gradients."""
         self.gradients: set[Value] = set()
         """Results that are such, or were made of one by another op than a layer's."""
+        self.outer: set[Value] = set()
+        """Views and casts of tensors from outside. None of them is seen once more through a view that the sequence does
+        not hold: of two transposed weights, neither is a view of the other."""
         self._cast: set[Value] = set()
         self._made: dict[tuple[str, int], Value] = {}
         """The latest result of an op by its look."""

@@ -182,6 +182,7 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
     """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
     found = doubt_notes(header, results, device=has_device_time(header, results))
     found += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
+    found += initializer_notes(results)
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
     warnings = Counter(kind_of(w) for r in results if r.measurement for w in r.measurement.warnings)
     if warnings:
@@ -284,6 +285,14 @@ def assumption_notes(results: Sequence[OpResult]) -> list[str]:
         return []
     ops = sum(bool(r.assumptions) for r in results)
     return [f"assumptions: {counts.total():,} on {plural(ops, 'op')}: {_listed(counts)}"]
+
+
+def initializer_notes(results: Sequence[OpResult]) -> list[str]:
+    """What initializers say of the values that they made, most frequent first."""
+    said = Counter(
+        f"{r.initializer}: {r.filling.summary}" for r in results if r.filling is not None and r.filling.summary
+    )
+    return [f"initializers: {_listed(said)}"] if said else []
 
 
 def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:

@@ -23,14 +23,15 @@ from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.snippet import snippet
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
 from opreplay.replay.report.views.meta import STYLES
+from opreplay.replay.resolve.defining_files import registered_by
 from opreplay.replay.results.records import OpResult
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 HOW: dict[str, str] = {
     "jit": "found in the JIT operator registry",
-    "torch.ops": "found in torch.ops",
+    "torch.ops": "found in torch.ops, where torch.library put it",
     "import": "found after an allowed import",
-    "schemaless": "called without a schema",
+    "python function": "a Python function without a schema, called by position",
     "equivalent": "replayed through a portable equivalent",
     "reference": "replayed by opreplay's reference implementation, the vendor library is not here",
     "executor": "run by a user's executor",
@@ -94,7 +95,8 @@ def _overview(op: ReplayOp, result: OpResult) -> Table:
     if len(op.recorded.kernels) > KERNELS_SHOWN:
         add("", f"and {len(op.recorded.kernels) - KERNELS_SHOWN} more kernels", "dim")
     if result.status == "replayed":
-        add("resolved", HOW.get(op.resolved_by or "", "not resolved") + (f": {op.via}" if op.via else ""))
+        how, origin = HOW.get(op.resolved_by or "", "not resolved"), registered_by(op)
+        add("resolved", how + (f" by {origin}" if origin else "") + (f": {op.via}" if op.via else ""))
     else:
         add("not replayed", str(result.reason or ""), "yellow")
     if result.meta is not None:

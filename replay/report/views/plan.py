@@ -40,6 +40,7 @@ from opreplay.replay.report.run.table import (
 )
 from opreplay.replay.report.text import DASH
 from opreplay.replay.report.views import meta
+from opreplay.replay.resolve.defining_files import registered_by
 from opreplay.replay.results.of_plan import result_of, summarize
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import L2State, OpResult, Simulated, Summary
@@ -183,6 +184,7 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "replayable": result.status == "replayed",
         "reason": result.reason and str(result.reason),
         "resolved_by": op.resolved_by,
+        "registered_by": registered_by(op),
         "via": op.via,
         "overload": op.overload,
         "call": result.call,

@@ -130,6 +130,7 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
                 "uncalibrated_share": step.uncalibrated_share,
                 "coverage": coverage_facts(covered(plan, step)),
                 "faster_than_larger": {one.larger: one.ops for one in inversions(steps) if one.smaller == step.device},
+                "beyond_hbm_bytes_per_s": step.beyond_hbm,
                 "by_bound_us": step.by_bound,
                 "by_family_us": step.by_family,
                 "losing": [
@@ -293,6 +294,20 @@ def _inversion_lines(steps: Sequence[Step]) -> list[RenderableType]:
     ]
 
 
+def _streaming_lines(steps: Sequence[Step]) -> list[RenderableType]:
+    """Devices on which the step is predicted to stream more than memory can: a fault of the prediction."""
+    return [
+        Text(
+            f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of "
+            f"distinct tensors in {time_text(step.pass_us)}: {speed / 1e12:.3g} TB/s beyond L2, while the peak of "
+            f"memory is {step.peaks[3] / 1e12:.3g}; please report it",
+            style="yellow",
+        )
+        for step in steps
+        if (speed := step.beyond_hbm) is not None
+    ]
+
+
 def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
     """ "910b3, time by bound: vector 23.8 %, l2 23.4 %"; the largest ones, the tables have all."""
     shown = [(name, us / step.total_us) for name, us in times.items()][:SHARES_SHOWN] if step.total_us else []
@@ -424,6 +439,7 @@ def render(
         _totals_table(plan, steps, names_device=where is None or where.clock != "device"),
         *[Text(line, style="yellow", overflow="fold") for line in first_screen.capture_lines(plan)],
         *memory_lines(plan, steps),
+        *_streaming_lines(steps),
         *_inversion_lines(steps),
         *[Text(line, style="yellow", overflow="fold") for line in _no_paths(plan, steps)],
         *_cache_line(plan, steps[0].l2),

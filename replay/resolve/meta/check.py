@@ -76,8 +76,8 @@ def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
         try:
             call = call_on_meta(op, policy)
         except NotReplayable as stopped:
-            # Only users' executors lack a fake; what is missing is then not in the trace.
-            lacks_fake = op.resolved_by == "executor" and stopped.reason.kind == "metadata missing"
+            # Only users' executors and functions lack a fake; what is missing is then not in the trace.
+            lacks_fake = op.resolved_by in ("executor", "python function") and stopped.reason.kind == "metadata missing"
             return MetaCheck(status="no meta kernel" if lacks_fake else "failed", detail=str(stopped.reason))
         except Exception as error:
             return _verdict(op, error)

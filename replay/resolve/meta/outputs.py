@@ -130,6 +130,8 @@ def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str
             return find_overload(own, policy)(*positional, **by_name)
     if op.resolved_by == "executor":
         return _call_fake(op, positional, by_name)
+    if op.resolved_by == "python function":
+        raise NotReplayable(Reason("metadata missing", f"shapes of the results: {op.called} has no schema"))
     call: Callable[..., Any] = find_overload(op, policy)
     return call(*positional, **by_name)
 

@@ -19,7 +19,7 @@ from opreplay.replay.resolve.bind import Unbound, bind
 from opreplay.replay.resolve.guess.guess import Context
 from opreplay.replay.resolve.match import best_match
 from opreplay.replay.resolve.schema import OpSpec, compile_schema, specs_of
-from opreplay.replay.resolve.user.conversions import DtypeCode
+from opreplay.replay.resolve.user.conversions import DtypeCode, as_recorded
 from opreplay.replay.resolve.user.inputs_and_attrs import called_with_lists, op_and_overload, takes_inputs_and_attrs
 from opreplay.replay.resolve.user.table import OpFunction, OpTable
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
@@ -199,6 +199,7 @@ def _by_position(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
     """Arguments in the recorded order, named as the callable names them."""
+    defaults = _defaults(entry.function)
     names, open_ended = (
         ([f"input{i}" for i in range(len(recorded))], True) if entry.lists else _parameters(entry.function)
     )
@@ -208,6 +209,9 @@ def _by_position(
     args: list[ReplayArg] = []
     for i, rec in enumerate(recorded):
         name = names[i] if i < len(names) else f"{'input' if entry.lists else 'arg'}{i}"
+        if rec.value is MISSING and isinstance(default := defaults.get(name, MISSING), bool | int | float | str):
+            rec = as_recorded(default)
+            notes.append(Assumption(argument=name, what=f"{default!r} (default of {entry.shown})"))
         arg = _argument(name, rec, context, notes)
         args.append(msgspec.structs.replace(arg, mutated=name in entry.mutates))
     if any(rec.kind in ("tensor", "tensors") and not rec.strides_recorded for rec in recorded):
@@ -259,3 +263,12 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
         return [], True
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return names, any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Values that a callable takes for parameters that are left out."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built-in functions have no signature
+        return {}
+    return {one.name: one.default for one in parameters if one.default is not one.empty}

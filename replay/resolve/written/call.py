@@ -32,6 +32,7 @@ from opreplay.replay.resolve.user.conversions import (
     in_schema_order,
 )
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_by_name, bind_executor, schemas_for
+from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.replay.resolve.user.table import OpFunction
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
@@ -68,6 +69,8 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
         near = ", ".join(near_names(base))
         hint = f"Did you mean {near}?" if near else "Name an op as a trace does: aten::mm."
         raise UsageError(f"{call.name} cannot be called: {found.reason}", hint=hint)
+    if found.function is not None:
+        return _executed(found.function, base, call, device)
     specs = [spec for spec in found.specs if parts[2] in (None, spec.overload or "default")]
     if not specs:
         known = ", ".join(spec.overload or "default" for spec in found.specs)
@@ -202,6 +205,7 @@ def _in_order(call: CallText, name: str, specs: list[OpSpec]) -> tuple[RecordedA
 def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> ReplayOp:
     """The op, to be run by a user's callable. Raises UsageError."""
     context = Context(device=device)
+    is_function = isinstance(entry, PythonFunction)
     text = None
     try:
         ordered = _in_order(call, name, schemas_for(entry, name))
@@ -212,12 +216,14 @@ def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> Re
             args, notes = bind_by_name(entry, [_recorded(one) for one in call.args], by_name, context)
     except Unbound as stopped:
         raise UsageError(f"{name} cannot be called: {stopped.reason}", hint=f"{entry.shown} runs it.") from None
+    if is_function and (refusal := refused_text(args)) is not None:
+        raise UsageError(f"{name} cannot be called: {refusal}", hint="register_executor takes any text.")
     return ReplayOp(
         id=_identity(name, args),
         name=name,
         count=1,
         recorded=_NO_TIME,
-        resolved_by="executor",
+        resolved_by="python function" if is_function else "executor",
         schema=text,
         args=args,
         assumptions=notes,

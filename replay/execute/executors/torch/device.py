@@ -17,8 +17,10 @@ import msgspec
 import torch
 
 from opreplay.initializers import fill
+from opreplay.initializers.applying import fingerprints
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
+from opreplay.initializers.draws.argument_names import decides_work
 from opreplay.initializers.registry import Registry, built_in
 from opreplay.initializers.supplied.values import RECORDED, RecordedValues
 from opreplay.replay.arguments import tensors
@@ -43,6 +45,8 @@ from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import ValueCheck, not_compared
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.resolve.own_call import OwnCall
+from opreplay.replay.resolve.policy import TORCH_NAMESPACES
+from opreplay.replay.results.records import Filling
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
 from opreplay.traces.errors import EnvironmentRefused, UsageError
@@ -72,6 +76,7 @@ class TorchPrepared:
         self.max_calls: int | None = None
         self.first_call_us: float | None = None
         self.initializer: str | None = None
+        self.filling: Filling | None = None
         self.lengths: BatchLengths | None = None
         self.assumptions: tuple[Assumption, ...] = ()
         self.work: Work | None = None
@@ -228,6 +233,7 @@ class TorchExecutor:
             ruled=rule is not None,
             assumptions=notes + assumed,
             lengths=lengths,
+            filling=_filling(op, rule, reports),
         )
 
     def _ready(
@@ -241,7 +247,8 @@ class TorchExecutor:
         spare = self._memory_bytes - budget.need_of(op).total
         function = partial(with_gradients, filled.function) if op.gradients else filled.function
         prepared = TorchPrepared(partial(function, *positional, **by_name), _written(op, args), spare)
-        prepared.initializer, prepared.lengths = filled.initializer, filled.lengths
+        prepared.initializer, prepared.filling = filled.initializer, filled.filling
+        prepared.lengths = filled.lengths
         if self._check_work:
             prepared.work = work_of(self._context(op, args, seed_of(op, seed), seed), filled.lengths)
         prepared.assumptions = filled.assumptions
@@ -366,14 +373,21 @@ class TorchExecutor:
 
     def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
         """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""
-        reports = [DenseInit().initialize(context)]
+        plain = DenseInit().initialize(context)
+        reports = [plain]
         if rule is None:
             return DenseInit.name, reports if context.tensors() else []
+        before = fingerprints(context, plain.assumed)
         try:
             report = self._registry.apply(rule, context)
         except InitializerError as error:
             raise NotReplayable(Reason("failed", f"initializer {rule.name}: {_first_line(error)}")) from error
-        assumed = {name: what for name, what in reports[0].assumed.items() if name not in report.assumed}
+        after = fingerprints(context, plain.assumed)
+        assumed = {
+            name: what if after[name] == before[name] else f"filled by {rule.name}"
+            for name, what in plain.assumed.items()
+            if name not in report.assumed
+        }
         return rule.name, [InitReport(assumed=assumed), report]
 
     def _supply(
@@ -469,6 +483,18 @@ def _hold(duration_us: float) -> None:
     """Keep the CUDA device busy for about this long, at 2 GHz."""
     with suppress(AttributeError):
         torch.cuda._sleep(math.ceil(duration_us * 2000))
+
+
+def _filling(op: ReplayOp, rule: CustomInit | None, reports: Sequence[InitReport]) -> Filling | None:
+    """What is to be said of the contents; `reports` begin with that on plain values."""
+    if rule is not None:
+        said = reports[1].summary
+        return Filling(summary=said) if said else None
+    if not reports or op.resolved_by == "reference" or op.called.partition("::")[0] in TORCH_NAMESPACES:
+        return None
+    written = {arg.name for arg in op.args if arg.mutated}
+    names = tuple(name for name in reports[0].assumed if decides_work(name) and name not in written)
+    return Filling(at_random=names) if names else None
 
 
 def _with_lengths(function: Callable[..., Any], found: BatchLengths | None) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from opreplay.replay.ascend.cost.residency import Held, Stream, codes_kept, reus
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.op_view import kernel, spec
 from opreplay.replay.ascend.simulate.step import simulate_step
-from opreplay.replay.ascend.simulate.step_residency import held_in_caches
+from opreplay.replay.ascend.simulate.step_residency import held_in_caches, step_kernels
 from opreplay.replay.ir.model import Recorded, RecordedSequence, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
@@ -40,7 +40,7 @@ def sequence(*calls: str) -> RecordedSequence:
 
 
 def shares(ops: list[ReplayOp], *calls: str) -> dict[str, float]:
-    (found,) = held_in_caches(ops, sequence(*calls), [DEVICE])
+    (found,) = held_in_caches(step_kernels(ops, sequence(*calls)), [DEVICE])
     return {id_[0]: of_kernels[-1].resident or 0.0 for id_, of_kernels in found.items() if of_kernels}
 
 
@@ -83,7 +83,7 @@ def test_the_steps_time_follows_what_is_in_the_cache() -> None:
 
 def test_ops_that_the_plan_lacks_are_left_out() -> None:
     one = op("a", "aten::exp", (meta(8),), self=meta(8.5))
-    (found,) = held_in_caches([one], sequence("a", "z", "a"), [DEVICE])
+    (found,) = held_in_caches(step_kernels([one], sequence("a", "z", "a")), [DEVICE])
     assert set(found) == {"a" * 12}
 
 
@@ -100,7 +100,7 @@ def test_a_named_tensor_is_not_mistaken_for_another_of_its_size() -> None:
 
 def test_code_that_ran_shortly_before_makes_a_launch_shorter() -> None:
     relu, exp = (op(name[0], f"aten::{name}", (meta(8),), self=meta(8)) for name in ("relu", "exp"))
-    (found,) = held_in_caches([relu, exp], sequence("r", "r", "r", "e"), [DEVICE])
+    (found,) = held_in_caches(step_kernels([relu, exp], sequence("r", "r", "r", "e")), [DEVICE])
     assert found["r" * 12][0].loaded == 1.0, "a step follows itself: the first relu comes one kernel after the last"
     assert found["e" * 12][0].loaded == 1.0
     calls = [kernel(kind, [spec((1 << 20,), "float32")], [spec((1 << 20,), "float32")]) for kind in "ABCDE"]

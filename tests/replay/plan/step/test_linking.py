@@ -78,6 +78,18 @@ def test_a_result_without_gaps_is_seen_through_a_view_that_was_not_selected() ->
     assert kinds(link([RELU, gaps], [0, 1]))[1] == ["outside"]
 
 
+def test_a_view_of_a_parameter_is_none_of_another_parameter() -> None:
+    wide, back = meta(8, 4), meta(4, 8)
+    up = op("aten::t", {"self": wide}, meta(4, 8, strides=(1, 4)))
+    down = op("aten::t", {"self": back}, meta(8, 4, strides=(1, 8)))
+    linked = link([up, down], [0, 1, 0])
+    assert [source[0] for source in linked.sources] == [Source("outside", number=n) for n in range(3)]
+    again = op("aten::t", {"self": meta(4, 8, strides=(1, 4))}, wide)
+    assert link([up, again], [0, 1]).sources[1] == (Source("result", Value(0, 0)),), "a view of that very view is one"
+    made = op("aten::relu", {"self": wide}, wide)
+    assert kinds(link([made, up, down], [0, 1, 2]))[2] == ["view"], "and views of results are views as before"
+
+
 def test_strides_of_dimensions_of_one_element_mean_nothing() -> None:
     made = op("aten::relu", {"self": meta(1, 8)}, meta(1, 8, strides=(99, 1)))
     taken = op("aten::gelu", {"self": meta(1, 8, strides=(8, 1))}, meta(1, 8))

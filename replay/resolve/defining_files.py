@@ -10,7 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from opreplay.initializers.user_code import loaded_files
 from opreplay.replay.host.dispatcher import registered_in
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.resolve.names import imported_libraries
+from opreplay.replay.resolve.user.executors import EXECUTORS
 
 _DEFINING = frozenset({"define", "custom_op", "triton_op"})
 """Functions of torch.library whose first argument names the op."""
@@ -32,6 +36,24 @@ def defining_file(name: str, overload: str, files: Collection[str]) -> Path | No
         # torch.library.define does it in the caller's place: then the file is the one that calls it.
         return next((Path(file) for file in files if _calls_for(file, name)), None)
     return own
+
+
+def registered_by(op: ReplayOp) -> str | None:
+    """What the user named, or the file, that gave what an op of a plan calls; None where torch or opreplay has it."""
+    namespace = op.called.partition("::")[0]
+    if op.resolved_by == "import":
+        return ", ".join(imported_libraries().get(namespace, ())) or None
+    if op.resolved_by == "executor":
+        entry = EXECUTORS.find(op.called)
+        return None if entry is None else entry.source
+    if op.resolved_by != "torch.ops":
+        return None
+    sources = loaded_files()
+    file = defining_file(op.called, op.overload or "", sources)
+    if file is not None:
+        return sources[str(file)]
+    where = registered_in(f"{op.called}.{op.overload}" if op.overload else op.called)
+    return None if where is None else Path(where).name
 
 
 def _among(where: str | None, files: Collection[str]) -> Path | None:

@@ -53,7 +53,7 @@ main()
     ("arguments", "said"),
     [
         (("devices",), ""),
-        (("op", "aten::relu", "--shapes", "f32[4]", "--op-time", "1ms", "--visits", "1"), "interrupted"),
+        (("op", "aten::relu(f32[4])", "--op-time", "1ms"), "interrupted"),
     ],
 )
 def test_no_command_that_was_told_to_end_succeeds(arguments: tuple[str, ...], said: str) -> None:

@@ -21,4 +21,6 @@ class ExitCode(IntEnum):
     """A condition of `compare --fail-if` holds."""
     UNTESTED = 6
     """Of none of those conditions that is told, but one of them could not be tested: no pass, and no regression."""
+    INTERNAL = 70
+    """Code of opreplay's own failed on an op; everything else was done."""
     INTERRUPTED = 130

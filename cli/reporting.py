@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from opreplay.cli.outputs import Outputs
+    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
     from opreplay.replay.results.reading import MemorySink, ResultFile
@@ -71,8 +72,11 @@ def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = T
     )
 
 
-def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
-    """1 when more ops were skipped or failed than allowed or one lost its process; a line on stderr says so."""
+def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> ExitCode:
+    """1 when more ops were skipped or failed than allowed or one lost its process; a line on stderr says so.
+
+    Raises InternalError where code of opreplay's own failed.
+    """
     from opreplay.replay.results.resume import has_lost_process, is_ended_by_time, is_out_of_time
 
     summary = outputs.memory.summary
@@ -97,9 +101,10 @@ def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     lost = sum(map(has_lost_process, outputs.memory.results))
     if lost:
         console.narrate(f"opreplay: error: {lost} ops lost the process that ran them; --resume tries them again")
-        return ExitCode.INCOMPLETE
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
-    return code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
+    code = code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
+    failed.conclude()
+    return ExitCode.INCOMPLETE if lost and code == ExitCode.OK else code
 
 
 def _measured_here(outputs: Outputs) -> bool:

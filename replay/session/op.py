@@ -105,7 +105,7 @@ class Op(Shown):
         from opreplay.replay.arguments.work.expected import expected_contents
         from opreplay.replay.ascend.simulate.devices import simulate_on
 
-        made = simulate_on(self.ir, devices_of(soc), expected_contents()(self.ir), l2)
+        made = simulate_on(self.ir, devices_of(soc), expected_contents(), l2)
         if not made:
             raise NotReplayable(self.reason or Reason("metadata missing", "no arguments to predict a time from"))
         return next(iter(made.values()))

@@ -107,7 +107,7 @@ def run(
     Raises UsageError where worker processes lack what this program registered, EnvironmentRefused without the device.
     """
     from opreplay.replay.arguments.work.expected import expected_contents
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.plan.inputs import trace_facts, with_recorded_children
@@ -121,14 +121,14 @@ def run(
     devices = devices_of(soc)
     contents = expected_contents(chosen.init_modules, chosen.init_args, seed=chosen.seed, values=chosen.values)
     sink = _Both(output, force=force)
-    unpredicted: dict[str, list[str]] = {}
+    unpredicted = Failed()
     try:
         with held([] if chosen.shared_device else [chosen.device]) as beside:
             run_plan(
                 plan,
                 chosen,
                 sink=sink,
-                simulate=lambda op: simulate_on(op, devices, contents(op), chosen.l2_state(), unpredicted),
+                simulate=lambda op: simulate_on(op, devices, contents, chosen.l2_state(), unpredicted),
                 failed=unpredicted,
                 on_progress=on_progress,
                 trace=trace_facts(read.read),

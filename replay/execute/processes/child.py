@@ -7,12 +7,10 @@ Owns the process and why it died; which op is tried again, and when a child is r
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -27,6 +25,7 @@ from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome
+from opreplay.traces.child_process import python_command
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 START_S = 180.0
@@ -37,11 +36,6 @@ FRAME_S = 10.0
 """Time for the rest of a frame whose first bytes are there."""
 NOISE_BYTES = 2000
 """How much of what a dying child wrote to stderr is looked at for a reason."""
-BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from opreplay.replay.{module} import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
-)
-"""Gives the child the parent's module path, so that the folder it runs in cannot slip a module in."""
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """Signals that no op raises by itself: a scheduler, the kernel that is out of memory, or somebody sent them."""
 LOOK_S = 5.0
@@ -64,12 +58,12 @@ class Child:
         self._ready_by, self._was_stopped = monotonic() + START_S, False
         self._kills_before = environment.kills_for_memory()
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        bootstrap = BOOTSTRAP.format(module=module or (RANK if isinstance(config, RankConfig) else OPS))
+        serving = "opreplay.replay." + (module or (RANK if isinstance(config, RankConfig) else OPS))
         mine, theirs = socket.socketpair()
         self._channel = mine
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", bootstrap, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
+                python_command(serving, "serve", theirs.fileno(), os.getpid()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._noise,

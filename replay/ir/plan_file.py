@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from opreplay.replay.ir.extremes import extreme
 from opreplay.replay.ir.model import SCHEMA_VERSION, ReplayPlan
 from opreplay.replay.ir.verify import verify
 from opreplay.traces.errors import FormatError, UsageError
-from opreplay.traces.extremes import extreme
 from opreplay.traces.names import printable
 
 MAX_BYTES = 1 << 30

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias, cast
 
 import msgspec
 
+from opreplay.replay.ir.extremes import extreme
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.results.records import (
     SCHEMA_VERSION,
@@ -21,7 +22,6 @@ from opreplay.replay.results.records import (
     TraceResult,
 )
 from opreplay.traces.errors import FormatError
-from opreplay.traces.extremes import extreme
 from opreplay.traces.reading.source import open_pipe
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

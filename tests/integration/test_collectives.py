@@ -215,6 +215,25 @@ def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: si
         assert [one.status for one in again.values()] == ["replayed"] * 4
 
 
+def test_a_run_on_ranks_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """The folder in which the ranks met stayed, one more after each kill."""
+    folder, out = tmp_path / "tmp", tmp_path / "out.jsonl"
+    folder.mkdir()
+    arguments = command(several(tmp_path), out, "--ranks", "2", "--op-time", "0.4s")
+    process = subprocess.Popen(arguments, env={**ENVIRONMENT, "TMPDIR": str(folder)}, stdout=subprocess.DEVNULL)
+    try:
+        wait_for_first_result(process, out)
+        ranks = ranks_of(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ranks
+    assert list(folder.iterdir()) == []
+
+
 def test_a_rank_that_is_killed_while_it_starts_is_started_again() -> None:
     options = MeasureOptions()
     config = RankConfig(rank=0, world=2, backend="gloo", device="cpu", store="", memory_bytes=1 << 30, measure=options)

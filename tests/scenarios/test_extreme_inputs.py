@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.main import UNBEARABLE, opreplay
 from opreplay.replay.ascend.devices import file as device_files
-from opreplay.traces.extremes import extreme
+from opreplay.replay.ir.extremes import extreme
 from opreplay.traces.samples import catalog
 
 NUMBERS = ("1" + 400 * "0", "-1" + 400 * "0", "1e308", "-1e308", "5e-324", str(2**63), str(-(2**63) - 1), "-1")

@@ -7,7 +7,6 @@ Owns what is tried again and when a process counts as stuck. What happens inside
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
@@ -20,6 +19,7 @@ from opreplay.replay.execute.messages import PassDone, Ready, SequenceOutcome, S
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
 from opreplay.replay.execute.sequence.passes import BEAT, LostDevice, serve_sequence
+from opreplay.replay.host.channel import Unnamed
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult, SequenceResult
@@ -163,15 +163,14 @@ class SequenceEngine:
         left_s = None if self._deadline is None else max(0.0, self._deadline - monotonic())
         if left_s is not None:
             time_s = min(time_s, left_s)
-        with tempfile.NamedTemporaryFile() as beat:
-            beat.write(BEAT.pack(-1, 0))
-            beat.flush()
+        with Unnamed() as beat:
+            os.write(beat.fileno(), BEAT.pack(-1, 0))
             task = SequenceTask(
                 ops=tuple(ops),
                 budget_bytes=self._budget_bytes,
                 time_s=time_s,
                 left_s=left_s,
-                heartbeat=beat.name,
+                heartbeat=beat.path,
                 own=tuple(own),
                 calls=tuple(index[sequence.ids[call]] for call in sequence.calls if sequence.ids[call] in index),
                 memories=tuple(

@@ -6,10 +6,7 @@ When one of them dies, breaks or does not answer in time, all are ended, and the
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from multiprocessing.connection import wait
-from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
@@ -18,6 +15,7 @@ import msgspec
 from opreplay.replay.execute.messages import Ready
 from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
+from opreplay.replay.host.channel import Unnamed
 from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 
@@ -51,7 +49,7 @@ class LocalCrew:
         """`config` is that of every rank but for its number, device and store."""
         self._config, self._limit_s = config, limit_s
         self._children: list[Child] = []
-        self._folder: str | None = None
+        self._store: Unnamed | None = None
         self._was_ready = False
         self._facts: dict[str, object] = {}
         self.restarts = 0
@@ -89,8 +87,8 @@ class LocalCrew:
 
     def _open(self) -> str:
         """Start all ranks and wait until they have met; why they have not, "" where they have."""
-        self._folder = tempfile.mkdtemp(prefix="opreplay-ranks-")
-        store = str(Path(self._folder, "store"))
+        self._store = Unnamed()
+        store = self._store.path
         device = self._config.device
         self._children = [
             Child(msgspec.structs.replace(self._config, rank=rank, device=device_of_rank(device, rank), store=store))
@@ -175,9 +173,9 @@ class LocalCrew:
         for child in self._children:
             child.end(grace_s=max(0.0, deadline - monotonic()))
         self._children = []
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
 
 def _of_rank(reason: Reason, who: str) -> Reason:

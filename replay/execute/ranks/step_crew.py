@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import wait
@@ -15,6 +14,7 @@ import msgspec
 from opreplay.replay.execute.messages import SharedStep, SharedStepOutcome
 from opreplay.replay.execute.ranks.crew import AFTER_ERROR_S, LocalCrew, died
 from opreplay.replay.execute.sequence.passes import BEAT
+from opreplay.replay.host.channel import Unnamed
 from opreplay.replay.ir.reasons import Reason
 
 POLL_S = 0.5
@@ -47,11 +47,10 @@ class StepCrew(LocalCrew):
             beats: list[int] = []
             try:
                 for child in self._children:
-                    beat = files.enter_context(tempfile.NamedTemporaryFile())
-                    beat.write(BEAT.pack(-1, 0))
-                    beat.flush()
+                    beat = files.enter_context(Unnamed())
+                    os.write(beat.fileno(), BEAT.pack(-1, 0))
                     beats.append(beat.fileno())
-                    task = msgspec.structs.replace(step.task, heartbeat=beat.name)
+                    task = msgspec.structs.replace(step.task, heartbeat=beat.path)
                     child.send(msgspec.structs.replace(step, task=task))
                 found = self._watched(step, beats, limit_s, until)
             except BaseException:

@@ -142,8 +142,7 @@ def command(
 
     TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
     trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
-    costs only itself; the exit code is then 3, and where one is cut short or damaged, unless --allow-damaged. --mode
-    sequence and --ranks are `opreplay run`'s, of one trace.
+    costs only itself; the exit code is then 3, as for a damaged one. --mode sequence and --ranks are `opreplay run`'s.
     """
     import msgspec
 

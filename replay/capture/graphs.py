@@ -102,8 +102,8 @@ def run_program(
 def step_of_file(path: str) -> Callable[[], Step]:
     """The step of a file that `torch.export.save` wrote: its graph on the inputs that it was exported with.
 
-    Loading one runs what it holds: pickles of inputs, weights and constants, conditions on sizes, names of modules. It is
-    for files that the user trusts. Raises UsageError for one that torch cannot load, or that lacks its inputs.
+    Loading one runs what it holds: pickles of inputs, weights and constants, conditions on sizes, names of modules. It
+    is for files that the user trusts. Raises UsageError for one that torch cannot load, or that lacks its inputs.
     """
     log = logging.getLogger("torch.export")
     before = log.level

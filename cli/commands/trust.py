@@ -13,8 +13,8 @@ from opreplay.cli.options.types import FileName
 @click.command("trust", short_help="Let a found file of options name code and files.")
 @click.argument("file", metavar="[FILE]", required=False, type=FileName())
 def command(file: str | None) -> None:
-    """Let FILE, as it is now, name code to run, files to write and limits: the nearest opreplay.toml or pyproject.toml by
-    default. Read it first. After an edit it is to be trusted again.
+    """Let FILE, as it is now, name code to run, files to write and limits. Read it first. It is the nearest
+    opreplay.toml or pyproject.toml by default. After an edit it is to be trusted again.
 
     What is trusted is remembered in $XDG_STATE_HOME/opreplay or ~/.local/state/opreplay.
     """

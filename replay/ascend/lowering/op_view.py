@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from math import prod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import isfinite, prod
 from typing import Any, cast
 
 from opreplay.replay.arguments.work.amounts import Contents
@@ -18,6 +18,10 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 _UNNAMED = re.compile(r"arg\d+")
 """Names of the arguments of an op that is not resolved."""
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
+
+
+class DoesNotFit(Exception):
+    """Arguments that a rule makes no sense of: a trace may record anything under a known name."""
 
 
 def spec(shape: Iterable[int], dtype: str, layout: str = "ND") -> TensorSpec:
@@ -34,6 +38,13 @@ def kernel(
 ) -> KernelCall:
     """A kernel call."""
     return KernelCall(type=kernel_type, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, count=count)
+
+
+def whole(number: float) -> int:
+    """A number without its fraction. Raises DoesNotFit for one that is not finite."""
+    if not isfinite(number):
+        raise DoesNotFit(f"{number} where a whole number belongs")
+    return int(number)
 
 
 def is_contiguous(meta: TensorMeta) -> bool:
@@ -83,10 +94,19 @@ def _is_result(arg: ReplayArg) -> bool:
 class OpView:
     """Read access to one op while it is lowered; collects kernels that make operands contiguous, and notes."""
 
-    def __init__(self, op: ReplayOp, contents: Contents | None = None, *, by_order: bool = False) -> None:
+    def __init__(
+        self,
+        op: ReplayOp,
+        contents: Contents | None = None,
+        *,
+        by_order: bool = False,
+        known: Callable[[], Collection[str]] | None = None,
+    ) -> None:
         """`by_order`: where the op's library is not here, its arguments have no names; a name that is asked for then
-        means the next tensor, or the next other argument, that none was asked for yet, and a note says so."""
+        means the next tensor, or the next other argument, that none was asked for yet, and a note says so. `known`: all
+        names that the op's arguments have; to ask for none of them is then a KeyError."""
         self.op = op
+        self._known = known
         self._by_order = by_order and bool(op.args) and all(_UNNAMED.fullmatch(arg.name) for arg in op.args)
         self.contents = contents
         """What the arguments' values amount to, where known."""
@@ -111,6 +131,33 @@ class OpView:
                 return next((t for t in arg.tensors if t is not None), None)
         return self._tensors[at] if at is not None and at < len(self._tensors) else None
 
+    def need(self, *names: str, at: int | None = None, rank: int = 0) -> TensorMeta:
+        """`meta` of an argument that the rule cannot do without, of at least `rank` dimensions. Raises DoesNotFit."""
+        meta = self.meta(*names, at=at)
+        if meta is None or len(meta.shape) < rank:
+            wanted = " or ".join(names) or f"tensor {at}"
+            raise DoesNotFit(f"{wanted} is no tensor of {rank} dimensions" if rank else f"{wanted} is not recorded")
+        return meta
+
+    def widest(self, *, rank: int = 0) -> TensorMeta:
+        """The first of the tensors with most elements, of at least `rank` dimensions. Raises DoesNotFit without one."""
+        metas = [meta for meta in self._tensors if len(meta.shape) >= rank]
+        if not metas:
+            raise DoesNotFit(f"no tensor of {rank} dimensions is recorded" if rank else "no tensor is recorded")
+        return max(metas, key=elements)
+
+    def axis(self, *names: str, rank: int) -> int | None:
+        """A dimension, counted from the first, of a tensor of `rank`; None when absent, or of a scalar.
+
+        Raises DoesNotFit for one that the tensor does not have.
+        """
+        if rank == 0 or self.number(*names) is None:
+            return None
+        dim = self.integer(*names, default=0)
+        if not -rank <= dim < rank:
+            raise DoesNotFit(f"dimension {dim} of a tensor of {rank}")
+        return dim % rank
+
     def metas(self, name: str) -> list[TensorMeta]:
         """The tensors of a list argument; all tensors when the argument is not there."""
         self._take((name,), tensor=True)
@@ -128,14 +175,19 @@ class OpView:
 
     def _take(self, names: tuple[str, ...], *, tensor: bool) -> None:
         """Give the first of `names` to the next unnamed argument, where arguments have no names."""
-        if not self._by_order or not names or any(name in self.args for name in names):
+        if not names or any(name in self.args for name in names):
+            return
+        if not self._by_order:
+            known = self._known() if self._known is not None else ()
+            if known and set(known).isdisjoint(names):
+                raise KeyError(f"{self.op.called} has no argument {' or '.join(names)}, it has {', '.join(known)}")
             return
         taken = {id(arg) for name, arg in self.args.items() if name != arg.name}
         left = (i for i, arg in enumerate(self.op.args) if bool(arg.tensors) == tensor and id(arg) not in taken)
         place = next(left, None)
         if place is not None:
             self.args[names[0]] = self.op.args[place]
-            self.note(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
+            self.assume(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
 
     def number(self, *names: str) -> float | None:
         """A numeric argument; None when absent or not a number."""
@@ -143,9 +195,9 @@ class OpView:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def integer(self, *names: str, default: int) -> int:
-        """An integer argument."""
+        """An integer argument. Raises DoesNotFit for one that is not finite."""
         number = self.number(*names)
-        return int(number) if number is not None else default
+        return whole(number) if number is not None else default
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """A boolean argument."""
@@ -153,13 +205,13 @@ class OpView:
         return bool(value) if isinstance(value, bool | int) else default
 
     def integers(self, *names: str) -> tuple[int, ...]:
-        """A list of integers (an integer counts as a list of one); empty when absent."""
+        """A list of integers (an integer counts as a list of one); empty when absent. Raises as `integer` does."""
         value = self.value(*names)
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         if isinstance(value, tuple | list):
             items = cast("Sequence[Any]", value)
-            return tuple(int(v) for v in items if isinstance(v, int | float))
+            return tuple(whole(v) for v in items if isinstance(v, int | float))
         return ()
 
     def dense(self, *names: str, at: int | None = None) -> TensorSpec | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -15,9 +16,10 @@ from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering import op_view as view_module
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.standins.declared.register import canonical_name
+from opreplay.traces.errors import internal_error
 
 Rule = Callable[[OpView], Iterable[KernelCall]]
 
@@ -169,11 +171,11 @@ COLLECTIVE = "record_param_comms"
 
 
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
-    """The kernels of one call of `op`, with arguments of these contents. Never raises for a well-formed op.
+    """The kernels of one call of `op`, with arguments of these contents.
 
     Without contents lengths follow from the batch of the op's iteration, and routing is taken as even. Where a rule
     meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so. A user's rule that fails
-    raises CustomOpError.
+    raises CustomOpError, a built-in one InternalError.
     """
     if op.on_host:
         return Lowering(kernels=(), notes=("stays on the host: it counts an optimizer's steps",))
@@ -192,10 +194,11 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     if rule is not None:
         try:
             kernels = list(rule(view))
-        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration):
-            # A trace may record anything under a known name; the arguments then do not fit the rule.
+        except DoesNotFit as misfit:
             view = OpView(op)
-            view.note(f"arguments do not fit what {op.name} takes: costed by bytes")
+            view.note(f"arguments do not fit what {op.name} takes, {misfit}: costed by bytes")
+        except Exception as error:
+            raise internal_error(f"lowering rule {rule.__name__} for {op.name} ({op.id})", error) from error
         else:
             return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed)
     else:
@@ -205,7 +208,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
 
 def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:
     """What a user's rule makes of an op. Raises CustomOpError when it fails or gives something else than kernels."""
-    view = OpView(op, contents, by_order=True)
+    view = OpView(op, contents, by_order=True, known=partial(_argument_names, op))
     try:
         kernels = list(users.function(view))
     except (Exception, SystemExit) as error:  # user code may raise anything
@@ -216,4 +219,14 @@ def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lo
         ) from error
     if not all(isinstance(one, KernelCall) for one in kernels):
         raise CustomOpError(f"{users.place}: the rule for {op.name} gave something else than kernels")
-    return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes), source=users.shown)
+    return Lowering(
+        kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed, source=users.shown
+    )
+
+
+def _argument_names(op: ReplayOp) -> list[str]:
+    """All names that arguments of an op have, in any overload; none where torch does not know the op here."""
+    from opreplay.replay.resolve.schema import specs_of
+
+    name = op.called.partition(".")[0]
+    return list(dict.fromkeys(arg.name for spec in specs_of(name) for arg in spec.args))

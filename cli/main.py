@@ -44,6 +44,7 @@ COMMANDS: dict[str, str] = {
     "initializers": "opreplay.cli.commands.initializers",
     "plugins": "opreplay.cli.commands.plugins",
     "doctor": "opreplay.cli.commands.doctor",
+    "trust": "opreplay.cli.commands.trust",
     "completion": "opreplay.cli.commands.completion",
     "man": "opreplay.cli.commands.man",
 }
@@ -173,14 +174,15 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
     opreplay plan trace.json.gz                    what would run, and how
     opreplay run trace.json.gz --soc 910b3         recorded, measured and simulated times
     """
-    from opreplay.cli.settings import Settings, refused
+    from opreplay.cli.settings import Settings, refuse_untrusted, refused
 
     try:
         ctx.obj = settings = _settings(ctx, config)
     except Exception as error:
-        if ctx.invoked_subcommand != "doctor" or not refused(error):
+        if ctx.invoked_subcommand not in ("doctor", "trust") or not refused(error):
             raise
         ctx.obj = settings = Settings(problem=str(error))  # doctor is who reports it
+    refuse_untrusted(settings, ctx.invoked_subcommand or "")
     ctx.default_map = {name: dict(values) for name, values in settings.values.items()}
     used = settings.used.get(ctx.invoked_subcommand or "", ())
     if used:
@@ -197,7 +199,7 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
     group = ctx.command
     assert isinstance(group, OpReplayGroup)
     commands = {name: command for name in COMMANDS if (command := group.get_command(ctx, name)) is not None}
-    return read_settings(path, commands)
+    return read_settings(path, commands, named=config is not None)
 
 
 def _fill_closed_streams() -> None:

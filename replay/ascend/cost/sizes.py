@@ -46,7 +46,7 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     most_bytes: int
     """Bytes of the tensor that has most."""
     main: TensorSpec | None
-    """The operand (see `operands_of`) of most bytes, the first of several."""
+    """The operand of most bytes, the first of several."""
     widest: TensorSpec | None
     """The operand of most elements, the first of several; None where none has any."""
     elements: int

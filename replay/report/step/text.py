@@ -94,9 +94,11 @@ def head_line(found: Timeline) -> str:
     which = found.step.name if found.step.marked else "the whole trace (it marks no steps)"
     error = 100 * found.structure_error
     typical = 100 * found.structure_error_typical
+    invented = max((one.invented_share for one in found.socs.values()), default=0.0)
+    told = f"; {share_text(invented)} of device time predicted on invented sizes" if invented > 0 else ""
     return (
         f"{safe(middle(which, 60))}: recorded {time_text(found.recorded_step_us)}, re-timed "
-        f"{time_text(found.retimed_step_us)} (structure {error:+.2f} %, with median latencies {typical:+.2f} %)"
+        f"{time_text(found.retimed_step_us)} (structure {error:+.2f} %, with median latencies {typical:+.2f} %){told}"
     )
 
 

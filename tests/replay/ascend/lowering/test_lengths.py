@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import pytest
 
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend import explain_op, load_device, lower, simulate_op
+from opreplay.replay.ascend.simulate.op import is_predicted
+from opreplay.replay.ir.opaque import LayerEvidence
 from opreplay.traces.links.annotations import BatchContext, batch_context
 from tests.factories import op
 from tests.factories import tensor as any_tensor
@@ -177,14 +180,18 @@ def test_an_even_split_is_noted_and_a_known_one_is_not() -> None:
 @pytest.mark.parametrize("name", ["vllm::moe_forward", "vllm::moe_forward_shared"])
 def test_a_layer_without_weights_among_its_arguments_is_its_products_and_marked(name: str) -> None:
     one = op(name, t("hidden_states", 8192, 2880), t("router_logits", 8192, 32))
+    assert not lower(one).kernels, "nothing tells the sizes of its weights, nor bounds them"
+    assert not is_predicted(one, simulate_op(one, DEVICE))
+    evidence = LayerEvidence(most_bytes=1e13, most_flops=1e16, device="B200", time_us=1e4)
+    one = msgspec.structs.replace(one, layer=evidence)
     lowered, simulated = lower(one), simulate_op(one, DEVICE)
     products = [call for call in lowered.kernels if call.type == "GroupedMatmul"]
     assert [call.attrs["rows"] for call in products] == [8192 * 4] * 2
     multiplied = 2 * 8192 * 4 * 3 * 2880**2
     assert simulated.time_us > multiplied / 295e12 * 1e6
-    assert simulated.confidence == "uncalibrated"
+    assert (simulated.confidence, simulated.by) == ("uncalibrated", "invented sizes")
     assert simulated.high_us >= 2.9 * simulated.time_us
-    assert any("32 experts" in note and "4 experts a token" in note for note in lowered.notes)
+    assert any("32 experts" in note and "4 a token" in note for note in lowered.notes)
     assert ("MatMulV3" in simulated.kernels) == name.endswith("_shared")
     spread = simulate_op(one, DEVICE, routed(8192, 0.25)).time_us
     assert spread == pytest.approx(simulated.time_us, rel=0.25), "contents tell shares, not how many rows"

@@ -154,6 +154,7 @@ CASES: tuple[Case, ...] = (
     ("aten::_linalg_check_errors", lambda n: {"info": torch.zeros(n, dtype=torch.int32)}),
     ("aten::native_dropout_backward", lambda n: {"mask": flags(n, 16), "scale": 1.25}),
     ("aten::masked_fill_", lambda n: {"mask": flags(n, 16)}),
+    ("aten::_nested_tensor_from_mask", lambda n: {"t": torch.empty(n // 64, 64, 1), "mask": flags(n // 64, 64)}),
     ("aten::masked_select_backward", lambda n: {"grad": torch.empty(4 * n), "input": torch.empty(n, 16),
                                                 "mask": flags(n, 16)}),
     ("aten::masked_scatter_", lambda n: {"self": torch.empty(n, 16), "mask": flags(n, 1),

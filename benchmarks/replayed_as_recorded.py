@@ -2,7 +2,7 @@
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
-                                              [--set first|judging|unseen|later] [--verbose]
+                                              [--set first|judging|unseen|later|further] [--verbose]
 
 Records some 30 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
 each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
@@ -16,7 +16,7 @@ the calls it stands for, and belongs to the first of these kinds that fits:
     right     none of these; other ways to write the same are not told apart: sizes of -1, dimensions counted from the
               end, no dimensions for all of them, a new dimension beside one of size 1, the two dimensions of a
               transposition in the other order, letters for the dots of an equation, the side that a flag says as well,
-              whole turns
+              whole turns, modes of a QR factorisation of a matrix that is not tall
 
 A memory format decides strides and is "layout"; bounds of random numbers, and the ends of a range of the same length,
 are "number".
@@ -44,6 +44,7 @@ from typing import Any
 
 import msgspec
 import torch
+from further_workloads import FURTHER
 from judging_workloads import JUDGING
 from later_workloads import LATER
 from recorded_workloads import WORKLOADS, Step, warm
@@ -70,8 +71,10 @@ SETS: dict[str, tuple[Callable[[], Step], ...]] = {
     "judging": JUDGING,
     "unseen": UNSEEN,
     "later": LATER,
+    "further": FURTHER,
 }
-"""Those that the rules were made on; that judged them; that judged both, and led to more; and that judge these."""
+"""Those that the rules were made on; that judged them; that judged both, and led to more; that judge these; of
+kinds of ops that all of these lack."""
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""
@@ -255,6 +258,9 @@ def _written_otherwise(op: ReplayOp, name: str, planned: dict[str, ReplayArg], c
             dims.get("side") or ("right" if dims.get("right") else "left") for dims in (_values(planned), call.args)
         ]
         return sides[0] == sides[1]
+    if name == "mode" and op.name == "aten::linalg_qr":
+        rows, columns = planned["A"].tensors[0].shape[-2:]  # pyright: ignore[reportOptionalMemberAccess]
+        return rows <= columns and {planned["mode"].value, call.args["mode"]} == {"reduced", "complete"}
     if name == "equation":
         ranks = [len(meta.shape) for meta in planned["tensors"].tensors if meta is not None]
         return _spelled(planned["equation"].value) == _spelled(_in_letters(str(call.args["equation"]), ranks))

@@ -18,4 +18,6 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 4
     """A device or library that was asked for is missing."""
     REGRESSION = 5
+    INTERNAL = 70
+    """Code of opreplay's own failed on an op; everything else was done."""
     INTERRUPTED = 130

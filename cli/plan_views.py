@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
@@ -55,16 +54,19 @@ def show_plan(
     where: Where | None = None,
     everything: bool = False,
 ) -> None:
-    """Print the coverage that a run would have, what meta tensors said, then the ops."""
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    """Print the coverage that a run would have, what meta tensors said, then the ops.
+
+    Raises InternalError afterwards where code of opreplay's own failed.
+    """
+    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
     from opreplay.replay.report.run.facts import coverage_line
     from opreplay.replay.report.views import meta
     from opreplay.replay.report.views import plan as view
 
-    failed: Failed = {}
+    failed = Failed()
     results = view.planned_results(
         plan,
-        lambda op: simulate_on(op, devices, contents(op), l2, failed),
+        lambda op: simulate_on(op, devices, contents, l2, failed),
         failed=failed,
         max_op_bytes=max_op_bytes,
         checks=checks,
@@ -73,11 +75,12 @@ def show_plan(
     summary = view.planned_summary(plan, results)
     if format_ == "json":
         console.write(console.json_text(view.facts(plan, results, summary, where, l2)))
-        return
-    console.show_line(coverage_line(None, results, summary, verb="would replay"))
-    if checks is not None:
-        console.show_line(meta.line(results))
-    console.show_fitted(lambda width: view.render(plan, results, width=width, where=where, everything=everything))
+    else:
+        console.show_line(coverage_line(None, results, summary, verb="would replay"))
+        if checks is not None:
+            console.show_line(meta.line(results))
+        console.show_fitted(lambda width: view.render(plan, results, width=width, where=where, everything=everything))
+    failed.conclude()
 
 
 def show_dry_run(
@@ -143,7 +146,7 @@ def show_explanation(
     alone = msgspec.structs.replace(plan, ops=(one,))
     held = contents(one)
     (result,) = planned_results(
-        alone, lambda op: simulate_on(op, devices, held, l2), max_op_bytes=max_op_bytes, checks=checks
+        alone, lambda op: simulate_on(op, devices, contents, l2), max_op_bytes=max_op_bytes, checks=checks
     )
     explanations = {name: explain_op(one, device, held, l2) for name, device in devices.items()}
     if format_ == "json":

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from opreplay.cli.outputs import Outputs
+    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
     from opreplay.replay.results.reading import MemorySink, ResultFile
@@ -71,8 +72,11 @@ def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = T
     )
 
 
-def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
-    """1 when more ops were skipped or failed than allowed, and a line on stderr that says so."""
+def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> ExitCode:
+    """1 when more ops were skipped or failed than allowed, and a line on stderr that says so.
+
+    Raises InternalError where code of opreplay's own failed.
+    """
     from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
 
     summary = outputs.memory.summary
@@ -95,7 +99,9 @@ def outcome_code(outputs: Outputs, max_failed: int | None) -> ExitCode:
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
-    return code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
+    code = code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
+    failed.conclude()
+    return code
 
 
 def _measured_here(outputs: Outputs) -> bool:

@@ -25,8 +25,8 @@ UNUSED_SHOWN = 5
 """Unused registrations that are told one by one."""
 
 
-def use_plugins(names: Sequence[str], custom_op_dir: str | None = None) -> tuple[str, ...]:
-    """Load installed plugins, those of --plugin and the files of --custom-op-dir; say on stderr what they registered.
+def use_plugins(names: Sequence[str], custom_op_dir: Sequence[str] = ()) -> tuple[str, ...]:
+    """Load installed plugins, those of --plugin and files of --custom-op-dir; say on stderr what they registered.
 
     Gives the names of all that the user named, for other processes to load. Raises UsageError.
     """
@@ -35,7 +35,7 @@ def use_plugins(names: Sequence[str], custom_op_dir: str | None = None) -> tuple
     from opreplay.cli.terminal import console
     from opreplay.replay.plugins import custom_op_files, load_plugins, registrations
 
-    load_plugins(names, custom_op_dir=custom_op_dir)
+    load_plugins(names, custom_op_dirs=custom_op_dir)
     by_source = Counter((one.source, one.kind) for one in registrations())
     for source in dict.fromkeys(source for source, _ in by_source):
         counts = ", ".join(
@@ -58,7 +58,7 @@ class SetUp(NamedTuple):
 
 def set_up(
     plugins: Sequence[str],
-    custom_op_dir: str | None,
+    custom_op_dir: Sequence[str],
     init_modules: Sequence[str],
     init_args: Sequence[str],
     *,
@@ -96,7 +96,7 @@ def planned(
     make: Callable[[bool], tuple[ReplayPlan, T]],
     *,
     plugins: Sequence[str],
-    custom_op_dir: str | None,
+    custom_op_dir: Sequence[str],
     socs: tuple[str, ...],
     init_modules: Sequence[str],
     init_args: Sequence[str],

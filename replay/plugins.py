@@ -40,9 +40,11 @@ class Registration:
     """What decides against others: "override", "priority 5", the simulated device."""
 
 
-def load_plugins(names: Sequence[str] = (), *, installed: bool = True, custom_op_dir: str | Path | None = None) -> None:
+def load_plugins(
+    names: Sequence[str] = (), *, installed: bool = True, custom_op_dirs: Sequence[str | Path] = ()
+) -> None:
     """Run the files and modules that the user names, with `installed` those of packages, and then every .py file of
-    `custom_op_dir`, each once.
+    each of `custom_op_dirs`, once.
 
     Raises UsageError for what cannot be loaded and for registrations that are refused.
     """
@@ -50,15 +52,15 @@ def load_plugins(names: Sequence[str] = (), *, installed: bool = True, custom_op
         load_entry_point(entry)
     for name in names:
         load_user_code(name, flag="--plugin")
-    if custom_op_dir is not None:
+    for folder in custom_op_dirs:
         from opreplay.replay.ascend.custom.estimators import load_custom_ops
 
-        load_custom_ops(custom_op_dir)
+        load_custom_ops(folder)
 
 
-def custom_op_files(folder: str | Path | None) -> tuple[str, ...]:
-    """The files of a custom-op folder in the order in which they are run; () for None."""
-    return () if folder is None else tuple(str(file.resolve()) for file in sorted(Path(folder).glob("*.py")))
+def custom_op_files(folders: Sequence[str | Path]) -> tuple[str, ...]:
+    """The files of custom-op folders in the order in which they are run."""
+    return tuple(str(file.resolve()) for folder in folders for file in sorted(Path(folder).glob("*.py")))
 
 
 def registrations() -> tuple[Registration, ...]:

@@ -9,12 +9,15 @@
     │   └── UnknownDialect          JSON, but of no kind that opreplay reads
     ├── PolicyError             3   the input asks for something that opreplay never does
     ├── FormatError             3   a plan, result or device file with the wrong schema or version
-    └── EnvironmentRefused      4   a device or library that was asked for is missing
+    ├── EnvironmentRefused      4   a device or library that was asked for is missing
+    └── InternalError          70   code of opreplay's own failed
 
 Reasons why a single op was not replayed are no errors: see `opreplay.replay.ir.model.Reason`.
 """
 
 from __future__ import annotations
+
+import traceback
 
 
 class OpReplayError(Exception):
@@ -67,3 +70,19 @@ class EnvironmentRefused(OpReplayError):
     """A device or library that was asked for is missing; opreplay never falls back to another by itself."""
 
     exit_code = 4
+
+
+class InternalError(OpReplayError):
+    """Code of opreplay's own failed on one op: a fault to be reported and mended, never a prediction or a reason."""
+
+    exit_code = 70
+
+
+def internal_error(doing: str, error: Exception) -> InternalError:
+    """The error of a function of opreplay's own that raised what it must not, with the line that did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return InternalError(
+        f"internal error: {doing}: {type(error).__name__}: {error}{place}",
+        hint="This is a fault of opreplay, not of its input: please report it. --exclude NAME leaves the op out.",
+    )

@@ -254,6 +254,15 @@ class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
     unmatched: int = 0
 
 
+class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """One graph that a recording of captures holds."""
+
+    source: str
+    """Path of the recording."""
+    kernels: int
+    """Launches that were captured: as many kernels, copies and fills run when the graph is replayed."""
+
+
 class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
     """What ran in captured graphs, and how much of it the recording of their capture has told the ops of."""
 
@@ -271,6 +280,10 @@ class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
     """Launches whose kernels are those of one capture, name by name; for the others only number and kinds agree."""
     ambiguous: int = 0
     """Launches that fit captures of different ops, of which none was taken."""
+    read_captures: tuple[CapturedGraph, ...] = ()
+    """What the recordings of captures held, where a launch fits none of it: a few, those of the nearest size first."""
+    unmatched_kernels: int = 0
+    """Kernels of the first launch that fits no capture."""
 
 
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):

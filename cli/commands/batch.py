@@ -115,7 +115,7 @@ def command(
     execution_trace: tuple[str, ...],
     device: str,
     soc: tuple[str, ...],
-    custom_op_dir: str | None,
+    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
     output: tuple[str, ...],
@@ -148,7 +148,7 @@ def command(
     from opreplay.cli.setup import set_up
     from opreplay.cli.terminal.console import narrate
     from opreplay.cli.terminal.progress import FilesProgress, RunProgress
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
     from opreplay.replay.batch.job import find_and_pair, read_batch
     from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.execute.run import run_plan
@@ -211,13 +211,13 @@ def command(
                 raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
             held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
             try:
-                unpredicted: dict[str, list[str]] = {}
+                unpredicted = Failed()
                 with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
                     run_plan(
                         batch.plan(),
                         options,
                         sink=outputs,
-                        simulate=lambda op: simulate_on(op, devices, contents(op), options.l2_state(), unpredicted),
+                        simulate=lambda op: simulate_on(op, devices, contents, options.l2_state(), unpredicted),
                         failed=unpredicted,
                         on_progress=on_progress,
                         trace=batch.facts(),
@@ -233,7 +233,7 @@ def command(
                 raise
             finally:
                 show_json(outputs) if format_ == "json" else show_batch(outputs)
-    return _first(refused, outcome_code(outputs, max_failed))
+    return _first(refused, outcome_code(outputs, max_failed, unpredicted))
 
 
 def _first(refused: Sequence[Unreadable], code: ExitCode) -> ExitCode:

@@ -63,7 +63,7 @@ def command(
     device: str,
     soc: tuple[str, ...],
     l2: L2State | None,
-    custom_op_dir: str | None,
+    custom_op_dir: tuple[str, ...],
     plugin: tuple[str, ...],
     allow_import: tuple[tuple[str, str], ...],
     quick: bool,
@@ -86,6 +86,7 @@ def command(
 
     from opreplay.cli.setup import planned
     from opreplay.cli.terminal.progress import RunProgress
+    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.cases import cases_of
     from opreplay.replay.plan.kept import kept_plan_of_calls
     from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
@@ -115,8 +116,9 @@ def command(
     )
     plan, devices, contents = ready.plan, ready.devices, ready.contents
     state: L2State = l2 or measuring.l2_state()
+    failed = Failed()
     if not measure:
-        found = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state)
+        found = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state, failed=failed)
     else:
         options = msgspec.structs.replace(
             measuring,
@@ -134,11 +136,13 @@ def command(
                 devices=devices,
                 contents=contents,
                 l2=state,
+                failed=failed,
                 measuring=options,
                 on_progress=on_progress,
             )
     ready.conclude(unused=False)
     _show(found, format_, output, force=force)
+    failed.conclude()
     left_out = any(one.result.reason is not None or one.unpredicted for one in found.cases)
     return ExitCode.INCOMPLETE if left_out else ExitCode.OK
 

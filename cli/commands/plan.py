@@ -69,7 +69,7 @@ def command(
     device: str,
     soc: tuple[str, ...],
     l2: L2State,
-    custom_op_dir: str | None,
+    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
     init_module: tuple[str, ...],

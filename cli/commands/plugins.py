@@ -12,7 +12,7 @@ from opreplay.cli.options.shared import custom_op_option, format_option, plugin_
 @plugin_option
 @custom_op_option
 @format_option("table", "json")
-def command(plugin: tuple[str, ...], custom_op_dir: str | None, format_: str) -> None:
+def command(plugin: tuple[str, ...], custom_op_dir: tuple[str, ...], format_: str) -> None:
     """List what installed packages, --plugin and --custom-op-dir register: conversions, executors, initializers, and
     for simulated devices estimators, properties and lowering rules.
     """
@@ -20,7 +20,7 @@ def command(plugin: tuple[str, ...], custom_op_dir: str | None, format_: str) ->
     from opreplay.replay.plugins import load_plugins, registrations
     from opreplay.replay.report.views.listings import registration_facts, registrations_table
 
-    load_plugins(plugin, custom_op_dir=custom_op_dir)
+    load_plugins(plugin, custom_op_dirs=custom_op_dir)
     found = registration_facts(registrations())
     if format_ == "json":
         console.write(console.json_text(found))

@@ -81,7 +81,7 @@ def command(
     soc: tuple[str, ...],
     cluster: str | None,
     l2: L2State | None,
-    custom_op_dir: str | None,
+    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
     output: tuple[str, ...],
@@ -112,7 +112,7 @@ def command(
     from opreplay.cli.setup import refuse_unused_initializers, set_up, tell_unused
     from opreplay.cli.terminal.console import narrate
     from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_on
+    from opreplay.replay.ascend.simulate.devices import Failed, ranks_without_dies, simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.plan.collectives.in_plan import on_ranks
     from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
@@ -167,14 +167,14 @@ def command(
         if options.check_kernels:
             plan = with_recorded_children(plan, read)
         try:
-            unpredicted: dict[str, list[str]] = {}
+            unpredicted = Failed()
             with holding([device], shared=options.shared_device) as beside, RunProgress(rows=rows) as on_progress:
                 outputs.on_result = on_progress.show
                 run_plan(
                     plan,
                     options,
                     sink=outputs,
-                    simulate=lambda op: simulate_on(op, devices, contents(op), state, unpredicted),
+                    simulate=lambda op: simulate_on(op, devices, contents, state, unpredicted),
                     failed=unpredicted,
                     on_progress=on_progress,
                     trace=trace_facts(read),
@@ -189,4 +189,4 @@ def command(
         finally:
             show_json(outputs) if format_ == "json" else show_report(outputs, everything=notes)
     tell_unused(devices, plan.ops)
-    return outcome_code(outputs, max_failed)
+    return outcome_code(outputs, max_failed, unpredicted)

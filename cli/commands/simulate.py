@@ -67,7 +67,7 @@ def command(
     soc: tuple[str, ...],
     cluster: str | None,
     l2: L2State,
-    custom_op_dir: str | None,
+    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
     init_module: tuple[str, ...],

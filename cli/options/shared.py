@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import wraps
@@ -251,10 +252,12 @@ def custom_op_option(command: Command) -> Command:
     return click.option(
         "--custom-op-dir",
         type=FileName(),
+        multiple=True,
         metavar="FOLDER",
         envvar="OPREPLAY_CUSTOM_OP_DIR",
         show_envvar=True,
-        help="Run every .py file there first: they register estimates for your own ops.",
+        help="Run every .py file there first: they register estimates for your own ops. Repeatable; the variable holds "
+        f"folders with '{os.pathsep}' between them.",
     )(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -88,6 +89,7 @@ class FileName(click.ParamType):
     """The name of a file or folder, a glob or "-": a text, which shells complete as a file."""
 
     name = "text"
+    envvar_list_splitter = os.pathsep
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value)

@@ -6,6 +6,8 @@ Plain lookups in one table are in `indices`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from opreplay.initializers import fill
@@ -13,7 +15,11 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 
 WIDTH_STEP = 4
 """fbgemm's rows have a multiple of four elements."""
+NO_POOLING = 2
+"""The `pooling_mode` that gives a row for each index."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
+_STATES = ("momentum{}_dev", "momentum{}_uvm", "momentum{}_host")
+"""The state of an optimizer by its number: an element a row, or one for each weight."""
 _OPTIMIZERS = (
     "",
     "adagrad_",
@@ -53,20 +59,28 @@ class TableBatchedInit(CustomInit):
     def initialize(self, context: InitContext) -> InitReport:
         starts, indices = context.need("D_offsets"), context.need("indices")
         tables = starts.numel() - 1
-        weights = max((t for name in WEIGHTS if (t := context.tensor(name)) is not None), key=torch.numel, default=None)
+        weights = _largest(context, WEIGHTS)
         if tables < 1 or weights is None:
             raise InitializerError(f"{context.op}: no tables or no weights among its arguments")
-        total = context.args.get("total_D")
-        edges = _width_edges(tables, total if isinstance(total, int) else WIDTH_STEP * tables)
+        edges = _width_edges(tables, _total_width(context, tables))
         widths = edges.diff()
         share = weights.numel() // tables
-        rows = (share // widths.clamp(min=1)).clamp(min=1)
         if share < int(widths.max()):
             raise InitializerError(f"{context.op}: {weights.numel()} weights are too few for {tables} tables")
+        states = [largest for number in (1, 2) if (largest := _largest(context, _STATES, number)) is not None]
+        limit = min((state.numel() // tables for state in states), default=share)
+        rows = (share // widths).clamp(min=1, max=max(1, limit))
+        first_rows = torch.cat((rows.new_zeros(1), rows.cumsum(0)))
         _assign(starts, edges)
         _assign(context.tensor("weights_offsets"), torch.arange(tables) * share)
         _assign(context.tensor("weights_placements"), torch.zeros(tables, dtype=torch.int64))
-        _assign(context.tensor("hash_size_cumsum"), torch.cat((rows.new_zeros(1), rows.cumsum(0))))
+        _assign(context.tensor("hash_size_cumsum"), first_rows)
+        for number, state in enumerate(states, 1):
+            state.abs_()  # sums of squares
+            by_element = state.numel() >= weights.numel()
+            begins = torch.arange(tables) * share if by_element else first_rows[:-1]
+            _assign(context.tensor(f"momentum{number}_offsets"), begins)
+            _assign(context.tensor(f"momentum{number}_placements"), torch.zeros(tables, dtype=torch.int64))
         _fill_indices(context, indices, rows, tables)
         assumed = {
             "D_offsets": f"{tables} tables of {int(widths.min())} to {int(widths.max())} columns",
@@ -75,6 +89,26 @@ class TableBatchedInit(CustomInit):
             "offsets": "bags of equal size",
         }
         return InitReport(summary=f"{indices.numel()} indices into {tables} tables", assumed=assumed)
+
+
+def _largest(context: InitContext, names: Sequence[str], number: int = 1) -> torch.Tensor | None:
+    """The argument of these names with the most elements: a lookup has one for each memory, all but one empty."""
+    tensors = (context.tensor(name.format(number)) for name in names)
+    return max((t for t in tensors if t is not None), key=torch.numel, default=None)
+
+
+def _total_width(context: InitContext, tables: int) -> int:
+    """Columns of all tables together: told, those of the gradient of pooled rows, else tables of the largest width."""
+    total, widest, grad = context.args.get("total_D"), context.args.get("max_D"), context.tensor("grad_output")
+    if isinstance(total, int):
+        return total
+    if grad is not None and grad.ndim == 2 and context.args.get("pooling_mode") != NO_POOLING:
+        return grad.shape[1]
+    if isinstance(widest, int):
+        return widest * tables
+    if grad is not None and grad.ndim == 2:
+        return grad.shape[1] * tables
+    raise InitializerError(f"{context.op}: neither total_D, max_D nor grad_output tells how wide the tables are")
 
 
 def _width_edges(tables: int, total: int) -> torch.Tensor:

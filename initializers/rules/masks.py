@@ -53,6 +53,23 @@ class MaskInit(CustomInit):
         return InitReport(summary=f"mask density {DENSITY}", assumed=assumed)
 
 
+class PaddingMaskInit(CustomInit):
+    """Masks of padded sequences are true from the left, each for a length of its own, the longest in full."""
+
+    name = "padding_mask"
+    op_patterns = ("aten::_nested_tensor_from_mask", "aten::_nested_tensor_from_mask_left_aligned")
+
+    def initialize(self, context: InitContext) -> InitReport:
+        mask = context.need("mask")
+        rows, longest = mask.shape
+        lengths = torch.zeros(rows, 1, dtype=torch.int64, device=mask.device)
+        fill.integers(lengths, context.generator, 1, longest + 1)
+        lengths[:1] = longest
+        fill.assign(mask, torch.arange(longest, device=mask.device) < lengths)
+        what = f"{rows} sequences of 1 to {longest} steps, from the left"
+        return InitReport(summary=what, assumed={"mask": what})
+
+
 class SelectedInit(CustomInit):
     """As many elements are selected as the gradient of a selection has."""
 
@@ -131,4 +148,4 @@ def choose(mask: torch.Tensor, count: int, generator: torch.Generator) -> None:
     fill.assign(mask, flat.view(mask.shape))
 
 
-INITIALIZERS = (DropoutMaskInit, MaskInit, SelectedInit, MaskedScatterInit, AttentionMaskInit)
+INITIALIZERS = (DropoutMaskInit, MaskInit, PaddingMaskInit, SelectedInit, MaskedScatterInit, AttentionMaskInit)

@@ -147,7 +147,7 @@ def _plans(
 
         made = (decoded(data) for data in map_files(to_read, how.reader(), address=address))
     else:
-        made = read_plans(to_read, how.reader(), processes=lanes or os.cpu_count() or 1)
+        made = read_plans(to_read, how, processes=lanes or os.cpu_count() or 1)
     for path in paths:
         if store is not None and path in kept:
             yield store.load(path)

@@ -7,18 +7,19 @@ Owns the finding and the processes that read; how one file becomes a plan is han
 from __future__ import annotations
 
 import os
-from collections import deque
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import active_children, get_context
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
 from opreplay.replay.batch.copies import copies_of
 from opreplay.replay.batch.merge import TracePlan
+from opreplay.replay.execute.processes.child import Child
+from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Limits, expand_paths
@@ -35,6 +36,8 @@ GZIP_RATIO = 10
 """How much larger a compressed trace is to read."""
 AHEAD = 2
 """Files handed out a process, so that finished plans do not pile up."""
+PIECE_BYTES = 16 << 20
+MODULE = "batch.reading"
 
 ReadOne = Callable[[str], bytes]
 """Path → a TracePlan or Unreadable as msgpack; can be sent to another process."""
@@ -49,6 +52,19 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
     exit_code: int = 3
     no_trace: bool = False
     """Sound JSON of another kind; in a folder that may be anything, while a damaged file was a trace."""
+
+
+class ToRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A file for a process to read."""
+
+    path: str
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of what a process read; plans of many ops are larger than a frame."""
+
+    data: bytes
+    last: bool
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,38 +111,58 @@ def find_files(patterns: Sequence[str]) -> list[Found]:
     return [msgspec.structs.replace(file, copy_of=copies.get(path)) for path, file in found.items()]
 
 
-def read_plans(paths: Sequence[str], read: ReadOne, *, processes: int) -> Iterator[TracePlan | Unreadable]:
+def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Iterator[TracePlan | Unreadable]:
     """The plan of each file, in order, read by `processes` processes, by this one where there is little to read."""
     if processes < 2 or len(paths) < 2 or sum(map(_bytes_to_read, paths)) < POOL_FROM_BYTES:
         for path in paths:
-            yield decoded(read(path))
+            yield decoded(_read(path, how=how))
         return
-    waiting = deque(paths)
-    flying: deque[tuple[str, Future[bytes]]] = deque()
-    before = set(active_children())
-    pool = ProcessPoolExecutor(
-        min(processes, len(paths)), mp_context=get_context("spawn"), initializer=die_with, initargs=(os.getpid(),)
-    )
+    children = [Child(how, module=MODULE) for _ in range(min(processes, len(paths)))]
+    idle, plans = list(children), dict[int, bytes]()
+    reading: dict[Child, int] = {}
+    given = 0
     try:
-        while waiting or flying:
-            while waiting and len(flying) < AHEAD * processes:
-                path = waiting.popleft()
-                flying.append((path, pool.submit(read, path)))
-            path, future = flying.popleft()
-            try:
-                yield decoded(future.result())
-            except BrokenProcessPool:
-                raise OpReplayError(
-                    f"a process that read traces died, at {path} or one of the next {len(flying)} files",
-                    hint="Most likely memory ran out: read fewer at a time with --lanes.",
-                ) from None
-    except BaseException:
-        # Ctrl-C, or nobody wants the rest: a trace may take minutes to read.
-        for process in set(active_children()) - before:
-            process.kill()
-        raise
+        for number in range(len(paths)):
+            while number not in plans:
+                while idle and given < min(len(paths), number + AHEAD * processes):
+                    child = idle.pop()
+                    child.send(ToRead(path=paths[given]))
+                    reading[child], given = given, given + 1
+                for child in cast("list[Child]", wait(cast("list[Any]", list(reading)))):
+                    plans[reading[child]] = _received(child, paths[reading[child]])
+                    del reading[child]
+                    idle.append(child)
+            yield decoded(plans.pop(number))
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        # Ctrl-C, or nobody wants the rest: a trace may take minutes to read.
+        for child in children:
+            child.end(grace_s=0.0)
+
+
+def _received(child: Child, path: str) -> bytes:
+    """The plan that a process read. Raises OpReplayError where the process is gone."""
+    data = bytearray()
+    while (frame := child.frame()) is not None:
+        piece = msgspec.msgpack.decode(frame, type=Piece)
+        data += piece.data
+        if piece.last:
+            return bytes(data)
+    raise OpReplayError(
+        f"a process that read traces died, at {path}: {child.cause_of_death()}",
+        hint="Most likely memory ran out: read fewer at a time with --lanes.",
+    )
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """What a process that reads files does: paths in, plans out, until its socket closes."""
+    die_with(parent)
+    with socket.socket(fileno=descriptor) as channel:
+        how = msgspec.msgpack.decode(receive(channel) or b"", type=HowToRead)
+        while (frame := receive(channel)) is not None:
+            data = _read(msgspec.msgpack.decode(frame, type=ToRead).path, how=how)
+            for start in range(0, len(data), PIECE_BYTES):
+                last = start + PIECE_BYTES >= len(data)
+                send(channel, Piece(data=data[start : start + PIECE_BYTES], last=last))
 
 
 def _bytes_to_read(path: str) -> int:

@@ -86,8 +86,8 @@ def _run(path: Path) -> Any:
         raise UsageError(f"{path.name} is no Python file", hint=FORM)
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
-    # As `python FILE.py` has it: what lies beside the file can be imported, and classes find their module.
-    sys.path.insert(0, folder)
+    # What lies beside the file can be imported, after all that is installed; classes find their module.
+    sys.path.append(folder)
     before = sys.modules.get(path.stem)
     sys.modules[path.stem] = module
     try:
@@ -97,5 +97,7 @@ def _run(path: Path) -> Any:
             sys.modules[path.stem] = before
         raise UsageError(f"{path.name} cannot be run: {type(error).__name__}: {error}", hint="Run it alone.") from error
     finally:
-        sys.path.remove(folder)
+        sys.path.reverse()
+        sys.path.remove(folder)  # the one of above, which may stand before it as well
+        sys.path.reverse()
     return module

@@ -64,11 +64,12 @@ def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
 
 
 def _of_op(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
+    from opreplay.replay.ascend.custom.registrations import CustomOpError
     from opreplay.replay.ascend.simulate.devices import simulate_on
 
     try:
         made = simulate_on(op, devices, None, CACHE)
-    except Exception:  # estimators of the user's raise anything; the prediction is then missing
+    except CustomOpError:  # the prediction of a user's function that fails is missing
         return {}
     return {name: one for name, one in made.items() if one.by is None or one.by != "bytes"}
 

@@ -18,6 +18,7 @@ from opreplay.replay.results.outcome import Outcome, unable
 if TYPE_CHECKING:
     from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
@@ -33,6 +34,7 @@ def cases_of(
     devices: Mapping[str, DeviceProfile],
     contents: Callable[[ReplayOp], Contents | None],
     l2: L2State,
+    failed: Failed,
     measuring: RunOptions | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Cases:
@@ -40,14 +42,13 @@ def cases_of(
 
     `plan` and `ids` are `plan_of_calls`'s. A call whose arguments do not go together, on meta tensors or when it was
     run, has a reason and no times, one that a user's function or program does not fit has no prediction and says why.
-    One that only this machine has no kernel for keeps its prediction. Raises what `run_plan` does.
+    One that only this machine has no kernel for keeps its prediction. `failed` is told why one has no prediction.
+    Raises what `run_plan` does.
     """
-    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
-
-    failed: Failed = {}
+    from opreplay.replay.ascend.simulate.devices import simulate_on
 
     def simulate(op: ReplayOp) -> dict[str, Simulated]:
-        return {} if op.reason is not None else simulate_on(op, devices, contents(op), l2, failed)
+        return {} if op.reason is not None else simulate_on(op, devices, contents, l2, failed)
 
     environment: dict[str, object] = {}
     if measuring is None:

@@ -19,6 +19,8 @@ from opreplay.traces.model import TensorMeta
 MIXED = "memory of its own: it shared bytes with another type"
 INDEXED = "memory of its own: its numbers must be valid for this argument alone"
 REFUSED = "memory of its own: this implementation refuses arguments that share it"
+LARGE_BYTES = 1 << 20
+"""A tensor from this size on is not left in the caches nearest to a core by what read it before."""
 _FLOATING = ("float", "bfloat", "complex")
 
 
@@ -51,6 +53,22 @@ def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[As
         else:
             numbers[number] = len(numbers)
     return _renumbered(args, lambda meta: None if meta.storage is None else numbers.get(meta.storage)), tuple(notes)
+
+
+def alike(args: Iterable[ReplayArg]) -> tuple[str, ...]:
+    """Arguments that may be one tensor for all that is known, where reading one instead of two matters; () where the
+    memory of some argument is known, and for calls that write to one."""
+    args = tuple(args)
+    if any(arg.mutated for arg in args) or groups(args):
+        return ()
+    names: dict[tuple[object, ...], dict[str, None]] = defaultdict(dict)
+    for arg in args:
+        metas = [meta for meta in arg.tensors if meta is not None and reach_bytes(meta) >= LARGE_BYTES]
+        for meta in metas:
+            names[meta.shape, meta.strides, meta.storage_offset, meta.dtype][arg.name] = None
+        if len(arg.tensors) > 1:  # the tensors of a list are parts of something, each given once
+            return ()
+    return next((tuple(found) for found in names.values() if len(found) > 1), ())
 
 
 def apart(

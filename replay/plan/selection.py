@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-if TYPE_CHECKING:
-    from opreplay.traces.links.annotations import Phase
+from opreplay.traces.links.annotations import Phase  # at run time, too: a batch sends it to its processes
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):

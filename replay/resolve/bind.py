@@ -109,6 +109,9 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
         refused = refuse_value(arg.name, arg.value)
         if refused is not None:
             raise Unbound(refused)
+    alike = aliasing.alike(args)
+    if alike:
+        notes.append(Assumption(argument="*", what=f"{', '.join(alike)} are taken for different tensors"))
     args, apart = aliasing.settle(args)
     return args, (*notes, *apart)
 
@@ -292,13 +295,11 @@ def _guessed(
     if not (arg.optional and arg.kind == "MemoryFormat" and rec.kind == "unknown"):  # it may as well be None
         guess = inference.guess(match.spec, arg, bound, context)
     if guess is None and arg.optional:
-        note = "None: the recorded value is not known" if rec.value is MISSING else None
-        if arg.kind == "str":
-            note = "None: strings are not recorded"
-        return _make(arg), note
+        return _make(arg), "None: the recorded value is not known" if rec.value is MISSING else None
     if guess is None:
         what = "shapes of tensor list" if arg.kind == "Tensor[]" else "value of"
-        more = f" ({lists.TOO_LONG}; an ExecutionTrace has it: --execution-trace)" if _is_long(rec, context) else ""
+        why = f"{lists.TOO_LONG}, and an empty one looks the same; an ExecutionTrace has it: --execution-trace"
+        more = f" ({why})" if _is_long(rec, context) else ""
         raise Unbound(Reason("metadata missing", f"{what} {arg.name}{more}"))
     made = _from_guess(arg, guess)
     if _is_long(rec, context):

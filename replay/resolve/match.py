@@ -73,6 +73,18 @@ def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[Record
     return rival if rival is not None and rival.skipped else None
 
 
+def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
+    """The argument in whose place another overload takes a text, where nothing was recorded: None and a text look the
+    same; or None where there is no such overload."""
+    for spec in specs:
+        if spec == match.spec or len(spec.args) != len(match.spec.args) or _sum(spec, match.recorded) is None:
+            continue
+        for own, other, rec in zip(match.spec.args, spec.args, match.recorded, strict=False):
+            if rec.kind == "absent" and own.kind != "str" and other.kind == "str":
+                return own
+    return None
+
+
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
     """How one overload fits, aligned at the front or, where more was recorded than it takes, at the end."""
     given, wanted = len(recorded), len(spec.args)

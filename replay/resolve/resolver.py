@@ -23,10 +23,10 @@ from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.bind import Unbound, bind, encode, refuse_absurd, unnamed_arguments
 from opreplay.replay.resolve.gradient_mode import with_gradient_mode
 from opreplay.replay.resolve.guess import autocast
-from opreplay.replay.resolve.guess.texts import named_overload
+from opreplay.replay.resolve.guess.texts import named_overload, tells_overload
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.kernels import wanted_layout, way_on
-from opreplay.replay.resolve.match import Match, best_match, stack_rival
+from opreplay.replay.resolve.match import Match, best_match, stack_rival, text_rival
 from opreplay.replay.resolve.meta.check import check_ops
 from opreplay.replay.resolve.names import Candidates, candidates, refused
 from opreplay.replay.resolve.policy import Policy, refuse_name
@@ -210,6 +210,11 @@ class Resolver:
         if verdict is not None:
             raise Unbound(verdict)
         made = self._bound(op, name, match, found, context)
+        unread = None if overload is not None or tells_overload(name, context) else text_rival(match, found.specs)
+        if unread is not None:
+            what = "None: another overload takes a text here, and texts are not recorded"
+            noted = (*made.assumptions, Assumption(argument=unread.name, what=what))
+            made = msgspec.structs.replace(made, assumptions=noted)
         rival = stack_rival(match, found.specs, recorded) if overload is None else None
         if rival is None or refused(rival.spec) is not None or not self._is_wrong(made):
             return made

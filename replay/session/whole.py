@@ -107,28 +107,28 @@ def run(
     Raises UsageError where worker processes lack what this program registered, EnvironmentRefused without the device.
     """
     from opreplay.replay.arguments.work.expected import expected_contents
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.plan.inputs import trace_facts, with_recorded_children
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
     wanted = options or RunOptions()
-    read = opened(trace, device=wanted.device)
+    read = opened(trace, device=wanted.device, plugins=wanted.plugins)
     chosen = read.setting.of_run(wanted)
     plan = with_recorded_children(read.plan, read.read) if chosen.check_kernels else read.plan
     refuse_what_workers_lack(plan, chosen)
     devices = devices_of(soc)
     contents = expected_contents(chosen.init_modules, chosen.init_args, seed=chosen.seed, values=chosen.values)
     sink = _Both(output, force=force)
-    unpredicted: dict[str, list[str]] = {}
+    unpredicted = Failed()
     try:
         with held([] if chosen.shared_device else [chosen.device]) as beside:
             run_plan(
                 plan,
                 chosen,
                 sink=sink,
-                simulate=lambda op: simulate_on(op, devices, contents(op), chosen.l2_state(), unpredicted),
+                simulate=lambda op: simulate_on(op, devices, contents, chosen.l2_state(), unpredicted),
                 failed=unpredicted,
                 on_progress=on_progress,
                 trace=trace_facts(read.read),

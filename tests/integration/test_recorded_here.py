@@ -34,13 +34,13 @@ def executor() -> Iterator[TorchExecutor]:
     made.close()
 
 
-def recorded(step: Step, folder: Path) -> ReplayPlan:
-    """The plan of all calls that one step makes."""
+def recorded(step: Step, folder: Path, *, numbered: bool = False) -> ReplayPlan:
+    """The plan of all calls that one step makes; `numbered`: with what autograd's numbers tell."""
     with torch.enable_grad(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         step()
     path = folder / "trace.json"
     profiler.export_chrome_trace(str(path))
-    return build_plan(read_trace(path), select="all")
+    return build_plan(read_trace(path, record_function_ids=numbered), select="all")
 
 
 def left_out(plan: ReplayPlan, executor: TorchExecutor) -> list[str]:

@@ -23,6 +23,7 @@ from opreplay.traces.links.annotations import batch_context
 from opreplay.traces.links.parents import innermost_at, innermost_parent
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
+    CapturedGraph,
     GraphJoin,
     GraphLaunches,
     KernelTable,
@@ -48,6 +49,8 @@ _SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
 HINT = "give the recording of the capture with --capture FILE|FOLDER"
 MAX_BESIDE = 64
 """Files beside a trace that are looked at for its captures."""
+MAX_SHOWN = 3
+"""Captures, or recordings of them, that one line names."""
 MAX_ADDED_ROWS = 20_000_000
 """Calls that replays of graphs add to a trace; beyond, only those that own device time are added."""
 
@@ -175,7 +178,18 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
         by_name=by_name,
         ambiguous=ambiguous,
     )
+    missed = next((launch for launch, capture in enumerate(chosen) if capture is None), None)
+    if missed is not None:
+        kernels = int(graphs.bounds[missed + 1] - graphs.bounds[missed])
+        join = msgspec.structs.replace(join, read_captures=_nearest(captures, kernels), unmatched_kernels=kernels)
     return replace(merged, info=replace(merged.info, graphs=join))
+
+
+def _nearest(captures: Sequence[Capture], kernels: int) -> tuple[CapturedGraph, ...]:
+    """A few captures, those of about so many launches first."""
+    graphs = {(printable(capture.source.info.path), len(capture.kinds)) for capture in captures}
+    ordered = sorted(graphs, key=lambda graph: (abs(graph[1] - kernels), graph))[:MAX_SHOWN]
+    return tuple(CapturedGraph(source=source, kernels=count) for source, count in ordered)
 
 
 def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) -> tuple[list[Capture | None], int, int]:
@@ -470,11 +484,16 @@ def join_text(join: GraphJoin) -> str:
     """One line: how much device time graphs took, and how much of it has ops now."""
     launches = "1 graph launch" if join.launches == 1 else f"{join.launches:,} graph launches"
     ran = f"{launches} took {join.device_us / 1000:,.3g} ms"
+    if not join.told_launches and join.read_captures and not join.ambiguous:
+        held = ", ".join(f"{_shown(Path(one.source).name)} holds one of {one.kernels:,}" for one in join.read_captures)
+        other = "another graph" if join.unmatched_kernels != join.read_captures[0].kernels else "other kernels"
+        missed = f"the launch runs {join.unmatched_kernels:,} kernels; of the captures that were read, {held}: {other}"
+        return f"{ran} in kernels whose ops no capture tells: {missed}"
     if not join.told_launches:
         why = f", {join.ambiguous:,} fit several captures" if join.ambiguous else ""
         return f"{ran} in kernels whose ops this recording does not hold{why}: {HINT}"
-    sources = ", ".join(_shown(Path(source).name) for source in join.sources[:3])
-    more = f" and {len(join.sources) - 3} more" if len(join.sources) > 3 else ""
+    sources = ", ".join(_shown(Path(source).name) for source in join.sources[:MAX_SHOWN])
+    more = f" and {len(join.sources) - MAX_SHOWN} more" if len(join.sources) > MAX_SHOWN else ""
     told = f"{sources}{more} told the ops of {join.told_launches:,} of them ({join.told_us / 1000:,.3g} ms)"
     by_order = join.told_launches - join.by_name
     how = f", {by_order:,} by number and order of kernels alone" if by_order else ""

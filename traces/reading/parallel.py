@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from opreplay.traces.child_process import python_command
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading.blocks import SEPARATOR
 from opreplay.traces.reading.collect import Collector
@@ -198,7 +199,7 @@ def _layout(path: str) -> str:
 
 
 def _start(job: _Job) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "opreplay.traces.reading.parallel"]
+    command = python_command(__name__, serve.__name__)
     # NumPy's threads for products of matrices are a fifth of the start, and of no use here.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     worker = subprocess.Popen(
@@ -303,5 +304,6 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
     stdout.write(msgspec.msgpack.encode(part))
 
 
-if __name__ == "__main__":
+def serve() -> None:
+    """What a worker process does."""
     work(sys.stdin.buffer, sys.stdout.buffer)

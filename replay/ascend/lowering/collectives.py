@@ -10,7 +10,7 @@ from math import prod
 import msgspec
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import Rule, lowers, lowers_like
 from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind
 from opreplay.replay.collectives.names import EXPERTS
@@ -154,7 +154,7 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
         return ()
     kind = kind_of(op.op.name)
     if kind is None:
-        raise ValueError("names no operation")
+        raise DoesNotFit("names no operation")
     return _lowered(op, kind)
 
 

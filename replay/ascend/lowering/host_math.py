@@ -35,7 +35,7 @@ DECOMPOSITIONS: dict[str, float] = {
 @lowers(*(f"aten::{name}" for name in DECOMPOSITIONS))
 def decomposition(op: OpView) -> Iterable[KernelCall]:
     """A factorisation or what is made from one."""
-    largest = max((t for t in op.tensors if len(t.shape) >= 2), key=lambda t: prod(t.shape))
+    largest = op.widest(rank=2)
     rows, cols = largest.shape[-2:]
     matrices = prod(largest.shape[:-2])
     name = op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")

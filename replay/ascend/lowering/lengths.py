@@ -76,7 +76,7 @@ def _dense(op: OpView) -> tuple[int, int] | None:
     if str(op.value("input_layout") or "")[:3] in PACKED or not q.shape or not q.shape[0]:
         return None
     if len(k.shape) == 4:
-        heads_first = op.integer("num_heads", default=0) == q.shape[1] != q.shape[2]
+        heads_first = (op.integer("num_heads", default=0),) == q.shape[1:2] != q.shape[2:3]
         return q.shape[0], k.shape[2 if heads_first else 1]
     return (q.shape[0], k.shape[1]) if len(k.shape) == 3 else None
 
@@ -102,7 +102,7 @@ def _sequences(op: OpView) -> tuple[int | None, bool]:
 
 def _longest(op: OpView, rows: int) -> int | None:
     """Tokens that one sequence may see, by tables, page lists and the longest length said; None where nothing tells."""
-    limits = [int(v) for name in names.LONGEST if (v := op.number(name)) is not None and v > 0]
+    limits = [length for name in names.LONGEST if (length := op.integer(name, default=0)) > 0]
     paged = page_of(op)
     if paged is not None:
         cache, page = paged

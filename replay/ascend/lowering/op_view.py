@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any, cast
 
 from opreplay.replay.arguments.work.amounts import Contents
@@ -18,6 +18,10 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 _UNNAMED = re.compile(r"arg\d+")
 """Names of the arguments of an op that is not resolved."""
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
+
+
+class DoesNotFit(Exception):
+    """Arguments that a rule makes no sense of: a trace may record anything under a known name."""
 
 
 def spec(shape: Iterable[int], dtype: str, layout: str = "ND") -> TensorSpec:
@@ -34,6 +38,13 @@ def kernel(
 ) -> KernelCall:
     """A kernel call."""
     return KernelCall(type=kernel_type, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, count=count)
+
+
+def whole(number: float) -> int:
+    """A number without its fraction. Raises DoesNotFit for one that is not finite."""
+    if not isfinite(number):
+        raise DoesNotFit(f"{number} where a whole number belongs")
+    return int(number)
 
 
 def is_contiguous(meta: TensorMeta) -> bool:
@@ -113,6 +124,33 @@ class OpView:
                 return next((t for t in arg.tensors if t is not None), None)
         return self._tensors[at] if at is not None and at < len(self._tensors) else None
 
+    def need(self, *names: str, at: int | None = None, rank: int = 0) -> TensorMeta:
+        """`meta` of an argument that the rule cannot do without, of at least `rank` dimensions. Raises DoesNotFit."""
+        meta = self.meta(*names, at=at)
+        if meta is None or len(meta.shape) < rank:
+            wanted = " or ".join(names) or f"tensor {at}"
+            raise DoesNotFit(f"{wanted} is no tensor of {rank} dimensions" if rank else f"{wanted} is not recorded")
+        return meta
+
+    def widest(self, *, rank: int = 0) -> TensorMeta:
+        """The first of the tensors with most elements, of at least `rank` dimensions. Raises DoesNotFit without one."""
+        metas = [meta for meta in self._tensors if len(meta.shape) >= rank]
+        if not metas:
+            raise DoesNotFit(f"no tensor of {rank} dimensions is recorded" if rank else "no tensor is recorded")
+        return max(metas, key=elements)
+
+    def axis(self, *names: str, rank: int) -> int | None:
+        """A dimension, counted from the first, of a tensor of `rank`; None when absent, or of a scalar.
+
+        Raises DoesNotFit for one that the tensor does not have.
+        """
+        if rank == 0 or self.number(*names) is None:
+            return None
+        dim = self.integer(*names, default=0)
+        if not -rank <= dim < rank:
+            raise DoesNotFit(f"dimension {dim} of a tensor of {rank}")
+        return dim % rank
+
     def metas(self, name: str) -> list[TensorMeta]:
         """The tensors of a list argument; all tensors when the argument is not there."""
         self._take((name,), tensor=True)
@@ -145,9 +183,9 @@ class OpView:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def integer(self, *names: str, default: int) -> int:
-        """An integer argument."""
+        """An integer argument. Raises DoesNotFit for one that is not finite."""
         number = self.number(*names)
-        return int(number) if number is not None else default
+        return whole(number) if number is not None else default
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """A boolean argument."""
@@ -155,13 +193,13 @@ class OpView:
         return bool(value) if isinstance(value, bool | int) else default
 
     def integers(self, *names: str) -> tuple[int, ...]:
-        """A list of integers (an integer counts as a list of one); empty when absent."""
+        """A list of integers (an integer counts as a list of one); empty when absent. Raises as `integer` does."""
         value = self.value(*names)
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         if isinstance(value, tuple | list):
             items = cast("Sequence[Any]", value)
-            return tuple(int(v) for v in items if isinstance(v, int | float))
+            return tuple(whole(v) for v in items if isinstance(v, int | float))
         return ()
 
     def dense(self, *names: str, at: int | None = None) -> TensorSpec | None:

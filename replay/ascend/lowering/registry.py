@@ -15,9 +15,10 @@ from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering import op_view as view_module
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.standins.declared.register import canonical_name
+from opreplay.traces.errors import internal_error
 
 Rule = Callable[[OpView], Iterable[KernelCall]]
 
@@ -173,11 +174,11 @@ COLLECTIVE = "record_param_comms"
 
 
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
-    """The kernels of one call of `op`, with arguments of these contents. Never raises for a well-formed op.
+    """The kernels of one call of `op`, with arguments of these contents.
 
     Without contents lengths follow from the batch of the op's iteration, and routing is taken as even. Where a rule
     meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so. A user's rule that fails
-    raises CustomOpError.
+    raises CustomOpError, a built-in one InternalError.
     """
     if op.on_host:
         return Lowering(kernels=(), notes=("stays on the host: it counts an optimizer's steps",))
@@ -196,10 +197,11 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     if rule is not None:
         try:
             kernels = list(rule(view))
-        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration):
-            # A trace may record anything under a known name; the arguments then do not fit the rule.
+        except DoesNotFit as misfit:
             view = OpView(op)
-            view.note(f"arguments do not fit what {op.name} takes: costed by bytes")
+            view.note(f"arguments do not fit what {op.name} takes, {misfit}: costed by bytes")
+        except Exception as error:
+            raise internal_error(f"lowering rule {rule.__name__} for {op.name} ({op.id})", error) from error
         else:
             return Lowering(
                 kernels=(*view.prologue, *kernels),

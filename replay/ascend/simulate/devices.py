@@ -15,7 +15,7 @@ from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 from opreplay.replay.ascend.simulate.step import Step, simulate_step
 from opreplay.replay.ascend.simulate.step_residency import StepKernels, held_in_caches, outside_bytes, step_kernels
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import InternalError, UsageError
 
 if TYPE_CHECKING:
     from opreplay.replay.arguments.work.amounts import Contents
@@ -43,8 +43,20 @@ def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, Dev
     return devices
 
 
-Failed = dict[str, list[str]]
-"""Op id → why it has no prediction, where a user's function failed."""
+class Failed(dict[str, list[str]]):
+    """Op id → why it has no prediction, where a user's function failed, or one of opreplay's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults: dict[str, InternalError] = {}
+        """Op id → the first fault of opreplay's own."""
+
+    def conclude(self) -> None:
+        """Raise InternalError for what `faults` holds, once all that could be done is done."""
+        if self.faults:
+            first = next(iter(self.faults.values()))
+            more = f"; and {len(self.faults) - 1} more ops" if len(self.faults) > 1 else ""
+            raise InternalError(f"{first}{more}", hint=first.hint)
 
 
 def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]) -> str | None:
@@ -64,21 +76,24 @@ def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]
 def simulate_on(
     op: ReplayOp,
     devices: Mapping[str, DeviceProfile],
-    contents: Contents | None = None,
+    contents: Callable[[ReplayOp], Contents | None] | None = None,
     l2: L2State = "sequence",
     failed: Failed | None = None,
 ) -> dict[str, Simulated]:
     """Predictions for one op on every device; none for a label or an op without arguments, which is not for free.
 
-    Where a user's function fails there is none either, and `failed` is told why. Raises CustomOpError without it.
+    `contents` says what the values of its arguments amount to. Where a user's function fails there is none either, or
+    one of opreplay's own, and `failed` is told why. Raises CustomOpError and InternalError without it.
     """
     made: dict[str, Simulated] = {}
     for name, device in devices.items():
         try:
-            one = simulate_op(op, device, contents, l2)
-        except CustomOpError as error:
+            one = simulate_op(op, device, None if contents is None else contents(op), l2)
+        except (CustomOpError, InternalError) as error:
             if failed is None:
                 raise
+            if isinstance(error, InternalError):
+                failed.faults.setdefault(op.id, error)
             failed.setdefault(op.id, []).append(f"no prediction for {name}: {error}")
         else:
             if is_predicted(op, one):

@@ -7,12 +7,10 @@ Owns the process and why it died; which op is tried again, and when a child is r
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from time import monotonic
 
@@ -24,6 +22,7 @@ from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome
+from opreplay.traces.child_process import python_command
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 START_S = 180.0
@@ -34,11 +33,6 @@ FRAME_S = 10.0
 """Time for the rest of a frame whose first bytes are there."""
 NOISE_BYTES = 2000
 """How much of what a dying child wrote to stderr is looked at for a reason."""
-BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from opreplay.replay.{module} import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
-)
-"""Gives the child the parent's module path, so that the folder it runs in cannot slip a module in."""
 OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
 """What a child does: run ops, or be a rank of a process group; rooms above name what they have instead."""
 
@@ -53,12 +47,12 @@ class Child:
         self.facts: dict[str, object] | None = None
         """Of its device; None until it is ready."""
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        bootstrap = BOOTSTRAP.format(module=module or (RANK if isinstance(config, RankConfig) else OPS))
+        serving = "opreplay.replay." + (module or (RANK if isinstance(config, RankConfig) else OPS))
         mine, theirs = socket.socketpair()
         self._channel = mine
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", bootstrap, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
+                python_command(serving, "serve", theirs.fileno(), os.getpid()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._noise,

@@ -111,8 +111,14 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
     for rule in (by_op.get((op, arg.name)), by_argument):
         found = rule(known, context) if rule is not None else None
         if found is not None and (fitted := _of_kind(arg, found)) is not None:
-            return fitted
-    return _typed(spec, arg, known, context)
+            return fitted if fitted.evident else _with_others(op, arg, fitted)
+    usual = _typed(spec, arg, known, context)
+    return _with_others(op, arg, usual) if usual is not None and arg.kind == "str" else usual
+
+
+def _with_others(op: str, arg: ArgSpec, found: Guess) -> Guess:
+    """The guess of a text that nothing in the trace tells, and what another one would change."""
+    return replace(found, why=found.why + texts.what_others_take(op, arg.name, found.value))
 
 
 def _of_kind(arg: ArgSpec, found: Guess) -> Guess | None:
@@ -167,7 +173,7 @@ def _fits(kind: str, value: Value) -> bool:
 def _string(arg: ArgSpec) -> Guess | None:
     if arg.name in STRINGS:
         return Guess(value=STRINGS[arg.name], why=f"{STRINGS[arg.name]!r} (strings are not recorded)")
-    return None
+    return Guess(value=None, why=f"None: {texts.UNTOLD}") if arg.optional else None
 
 
 def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:

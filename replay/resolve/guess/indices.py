@@ -140,7 +140,10 @@ def _inside(own: Shape, calls: Sequence[OpSignature]) -> _Inside | None:
     narrow = [meta for call in calls if call.name == "aten::to" and (meta := _integers(call)) and meta.dtype != "int64"]
     by_mask = sum(len(mask.shape) for mask in masks)
     plain = [_index(meta) for _, meta in reshaped[by_mask:]]
-    for at, meta in enumerate(expanded[: len(plain)]):
+    # What was expanded has steps of 0, where strides are recorded.
+    repeated = [at for at, meta in enumerate(plain) if 0 in (meta.strides or ())]
+    places = repeated if len(repeated) == len(expanded) else range(len(plain))
+    for at, meta in zip(places, expanded, strict=False):
         plain[at] = _index(meta)
     if len(narrow) == len(plain) and plain:
         plain = [_index(meta, dtype=one.dtype) for meta, one in zip(plain, narrow, strict=True)]

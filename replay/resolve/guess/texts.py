@@ -34,6 +34,32 @@ _SCALED_BY_ROOT, _UNSCALED = 1, 0
 """Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h); 2 is a division by the number of elements."""
 
 
+_TIMES_US: dict[tuple[str, str], dict[str | None, int]] = {
+    ("gelu", "approximate"): {"none": 249, "tanh": 892},
+    ("gelu_backward", "approximate"): {"none": 432, "tanh": 986},
+    ("div", "rounding_mode"): {"floor": 1050, "trunc": 67, None: 66},
+    ("segment_reduce", "reduce"): {"sum": 202, "mean": 292, "max": 260, "min": 317, "prod": 201},
+    ("index_reduce", "reduce"): {"amax": 247, "amin": 244, "mean": 396, "prod": 244},
+    ("scatter_reduce", "reduce"): {"sum": 436, "mean": 992, "amax": 944, "amin": 1364, "prod": 437},
+    ("linalg_lstsq", "driver"): {None: 123, "gels": 101, "gelsd": 446, "gelss": 709},
+    ("linalg_qr", "mode"): {"reduced": 96, "complete": 162, "r": 61},
+}
+"""(op, argument) → time by text of one call on one thread of a CPU (`benchmarks/untold_texts.py`)."""
+_EQUAL_TIMES = 1.15
+"""Times this far apart at most are no other work."""
+
+
+def what_others_take(op: str, argument: str, text: object) -> str:
+    """How much longer or shorter a call is with the text that is furthest off; "" where all take as long, or where that
+    was not measured."""
+    times = _TIMES_US.get((op.rstrip("_"), argument), {})
+    if not isinstance(text, str | None) or text not in times:
+        return ""
+    ratios = {other: us / times[text] for other, us in times.items() if other != text}
+    other, ratio = max(ratios.items(), key=lambda one: max(one[1], 1 / one[1]))
+    return f"; {other!r} takes {ratio:.1f} x as long on a CPU" if max(ratio, 1 / ratio) > _EQUAL_TIMES else ""
+
+
 def _inside(context: Context) -> tuple[OpSignature, ...]:
     around = context.relatives()
     return (*around.children, *around.inner)
@@ -68,11 +94,18 @@ def _rounding_mode(known: Known, context: Context) -> Guess | None:
         if found := _DIVISION.search(kernel):
             mode = {"true": None, "trunc": "trunc", "floor": "floor"}[found[1]]
             return Guess(value=mode, why=f"{mode!r}: named in the recorded kernel")
-    own = tensor(known, "self")
+    own, other = tensor(known, "self"), tensor(known, "other")
     if own is None:
         return None
-    if not own.dtype.startswith(("int", "uint")):
-        return Guess(value="floor", why=f"'floor': an overload that takes a mode was called; {UNTOLD}")
+    back = {call.name for call in context.relatives().backward}
+    if back:  # a step has no gradient
+        rounded = "aten::div" not in back
+        why = "what its gradient is made of"
+        text, shown = ("floor", f"'floor': {why}; {UNTOLD}") if rounded else (None, f"None: {why}")
+        return Guess(value=text, why=shown, evident=not rounded)
+    whole = [one.dtype.startswith(("int", "uint")) for one in (own, other) if one is not None]
+    if not all(whole) or isinstance(value(known, "other"), float):
+        return Guess(value="floor", why=f"'floor': an overload that takes a mode was called; {UNTOLD}", evident=False)
     reader = next((m for call in context.relatives().following[:2] if (m := first_tensor_of(call)) is not None), None)
     if reader is not None and reader.shape == own.shape and reader.dtype.startswith(("float", "bfloat")):
         return Guess(value=None, why="None: the quotient is read as a floating number next")
@@ -80,10 +113,13 @@ def _rounding_mode(known: Known, context: Context) -> Guess | None:
 
 
 def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
-    """How `scatter_reduce` combined, by what goes back through it (torch/csrc/autograd/FunctionsManual.cpp): a mean
-    counts with ones, a maximum or minimum looks for what is equal to it, and both count with `scatter_add`."""
+    """How `scatter_reduce` or `index_reduce` combined, by what goes back through it
+    (torch/csrc/autograd/FunctionsManual.cpp): a product is made again, a mean counts with ones, a maximum or minimum
+    looks for what is equal to it, and both of these count by adding."""
     names = {call.name for call in calls}
-    if "aten::scatter_add" in names:
+    if names & {"aten::scatter_reduce", "aten::index_reduce"}:
+        return "prod"
+    if names & {"aten::scatter_add", "aten::index_add"}:
         return "amax" if "aten::ones_like" not in names else "mean"
     return "sum" if names == {"aten::gather"} else None
 
@@ -103,8 +139,8 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
         if divided and "mean" in names:
             return Guess(value="mean", why="'mean': a division inside")
         if "mean" in names and value(known, "include_self") is False:  # a sum would begin with zeros
-            return Guess(value="amax", why=f"'amax': what was there does not count; {UNTOLD}")
-        return Guess(value=otherwise, why=f"{otherwise!r}: {UNTOLD}")
+            return Guess(value="amax", why=f"'amax': what was there does not count; {UNTOLD}", evident=False)
+        return Guess(value=otherwise, why=f"{otherwise!r}: {UNTOLD}", evident=False)
 
     return rule
 
@@ -123,12 +159,24 @@ def _named_norm(known: Known, context: Context) -> Guess | None:
     return None if text is None else Guess(value=text, why=f"{text!r}: told by the calls inside")
 
 
+_TEXT_OVERLOADS = {
+    "aten::linalg_norm": ("ord_str", frozenset({"aten::linalg_matrix_norm"})),
+    "aten::linalg_cond": ("p_str", frozenset({"aten::linalg_inv_ex", "aten::reciprocal"})),
+}
+"""Op → the overload that takes a text where others take a number, and calls that it alone makes without that number."""
+
+
 def named_overload(name: str, recorded: Sequence[RecordedArg], context: Context) -> str | None:
     """The overload of an op whose argument was a text where another one has a number, or None where nothing tells."""
-    if name != "aten::linalg_norm" or len(recorded) < 2 or recorded[1].kind != "absent":
+    if not tells_overload(name, context) or len(recorded) < 2 or recorded[1].kind != "absent":
         return None
-    inside = context.relatives().children
-    return "ord_str" if any(call.name == "aten::linalg_matrix_norm" for call in inside) else None
+    overload, calls = _TEXT_OVERLOADS[name]
+    return overload if any(call.name in calls for call in context.relatives().children) else None
+
+
+def tells_overload(name: str, context: Context) -> bool:
+    """Whether the calls inside tell if an argument that nothing is recorded of was a text."""
+    return name in _TEXT_OVERLOADS and bool(context.relatives().children)
 
 
 def _fft_norm(*, inverse: bool) -> Rule:
@@ -159,14 +207,36 @@ def _meshgrid_order(known: Known, context: Context) -> Guess | None:
 
 
 def _qr_mode(known: Known, context: Context) -> Guess | None:
-    """The orthogonal matrix of a complete factorisation is square; the columns of the input are written to a part."""
-    own = tensor(known, "A")
-    if own is None or own.shape[-2:-1] <= own.shape[-1:]:
+    """Of a tall matrix only "complete" turns its own R into a triangle, and "r" alone turns the matrix first; of others
+    "r" cuts nothing off, and "reduced" and "complete" are the same."""
+    own, names = tensor(known, "A"), {call.name for call in context.relatives().children}
+    if own is None or len(own.shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
         return None
-    square = (*own.shape[:-1], own.shape[-2])
-    written = [m.shape for c in _inside(context) if c.name == "aten::slice" and (m := first_tensor_of(c))]
-    text = "complete" if square in written else "reduced"
+    if own.shape[-2] <= own.shape[-1]:
+        text = "reduced" if "aten::slice" in names else "r"
+    else:
+        text = "complete" if "aten::triu_" in names else "r" if "aten::mT" in names else "reduced"
     return Guess(value=text, why=f"{text!r}: told by the calls inside")
+
+
+def _least_squares_driver(known: Known, context: Context) -> Guess | None:
+    """LAPACK's routine by what is allocated for it: a rank by all but "gels", singular values by two of them, of which
+    "gelsd" needs integers beside its working space (ATen/native/BatchLinearAlgebra.cpp)."""
+    calls = _inside(context)
+    copied = next((at for at, call in enumerate(calls) if call.name == "aten::empty_strided"), None)
+    if copied is None:
+        return None
+    grown = [m for call in calls[:copied] if call.name == "aten::resize_" and (m := first_tensor_of(call))]
+    results = sum(meta.shape == (0,) for meta in grown)
+    later = calls[copied:]
+    counted = next((at for at, call in enumerate(later) if call.name == "aten::arange"), len(later))
+    own = tensor(known, "self")
+    parts = 2 if own is not None and own.dtype.startswith("complex") else 1
+    spaces = sum(call.name == "aten::empty" for call in later[:counted])
+    text = {1: "gels", 2: None, 3: "gelsd" if spaces > parts else "gelss"}.get(results, "")
+    if text == "":
+        return None
+    return Guess(value=text, why=f"{text!r}: what is allocated inside" + (" is for gelsy" if text is None else ""))
 
 
 def _interpolation(known: Known, context: Context) -> Guess | None:
@@ -185,7 +255,7 @@ _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nea
 
 def _side(known: Known, context: Context) -> Guess | None:
     """The side of a search that the flag `right` already says."""
-    return Guess(value=None, why=f"None: `right` says it unless a text did; {UNTOLD}")
+    return Guess(value=None, why=f"None: `right` says it unless a text did; {UNTOLD}", evident=False)
 
 
 def _convolution_padding(known: Known, context: Context) -> Guess | None:
@@ -227,12 +297,13 @@ TEXTS: dict[tuple[str, str], Rule] = {
     **{(op, "reduce"): _reduction(_SCATTERED, "sum") for op in ("scatter_reduce", "scatter_reduce_")},
     **{(op, "reduce"): _reduction(_INDEXED, "amax") for op in ("index_reduce", "index_reduce_")},
     **{(op, "reduce"): _reduction({"add": "add", "multiply": "multiply"}, "add") for op in ("scatter", "scatter_")},
-    **{(op, "ord"): _named_norm for op in ("linalg_norm", "linalg_matrix_norm")},
+    **{(op, "ord"): _named_norm for op in ("linalg_norm", "linalg_matrix_norm")}, ("linalg_cond", "p"): _named_norm,
     **{(op, "norm"): _fft_norm(inverse=False) for op in _FORWARD},
     **{(op.replace("fft_", "fft_i", 1), "norm"): _fft_norm(inverse=True) for op in _FORWARD},
     ("meshgrid", "indexing"): _meshgrid_order,
     **{(op, "interpolation"): _interpolation for op in ("quantile", "nanquantile")},
     ("linalg_qr", "mode"): _qr_mode,
+    ("linalg_lstsq", "driver"): _least_squares_driver,
     ("searchsorted", "side"): _side,
     **{(op, "padding"): _convolution_padding for op in ("conv1d", "conv2d", "conv3d", "_convolution_mode")},
 }  # fmt: skip

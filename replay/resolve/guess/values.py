@@ -81,6 +81,8 @@ class Guess:
     value: Any = None
     tensors: tuple[TensorMeta | None, ...] | None = None
     """For Tensor[]."""
+    evident: bool = True
+    """Something in the trace speaks for it; else it is what is usual."""
 
 
 Rule = Callable[[Known, Context], "Guess | None"]

@@ -183,7 +183,7 @@ def _define(version: Reference, overload: str) -> str:
     library.define(text)
     schema = parse_schema(f"{namespace}::{text}")
     library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
-    fake = _adapt(version.fake or version.run, schema) if schema.returns else _nothing
+    fake = _adapt(version.fake or version.run, schema) if schema.returns or version.fake else _nothing
     torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)
     return overload
 

@@ -21,7 +21,52 @@ def _bags(offsets: Tensor, indices: Tensor, tables: int) -> tuple[Tensor, list[i
     return owner.clamp(0, max(offsets.numel() - 2, 0)), bounds[:: max(batch, 1)].tolist(), batch
 
 
-@stands_for("fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu", writes=("host_weights", "momentum1_host"))
+def _check_sizes(grad_output: Tensor, weights: Tensor, D_offsets: Tensor, offsets: Tensor) -> None:
+    """Raises ValueError for sizes that no tables have: bags of another number than rows of the gradient, or too few
+    weights for one row of each table."""
+    tables = D_offsets.shape[0] - 1
+    if tables < 1 or grad_output.dim() != 2:
+        raise ValueError(
+            f"{tables} tables and a gradient of {grad_output.dim()} dimensions; needs a matrix and a table"
+        )
+    if offsets.shape[0] - 1 != tables * grad_output.shape[0]:
+        raise ValueError(f"{offsets.shape[0] - 1} bags for {tables} tables and {grad_output.shape[0]} gradients")
+    if weights.numel() < grad_output.shape[1]:
+        raise ValueError(f"{weights.numel()} weights for rows of {grad_output.shape[1]} columns in all")
+
+
+def _fake_backward(
+    grad_output: Tensor,
+    host_weights: Tensor,
+    D_offsets: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    momentum1_host: Tensor,
+    momentum1_offsets: Tensor,
+) -> None:
+    """Raises ValueError for what `rowwise_adagrad_backward` cannot do."""
+    if pooling_mode not in (0, 1):
+        raise ValueError("lookups without pooling are not implemented in the reference of the backward pass")
+    _check_sizes(grad_output, host_weights, D_offsets, offsets)
+    tables = D_offsets.shape[0] - 1
+    if momentum1_offsets.shape[0] < tables or momentum1_host.numel() < tables:
+        raise ValueError(
+            f"{momentum1_host.numel()} rows of state, {momentum1_offsets.shape[0]} offsets, {tables} tables"
+        )
+
+
+def _fake_indice_weights(
+    grad_output: Tensor, weights: Tensor, D_offsets: Tensor, indices: Tensor, offsets: Tensor
+) -> Tensor:
+    _check_sizes(grad_output, weights, D_offsets, offsets)
+    return grad_output.new_empty(indices.shape, dtype=torch.float32)
+
+
+@stands_for(
+    "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu",
+    writes=("host_weights", "momentum1_host"),
+    fake=_fake_backward,
+)
 def rowwise_adagrad_backward(
     grad_output: Tensor,
     host_weights: Tensor,
@@ -71,7 +116,7 @@ def rowwise_adagrad_backward(
 
 @stands_for(
     "fbgemm::split_embedding_codegen_grad_indice_weights_cpu",
-    fake=lambda grad_output, indices: grad_output.new_empty(indices.shape, dtype=torch.float32),
+    fake=_fake_indice_weights,
 )
 def grad_indice_weights(
     grad_output: Tensor, weights: Tensor, weights_offsets: Tensor, D_offsets: Tensor, indices: Tensor, offsets: Tensor

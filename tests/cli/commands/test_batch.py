@@ -430,11 +430,20 @@ def test_a_batch_interrupted_while_reading_goes_on_there(
 
 @pytest.mark.slow
 def test_processes_that_read_end_when_nobody_waits_for_them(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import multiprocessing
     import os
     import time
 
+    from opreplay.replay.batch import reading
     from opreplay.replay.batch.reading import HowToRead, read_plans
+    from opreplay.replay.execute.processes.child import Child
+
+    started_children: list[Child] = []
+
+    def starting(*config: Any, **named: Any) -> Child:
+        started_children.append(Child(*config, **named))
+        return started_children[-1]
+
+    monkeypatch.setattr(reading, "Child", starting)
     from opreplay.replay.plan.selection import Selection
 
     monkeypatch.setattr("opreplay.replay.batch.reading.POOL_FROM_BYTES", 1)
@@ -442,14 +451,13 @@ def test_processes_that_read_end_when_nobody_waits_for_them(ranks: Path, monkeyp
     for pipe in pipes:
         os.mkfifo(pipe)  # which nobody writes: reading it takes for ever
     selection = Selection(select="owner", include=(), exclude=(), top=None, min_share=None, allow_imports={})
-    read = HowToRead(selection=selection, device="cpu").reader()
-    before = set(multiprocessing.active_children())
-    plans = read_plans([str(ranks / "rank0.json"), *map(str, pipes)], read, processes=2)
+    how = HowToRead(selection=selection, device="cpu")
+    plans = read_plans([str(ranks / "rank0.json"), *map(str, pipes)], how, processes=2)
     assert next(plans).path == str(ranks / "rank0.json")
     started = time.monotonic()
     plans.close()  # type: ignore[attr-defined]
     assert time.monotonic() - started < 20
-    assert set(multiprocessing.active_children()) <= before
+    assert [child.process.poll() is not None for child in started_children] == [True, True]
 
 
 def test_collectives_of_ranks_are_matched(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
 
@@ -74,3 +76,36 @@ def test_custom_op_files_run_before_the_trace_is_read(tmp_path: Path) -> None:
         result = CliRunner().invoke(opreplay, [command, "nowhere.json", "--custom-op-dir", str(tmp_path)])
         assert result.exit_code == 2
         assert f"{tmp_path}/mine.py:1: RuntimeError: read me" in result.stderr
+
+
+@pytest.mark.parametrize("way", ["options", "variable", "file", "library"])
+def test_every_custom_op_folder_counts(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opreplay.replay.ascend.custom.estimators import clear_registrations
+    from opreplay.replay.plugins import load_plugins, registrations
+
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "mine.py").write_text(
+            "from opreplay import register_op_estimator\n"
+            f"@register_op_estimator('mylib::{folder.name}', None)\n"
+            "def estimate(op, device):\n    return 1e-3\n"
+        )
+    clear_registrations()
+    try:
+        if way == "library":
+            load_plugins(installed=False, custom_op_dirs=folders)
+            ops = {op for entry in registrations() for op in entry.ops}
+        else:
+            given = [part for folder in folders for part in ("--custom-op-dir", str(folder))]
+            (tmp_path / "o.toml").write_text(f"custom-op-dir = {[str(folder) for folder in folders]}\n")
+            before = ["--config", str(tmp_path / "o.toml")] if way == "file" else []
+            after = given if way == "options" else []
+            if way == "variable":
+                monkeypatch.setenv("OPREPLAY_CUSTOM_OP_DIR", os.pathsep.join(map(str, folders)))
+            done = CliRunner().invoke(opreplay, [*before, "plugins", *after, "--format", "json"])
+            assert done.exit_code == 0, done.output
+            ops = {op for entry in json.loads(done.stdout) for op in entry["ops"]}
+        assert {"mylib::first", "mylib::second"} <= ops
+    finally:
+        clear_registrations()

@@ -68,3 +68,14 @@ def test_a_gradient_of_a_selection_fits_its_mask(shape: tuple[int, int], selecte
     mask = found.need("mask")
     assert int(mask.expand(8, 9).sum()) == selected
     assert torch.ops.aten.masked_select_backward(found.need("grad"), found.need("input"), mask).shape == (8, 9)
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(1, 1), (7, 12), (3, 1)])
+def test_padded_sequences_begin_at_the_left(rows: int, longest: int) -> None:
+    padded, mask = torch.randn(rows, longest, 2), torch.rand(rows, longest) > 0.5
+    initialized("aten::_nested_tensor_from_mask", t=padded, mask=mask)
+    lengths = mask.sum(1)
+    assert torch.equal(mask, torch.arange(longest) < lengths[:, None])
+    assert lengths.max() == longest
+    assert lengths.min() >= 1
+    assert torch._nested_tensor_from_mask_left_aligned(padded, mask)

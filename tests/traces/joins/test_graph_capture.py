@@ -12,7 +12,15 @@ from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
 from opreplay.traces import Limits, Trace, read_trace
-from opreplay.traces.joins.graph_capture import captures_of, files_beside, with_captures, with_captures_beside
+from opreplay.traces.joins.graph_capture import (
+    HINT,
+    captures_of,
+    files_beside,
+    join_text,
+    with_captures,
+    with_captures_beside,
+)
+from opreplay.traces.model import CapturedGraph
 
 Part = Sequence[tuple[str, int, str]]
 """(op, rows of its matrix, kernel) of each launch of a graph."""
@@ -172,6 +180,23 @@ def test_a_capture_of_another_model_tells_nothing(tmp_path: Path) -> None:
     file = write(tmp_path / "capture.json", capture("hip", {4: [TAIL]}))
     joined = with_captures(read_trace(write(tmp_path / "run.json", execution("hip", [(3, [LAYER])]))), [file], Limits())
     assert owners(joined) == [None, None]
+    graphs = joined.info.graphs
+    assert graphs is not None
+    assert graphs.unmatched_kernels == 2
+    assert graphs.read_captures == (CapturedGraph(source=str(file), kernels=3),)
+    line = join_text(graphs)
+    assert HINT not in line
+    assert "capture.json" in line
+
+
+def test_the_captures_that_are_named_are_those_of_the_nearest_size(tmp_path: Path) -> None:
+    parts = [[("aten::mm", 1, "other")] * count for count in (9, 1, 3, 2, 6)]
+    file = write(tmp_path / "capture.json", capture("hip", {4: parts}))
+    joined = with_captures(read_trace(write(tmp_path / "run.json", execution("hip", [(3, [LAYER])]))), [file], Limits())
+    graphs = joined.info.graphs
+    assert graphs is not None
+    assert [one.kernels for one in graphs.read_captures] == [2, 1, 3]
+    assert "other kernels" in join_text(graphs)
 
 
 def test_kernels_that_overtake_each_other_are_told_by_name(tmp_path: Path) -> None:

@@ -19,11 +19,9 @@ FROM_FIRST_KEY = 1
 
 
 def _three(op: OpView, at: int = 0) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
-    q = op.meta("query", "q", "Q", at=at)
-    k = op.meta("key", "k", "K", "key_cache", "kcache", "k_cache", at=at + 1)
-    v = op.meta("value", "v", "V", "value_cache", "vcache", "v_cache", at=at + 2)
-    if q is None or k is None or v is None:
-        raise ValueError("attention needs query, key and value")
+    q = op.need("query", "q", "Q", at=at, rank=2)
+    k = op.need("key", "k", "K", "key_cache", "kcache", "k_cache", at=at + 1, rank=2)
+    v = op.need("value", "v", "V", "value_cache", "vcache", "v_cache", at=at + 2, rank=2)
     return q, k, v
 
 
@@ -192,7 +190,7 @@ def npu_training_backward(op: OpView) -> Iterable[KernelCall]:
 
 def _npu(op: OpView, kind: str) -> KernelCall:
     q, k, v = _three(op)
-    heads = op.integer("head_num", "num_heads", default=1)
+    heads = max(1, op.integer("head_num", "num_heads", default=1))
     if len(q.shape) == 4:
         rows, kv_length, dim = prod(q.shape[:-1]), k.shape[-2], q.shape[-1]
         if q.shape[1] != heads and q.shape[2] == heads:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.products.matmul import product
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.standins.invented import NARROW_BITS, expert_sizes
@@ -31,7 +31,10 @@ ASSUMED_TOP_K = 8
 )
 def gating(op: OpView) -> Iterable[KernelCall]:
     """MoeGatingTopK over router logits: the widest two-dimensional float tensor."""
-    metas = [t for t in op.tensors if len(t.shape) == 2 and t.dtype not in ("int32", "int64")] or op.tensors
+    metas = [t for t in op.tensors if len(t.shape) == 2 and t.dtype not in ("int32", "int64")]
+    metas = metas or [t for t in op.tensors if t.shape]
+    if not metas:
+        raise DoesNotFit("gates need router logits")
     logits = max(metas, key=lambda t: t.shape[-1])
     source = spec(logits.shape, logits.dtype)
     k = max(1, min(op.integer("topk", "k", "num_experts_per_tok", default=ASSUMED_TOP_K), logits.shape[-1]))
@@ -71,7 +74,7 @@ def routing(op: OpView) -> Iterable[KernelCall]:
 )
 def combining(op: OpView) -> Iterable[KernelCall]:
     """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
-    source = max(op.tensors, key=elements)
+    source = op.widest()
     width = source.shape[-1] if source.shape else 1
     return [_moved("MoeFinalizeRouting", elements(source) // max(1, width), width, source.dtype)]
 
@@ -125,8 +128,8 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
     """MoeInitRouting, GroupedMatmul, SwiGlu, GroupedMatmul, MoeFinalizeRouting: w1 (E, 2I, H), w2 (E, H, I)."""
     weights = [t for t in op.tensors if len(t.shape) == 3][:2]
     hidden = op.meta("hidden_states", "hidden", "input", at=0)
-    if len(weights) < 2 or hidden is None:
-        raise ValueError("a fused MoE needs hidden states and two weights")
+    if len(weights) < 2 or hidden is None or not hidden.shape:
+        raise DoesNotFit("a fused MoE needs hidden states and two weights")
     chosen = [t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("int32", "int64")]
     top_k = chosen[0].shape[1] if chosen else ASSUMED_TOP_K
     width = hidden.shape[-1]
@@ -153,7 +156,7 @@ def opaque_layer(op: OpView) -> Iterable[KernelCall]:
     """
     hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)
     if hidden is None or logits is None or len(hidden.shape) < 2 or not logits.shape:
-        raise ValueError("a layer needs hidden states and router logits")
+        raise DoesNotFit("a layer needs hidden states and router logits")
     width, dtype = hidden.shape[-1], hidden.dtype
     sizes = expert_sizes(hidden, logits, op.op, op.contents.layer if op.contents is not None else None)
     if sizes.by == "nothing":
@@ -206,6 +209,8 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
         return [product(op, weights[0], weights[1])]
     if not weights and len(flat) > 1:
         return _gradients_of_weights(op, flat[0], flat[1])
+    if not weights or not flat:
+        raise DoesNotFit("needs rows and the experts' weights")
     weight, rows = weights[0], flat[0]
     k = rows.shape[1]
     n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
@@ -234,7 +239,7 @@ def distributed(op: OpView) -> Iterable[KernelCall]:
     dispatch = "dispatch" in op.op.name
     hidden = op.meta("x", "expand_x", at=0)
     if hidden is None or len(hidden.shape) < 2:
-        raise ValueError("needs tokens")
+        raise DoesNotFit("needs tokens")
     chosen = op.meta("expert_ids")
     top_k = chosen.shape[-1] if chosen is not None and len(chosen.shape) == 2 else ASSUMED_TOP_K
     tokens = chosen.shape[0] if chosen is not None and chosen.shape else hidden.shape[0]
@@ -253,8 +258,8 @@ def stages(op: OpView) -> Iterable[KernelCall]:
     first = op.op.name.endswith("stage1")
     hidden = op.meta("hidden_states" if first else "inter_states", at=0)
     weight = op.meta("w1" if first else "w2", at=1 if first else 2)
-    if hidden is None or weight is None or len(weight.shape) != 3:
-        raise ValueError("a stage needs rows and the experts' weights")
+    if hidden is None or weight is None or len(weight.shape) != 3 or len(hidden.shape) < 2:
+        raise DoesNotFit("a stage needs rows and the experts' weights")
     top_k = op.integer("topk", default=ASSUMED_TOP_K)
     rows = hidden.shape[0] * (top_k if len(hidden.shape) == 2 else hidden.shape[1])
     product = grouped(op, rows, weight, weight.shape[2], weight.shape[1])

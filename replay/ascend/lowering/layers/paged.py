@@ -10,7 +10,7 @@ from opreplay.initializers.draws.argument_names import QUERY
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.lengths import contents_of, page_of
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.traces.model import TensorMeta
 
@@ -52,9 +52,9 @@ LATENT = ("kv_cache", "src_cache", "kv_c_and_k_pe_cache")
 )
 def paged(op: OpView) -> Iterable[KernelCall]:
     """Attention over a cache, of as many context tokens as the batch or the arguments say."""
-    q = op.meta(*QUERY)
-    if q is None:
-        q = next(t for t in op.tensors if len(t.shape) >= 3)
+    q = op.meta(*QUERY) or next((t for t in op.tensors if len(t.shape) >= 3), None)
+    if q is None or not q.shape:
+        raise DoesNotFit("attention needs a query")
     heads, dim, rows = _query(op, q)
     found = contents_of(op, rows)
     query, context = max(0, found.query_tokens or 0), max(0, found.context_tokens or 0)
@@ -81,7 +81,7 @@ def _query(op: OpView, q: TensorMeta) -> tuple[int, int, int]:
         return max(1, heads), q.shape[3], q.shape[0] * q.shape[1] * q.shape[2] // max(1, heads)
     if len(q.shape) == 3 and "input_layout" not in op.args:
         return max(1, q.shape[1]), q.shape[2], q.shape[0]
-    if len(q.shape) == 3 and said == q.shape[1] and q.shape[2] % said:
+    if len(q.shape) == 3 and 0 < said == q.shape[1] and q.shape[2] % said:
         return said, q.shape[2], q.shape[0]
     if len(q.shape) == 3 and str(op.value("input_layout") or "").startswith("TND"):
         return max(1, q.shape[1]), q.shape[2], q.shape[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ascend.kernel import KernelCall
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.traces.model import TensorMeta
 
@@ -36,7 +36,7 @@ def _sequence(op: OpView) -> tuple[int, int, int, str]:
     """(steps, batch, width, dtype) of the input."""
     source = op.meta("input", "self", "data", at=0)
     if source is None or len(source.shape) < 2:
-        raise ValueError("a recurrent layer needs a sequence")
+        raise DoesNotFit("a recurrent layer needs a sequence")
     if len(source.shape) == 2:  # packed: rows of all steps, and how many each step has
         sizes = op.meta("batch_sizes")
         steps = sizes.shape[0] if sizes is not None and sizes.shape else 1
@@ -53,7 +53,7 @@ def _hidden(op: OpView, gates: int) -> int:
         return given if given > 0 else states[0].shape[-1]
     weights = [t for t in _weights(op) if len(t.shape) == 2]
     if not weights:
-        raise ValueError("the size of the state is not recorded")
+        raise DoesNotFit("the size of the state is not recorded")
     return max(1, weights[0].shape[0] // gates)
 
 
@@ -127,7 +127,7 @@ def cell(op: OpView) -> Iterable[KernelCall]:
     gates = _mode_gates(op)
     source, weight = op.meta("input", at=0), op.meta("w_ih", at=2)
     if source is None or weight is None or len(weight.shape) != 2:
-        raise ValueError("a cell needs an input and a weight")
+        raise DoesNotFit("a cell needs an input and a weight")
     rows, hidden = prod(source.shape[:-1]), max(1, weight.shape[0] // gates)
     x, w = spec((rows, weight.shape[1]), source.dtype), spec(weight.shape, source.dtype)
     out = spec((rows, weight.shape[0]), source.dtype)
@@ -146,5 +146,7 @@ def cell(op: OpView) -> Iterable[KernelCall]:
 )
 def gates_alone(op: OpView) -> Iterable[KernelCall]:
     """The gates of a cell, after or before its products: every tensor passes once."""
+    if not op.tensors:
+        raise DoesNotFit("gates need tensors")
     inputs = [op.packed(t) for t in op.tensors]
     return [kernel("Sigmoid", inputs, op.outputs(inputs[0]))]

@@ -10,20 +10,13 @@ from typing import NamedTuple
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.cost.slow_paths import UNIFIED_BUFFER
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.measured.kernel_shapes import broadcast
 from opreplay.traces.dtypes import MASKS
 from opreplay.traces.model import TensorMeta
 
 _INTEGERS = ("int64", "int32")
-
-
-def _table(op: OpView, *names: str, at: int = 0) -> TensorMeta:
-    meta = op.meta(*names, at=at)
-    if meta is None:
-        raise ValueError("needs a table")
-    return meta
 
 
 def _indices(op: OpView, *names: str) -> list[TensorMeta]:
@@ -36,10 +29,17 @@ def _indices(op: OpView, *names: str) -> list[TensorMeta]:
     return [t for t in op.tensors if t.dtype in _INTEGERS]
 
 
+def _index(op: OpView, *names: str) -> TensorMeta:
+    indices = _indices(op, *names)
+    if not indices:
+        raise DoesNotFit("no indices are recorded")
+    return indices[0]
+
+
 @lowers("aten::embedding", "aten::index_select", "npu::npu_gather", "aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
     """GatherV2: whole rows."""
-    table = _table(op, "weight", "self")
+    table = op.need("weight", "self", at=0)
     index = _indices(op, "indices", "index")
     picked = index[0].shape if index else (1,)
     dim = op.integer("dim", default=0) % max(1, len(table.shape)) if "index_select" in op.op.name else 0
@@ -53,8 +53,8 @@ def rows_of_table(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::gather", "aten::take_along_dim", "aten::take")
 def single_elements(op: OpView) -> Iterable[KernelCall]:
     """GatherElements: single elements."""
-    table = _table(op, "self")
-    index = _indices(op, "index")[0]
+    table = op.need("self", at=0)
+    index = _index(op, "index")
     out = op.output(spec(index.shape, table.dtype))
     n = elements(index)
     moved = n * itemsize(table.dtype)
@@ -127,7 +127,7 @@ def _picked(op: OpView, table: TensorMeta) -> _Picked:
 @lowers("aten::index", "aten::_unsafe_index", "aten::_index")
 def index(op: OpView) -> Iterable[KernelCall]:
     """Index: advanced indexing; boolean masks go through NonZero first."""
-    table = _table(op, "self")
+    table = op.need("self", at=0)
     picked = _picked(op, table)
     out = op.output(spec((picked.rows, picked.inner), table.dtype))
     moved = elements(out) * itemsize(out.dtype)
@@ -144,7 +144,7 @@ def index(op: OpView) -> Iterable[KernelCall]:
 )
 def index_put(op: OpView) -> Iterable[KernelCall]:
     """IndexPutV2: values written where indices say."""
-    table = _table(op, "self")
+    table = op.need("self", at=0)
     picked = _picked(op, table)
     moved = picked.rows * picked.inner * itemsize(table.dtype)
     out = spec(table.shape, table.dtype)
@@ -172,7 +172,7 @@ def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
 )
 def scatter(op: OpView) -> Iterable[KernelCall]:
     """ScatterElements, or ScatterUpdate for whole rows."""
-    table = _table(op, "self")
+    table = op.need("self", at=0)
     index = _indices(op, "index")
     source = op.meta("src", "source", "value")
     n = elements(index[0]) if index else 1
@@ -194,7 +194,7 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
 )
 def gather_backward(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor, and the gradient added where indices say."""
-    grad = _table(op, "grad", "grad_output")
+    grad = op.need("grad", "grad_output", at=0)
     base = op.meta("self")
     sizes = base.shape if base is not None else op.integers("self_sizes", "sizes") or grad.shape
     out = op.output(spec(sizes, grad.dtype))
@@ -214,8 +214,8 @@ def gather_backward(op: OpView) -> Iterable[KernelCall]:
 )
 def embedding_backward(op: OpView) -> Iterable[KernelCall]:
     """Sort of the indices, a cleared table, and EmbeddingDenseGradV2."""
-    grad = _table(op, "grad_output", "grad")
-    index = _indices(op, "indices")[0]
+    grad = op.need("grad_output", "grad", at=0)
+    index = _index(op, "indices")
     width = grad.shape[-1] if grad.shape else 1
     rows = op.integer("num_weights", default=max(1, elements(index)))
     n = elements(index)
@@ -234,8 +234,8 @@ def embedding_backward(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::_embedding_bag", "aten::embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(op: OpView) -> Iterable[KernelCall]:
     """EmbeddingBag: rows gathered and summed."""
-    table = _table(op, "weight")
-    index = _indices(op, "indices")[0]
+    table = op.need("weight", at=0)
+    index = _index(op, "indices")
     width = table.shape[-1] if table.shape else 1
     offsets = op.meta("offsets")
     bags = offsets.shape[0] if offsets is not None and offsets.shape else index.shape[0] if index.shape else 1
@@ -248,7 +248,7 @@ def embedding_bag(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::_embedding_bag_per_sample_weights_backward")
 def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
     """For each index the product of a row with its bag's gradient."""
-    grad, index = _table(op, "grad"), _indices(op, "indices")[0]
+    grad, index = op.need("grad", at=0), _index(op, "indices")
     rows = spec((max(1, elements(index)), grad.shape[-1] if grad.shape else 1), grad.dtype)
     moved = elements(rows) * itemsize(rows.dtype)
     gathered = kernel("GatherV2", [rows], [rows], indices=rows.shape[0], moved_bytes=moved)
@@ -259,10 +259,7 @@ def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::topk", "aten::sort", "aten::argsort", "aten::msort", "npu::npu_sort_v2", "npu::npu_sort")
 def sort(op: OpView) -> Iterable[KernelCall]:
     """Sort or TopKV2 along one dimension, turned innermost where it is not."""
-    meta = op.meta("self", "input", at=0)
-    if meta is None:
-        raise ValueError("needs a tensor")
-    source = op.packed(meta)
+    source = op.packed(op.need("self", "input", at=0))
     rank = max(1, len(source.shape))
     dim = (0 if "msort" in op.op.name else op.integer("dim", default=-1)) % rank
     outs = op.outputs(source, spec(source.shape, "int64"))
@@ -283,7 +280,7 @@ def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:
 @lowers("aten::nonzero", "aten::argwhere", "aten::masked_select", "aten::nonzero_static", "aten::nonzero_numpy")
 def nonzero(op: OpView) -> Iterable[KernelCall]:
     """NonZero; how many there are is contents: half is taken."""
-    source = _table(op, "self")
+    source = op.need("self", at=0)
     n = elements(source)
     op.note("number of nonzeros not recorded: half of the elements assumed")
     out = spec((n // 2, max(1, len(source.shape))), "int64")
@@ -294,6 +291,6 @@ def nonzero(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::one_hot")
 def one_hot(op: OpView) -> Iterable[KernelCall]:
     """OneHot."""
-    source = _table(op, "self")
+    source = op.need("self", at=0)
     classes = max(1, op.integer("num_classes", default=128))
     return [kernel("OneHot", [spec(source.shape, source.dtype)], [op.output(spec((*source.shape, classes), "int64"))])]

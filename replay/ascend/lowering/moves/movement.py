@@ -151,9 +151,7 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::slice_scatter", "aten::select_scatter", "aten::as_strided_scatter", "aten::diagonal_scatter")
 def into_copy(op: OpView) -> Iterable[KernelCall]:
     """A copy of the tensor, and one into part of it."""
-    base, part = op.dense("self", "input", at=0), op.dense("src", at=1)
-    if base is None or part is None:
-        raise ValueError("needs a tensor and what is put into it")
+    base, part = op.packed(op.need("self", "input", at=0)), op.packed(op.need("src", at=1))
     return [kernel("TensorMove", [base], [op.output(base)]), kernel("ViewCopy", [part], [part])]
 
 

@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, is_contiguous, kernel, promote, spec, strided_copy
+from opreplay.replay.ascend.lowering.op_view import (
+    DoesNotFit,
+    OpView,
+    is_contiguous,
+    kernel,
+    promote,
+    spec,
+    strided_copy,
+)
 from opreplay.replay.ascend.lowering.registry import Rule, lowers
 
 ROW = 4096
@@ -219,6 +227,8 @@ def clone(op: OpView) -> Iterable[KernelCall]:
 def _halves(op: OpView, kind: str) -> list[KernelCall]:
     # vLLM names the output first, SGLang and aiter vary: the wider tensor is the input.
     metas = sorted((t for t in op.tensors if t.shape), key=lambda t: -t.shape[-1])
+    if not metas:
+        raise DoesNotFit("no tensor has halves")
     source = metas[0]
     out = spec((*source.shape[:-1], source.shape[-1] // 2), source.dtype)
     return [kernel(kind, [spec(source.shape, source.dtype)], [out])]
@@ -258,6 +268,8 @@ def geglu(op: OpView) -> Iterable[KernelCall]:
 @lowers("npu::npu_swiglu_backward", "aten::glu_backward", "npu::npu_geglu_grad")
 def swiglu_backward(op: OpView) -> Iterable[KernelCall]:
     """SwiGluGrad or GeGluGradV2."""
+    if not op.tensors:
+        raise DoesNotFit("no tensor is recorded")
     inputs = [op.packed(t) for t in op.tensors]
     kind = "SwiGluGrad" if "swiglu" in op.op.name else "GeGluGradV2"
     return [kernel(kind, inputs, [max(inputs, key=lambda s: len(s.shape) and s.shape[-1])])]
@@ -266,7 +278,7 @@ def swiglu_backward(op: OpView) -> Iterable[KernelCall]:
 @lowers("_C::gelu_new", "_C::gelu_fast", "_C::gelu_quick", "npu::fast_gelu", "npu::npu_fast_gelu", "npu::npu_silu")
 def vendor_activation(op: OpView) -> Iterable[KernelCall]:
     """An activation under another name."""
-    source = op.packed(op.tensors[-1])
+    source = op.packed(op.need(at=max(0, len(op.tensors) - 1)))
     return [kernel("Gelu" if "gelu" in op.op.name else "Swish", [source], [source])]
 
 
@@ -296,11 +308,13 @@ def rope(op: OpView) -> Iterable[KernelCall]:
 @lowers("npu::npu_rotary_mul_backward")
 def rope_backward(op: OpView) -> Iterable[KernelCall]:
     """Gradient of the rotary embedding."""
-    meta = op.tensors[0]
+    meta = op.need(at=0, rank=1)
     return [_rope_of(op, "RotaryPositionEmbeddingGrad", spec(meta.shape, meta.dtype))]
 
 
 def _rope_of(op: OpView, kind: str, source: TensorSpec) -> KernelCall:
+    if not source.shape:
+        raise DoesNotFit("nothing of a scalar can be turned")
     table = spec((source.shape[0], source.shape[-1]), source.dtype)
     return kernel(kind, [source, table, table], [source])
 
@@ -354,6 +368,8 @@ def dynamic_quantize(op: OpView) -> Iterable[KernelCall]:
 
 def _wide_float(op: OpView) -> TensorSpec:
     floats = [t for t in op.tensors if t.dtype in ("float16", "bfloat16", "float32") and t.shape]
+    if not op.tensors:
+        raise DoesNotFit("no tensor is recorded")
     meta = max(floats or op.tensors, key=lambda t: (len(t.shape) > 0, prod(t.shape)))
     return in_rows(spec(meta.shape, meta.dtype))
 

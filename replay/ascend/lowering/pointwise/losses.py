@@ -22,10 +22,7 @@ def _full(op: OpView, inputs: list[TensorSpec]) -> TensorSpec:
 
 
 def _input(op: OpView, *names: str, at: int = 0) -> TensorMeta:
-    meta = op.meta(*names, at=at)
-    if meta is None:
-        raise ValueError("a loss needs a tensor")
-    return meta
+    return op.need(*names, at=at)
 
 
 @lowers(
@@ -131,7 +128,7 @@ def fused_cross_entropy(op: OpView) -> Iterable[KernelCall]:
 @lowers("npu::npu_cross_entropy_loss_backward")
 def fused_cross_entropy_backward(op: OpView) -> Iterable[KernelCall]:
     """CrossEntropyLossGrad."""
-    x = max(op.tensors, key=lambda t: prod(t.shape))
+    x = op.widest()
     source = spec(x.shape, x.dtype)
     return [kernel("CrossEntropyLossGrad", [source], [source])]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec, whole
 from opreplay.replay.ascend.lowering.registry import lowers
 
 
@@ -67,7 +67,7 @@ def full(op: OpView) -> Iterable[KernelCall]:
 def ranged(op: OpView) -> Iterable[KernelCall]:
     """Range."""
     end, start = op.number("end", "n", "steps"), op.number("start")
-    length = max(1, int((end or 1) - (start or 0)))
+    length = max(1, whole((end or 1) - (start or 0)))
     return [kernel("Range", [], [op.output(spec((length,), "int64"))])]
 
 

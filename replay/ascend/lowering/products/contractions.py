@@ -6,25 +6,23 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.products.matmul import product
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.traces.model import TensorMeta
 
 
-def _pair(op: OpView, *, at: int = 0) -> tuple[TensorMeta, TensorMeta]:
-    metas = [t for t in op.tensors[at:] if t.shape]
+def _pair(op: OpView, *, rank: int = 1) -> tuple[TensorMeta, TensorMeta]:
+    metas = [t for t in op.tensors if len(t.shape) >= rank]
     if len(metas) < 2:
-        raise ValueError("a product needs two tensors")
+        raise DoesNotFit("a product needs two tensors")
     return metas[0], metas[1]
 
 
 @lowers("aten::addr")
 def outer_sum(op: OpView) -> Iterable[KernelCall]:
     """A + x y^T: an elementwise product of a column and a row, and a sum."""
-    x, y = op.meta("vec1", at=1), op.meta("vec2", at=2)
-    if x is None or y is None:
-        raise ValueError("needs two vectors")
+    x, y = op.need("vec1", at=1), op.need("vec2", at=2)
     column, row = spec((prod(x.shape), 1), x.dtype), spec((1, prod(y.shape)), y.dtype)
     out = spec((prod(x.shape), prod(y.shape)), x.dtype)
     return [kernel("Mul", [column, row], [out]), kernel("Add", [out, out], [out])]
@@ -65,7 +63,7 @@ def sparse_sum(op: OpView) -> Iterable[KernelCall]:
         for b in metas:
             if a is not b and a.shape[1] == b.shape[0] and (not out or out[0].shape == (a.shape[0], b.shape[1])):
                 return [product(op, a, b)]
-    raise ValueError("no two operands fit each other")
+    raise DoesNotFit("no two operands fit each other")
 
 
 def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
@@ -89,7 +87,7 @@ def einsum(op: OpView) -> Iterable[KernelCall]:
     terms, _, result = equation.replace(" ", "").partition("->")
     letters = terms.split(",")
     if len(letters) != len(metas) or any(len(t.shape) != len(names) for t, names in zip(metas, letters, strict=True)):
-        raise ValueError("the equation does not fit the operands")
+        raise DoesNotFit("the equation does not fit the operands")
     sizes: dict[str, int] = {}
     for meta, names in zip(metas, letters, strict=True):
         sizes.update(zip(names, meta.shape, strict=True))
@@ -113,7 +111,7 @@ def contraction(op: OpView) -> Iterable[KernelCall]:
     a, b = _pair(op)
     sizes = op.outputs()
     if not sizes:
-        raise ValueError("the result is not known")
+        raise DoesNotFit("the result is not known")
     batch = 1
     for one, other, made in zip(a.shape, b.shape, sizes[0].shape, strict=False):
         if not one == other == made:
@@ -129,6 +127,8 @@ def contraction(op: OpView) -> Iterable[KernelCall]:
 def chain(op: OpView) -> Iterable[KernelCall]:
     """The products of a chain, from left to right."""
     metas = [t for t in op.tensors if t.shape]
+    if not metas:
+        raise DoesNotFit("a chain needs matrices")
     kernels, left = [], metas[0]
     for right in metas[1:]:
         kernels.append(product(op, left, right))
@@ -139,9 +139,7 @@ def chain(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::matrix_power", "aten::linalg_matrix_power")
 def power(op: OpView) -> Iterable[KernelCall]:
     """Repeated squaring."""
-    a = op.meta("self", at=0)
-    if a is None:
-        raise ValueError("needs a matrix")
+    a = op.need("self", at=0)
     exponent = abs(op.integer("n", default=2))
     count = max(1, exponent.bit_length() - 1 + bin(exponent).count("1") - 1)
     return [product(op, a, a)] * min(count, 128)
@@ -152,7 +150,7 @@ def matmul_backward(op: OpView) -> Iterable[KernelCall]:
     """Gradients to both operands."""
     grad, a, b = op.meta("grad", at=0), op.meta("self", at=1), op.meta("other", at=2)
     if grad is None or a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
-        raise ValueError("needs a gradient and two matrices")
+        raise DoesNotFit("needs a gradient and two matrices")
     turned_a, turned_b = (_turned(t) for t in (a, b))
     return [product(op, grad, turned_b), product(op, turned_a, grad)]
 
@@ -174,7 +172,7 @@ def _packed(op: OpView, bits: int) -> list[KernelCall]:
     a = op.meta("self", "input", "inp", at=0)
     weights = op.meta("mat2", "weight", "qScaleAndZeros", at=1)
     if a is None or weights is None or not a.shape:
-        raise ValueError("needs an input and packed weights")
+        raise DoesNotFit("needs an input and packed weights")
     rows, inner = prod(a.shape[:-1]), a.shape[-1]
     out = op.outputs()
     given = op.integer("N", "out_features", default=0)
@@ -219,7 +217,7 @@ def eight_bit_weights(op: OpView) -> Iterable[KernelCall]:
 @lowers("npu::npu_weight_quant_batchmatmul", "npu::npu_weight_quant_batchmatmul_v2")
 def quantised_weights(op: OpView) -> Iterable[KernelCall]:
     """WeightQuantBatchMatmulV2: x (M, K) with int8 weights (K, N)."""
-    x, weight = _pair(op)
+    x, weight = _pair(op, rank=2)
     rows, (inner, cols) = prod(x.shape[:-1]), weight.shape[-2:]
     call = kernel(
         "WeightQuantBatchMatmulV2",
@@ -234,10 +232,10 @@ def quantised_weights(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::cdist", "aten::_cdist_forward", "aten::_euclidean_dist", "aten::pdist", "aten::_pdist_forward")
 def distances(op: OpView) -> Iterable[KernelCall]:
     """All distances between two sets of rows: a product, and the squares added."""
-    a = op.meta("x1", "self", at=0)
+    a = op.need("x1", "self", at=0, rank=2)
     b = op.meta("x2", at=1) or a
-    if a is None or b is None or len(a.shape) < 2:
-        raise ValueError("needs rows")
+    if len(b.shape) < 2:
+        raise DoesNotFit("needs rows")
     (m, k), n = a.shape[-2:], b.shape[-2]
     batch = prod(a.shape[:-2])
     many = (batch,) if batch > 1 else ()
@@ -251,10 +249,11 @@ def distances(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::_cdist_backward", "aten::_pdist_backward")
 def distances_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient of distances: a product of their gradient with the other rows, for either side."""
-    grad, a = op.meta("grad", at=0), op.meta("x1", "self", at=1)
+    op.need("grad", at=0)
+    a = op.need("x1", "self", at=1, rank=2)
     b = op.meta("x2", at=2) or a
-    if grad is None or a is None or b is None or len(a.shape) < 2:
-        raise ValueError("needs rows")
+    if len(b.shape) < 2:
+        raise DoesNotFit("needs rows")
     (m, k), n = a.shape[-2:], b.shape[-2]
     g, right, out = spec((m, n), a.dtype), spec((n, k), b.dtype), spec((m, k), a.dtype)
     batch = max(1, prod(a.shape[:-2]))

@@ -9,7 +9,7 @@ from typing import cast
 
 from opreplay.replay.ascend.cost.sizes import HALF
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.traces.model import TensorMeta
 
@@ -44,8 +44,8 @@ class Sizes:
 
     def __init__(self, op: OpView, source: TensorMeta, weight: TensorMeta, grad: TensorMeta | None = None) -> None:
         space = len(weight.shape) - 2
-        if space < 1 or len(source.shape) < space + 1:
-            raise ValueError("a convolution needs images and a weight")
+        if not 1 <= space <= 3 or any(len(t.shape) < space + 1 for t in (source, grad) if t is not None):
+            raise DoesNotFit("a convolution needs images and a weight")
         batch = source.shape[0] if len(source.shape) == space + 2 else 1
         extent = source.shape[-space:]
         self.transposed = op.flag("transposed") or ("transpose" in op.op.name and op.op.name not in TO_INPUT)
@@ -114,9 +114,7 @@ def trans_data(source: TensorSpec, target: TensorSpec) -> KernelCall:
 @lowers(*FORWARD)
 def forward(op: OpView) -> Iterable[KernelCall]:
     """TransData of input and weight, the convolution, TransData of the result; bias rides along."""
-    source, weight = op.meta("input", "self", "grad_output", at=0), op.meta("weight", at=1)
-    if source is None or weight is None:
-        raise ValueError("a convolution needs input and weight")
+    source, weight = op.need("input", "self", "grad_output", at=0), op.need("weight", at=1)
     sizes = Sizes(op, source, weight)
     bias = op.meta("bias")
     extra = [spec(bias.shape, bias.dtype)] if bias is not None else []
@@ -193,6 +191,8 @@ def backward(op: OpView) -> Iterable[KernelCall]:
         return forward(op)
     if grad is None or source is None or weight is None:
         # Unnamed arguments: convolution_backward names the gradient first, the vendors' names the input.
+        if len(op.tensors) < 3:
+            raise DoesNotFit("a convolution's gradients need its gradient, input and weight")
         first, second, third = op.tensors[:3]
         vendor = "cudnn" in op.op.name or "miopen" in op.op.name
         source, grad, weight = (first, second, third) if vendor else (second, first, third)
@@ -222,7 +222,7 @@ def time_batch_channels(op: OpView) -> Iterable[KernelCall]:
     """A convolution of (T, B, C) with (K, C, O): a product over the time steps for each place of the window."""
     source, weight = op.meta("self", at=0), op.meta("weight", at=1)
     if source is None or weight is None or len(source.shape) != 3 or len(weight.shape) != 3:
-        raise ValueError("needs a sequence and a weight")
+        raise DoesNotFit("needs a sequence and a weight")
     rows, (window, ins, outs) = prod(source.shape[:2]), weight.shape
     a, b = spec((rows, ins), source.dtype), spec((ins, outs), weight.dtype)
     out = spec((rows, outs), source.dtype)

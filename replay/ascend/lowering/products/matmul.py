@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, is_contiguous, kernel, promote, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, is_contiguous, kernel, promote, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.measured.kernel_shapes import broadcast
 from opreplay.traces.model import TensorMeta, contiguous_strides
@@ -61,10 +61,7 @@ def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight:
 
 
 def _both(op: OpView, first: tuple[str, ...], second: tuple[str, ...], at: int = 0) -> tuple[TensorMeta, TensorMeta]:
-    a, b = op.meta(*first, at=at), op.meta(*second, at=at + 1)
-    if a is None or b is None:
-        raise ValueError("a product needs two tensors")
-    return a, b
+    return op.need(*first, at=at), op.need(*second, at=at + 1)
 
 
 @lowers("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner")
@@ -122,10 +119,8 @@ def layer(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::linear_backward", "npu::npu_linear_backward", "aten::mps_linear_backward")
 def layer_backward(op: OpView) -> Iterable[KernelCall]:
     """Gradients to the input and to the weight."""
-    grad, weight = op.meta("grad_output", "grad", at=1), op.meta("weight", at=2)
-    source = op.meta("self", "input", at=0)
-    if grad is None or weight is None or source is None:
-        raise ValueError("needs gradient, input and weight")
+    grad, weight = op.need("grad_output", "grad", at=1, rank=1), op.need("weight", at=2, rank=1)
+    source = op.need("self", "input", at=0)
     rows, outs, ins = prod(grad.shape[:-1]), grad.shape[-1], weight.shape[-1]
     g, w, x = spec((rows, outs), grad.dtype), spec((outs, ins), weight.dtype), spec((rows, ins), source.dtype)
     return [
@@ -152,7 +147,10 @@ def layer_backward(op: OpView) -> Iterable[KernelCall]:
 def quantized(op: OpView) -> Iterable[KernelCall]:
     """Products of 8-bit operands; 8-bit floats, which these SoCs lack, are taken at the int8 rate."""
     metas = [t for t in op.tensors if len(t.shape) >= 2 and t.dtype not in ("float32", "bfloat16", "float16")]
-    a, b = (metas + op.tensors)[:2]
+    operands = [t for t in (*metas, *op.tensors) if len(t.shape) >= 2]
+    if len(operands) < 2:
+        raise DoesNotFit("a product needs two matrices")
+    a, b = operands[:2]
     if "float8" in a.dtype:
         op.note("8-bit floats are not supported on this SoC; costed as int8")
     _, ta = operand(op, TensorMeta(shape=a.shape, dtype="int8", strides=a.strides))

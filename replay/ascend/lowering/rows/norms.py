@@ -13,15 +13,12 @@ from opreplay.traces.model import TensorMeta
 
 
 def _input(op: OpView, *names: str, at: int = 0) -> TensorMeta:
-    meta = op.meta(*names, at=at)
-    if meta is None:
-        raise ValueError("a normalisation needs a tensor")
-    return meta
+    return op.need(*names, at=at)
 
 
 def _columns(op: OpView, x: TensorMeta) -> int:
     given = op.integers("normalized_shape")
-    return max(1, prod(given)) if given else (x.shape[-1] if x.shape else 1)
+    return max(1, prod(given or x.shape[-1:]))
 
 
 def _vector(op: OpView, *names: str) -> list[TensorSpec]:
@@ -190,7 +187,7 @@ SYNCHRONISED = {
 @lowers(*SYNCHRONISED)
 def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
     """One pass over the images, which are the largest tensors."""
-    images = max(op.tensors, key=lambda t: prod(t.shape))
+    images = op.widest()
     channels = images.shape[1] if len(images.shape) > 1 else 1
     source, stats = spec(images.shape, images.dtype), spec((channels,), "float32")
     reads = [source] * max(1, sum(t.shape == images.shape for t in op.tensors))
@@ -202,9 +199,7 @@ def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
 @lowers("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts")
 def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
     """Statistics of all devices put together: (devices, channels)."""
-    counts = op.meta("mean", at=1)
-    if counts is None:
-        raise ValueError("needs statistics")
+    counts = op.need("mean", at=1)
     source = spec(counts.shape, counts.dtype)
     return [kernel("ReduceMean", [source], [spec(counts.shape[-1:], counts.dtype)], 2)]
 
@@ -219,7 +214,7 @@ def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
 )
 def weight_norm(op: OpView) -> Iterable[KernelCall]:
     """A norm of each row, and the weights scaled by it."""
-    weight = max(op.tensors, key=lambda t: prod(t.shape))
+    weight = op.widest()
     source = op.packed(weight)
     norms = spec(weight.shape[:1], "float32")
     scaled = kernel("Mul", [source, norms], [source])

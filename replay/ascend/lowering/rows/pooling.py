@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.products.convolution import trans_data
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.traces.model import TensorMeta
@@ -23,6 +23,8 @@ def space_of(op: OpView, meta: TensorMeta) -> int:
 def images(meta: TensorMeta, space: int) -> TensorSpec:
     """A feature map as (N, C, H, W): a third dimension folded into the batch, a single one taken for the width."""
     shape = meta.shape
+    if len(shape) < space:
+        raise DoesNotFit(f"no image of {space} dimensions has the sizes {list(shape)}")
     extent = shape[len(shape) - space :]
     lead = shape[: len(shape) - space]
     channels = lead[-1] if lead else 1
@@ -60,10 +62,7 @@ def result_of(op: OpView, meta: TensorMeta, space: int) -> TensorSpec:
 
 
 def _input(op: OpView, at: int = 0) -> TensorMeta:
-    meta = op.meta("self", "input", at=at)
-    if meta is None or len(meta.shape) < 2:
-        raise ValueError("pooling needs images")
-    return meta
+    return op.need("self", "input", at=at, rank=2)
 
 
 @lowers(
@@ -94,9 +93,7 @@ def max_pool(op: OpView) -> Iterable[KernelCall]:
 )
 def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolGradWithArgmaxV1 between changes of layout."""
-    grad = op.meta("grad_output", at=0)
-    if grad is None:
-        raise ValueError("needs a gradient")
+    grad = op.need("grad_output", at=0)
     plain, result = images(_input(op, 1), 2), images(grad, 2)
     x, y = _blocked(plain), _blocked(result)
     return [

@@ -40,9 +40,7 @@ EXTREMA: dict[str, str] = {
 
 def reduced(op: OpView) -> tuple[int, ...]:
     """Shape after reducing over `dim`, or over everything."""
-    meta = op.meta("self", "input", at=0)
-    if meta is None:
-        raise ValueError("a reduction needs a tensor")
+    meta = op.need("self", "input", at=0)
     rank = max(1, len(meta.shape))
     dims = {d % rank for d in op.integers("dim", "dims", "axis")} or set(range(rank))
     if op.flag("keepdim"):
@@ -50,11 +48,11 @@ def reduced(op: OpView) -> tuple[int, ...]:
     return tuple(s for i, s in enumerate(meta.shape) if i not in dims)
 
 
-def inside(shape: tuple[int, ...], dim: float | None) -> dict[str, int]:
+def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
     """The attribute `inner`: elements of one place along a dimension that is not the innermost; else nothing."""
-    if dim is None or not shape:
+    if dim is None:
         return {}
-    inner = prod(shape[int(dim) % len(shape) + 1 :])
+    inner = prod(shape[dim + 1 :])
     return {"inner": inner} if inner > 1 else {}
 
 
@@ -79,8 +77,8 @@ def _rule(kind: str) -> Rule:
         if (widths := op.meta("x")) is not None and op.op.name in ("aten::trapezoid", "aten::trapz"):
             kernels.append(kernel("Mul", [read, op.packed(widths)], [read]))
         if kind in ("Cumsum", "Cumprod"):
-            dim = op.number("dim")
-            cols = source.shape[int(dim)] if dim is not None and source.shape else prod(source.shape[-1:])
+            dim = op.axis("dim", rank=len(source.shape))
+            cols = source.shape[dim] if dim is not None else prod(source.shape[-1:])
             along = kernel(kind, [read], op.outputs(out), cols=max(1, cols), **inside(source.shape, dim))
             return [*kernels, along]
         return [*kernels, kernel(kind, [read], op.outputs(out), **across(op, source.shape))]
@@ -110,12 +108,12 @@ def _extremum(kind: str) -> Rule:
         if len(metas) == 2 and op.op.name in ("aten::max", "aten::min"):
             inputs = [op.packed(t) for t in metas]
             return [kernel("Maximum" if "max" in op.op.name else "Minimum", inputs, [op.broadcast_output()])]
-        dim = op.number("dim")
-        cols = source.shape[int(dim)] if dim is not None and source.shape else prod(source.shape)
+        dim = op.axis("dim", rank=len(source.shape))
+        cols = source.shape[dim] if dim is not None else prod(source.shape)
         inner = inside(source.shape, dim)
         shape = reduced(op)
         outs = op.outputs(spec(shape, source.dtype), spec(shape, "int64"))
-        if dim is None and op.op.name in ("aten::max", "aten::min"):
+        if op.number("dim") is None and op.op.name in ("aten::max", "aten::min"):
             return [kernel("ReduceMax" if "max" in op.op.name else "ReduceMin", [source], outs[:1])]
         return [kernel(kind, [source], outs, cols=max(1, cols), **inner)]
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any, cast
 
 from opreplay.replay.ascend.kernel import KernelCall
-from opreplay.replay.ascend.lowering.op_view import OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.registry import lowers
 from opreplay.replay.ascend.lowering.rows.pooling import images, result_of, space_of
 from opreplay.traces.model import TensorMeta
@@ -34,10 +34,7 @@ AS_POOLING = "charged as pooling of as many elements, no such kernel was measure
 
 
 def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
-    meta = op.meta(*names, at=at)
-    if meta is None or len(meta.shape) < 2:
-        raise ValueError("resampling needs images")
-    return meta
+    return op.need(*names, at=at, rank=2)
 
 
 @lowers(*(f"aten::{name}" for name in UPSAMPLE))
@@ -50,6 +47,8 @@ def upsample(op: OpView) -> Iterable[KernelCall]:
     scales = cast("Sequence[Any]", given) if isinstance(given, tuple | list) else ()
     if not op.op.outputs and not op.integers("output_size") and scales:
         factors = [float(f) for f in scales if isinstance(f, int | float)]
+        if len(factors) != space or not all(map(isfinite, factors)):
+            raise DoesNotFit(f"{len(factors)} finite scales for {space} dimensions")
         extent = [max(1, int(n * f)) for n, f in zip(meta.shape[-space:], factors, strict=True)]
         result = images(TensorMeta(shape=(*meta.shape[:-space], *extent), dtype=meta.dtype), space)
     else:
@@ -88,7 +87,7 @@ def grid_sample(op: OpView) -> Iterable[KernelCall]:
     meta, grid = _source(op, "input", "self"), op.meta("grid", at=1)
     space = len(meta.shape) - 2
     if grid is None or not 1 <= space <= 3:
-        raise ValueError("needs a grid")
+        raise DoesNotFit("needs a grid")
     out = images(TensorMeta(shape=(*meta.shape[:2], *grid.shape[1 : 1 + space]), dtype=meta.dtype), space)
     op.assume(AS_POOLING)
     return [kernel("GridSampler2D", [images(meta, space), spec(grid.shape, grid.dtype)], [out])]

@@ -24,9 +24,7 @@ COMPLEX = {"float64": "complex128", "complex128": "complex128"}
 @lowers(*(f"aten::{name}" for name in TRANSFORMS))
 def transform(op: OpView) -> Iterable[KernelCall]:
     """A pass over all data for each transformed dimension."""
-    source = op.meta("self", "input", at=0)
-    if source is None:
-        raise ValueError("a transform needs a tensor")
+    source = op.need("self", "input", at=0)
     dims = op.integers("dim")
     name = op.op.name.split(".")[0]
     passes = len(dims) or (2 if name.endswith("2") else max(1, len(source.shape)) if name.endswith("n") else 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall
-from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.pointwise.elementwise import in_rows
 from opreplay.replay.ascend.lowering.registry import lowers, lowers_like
 from opreplay.traces.model import TensorMeta
@@ -74,9 +74,7 @@ def scanned(op: OpView) -> Iterable[KernelCall]:
 @lowers("fbgemm::bounds_check_indices")
 def checked(op: OpView) -> Iterable[KernelCall]:
     """Every index compared with the size of its table."""
-    index = op.meta("indices", at=1)
-    if index is None:
-        raise ValueError("needs indices")
+    index = op.need("indices", at=1)
     source = spec(index.shape, index.dtype)
     return [kernel("Less", [source], [source])]
 
@@ -84,7 +82,7 @@ def checked(op: OpView) -> Iterable[KernelCall]:
 @lowers_like(r"fbgemm::\w*(Quantized|Quantize|ToFloat|ToHalf|ToFP8|ToHFP8|ToFused|Padded)\w*")
 def converted(op: OpView) -> Iterable[KernelCall]:
     """Rows changed to or from few bits: read once, written once."""
-    source = max(op.tensors, key=elements)
+    source = op.widest()
     plain = in_rows(spec(source.shape, source.dtype))
     if source.dtype in ("uint8", "int8"):
         return [kernel("AscendAntiQuantV2", [plain], [in_rows(op.output(spec(source.shape, "float32")))])]
@@ -99,7 +97,7 @@ def generated(op: OpView) -> Iterable[KernelCall]:
     """A kernel that a compiler made: each tensor moved once, the last one written, as far as arguments tell."""
     metas = op.tensors
     if not metas:
-        raise ValueError("needs tensors")
+        raise DoesNotFit("needs tensors")
     op.note("a generated kernel: costed by its bytes, the last tensor taken as its result")
     inputs: list[TensorMeta] = metas[:-1] or metas
     read = [spec((looked_up(op, t, metas), *t.shape[1:]), t.dtype) if t.shape else spec((), t.dtype) for t in inputs]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.layers import attention, moe, paged
 from opreplay.replay.ascend.lowering.moves import indexing, movement
-from opreplay.replay.ascend.lowering.op_view import OpView, elements, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.pointwise import elementwise
 from opreplay.replay.ascend.lowering.products import matmul
 from opreplay.replay.ascend.lowering.registry import Rule, lowers
@@ -25,7 +25,7 @@ def named_product(op: OpView) -> Iterable[KernelCall]:
     """A product whose operands are known by name, the weight lying either way."""
     a, b = op.meta(*LEFT), op.meta(*RIGHT)
     if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
-        raise ValueError("a product needs two matrices")
+        raise DoesNotFit("a product needs two matrices")
     weight = a.shape[-1] == b.shape[-1] and (b.shape[-2] != b.shape[-1] or "mat2" not in op.args)
     return [matmul.product(op, a, b, weight=weight)]
 
@@ -205,7 +205,7 @@ WIDEST: dict[str, str] = {
 
 def _widest(kind: str) -> Rule:
     def rule(op: OpView) -> Iterable[KernelCall]:
-        source = max(op.tensors, key=elements)
+        source = op.widest()
         full = spec(source.shape, source.dtype)
         return [kernel(kind, [full], [op.output(full)])]
 

@@ -125,3 +125,16 @@ def test_results_of_masks_have_as_many_rows_as_the_calls_inside_tell(
     moved = lower(found).kernels[-1]
     assert moved.type == "Index"
     assert moved.attrs["moved_bytes"] == result.nbytes
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_index_of_one_element_is_the_one_with_steps_of_zero(tmp_path: Path, order: tuple[int, int]) -> None:
+    given = (torch.tensor([0, 3, 1]), torch.tensor(2))
+    indices = tuple(given[at] for at in order)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        Y.index_put_(indices, torch.ones(3))
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    (op,) = (op for op in build_plan(read_trace(path), select="all").ops if op.name == "aten::index_put_")
+    (told,) = (arg.tensors for arg in op.args if arg.name == "indices")
+    assert [meta and meta.shape for meta in told] == [tuple(index.shape) for index in indices]

@@ -84,8 +84,8 @@ def test_a_list_that_is_left_out_where_others_are_recorded_had_more_than_30_elem
     assert "2 calls count as this op" in note(op, "tensors")
     op = planned("aten::cat", (CAT, 0, 100), (call("c10d::broadcast_", (((12,),), "TensorList"), FLAG), 120, 50))
     assert str(op.reason) == (
-        "metadata missing: shapes of tensor list tensors (a list of more than 30 tensors is not recorded; "
-        "an ExecutionTrace has it: --execution-trace)"
+        "metadata missing: shapes of tensor list tensors (a list of more than 30 tensors is not recorded, "
+        "and an empty one looks the same; an ExecutionTrace has it: --execution-trace)"
     )
 
 

@@ -1,0 +1,815 @@
+# pyright: basic, reportIndexIssue=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false, reportOptionalSubscript=false
+# pyright: reportCallIssue=false, reportUnusedExpression=false, reportOperatorIssue=false
+"""Workloads of kinds of ops that the other sets lack, written before any of them was recorded.
+
+Owns what is run. docs/resolution.md has the figures of the first look, and those after the rules that were made on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from recorded_workloads import Step
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+
+def matrix_tools() -> Step:
+    """Condition numbers, norms, factorisations and least squares by every driver."""
+    square, tall = torch.randn(6, 6) + 6 * torch.eye(6), torch.randn(2, 9, 4)
+    symmetric = square @ square.T
+
+    def step() -> None:
+        for order in ("fro", "nuc", None, 2, 1, math.inf):
+            torch.linalg.cond(square, p=order)
+        for driver in ("gels", "gelsy", "gelsd", "gelss"):
+            torch.linalg.lstsq(tall, torch.randn(2, 9, 3), driver=driver)
+        q, r = torch.linalg.qr(tall, mode="complete")
+        (q @ r).sum(), torch.linalg.qr(tall[0], mode="r").R.diagonal().abs().prod()
+        torch.linalg.eigh(symmetric, UPLO="U"), torch.linalg.eigvalsh(symmetric), torch.linalg.svdvals(tall)
+        torch.linalg.norm(square, "nuc"), torch.linalg.norm(square, -2), torch.linalg.norm(tall, dim=-1)
+        torch.linalg.vector_norm(tall, 1, dim=(0, 2), keepdim=True), torch.linalg.matrix_norm(tall, -math.inf)
+        torch.linalg.matrix_power(square, 5), torch.linalg.multi_dot([tall[0].T, tall[0], square[:4, :4]])
+        (
+            torch.linalg.tensorsolve(torch.eye(12).reshape(3, 4, 12), torch.randn(3, 4)),
+            torch.linalg.tensorinv(torch.eye(8).reshape(2, 4, 8), ind=2),
+        )
+        factor, pivots = torch.linalg.ldl_factor(symmetric)
+        torch.linalg.ldl_solve(factor, pivots, torch.randn(6, 2)), torch.linalg.vander(torch.randn(5), N=4)
+        p, lower, upper = torch.linalg.lu(tall[0])
+        (p @ lower @ upper).sum(), torch.cholesky_inverse(torch.linalg.cholesky(symmetric)), torch.block_diag(square, p)
+        torch.kron(square[:2], tall[0, :2]), torch.linalg.cross(tall[..., :3], tall[..., 1:], dim=-1)
+        torch.trapezoid(tall, dim=1), torch.cartesian_prod(torch.arange(3), torch.arange(4)), torch.cov(tall[0].T)
+        torch.corrcoef(tall[1].T), torch.tril_indices(4, 4), torch.combinations(torch.arange(5.0), 2)
+
+    return step
+
+
+def segments() -> Step:
+    """Rows reduced by segments, by indices and by scattering, with gradients."""
+    rows = torch.randn(24, 6, requires_grad=True)
+    lengths, group = torch.tensor([5, 0, 9, 10]), torch.randint(0, 4, (24,))
+
+    def step() -> None:
+        total = torch.zeros(())
+        for reduction in ("max", "mean", "min", "sum"):
+            total = total + torch.segment_reduce(rows, reduction, lengths=lengths, initial=0).sum()
+        places = group[:, None].expand(24, 6)
+        for reduction in ("sum", "mean", "amax", "prod"):
+            total = total + torch.ones(4, 6).scatter_reduce(0, places, rows, reduction, include_self=True).sum()
+        for reduction in ("mean", "amin"):
+            total = total + torch.zeros(4, 6).index_reduce(0, group, rows, reduction, include_self=False).sum()
+        total.backward()
+        with torch.no_grad():
+            counts = torch.bincount(group, minlength=4)
+            torch.ones(4, 6).scatter_(0, places, rows, reduce="multiply")
+            _, inverse, amount = torch.unique(group, return_inverse=True, return_counts=True)
+            means = torch.zeros(4, 6).index_add_(0, inverse, rows) / amount.clamp(min=1)[:, None]
+            order = torch.argsort(group, stable=True)
+            starts = F.pad(counts.cumsum(0), (1, 0))
+            torch.cumsum(rows[order], 0)[starts[1:] - 1].diff(dim=0) - means[1:]
+
+    return step
+
+
+def padded_encoder() -> Step:
+    """An encoder's fast path over a padded batch, and nested tensors of unequal images."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="gelu")
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True).eval()
+    batch, lengths = torch.randn(4, 12, 32), torch.tensor([12, 7, 9, 3])
+    hidden = torch.arange(12)[None] >= lengths[:, None]
+    rows, wide = [torch.randn(n, 32) for n in (3, 8, 5)], nn.Linear(32, 16)
+
+    def step() -> None:
+        with torch.no_grad():
+            encoder(batch, src_key_padding_mask=hidden)
+            nested = torch.nested.nested_tensor(rows)
+            found = F.relu(wide(nested)) * 2
+            padded = torch.nested.to_padded_tensor(found, 0.0, (3, 10, 16))
+            weight = torch.softmax(padded.mean(-1), -1)
+            (padded * weight[..., None]).sum(1), [part.sum() for part in found.unbind()]
+
+    return step
+
+
+def letters() -> Step:
+    """Contractions with many letters: outer, batched, diagonal and bilinear, with gradients."""
+    a, b = torch.randn(3, 4, 5, requires_grad=True), torch.randn(5, 4, 6, requires_grad=True)
+    c, w = torch.randn(3, 6, requires_grad=True), torch.randn(7, 5, 6, requires_grad=True)
+    heads = torch.randn(2, 3, 4, 5)
+
+    def step() -> None:
+        found = torch.einsum("xyz,zyw->xw", a, b) + torch.einsum("abc,cbd->ad", a, b)
+        found = found + torch.einsum("nij,ni->nj", torch.einsum("xyz,zyw,xw->xyw", a, b, c), torch.ones(3, 4))
+        pair = torch.einsum("bi,kij,bj->bk", a.mean(1), w, c) + F.bilinear(a.mean(1), c, w)
+        trace = torch.einsum("hii->h", heads[0, :, :, :4]).sum() + torch.einsum("ij->ji", c).prod()
+        outer = torch.einsum("i,j->ij", c[0], a[0, 0]) @ torch.einsum("...ij->...ji", heads)
+        score = torch.einsum("bhqd,bhkd->bhqk", heads, heads)
+        mixed = torch.einsum("bhqk,bhkd->bqhd", score.softmax(-1), heads).flatten(2)
+        (found.sum() + pair.sum() + trace + outer.sum() + mixed.sum()).backward()
+        torch.tensordot(a, b, dims=([1, 2], [1, 0])), torch.inner(a, a[0]), torch.outer(c[0], c[1])
+
+    return step
+
+
+def spectra() -> Step:
+    """Spectrograms on a mel scale, phases rebuilt by iterations, filters in two dimensions."""
+    wave, window = torch.randn(2, 1600), torch.hann_window(256)
+    mel, image = torch.rand(129, 20), torch.randn(2, 3, 16, 20)
+    gain = torch.randn(16, 11, dtype=torch.complex64, requires_grad=True)
+
+    def step() -> None:
+        spectrum = torch.stft(wave, 256, 64, window=window, center=True, pad_mode="constant", return_complex=True)
+        power = torch.log10((spectrum.abs().square().transpose(1, 2) @ mel).clamp(min=1e-10))
+        power = torch.maximum(power, power.amax(dim=(1, 2), keepdim=True) - 8.0)
+        (power - power.mean(1, keepdim=True)) / power.std(1, keepdim=True)
+        angle = torch.exp(2j * math.pi * torch.rand_like(spectrum.real))
+        for _ in range(2):
+            signal = torch.istft(spectrum.abs() * angle, 256, 64, window=window, length=1600)
+            again = torch.stft(signal, 256, 64, window=window, return_complex=True)
+            angle = again / (again.abs() + 1e-8)
+        filtered = torch.fft.irfft2(torch.fft.rfft2(image, norm="ortho") * gain, s=(16, 20), norm="ortho")
+        shifted = torch.fft.fftshift(torch.fft.fft2(image), dim=(-2, -1)).abs().log1p().mean()
+        envelope = torch.fft.ifft(torch.fft.fft(wave) * torch.fft.fftfreq(1600).gt(0)).abs().mean()
+        (filtered.square().mean() + shifted + envelope + torch.fft.hfft(gain[0]).mean()).backward()
+        F.conv1d(wave[:, None], window.flip(0)[None, None], padding="same"), torch.angle(spectrum).diff(dim=-1)
+
+    return step
+
+
+def mapped_functions() -> Step:
+    """Functions over batches: indexing, derivatives of two orders, gradients for each sample."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.Softplus(), nn.Linear(8, 2))
+    x, labels, chosen = torch.randn(6, 5), torch.randint(0, 2, (6,)), torch.randint(0, 5, (6,))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(given: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, given, (row[None],)), label[None])
+
+    def step() -> None:
+        torch.vmap(lambda row, at: row[at])(x, chosen), torch.vmap(torch.dot)(x, x), torch.vmap(torch.diag)(x)
+        each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, x, labels)
+        sum(g.flatten(1).norm(dim=1) for g in each.values())
+        torch.vmap(torch.func.jacrev(lambda row: torch.func.functional_call(model, weights, (row,))))(x)
+        torch.func.hessian(lambda row: torch.func.functional_call(model, weights, (row,)).logsumexp(-1))(x[0])
+        torch.func.jvp(lambda rows: rows.sin().cumsum(1), (x,), (torch.ones_like(x),))
+        torch.vmap(lambda row, label: F.one_hot(label, 2).float() * row.sum(), randomness="different")(x, labels)
+
+    return step
+
+
+def box_heads() -> Step:
+    """A pyramid of features, centre-ness and boxes at each place, crops by bilinear sampling, and suppression."""
+    stages = nn.ModuleList(nn.Conv2d(n, m, 3, 2, 1) for n, m in ((3, 8), (8, 16), (16, 16)))
+    sides, tower = nn.ModuleList(nn.Conv2d(n, 16, 1) for n in (8, 16, 16)), nn.Conv2d(16, 16, 3, padding=1)
+    classes, boxes, centre = (nn.Conv2d(16, n, 3, padding=1) for n in (4, 4, 1))
+    image, truth = torch.rand(1, 3, 64, 64), torch.tensor([[8.0, 8, 40, 36], [20, 30, 60, 62]])
+
+    def step() -> None:
+        levels, x = [], image
+        for stage in stages:
+            levels.append(x := F.hardswish(stage(x)))
+        maps = [side(level) for side, level in zip(sides, levels, strict=True)]
+        for at in (1, 0):
+            maps[at] = maps[at] + F.interpolate(maps[at + 1], size=maps[at].shape[-2:], mode="nearest")
+        scores, offsets, places = [], [], []
+        for at, level in enumerate(maps):
+            h, stride = F.relu(F.group_norm(tower(level), 4)), 2 ** (at + 1)
+            scores.append((classes(h).sigmoid() * centre(h).sigmoid()).flatten(2).squeeze(0).T)
+            offsets.append(F.softplus(boxes(h)).mul(stride).flatten(2).squeeze(0).T)
+            y, x = torch.meshgrid(*(torch.arange(n) for n in level.shape[-2:]), indexing="ij")
+            places.append(torch.stack((x, y), -1).reshape(-1, 2) * stride + stride // 2)
+        score, offset, place = torch.cat(scores), torch.cat(offsets), torch.cat(places)
+        corners = torch.cat((place - offset[:, :2], place + offset[:, 2:]), 1)
+        low, high = torch.max(corners[:, None, :2], truth[:, :2]), torch.min(corners[:, None, 2:], truth[:, 2:])
+        shared = (high - low).clamp(min=0).prod(2)
+        area = (corners[:, 2:] - corners[:, :2]).prod(1)
+        overlap = shared / (area[:, None] + (truth[:, 2:] - truth[:, :2]).prod(1) - shared)
+        best, which = overlap.max(1)
+        target = torch.zeros_like(score)
+        target[best > 0.3, which[best > 0.3]] = best[best > 0.3].detach()
+        weight = torch.where(target > 0, target, 0.75 * score.detach().pow(2))
+        (F.binary_cross_entropy(score, target, weight=weight, reduction="sum") + (1 - best).mean()).backward()
+        with torch.no_grad():
+            top, at = score.amax(1).topk(20)
+            picked, alive = corners[at], torch.ones(20, dtype=torch.bool)
+            cross = (
+                torch.min(picked[:, None, 2:], picked[:, 2:]) - torch.max(picked[:, None, :2], picked[:, :2])
+            ).clamp(0)
+            inside = cross.prod(-1) / area[at].clamp(min=1e-6)
+            for i in range(4):
+                alive &= (inside[i] < 0.6) | (torch.arange(20) <= i)
+            kept = torch.nonzero(alive).squeeze(1)
+            steps = torch.linspace(0, 1, 5)
+            grid = (
+                picked[kept, None, None, :2]
+                + steps[None, :, None, None] * (picked[kept, 2:] - picked[kept, :2])[:, None, None]
+            )
+            F.grid_sample(maps[0].expand(len(kept), -1, -1, -1), grid / 32 - 1, align_corners=True), top[kept]
+
+    return step
+
+
+def graph_layers() -> Step:
+    """Graph networks: attention over neighbours, sums through a small net, pooling to graphs, edges predicted."""
+    nodes, edges = torch.randn(20, 12), torch.randint(0, 20, (2, 60))
+    first, score, second = (
+        nn.Linear(12, 24),
+        nn.Parameter(torch.randn(2, 24)),
+        nn.Sequential(nn.Linear(24, 16), nn.ELU()),
+    )
+    graph, kinds, table = torch.arange(20) // 7, torch.randint(0, 3, (60,)), nn.Embedding(3, 24)
+    parameters = [*first.parameters(), score, *second.parameters(), *table.parameters()]
+    optimizer = torch.optim.Adagrad(parameters, 0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        source, target = edges
+        h = F.dropout(first(nodes), 0.2)
+        weight = F.leaky_relu((h * score[0]).sum(-1)[source] + (h * score[1]).sum(-1)[target], 0.2)
+        most = torch.full((20,), -math.inf).scatter_reduce(0, target, weight, "amax", include_self=False)
+        weight = (weight - most[target]).exp()
+        total = torch.zeros(20).index_add(0, target, weight)
+        messages = (h[source] + table(kinds)) * (weight / (total[target] + 1e-16)).unsqueeze(-1)
+        h = h + torch.zeros_like(h).scatter_add(0, target.unsqueeze(-1).expand_as(messages), messages)
+        h = F.normalize(second(h), p=2.0, dim=-1)
+        pooled = torch.zeros(3, 16).index_reduce(0, graph, h, "mean", include_self=False)
+        loose = (h[source] * h[target]).sum(-1)
+        false = (h[torch.randint(0, 20, (60,))] * h[target]).sum(-1)
+        loss = F.binary_cross_entropy_with_logits(torch.cat((loose, false)), torch.arange(120).lt(60).float())
+        degree = torch.zeros(20).scatter_(0, target, 1.0, reduce="add").clamp(min=1).rsqrt()
+        adjacency = torch.sparse_coo_tensor(edges, degree[source] * degree[target], (20, 20)).to_dense()
+        (loss + pooled.square().mean() + (adjacency @ h).var()).backward()
+        optimizer.step()
+
+    return step
+
+
+def transducer() -> Step:
+    """Speech to text with a joint network over steps and labels, its loss summed along diagonals."""
+    encoder, predictor = nn.LSTM(10, 16, 2, batch_first=True), nn.GRU(8, 16, batch_first=True)
+    words, joint = nn.Embedding(12, 8), nn.Linear(16, 12)
+    sound, labels = torch.randn(2, 14, 10), torch.randint(1, 12, (2, 5))
+    parameters = [p for m in (encoder, predictor, words, joint) for p in m.parameters()]
+    optimizer = torch.optim.NAdam(parameters, 1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        steps = encoder(sound)[0][:, ::2]
+        texts = predictor(words(F.pad(labels, (1, 0))))[0]
+        scores = joint(torch.tanh(steps[:, :, None] + texts[:, None])).log_softmax(-1)
+        blank = scores[..., 0]
+        emit = scores[:, :, :-1].gather(3, labels[:, None, :, None].expand(-1, scores.shape[1], -1, 1)).squeeze(3)
+        alpha = torch.cat((torch.zeros(2, 1), emit[:, 0].cumsum(1)), 1)
+        for t in range(1, scores.shape[1]):
+            stay = alpha + blank[:, t - 1]
+            row = [stay[:, 0]]
+            for u in range(1, stay.shape[1]):
+                row.append(torch.logaddexp(stay[:, u], row[-1] + emit[:, t, u - 1]))
+            alpha = torch.stack(row, 1)
+        (-(alpha[:, -1] + blank[:, -1, -1]).mean()).backward()
+        nn.utils.clip_grad_norm_(parameters, 5.0)
+        optimizer.step()
+        with torch.no_grad():
+            state, last = None, torch.zeros(1, 1, dtype=torch.long)
+            for t in range(3):
+                out, state = predictor(words(last), state)
+                last = joint(torch.tanh(steps[:1, t : t + 1] + out)).argmax(-1)
+
+    return step
+
+
+def pixel_denoiser() -> Step:
+    """A UNet that predicts noise: residual blocks, attention at the bottom, skips, and an average of its weights."""
+
+    class Block(nn.Module):
+        def __init__(self, wide: int, out: int) -> None:
+            super().__init__()
+            self.norm, self.first = nn.GroupNorm(4, wide), nn.Conv2d(wide, out, 3, padding=1)
+            self.time, self.second = nn.Linear(16, out), nn.Conv2d(out, out, 3, padding=1)
+            self.short = nn.Conv2d(wide, out, 1) if wide != out else nn.Identity()
+
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            h = self.first(F.silu(self.norm(x))) + self.time(t)[..., None, None]
+            return self.second(F.dropout2d(F.mish(h), 0.1)) + self.short(x)
+
+    enter, down, deep, up = nn.Conv2d(3, 8, 3, padding=1), Block(8, 16), Block(16, 16), Block(32, 8)
+    shrink, grow, attend = nn.AvgPool2d(2), nn.ConvTranspose2d(16, 16, 4, 2, 1), nn.MultiheadAttention(16, 2)
+    leave, norm = nn.Conv2d(16, 3, 3, padding=1), nn.LayerNorm(16)
+    parts = nn.ModuleList((enter, down, deep, up, grow, attend, leave, norm))
+    average = [p.detach().clone() for p in parts.parameters()]
+    optimizer = torch.optim.AdamW(parts.parameters(), 1e-3, amsgrad=True)
+    noise_left = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 50), 0)
+    image = torch.rand(2, 3, 16, 16)
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        angle = t[:, None].float() * torch.exp(torch.arange(8) * (-math.log(10000) / 8))
+        time = torch.cat((angle.sin(), angle.cos()), -1)
+        first = enter(x)
+        h = deep(second := down(shrink(first), time), time)
+        flat = norm(h.flatten(2).permute(2, 0, 1))
+        h = h + attend(flat, flat, flat, need_weights=False)[0].permute(1, 2, 0).view_as(h)
+        return leave(torch.cat((up(torch.cat((grow(h), grow(second)), 1), time), first), 1))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        t, noise = torch.randint(0, 50, (2,)), torch.randn_like(image)
+        left = noise_left[t].view(-1, 1, 1, 1)
+        found = predict(left.sqrt() * image + (1 - left).sqrt() * noise, t)
+        weight = torch.minimum(left / (1 - left), torch.tensor(5.0))
+        (F.mse_loss(found, noise, reduction="none").mean((1, 2, 3), keepdim=True) * weight).mean().backward()
+        optimizer.step()
+        torch._foreach_lerp_(average, [p.detach() for p in parts.parameters()], 0.01)
+        with torch.no_grad():
+            x = torch.randn(1, 3, 16, 16)
+            for n in (49, 25):
+                eps = predict(x, torch.tensor([n]))
+                clean = ((x - (1 - noise_left[n]).sqrt() * eps) / noise_left[n].sqrt()).clamp(-1, 1)
+                x = noise_left[n // 2].sqrt() * clean + (1 - noise_left[n // 2]).sqrt() * eps
+
+    return step
+
+
+def selective_scan() -> Step:
+    """A state space whose steps depend on the input: by a loop, by chunks with sums of logarithms, and step by step."""
+    enter, short = nn.Linear(24, 96, bias=False), nn.Conv1d(48, 48, 4, groups=48, padding=3)
+    select, rate, leave = nn.Linear(48, 2 * 8 + 3), nn.Linear(3, 48), nn.Linear(48, 24)
+    decay, skip = nn.Parameter(torch.log(torch.arange(1.0, 9).repeat(48, 1))), nn.Parameter(torch.ones(48))
+    x = torch.randn(2, 16, 24)
+
+    def step() -> None:
+        u, gate = enter(x).chunk(2, -1)
+        u = F.silu(short(u.mT)[..., :16]).mT
+        low, b, c = select(u).split([3, 8, 8], -1)
+        delta = F.softplus(rate(low))
+        keep = torch.exp(delta[..., None] * -decay.exp())
+        put = delta[..., None] * b[:, :, None] * u[..., None]
+        state, out = torch.zeros(2, 48, 8), []
+        for t in range(16):
+            state = keep[:, t] * state + put[:, t]
+            out.append((state @ c[:, t, :, None]).squeeze(-1))
+        y = torch.stack(out, 1) + u * skip
+        loss = leave(y * F.silu(gate)).square().mean()
+        # Scalar decays, in chunks of four: within by a triangle, across by carried states.
+        amount = -delta.mean(-1).view(2, 4, 4)
+        along = amount.cumsum(-1)
+        gaps = (
+            (along[..., :, None] - along[..., None, :]).masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf).exp()
+        )
+        bc, cc, uc = (part.unflatten(1, (4, 4)) for part in (b, c, u))
+        within = torch.einsum("bcls,bcsn,bcld,bcsp->bclp", gaps, bc, cc[..., :1], uc)
+        states = torch.einsum("bcsn,bcs,bcsp->bcpn", bc, (along[..., -1:] - along).exp(), uc)
+        carried = torch.einsum("bzc,bcpn->bzpn", F.pad(along[..., -1], (1, 0)).cumsum(1)[:, None, :4].exp(), states)
+        (loss + within.mean() + carried.mean() + torch.logcumsumexp(amount, -1).mean()).backward()
+
+    return step
+
+
+def routed_experts() -> Step:
+    """Tokens to experts: the best two with room for a few, grouped by expert, and the balance of the routing."""
+    router, up, down = (
+        nn.Linear(16, 6, bias=False),
+        nn.Parameter(torch.randn(6, 16, 64)),
+        nn.Parameter(torch.randn(6, 32, 16)),
+    )
+    x = torch.randn(40, 16)
+
+    def step() -> None:
+        scores = router(x + 0.01 * torch.randn_like(x))
+        weights, experts = torch.topk(scores.softmax(-1), 2)
+        weights = weights / weights.sum(-1, keepdim=True)
+        slots = F.one_hot(experts, 6).view(-1, 6).cumsum(0) - 1
+        place = slots.gather(1, experts.view(-1, 1)).view(40, 2)
+        fits = place < 12
+        room = torch.zeros(6, 12, 16)
+        token = torch.arange(40).repeat_interleave(2).view(40, 2)
+        room = room.index_put((experts[fits], place[fits]), x[token[fits]])
+        gate, value = torch.bmm(room, up).chunk(2, -1)
+        done = torch.baddbmm(torch.zeros(1), F.silu(gate) * value, down)
+        back = torch.zeros_like(x).index_add(0, token[fits], done[experts[fits], place[fits]] * weights[fits][:, None])
+        order = experts.flatten().argsort(stable=True)
+        counts = torch.bincount(experts.flatten(), minlength=6)
+        grouped = [part.relu().sum() for part in x[order // 2].split(counts.tolist())]
+        share = F.one_hot(experts[:, 0], 6).float().mean(0)
+        balance = 6 * (share * scores.softmax(-1).mean(0)).sum() + scores.logsumexp(-1).square().mean()
+        (back.square().mean() + 0.01 * balance + torch.stack(grouped).sum()).backward()
+
+    return step
+
+
+def forecast_losses() -> Step:
+    """Quantiles, scores of ensembles and likelihoods of counts, of a temporal network."""
+    layers = nn.ModuleList(nn.Conv1d(n, 12, 3, dilation=d, padding=d) for n, d in ((4, 1), (12, 2), (12, 4)))
+    heads = nn.Linear(12, 5)
+    series, levels = torch.randn(6, 4, 24), torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9])
+    series[0, 0, :3] = math.nan
+
+    def step() -> None:
+        x = torch.nan_to_num(series)
+        for layer in layers:
+            x = F.softsign(F.layer_norm(layer(x).mT, (12,)).mT) + (x if x.shape[1] == 12 else 0)
+        found, truth = heads(x.mT), series[:, 0].nan_to_num().unsqueeze(-1)
+        gap = truth - found
+        pinball = torch.maximum(levels * gap, (levels - 1) * gap).mean()
+        sorted_, _ = found.sort(dim=-1)
+        crps = gap.abs().mean() - (sorted_ * (2 * torch.arange(1, 6) - 6)).sum(-1).mean() / 25
+        nll = F.gaussian_nll_loss(found[..., 0], truth[..., 0], F.softplus(found[..., 1])) + F.poisson_nll_loss(
+            found[..., 2], truth[..., 0].abs().round()
+        )
+        nll = nll + F.huber_loss(found[..., 3:4], truth, delta=0.5) + F.smooth_l1_loss(found[..., 4:], truth, beta=0.3)
+        nll = nll - torch.distributions.StudentT(4.0, found[..., 0], 1.0).log_prob(truth[..., 0]).mean()
+        (pinball + crps + nll).backward()
+        with torch.no_grad():
+            torch.quantile(found, levels, dim=1), torch.nanquantile(series, 0.5, dim=-1, keepdim=True)
+            (
+                torch.quantile(found.flatten(), 0.3, interpolation="nearest"),
+                torch.nanmean(series, -1),
+                torch.nansum(series),
+            )
+            torch.distributions.NegativeBinomial(3.0, logits=found[..., 0]).log_prob(truth[..., 0].abs().round())
+            found.median(1).values, torch.nanmedian(series), torch.mode(found.round(), 1)
+
+    return step
+
+
+def ranked_lists() -> Step:
+    """Lists ranked: soft sorting, listwise and pairwise losses, gains at a depth, and buckets searched."""
+    scores, gains = torch.randn(5, 16, requires_grad=True), torch.randint(0, 5, (5, 16)).float()
+    edges = torch.linspace(-2, 2, 9)
+
+    def step() -> None:
+        pairs = scores[:, :, None] - scores[:, None, :]
+        better = gains[:, :, None] > gains[:, None, :]
+        pairwise = F.softplus(-pairs)[better].mean() + F.margin_ranking_loss(
+            scores[:, 0], scores[:, 1], torch.sign(gains[:, 0] - gains[:, 1])
+        )
+        listed, order = gains.sort(dim=1, descending=True, stable=True)
+        in_order = scores.gather(1, order)
+        listwise = (in_order.flip(1).logcumsumexp(1).flip(1) - in_order).sum(1).mean()
+        soft = torch.softmax(-(scores.sort(1, descending=True).values[:, :, None] - scores[:, None]).abs() / 0.1, -1)
+        discount = torch.log2(torch.arange(16) + 2.0).reciprocal()
+        ideal = ((2**listed - 1) * discount).sum(1)
+        ndcg = ((soft @ (2**gains - 1)[..., None]).squeeze(-1) * discount).sum(1) / ideal
+        (pairwise + listwise - ndcg.mean() + F.multilabel_margin_loss(scores, gains.long() * 0 - 1)).backward()
+        with torch.no_grad():
+            rank = scores.argsort(1).argsort(1)
+            torch.searchsorted(edges, scores, right=True), torch.searchsorted(edges, scores[0], side="right")
+            (
+                torch.bucketize(scores, edges),
+                scores.kthvalue(3, dim=1),
+                scores.topk(4, dim=1, largest=False),
+                scores.msort(),
+            )
+            torch.histc(scores, 8, -2, 2), torch.histogram(scores.flatten(), edges), rank.float().corrcoef()
+            torch.unique_consecutive(gains[0].sort().values, return_counts=True), torch.isin(rank, torch.tensor([1, 3]))
+            (
+                torch.take_along_dim(gains, rank, 1).cummax(1),
+                gains.count_nonzero(1),
+                scores.aminmax(dim=1),
+                rank.argmin(1),
+            )
+
+    return step
+
+
+def read_text_lines() -> Step:
+    """Lines of text read by convolutions, packed recurrent layers in both directions, and CTC."""
+    features = nn.Sequential(
+        nn.Conv2d(1, 8, 3, (2, 1), 1), nn.BatchNorm2d(8), nn.LeakyReLU(0.1), nn.MaxPool2d((2, 2), (2, 1), (0, 1)),
+        nn.Conv2d(8, 16, (4, 3), 1, (0, 1)), nn.InstanceNorm2d(16, affine=True), nn.GLU(1),
+    )  # fmt: skip
+    rows = nn.GRU(8, 12, 2, bidirectional=True, dropout=0.2)
+    out, images = nn.Linear(24, 15), torch.rand(3, 1, 16, 30)
+    widths, counts = torch.tensor([31, 25, 18]), torch.tensor([5, 4, 6])
+    truth = torch.randint(1, 15, (15,))
+    optimizer = torch.optim.Adadelta([*features.parameters(), *rows.parameters(), *out.parameters()])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        h = features(images).squeeze(2).permute(2, 0, 1)
+        packed = pack_padded_sequence(h, widths.clamp(max=h.shape[0]), enforce_sorted=False)
+        scores = out(pad_packed_sequence(rows(packed)[0])[0]).log_softmax(2)
+        F.ctc_loss(scores, truth, widths.clamp(max=h.shape[0]), counts, reduction="sum", zero_infinity=True).backward()
+        nn.utils.clip_grad_value_([*rows.parameters()], 0.5)
+        optimizer.step()
+        with torch.no_grad():
+            best = scores.argmax(2).T
+            lines = [torch.unique_consecutive(line) for line in best]
+            padded = pad_sequence([line[line != 0] for line in lines], batch_first=True, padding_value=-1)
+            (padded[:, :3] == truth[:1]).all(1).float().mean(), (padded >= 0).sum(1)
+
+    return step
+
+
+def listed_optimizers() -> Step:
+    """Optimizers in lists of tensors, written out with them, and gradients scaled, clipped and averaged."""
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.PReLU(), nn.LayerNorm(16), nn.Linear(16, 16), nn.CELU(), nn.Linear(16, 3)
+    )
+    x, weights = torch.randn(10, 8), [*model.parameters()]
+    kinds = [
+        torch.optim.Adam(weights, 1e-3, weight_decay=0.1, foreach=True, amsgrad=True),
+        torch.optim.RAdam(weights, 1e-3, foreach=True), torch.optim.ASGD(weights, 1e-3, foreach=True),
+        torch.optim.Rprop(weights, 1e-3, foreach=True), torch.optim.Adafactor(weights, 1e-3, foreach=True),
+        torch.optim.SGD(weights, 1e-3, momentum=0.9, nesterov=True, foreach=True),
+        torch.optim.Adagrad(weights, fused=True),
+    ]  # fmt: skip
+    moments = [torch.zeros_like(w) for w in weights]
+
+    def step() -> None:
+        for optimizer in kinds:
+            optimizer.zero_grad()
+            model(x).logsumexp(1).mean().backward()
+            optimizer.step()
+        grads = [w.grad for w in weights]
+        norms = torch._foreach_norm(grads)
+        scale = (1.0 / (torch.stack(norms).norm() + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(grads, scale)
+        signs = torch._foreach_sign(torch._foreach_add(torch._foreach_mul(moments, 0.9), grads, alpha=0.1))
+        with torch.no_grad():
+            torch._foreach_mul_(weights, 0.999), torch._foreach_add_(weights, signs, alpha=-1e-4)
+        (
+            torch._foreach_lerp_(moments, grads, 0.01),
+            torch._foreach_addcdiv_(moments, grads, torch._foreach_abs(weights), 0.1),
+        )
+        (
+            torch._foreach_clamp_min_(moments, -1.0),
+            torch._foreach_maximum(moments, grads),
+            torch._foreach_sqrt(torch._foreach_abs(grads)),
+        )
+        total = nn.utils.get_total_norm(grads, norm_type=math.inf)
+        nn.utils.clip_grads_with_norm_(weights, 1.0, total), nn.utils.parameters_to_vector(weights).norm()
+
+    return step
+
+
+def tanh_gelu_stacks() -> Step:
+    """Text and images through layers with the tanh form of GELU: a small GPT, a ConvNeXt and an MLP mixer."""
+    words, places = nn.Embedding(50, 32), nn.Embedding(16, 32)
+    qkv, out, up, down = nn.Linear(32, 96), nn.Linear(32, 32), nn.Linear(32, 128), nn.Linear(128, 32)
+    stem, deep = nn.Conv2d(3, 16, 4, 4), nn.Conv2d(16, 16, 7, padding=3, groups=16)
+    wide, narrow, scale = nn.Linear(16, 64), nn.Linear(64, 16), nn.Parameter(1e-6 * torch.ones(16))
+    text, image = torch.randint(0, 50, (2, 16)), torch.rand(2, 3, 32, 32)
+    masked = torch.ones(16, 16).tril().view(1, 1, 16, 16)
+
+    def step() -> None:
+        x = words(text) + places(torch.arange(16))
+        q, k, v = (t.view(2, 16, 4, 8).transpose(1, 2) for t in qkv(F.layer_norm(x, (32,))).split(32, dim=2))
+        score = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(8))
+        score = F.dropout(F.softmax(score.masked_fill(masked == 0, -math.inf), dim=-1), 0.1)
+        x = x + out((score @ v).transpose(1, 2).contiguous().view(2, 16, 32))
+        x = x + down(F.gelu(up(F.layer_norm(x, (32,))), approximate="tanh"))
+        logits = x @ words.weight.T
+        loss = F.cross_entropy(logits[:, :-1].reshape(-1, 50), text[:, 1:].reshape(-1), label_smoothing=0.1)
+        h = stem(image)
+        y = F.layer_norm(deep(h).permute(0, 2, 3, 1), (16,), eps=1e-6)
+        h = h + (scale * narrow(F.gelu(wide(y)))).permute(0, 3, 1, 2)
+        tokens = h.flatten(2)
+        tokens = tokens + F.gelu(tokens.mT @ torch.eye(16), approximate="tanh").mT
+        (loss + tokens.mean((1, 2)).sum()).backward()
+
+    return step
+
+
+def sound_codec() -> Step:
+    """A codec: strided convolutions with periodic activations, residual codebooks, and a judge of periods."""
+    down, up = nn.Conv1d(1, 8, 8, 4, 2), nn.utils.parametrizations.weight_norm(nn.ConvTranspose1d(8, 1, 8, 4, 2))
+    rate, books = nn.Parameter(torch.ones(8, 1)), torch.randn(3, 16, 8)
+    judge, wave = (
+        nn.utils.parametrizations.spectral_norm(nn.Conv2d(1, 6, (5, 1), (3, 1), (2, 0))),
+        torch.randn(2, 1, 160),
+    )
+
+    def step() -> None:
+        h = down(wave)
+        h = h + (rate * h).sin().square() / (rate + 1e-9)
+        left, summed, loss = h.mT, torch.zeros(2, 40, 8), torch.zeros(())
+        for book in books:
+            far = left.pow(2).sum(-1, keepdim=True) - 2 * left @ book.T + book.pow(2).sum(-1)
+            code = far.argmin(-1)
+            chosen = F.embedding(code, book)
+            loss = loss + F.mse_loss(left, chosen)
+            summed, left = summed + chosen, left - chosen
+            F.one_hot(code, 16).float().flatten(0, 1).mean(0).clamp(min=1e-10).log()
+        again = torch.tanh(up((h.mT + (summed - h.mT).detach()).mT))
+        for period in (3, 5):
+            padded = F.pad(again, (0, (period - 160 % period) % period), "reflect")
+            loss = loss + F.relu(1 - F.leaky_relu(judge(padded.view(2, 1, -1, period)), 0.1)).mean()
+        (loss + F.l1_loss(again, wave) + F.cosine_embedding_loss(again[:, 0], wave[:, 0], torch.ones(2))).backward()
+
+    return step
+
+
+def cells() -> Step:
+    """Recurrent cells one step at a time, an attention over memory, and a stack whose layers remember."""
+    first, second, plain = nn.LSTMCell(6, 10), nn.GRUCell(10, 10), nn.RNNCell(10, 8, nonlinearity="relu")
+    memory, tanh_net = torch.randn(4, 7, 10), nn.RNN(8, 5, nonlinearity="tanh", batch_first=True)
+    projected = nn.LSTM(5, 12, proj_size=6, batch_first=True)
+    x = torch.randn(9, 4, 6)
+
+    def step() -> None:
+        state, h, last = (torch.zeros(4, 10), torch.zeros(4, 10)), torch.zeros(4, 10), torch.zeros(4, 8)
+        rows = []
+        for part in x.unbind(0):
+            state = first(part, state)
+            h = second(state[0], h)
+            weight = torch.bmm(memory, h.unsqueeze(2)).squeeze(2).softmax(1)
+            seen = torch.bmm(weight.unsqueeze(1), memory).squeeze(1)
+            last = plain(h + seen, last)
+            rows.append(last)
+        out, _ = tanh_net(torch.stack(rows, 1))
+        out, (carried, _) = projected(out)
+        (out.square().mean() + carried.mean() + F.threshold(out, 0.1, 0.0).sum()).backward()
+
+    return step
+
+
+def masked_words() -> Step:
+    """Words hidden and guessed at their places alone, sentences compared, and adapters in bfloat16."""
+    words, kinds = nn.Embedding(60, 24, padding_idx=0), nn.Embedding(2, 24)
+    block = nn.TransformerEncoderLayer(24, 3, 48, batch_first=True, norm_first=True, activation="gelu", dropout=0.1)
+    low, high, bias = nn.Linear(24, 4, bias=False), nn.Linear(4, 24, bias=False), nn.Parameter(torch.zeros(60))
+    text = torch.randint(1, 60, (4, 14))
+    text[:, 11:] = 0
+
+    def step() -> None:
+        hidden = torch.bernoulli(torch.full(text.shape, 0.3)).bool() & (text != 0)
+        hidden[:, 0] = True
+        given = torch.where(hidden, 59, text)
+        x = words(given) + kinds((torch.arange(14) > 6).long())
+        x = block(x, src_key_padding_mask=text == 0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = x + high(F.relu6(low(x)))
+        places = hidden.flatten().nonzero().squeeze(1)
+        logits = F.linear(x.float().flatten(0, 1).index_select(0, places), words.weight, bias)
+        loss = F.cross_entropy(logits, text.flatten()[places]) + F.kl_div(
+            logits.log_softmax(-1), torch.full_like(logits, 1 / 60), reduction="batchmean"
+        )
+        sentence = (x * (text != 0).unsqueeze(-1)).sum(1) / (text != 0).sum(1, keepdim=True)
+        alike = F.cosine_similarity(sentence[:, None], sentence[None], dim=-1) / 0.05
+        triplet = F.triplet_margin_loss(sentence[:1], sentence[1:2], sentence[2:3])
+        (loss + F.cross_entropy(alike.float(), torch.arange(4)) + triplet).backward()
+        (
+            F.embedding_bag(text, words.weight, mode="mean", padding_idx=0),
+            (logits.argmax(1) == text.flatten()[places]).sum(),
+        )
+
+    return step
+
+
+def transport() -> Step:
+    """Optimal transport by Sinkhorn's iterations, distances of several norms, and kernels."""
+    x, y = torch.randn(12, 3, requires_grad=True), torch.randn(15, 3)
+
+    def step() -> None:
+        cost = torch.cdist(x, y, p=1.0) + torch.cdist(x, y).square()
+        f, g = torch.zeros(12), torch.zeros(15)
+        for _ in range(3):
+            f = -0.1 * ((g[None] - cost) / 0.1 - math.log(15)).logsumexp(1)
+            g = -0.1 * ((f[:, None] - cost) / 0.1 - math.log(12)).logsumexp(0)
+        plan = ((f[:, None] + g[None] - cost) / 0.1).exp() / 180
+        kernel = torch.exp(-torch.cdist(torch.cat((x, y)), torch.cat((x, y))).square() / 2)
+        mmd = kernel[:12, :12].mean() + kernel[12:, 12:].mean() - 2 * kernel[:12, 12:].mean()
+        chamfer = cost.min(1).values.mean() + cost.min(0)[0].mean()
+        projected = (x @ F.normalize(torch.randn(3, 8), dim=0)).sort(dim=0).values
+        sliced = (projected - (y[:12] @ torch.eye(3, 8)).sort(dim=0).values).abs().mean()
+        ((plan * cost).sum() + mmd + chamfer + sliced + F.pdist(x).mean() + torch.dist(x, y[:12], 3)).backward()
+
+    return step
+
+
+def image_filters() -> Step:
+    """Images blurred, sharpened, equalised, warped and resized in every mode, and compared by structure."""
+    image = torch.rand(2, 3, 24, 28, requires_grad=True)
+    row = torch.exp(-torch.linspace(-1, 1, 5).square())
+    turn = torch.tensor([[[0.9, 0.1, 0.0], [-0.1, 0.9, 0.1]]]).repeat(2, 1, 1)
+
+    def blur(x: Tensor) -> Tensor:
+        kernel = torch.outer(row, row / row.sum()).expand(3, 1, 5, 5)
+        return F.conv2d(F.pad(x, (2, 2, 2, 2), mode="replicate"), kernel, groups=3)
+
+    def step() -> None:
+        soft = blur(image)
+        sharp = (image + 0.5 * (image - soft)).clamp(0, 1)
+        windows = F.unfold(sharp, 3, padding=1).view(2, 3, 9, 24, 28)
+        middle = windows.median(dim=2).values
+        grid = F.affine_grid(turn, [2, 3, 20, 20], align_corners=False)
+        warped = F.grid_sample(middle, grid, mode="bicubic", padding_mode="border", align_corners=False)
+        sizes = [
+            F.interpolate(warped, scale_factor=2, mode="bicubic", align_corners=False).mean(),
+            F.interpolate(warped, size=(7, 9), mode="area").mean(),
+            F.interpolate(warped, size=15, mode="nearest-exact").mean(),
+            F.interpolate(warped, scale_factor=0.5, mode="bilinear", antialias=True).mean(),
+        ]  # fmt: skip
+        a, b = F.avg_pool2d(image, 5, 1), F.avg_pool2d(soft, 5, 1)
+        both = F.avg_pool2d(image * soft, 5, 1) - a * b
+        alike = ((2 * a * b + 1e-4) * (2 * both + 9e-4)) / ((a * a + b * b + 1e-4) * (both.abs() + 9e-4))
+        variation = image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()
+        (torch.stack(sizes).sum() + alike.mean() + variation + F.pixel_unshuffle(image, 2).amax(1).mean()).backward()
+        with torch.no_grad():
+            levels = (image * 255).to(torch.uint8)
+            counts = torch.stack([torch.bincount(part.flatten().int(), minlength=256) for part in levels.flatten(0, 1)])
+            table = (counts.cumsum(1) * 255 // (24 * 28)).clamp(0, 255)
+            table.gather(1, levels.flatten(0, 1).flatten(1).long()).view_as(levels).to(torch.uint8)
+            (
+                torch.rot90(image, 1, (2, 3)),
+                image.flip(-1),
+                torch.where(image > 0.5, 1 - image, image),
+                image.roll((1, 2), (2, 3)),
+            )
+            (
+                F.max_pool2d(-F.max_pool2d(-image, 3, 1, 1), 3, 1, 1),
+                F.lp_pool2d(image, 2, 2),
+                F.fractional_max_pool2d(image, 2, output_size=(8, 9)),
+            )
+
+    return step
+
+
+def state_filters() -> Step:
+    """Kalman filters of a batch, particles resampled, and dynamics by matrix exponentials."""
+    move, see = torch.eye(4).repeat(3, 1, 1) + 0.1 * torch.randn(3, 4, 4), torch.randn(2, 4, requires_grad=True)
+    noise, marks = torch.eye(4) * 0.1, torch.randn(8, 3, 2)
+
+    def step() -> None:
+        mean, spread, loss = torch.zeros(3, 4), torch.eye(4).expand(3, 4, 4), torch.zeros(())
+        for mark in marks:
+            mean = torch.matmul(move, mean.unsqueeze(-1)).squeeze(-1)
+            spread = move @ spread @ move.mT + noise
+            inside = see @ spread @ see.T + torch.eye(2) * 0.2
+            gain = torch.linalg.solve(inside, see @ spread).mT
+            gap = mark - mean @ see.T
+            mean = mean + torch.einsum("bij,bj->bi", gain, gap)
+            spread = (torch.eye(4) - gain @ see) @ spread
+            lower = torch.linalg.cholesky(inside)
+            loss = loss + torch.cholesky_solve(gap.unsqueeze(-1), lower).squeeze(-1).mul(gap).sum()
+            loss = loss + 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum()
+        loss.backward()
+        with torch.no_grad():
+            particles = torch.distributions.MultivariateNormal(mean, spread + 0.01 * torch.eye(4)).sample((20,))
+            weight = (-(particles @ see.T - marks[-1]).square().sum(-1)).softmax(0)
+            along = weight.cumsum(0).T.contiguous()
+            at = torch.searchsorted(along, ((torch.arange(20) + torch.rand(3, 1)) / 20).contiguous()).clamp(max=19)
+            particles.transpose(0, 1).gather(1, at.unsqueeze(-1).expand(-1, -1, 4)).mean(1)
+            torch.matrix_exp(move * 0.1), torch.addr(noise, mean[0], mean[1]), torch.addbmm(noise, move, spread)
+            torch.linalg.inv_ex(spread), torch.addmv(mean[0], noise, mean[1])
+
+    return step
+
+
+def hashed_grids() -> Step:
+    """Places looked up in hashed grids of several sizes, corners blended, whole numbers divided in every way."""
+    tables, net = nn.Parameter(torch.rand(3, 64, 2)), nn.Sequential(nn.Linear(6, 16), nn.SiLU(), nn.Linear(16, 4))
+    places = torch.rand(30, 3)
+    primes, corners = (
+        torch.tensor([1, 2654435761, 805459861]),
+        torch.tensor([[(n >> d) & 1 for d in range(3)] for n in range(8)]),
+    )
+
+    def step() -> None:
+        found = []
+        for level, table in enumerate(tables):
+            scaled = places * 4 * 2**level
+            low = scaled.floor().long()
+            part = scaled - low
+            points = low[:, None] + corners
+            hashed = points * primes
+            hashed = (hashed[..., 0] ^ hashed[..., 1] ^ hashed[..., 2]) % 64
+            weight = torch.where(corners.bool(), part[:, None], 1 - part[:, None]).prod(-1)
+            found.append((table[hashed] * weight[..., None]).sum(1))
+        out = net(torch.cat(found, -1))
+        density, colour = F.softplus(out[:, :1] - 1), out[:, 1:].sigmoid()
+        dense, colour = density.view(5, 6), colour.view(5, 6, 3)
+        seen = 1 - torch.exp(-dense * 0.1)
+        passed = torch.cumprod(torch.cat((torch.ones(5, 1), 1 - seen[:, :-1] + 1e-10), 1), 1)
+        ((seen * passed)[..., None] * colour).sum(1).square().mean().backward()
+        with torch.no_grad():
+            rows = torch.arange(30)
+            torch.div(rows, 7, rounding_mode="trunc"), torch.div(rows, 7, rounding_mode="floor"), rows // 4, rows % 5
+            torch.div(places, 0.3, rounding_mode="trunc"), torch.remainder(rows, 7), torch.fmod(places, 0.2)
+            (
+                rows.bitwise_and(3) | rows.bitwise_left_shift(1),
+                torch.gcd(rows, rows + 6),
+                places.frac(),
+                torch.true_divide(rows, 4),
+            )
+            bits = torch.zeros(64, dtype=torch.bool)
+            bits[rows % 64] = True
+            (
+                torch.zeros(30, 4).index_put_((rows, torch.tensor(2)), torch.ones(30)),
+                bits.nonzero(),
+                places.lerp(places.flip(0), 0.3),
+            )
+
+    return step
+
+
+FURTHER: tuple[Callable[[], Step], ...] = (
+    matrix_tools, segments, padded_encoder, letters, spectra, mapped_functions, box_heads, graph_layers, transducer,
+    pixel_denoiser, selective_scan, routed_experts, forecast_losses, ranked_lists, read_text_lines, listed_optimizers,
+    tanh_gelu_stacks, sound_codec, cells, masked_words, transport, image_filters, state_filters, hashed_grids,
+)  # fmt: skip

@@ -1,6 +1,8 @@
 """Our median against torch.utils.benchmark on the same call and tensors, and what is left of an empty op.
 
-    python benchmarks/measuring.py [--rounds N] [--cpu-time]
+    python benchmarks/measuring.py [--rounds N] [--cpu-time] [--small]
+
+--small measures ops of 1 to 5 us as their recorded calls are replayed, against the statement that a program writes.
 
 blocked_autorange times blocks of milliseconds, which a busy machine interrupts; samples here are half of one long. The
 medians can be held against each other on a quiet machine only. On others, --cpu-time has both read the processor time
@@ -32,6 +34,8 @@ WITHIN = 0.03
 SHARE = 0.90
 EMPTY_US = 0.3
 LEAST_US, MOST_US = 20.0, 50_000.0
+SMALL_WITHIN = 1.25
+A, B = torch.ones(8, 16), torch.ones(8, 16)
 
 
 def calls() -> dict[str, partial[Any]]:
@@ -75,6 +79,49 @@ def theirs_us(call: Callable[[], Any], timer: Callable[[], float]) -> tuple[floa
     return found.median * 1e6, min(found.times) * 1e6
 
 
+def small_calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
+    """Statements of 1 to 5 us on one core, with the overload and arguments that the dispatcher gets from each."""
+    ops = torch.ops.aten
+    f32 = {"dtype": torch.float32, "layout": torch.strided, "device": torch.device("cpu"), "pin_memory": False}
+    return {
+        "a + b": (ops.add.Tensor, (A, B), {"alpha": 1}),
+        "a * 2.0": (ops.mul.Tensor, (A, torch.tensor(2.0, dtype=torch.float64)), {}),
+        "torch.relu(a)": (ops.relu.default, (A,), {}),
+        "a.view(128)": (ops.view.default, (A, [128]), {}),
+        "a.transpose(0, 1)": (ops.transpose.int, (A, 0, 1), {}),
+        "a.expand(4, 8, 16)": (ops.expand.default, (A, [4, 8, 16]), {"implicit": False}),
+        "a[0:4]": (ops.slice.Tensor, (A, 0, 0, 4, 1), {}),
+        "a.select(0, 1)": (ops.select.int, (A, 0, 1), {}),
+        "torch.empty(8, 16)": (ops.empty.memory_format, ([8, 16],), {**f32, "memory_format": None}),
+        "torch.zeros(8, 16)": (ops.zeros.default, ([8, 16],), f32),
+        "torch.cat([a, b])": (ops.cat.default, ([A, B], 0), {}),
+        "a.add_(b)": (ops.add_.Tensor, (A, B), {"alpha": 1}),
+        "torch.nn.functional.linear(a, b)": (ops.linear.default, (A, B, None), {}),
+        "torch.nn.functional.gelu(a)": (ops.gelu.default, (A,), {"approximate": "none"}),
+        "a.softmax(-1)": (ops.softmax.int, (A, -1, None), {}),
+        "a.sum(-1)": (ops.sum.dim_IntList, (A, [-1], False), {"dtype": None}),
+        "a.unsqueeze(0)": (ops.unsqueeze.default, (A, 0), {}),
+        "a.masked_fill(m, 1.0)": (ops.masked_fill.Scalar, (A, A > 0, 1.0), {}),
+    }
+
+
+def small(executor: TorchExecutor, rounds: int, timer: Callable[[], float]) -> int:
+    """How far replayed times of small ops are from what `torch.utils.benchmark` says of the statement."""
+    names = {"a": A, "b": B, "m": A > 0, "torch": torch}
+    ratios: list[float] = []
+    for statement, (overload, args, named) in small_calls().items():
+        turns: list[float] = []
+        for _ in range(rounds):
+            replayed = ours(executor, partial(overload, *args, **named))
+            timed = Timer(statement, globals=names, timer=timer).blocked_autorange(min_run_time=0.2)
+            turns.append(replayed.median_us / (timed.median * 1e6))
+        ratios.append(statistics.median(turns))
+        print(f"{statement:34} {ratios[-1]:.2f} of torch.utils.benchmark")
+    within = sum(1 / SMALL_WITHIN <= ratio <= SMALL_WITHIN for ratio in ratios)
+    print(f"{within} of {len(ratios)} small ops within {SMALL_WITHIN} times (bar: all)")
+    return 0 if within == len(ratios) else 1
+
+
 def left_of_empty_us() -> float:
     """What remains of an empty call once the clock has subtracted its overhead."""
     clock = HostClock()
@@ -87,14 +134,17 @@ def main() -> int:
         "--rounds", type=int, default=1, help="times that each pair is measured; the median ratio counts"
     )
     parser.add_argument("--cpu-time", action="store_true", help="read the processor time of the thread")
+    parser.add_argument("--small", action="store_true", help="ops of 1 to 5 us instead")
     args = parser.parse_args()
     rounds, cpu_time = args.rounds, args.cpu_time
     torch.manual_seed(0)
     executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
     if cpu_time:
         executor.clock = HostClock(time.thread_time_ns)
-    ratios, fastest, themselves = [], [], []
     timer = time.thread_time if cpu_time else time.perf_counter
+    if args.small:
+        return small(executor, rounds, timer)
+    ratios, fastest, themselves = [], [], []
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     for name, call in calls().items():
         found = []

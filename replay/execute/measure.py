@@ -17,6 +17,7 @@ from opreplay.replay.execute.sampling import SamplePlan, collect
 from opreplay.replay.execute.visits import Taken, Visits
 from opreplay.replay.execute.warm_up import WarmUp, warm_up
 from opreplay.replay.host import environment
+from opreplay.replay.ir.reasons import NotReplayable, Reason
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, MeasureWarning
@@ -53,10 +54,10 @@ def measure(
     """Time `prepared.call` until the median is known well enough or the time is spent; with `visits` for one visit's
     share of it, the samples of the visits before counting as well.
 
-    Slow ops get fewer samples than `min_samples` rather than more than about three times `op_time_s`; of very slow ones
-    the calls of the warm-up count, without the first. Where the op's limit left no time for a second call, the first is
-    the measurement, with a warning. `recency` tells of the recorded step, where caches are to be as in it. Whatever the
-    op raises passes through.
+    Slow ops get six samples where more would take more than about three times `op_time_s`; of very slow ones the calls
+    of the warm-up count, without the first. Where the op's limit left no time for a second call, the first is the
+    measurement, with a warning; NotReplayable is raised where that call imported modules. `recency` tells of the
+    recorded step, where caches are to be as in it. Whatever the op raises passes through.
     """
     clock = executor.clock
     started = clock.now_s()
@@ -66,6 +67,8 @@ def measure(
     first_us = warm.took_us[0] if prepared.first_call_us is None else prepared.first_call_us
     call_us, left_s = warm.call_us, options.hard_limit_s() - (clock.now_s() - started)
     few = len(warm.took_us) == 1 or call_us * 1e-6 > LEFT_SHARE * left_s
+    if len(warm.took_us) == 1 and warm.imported:
+        raise NotReplayable(Reason("budget", f"time: set-up took {first_us * 1e-6:.2g} s (--op-limit)"))
     if few or call_us * 1e-6 > max(ONCE_S, ONCE_PER_OP_TIME * options.op_time_s):
         return _of_slow(warm, first_us, executor, options)
     # What calls took that set something up is not counted against the samples.
@@ -78,11 +81,14 @@ def measure(
     failed: list[MeasureWarning] = []
     if options.cuda_graph and host_us is not None and host_us > call_us and not prepared.max_calls:
         plan, failed = _captured(executor, plan)
+    fewest = visits.fewest_samples(executor.threads, plan.cache)
     throttled = environment.throttle_events()
     collecting = gc.isenabled()
     gc.disable()
     try:
-        samples = collect(executor, prepared, plan, options, budget_s=budget_s, left_s=LEFT_SHARE * left_s)
+        samples = collect(
+            executor, prepared, plan, options, budget_s=budget_s, left_s=LEFT_SHARE * left_s, fewest=fewest
+        )
     finally:
         if collecting:
             gc.enable()

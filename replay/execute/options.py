@@ -78,7 +78,8 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None
     """Of torch on the CPU; None for its own choice, or fewer where processors are busy."""
-    isolation: Literal["process", "none"] = "process"
+    isolation: Literal["process", "none"] | None = None
+    """Worker processes, or this process; None for workers, but where one op is measured in Python for this process."""
     executor: Literal["torch", "fake"] = "torch"
     allow_imports: dict[str, str] = {}
     """Namespace → module that may be imported because the user said so."""

@@ -115,7 +115,11 @@ def run_plan(
     started = monotonic()
     if options.values is not None:
         check_values_file(plan, options.values)
-    options = msgspec.structs.replace(options, max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier))
+    options = msgspec.structs.replace(
+        options,
+        max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier),
+        isolation=options.isolation or "process",
+    )
     continued = _as_begun(options, earlier)
     told = _recency(plan, options)
     if (options.visits or 1) > 1 and (where := _where_no_visits(options, one_by_one=engine is None)) is not None:
@@ -343,7 +347,7 @@ def _end_of(options: RunOptions) -> float:
 def make_runner(options: RunOptions, recency: dict[str, Recency] | None = None) -> Runner:
     """A child process for the ops, or this process where the options say so."""
     config = worker_config(options, recency)
-    if options.isolation == "process":
+    if options.isolation != "none":
         return ChildProcess(config, limit_s=options.hard_limit_s(), until=_end_of(options))
     shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
     return InProcess(

@@ -96,10 +96,17 @@ class Samples:
 
 
 def collect(
-    executor: Executor, prepared: Prepared, plan: SamplePlan, options: MeasureOptions, *, budget_s: float, left_s: float
+    executor: Executor,
+    prepared: Prepared,
+    plan: SamplePlan,
+    options: MeasureOptions,
+    *,
+    budget_s: float,
+    left_s: float,
+    fewest: int = 1,
 ) -> Samples:
-    """Samples until their median is known well enough or the budget is spent, and in any case for less than `left_s`;
-    at least one."""
+    """Samples until their median is known well enough or the budget is spent, though no fewer than `fewest`, and in any
+    case for less than `left_s`; at least one."""
     clock = executor.clock
     samples = Samples()
     turn = 0
@@ -132,7 +139,7 @@ def collect(
         )
         wall_s = clock.now_s() - started
         spent_s = wall_s if since.used_us is None else (since.used_us - first_us) * 1e-6
-        if _enough(samples, min(spent_s, wall_s), wall_s, options, budget_s, left_s):
+        if _enough(samples, min(spent_s, wall_s), wall_s, options, budget_s, left_s, fewest):
             break
     return samples
 
@@ -155,14 +162,24 @@ def _read(executor: Executor, prepared: Prepared, plan: SamplePlan) -> tuple[flo
 
 
 def _enough(
-    samples: Samples, spent_s: float, wall_s: float, options: MeasureOptions, budget_s: float, left_s: float
+    samples: Samples,
+    spent_s: float,
+    wall_s: float,
+    options: MeasureOptions,
+    budget_s: float,
+    left_s: float,
+    fewest: int,
 ) -> bool:
     """Whether the median is known well enough, or the time is spent: the thread's own, or so many times as much wall
     time."""
     clean, count = len(samples.clean), len(samples.all)
     a_sample_s = spent_s / count
     most_s = max(budget_s, 0.0) + OVERTIME * options.op_time_s
-    if wall_s + wall_s / count > min(left_s, WALL * most_s):
+    if wall_s + wall_s / count > left_s:
+        return True
+    if count < fewest:
+        return False
+    if wall_s + wall_s / count > WALL * most_s:
         return True
     if clean < options.min_samples:
         return spent_s + a_sample_s > most_s

@@ -22,6 +22,8 @@ from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 BUSY = 8
 """Visits where the machine has other work and nobody says how many: in the time of three they find a third more of the
 ops that became slower (`benchmarks/compare_power.py --load 4 --visits 8`)."""
+FEWEST_SAMPLES = 6
+"""Of an op, whatever time it may take: below six there is no interval of the median."""
 FEWEST = 3
 """Samples of a visit at least."""
 
@@ -76,10 +78,19 @@ class Visits:
         return msgspec.structs.replace(
             options,
             op_time_s=options.op_time_s / self.of,
-            min_samples=min(options.min_samples, max(FEWEST, math.ceil(options.min_samples / self.of))),
+            min_samples=self._min_samples(options.min_samples),
             max_samples=math.ceil(options.max_samples / self.of),
             limit_s=options.hard_limit_s(),
         )
+
+    def _min_samples(self, all_visits: int) -> int:
+        """All in the first visit, after which the run may decide that there is no other."""
+        return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._taken else all_visits
+
+    def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
+        """Samples that the next visit takes, whatever its time, for `FEWEST_SAMPLES` with these threads and caches."""
+        same = sum(len(visit.samples) for visit in self._taken if (visit.threads, visit.cache) == (threads, cache))
+        return max(1, FEWEST_SAMPLES - same)
 
     def add(self, taken: Taken) -> list[Taken]:
         """All visits that measured the same, this one last."""

@@ -18,7 +18,7 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.annotations import PHASES, BatchContext, Phase
 from opreplay.traces.links.autocast import autocast_wrappers
-from opreplay.traces.links.parents import parents_of
+from opreplay.traces.links.parents import among_or_inside, parents_of
 from opreplay.traces.model import Trace
 
 Select = Literal["owner", "leaf", "top", "all"]
@@ -183,14 +183,7 @@ def label_rows(trace: Trace) -> npt.NDArray[np.bool_]:
 
 def inside_ops(parents: Rows, opened: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Whether each row lies inside one that is not `opened` (see `opened_rows`), at any depth."""
-    inside = np.zeros(len(parents), dtype=bool)
-    above: Rows = parents.copy()
-    while True:
-        nested = above >= 0
-        if not nested.any():
-            return inside
-        inside[nested] |= ~opened[above[nested]]
-        above[nested] = parents[above[nested]]
+    return (parents >= 0) & among_or_inside(parents, ~opened)[parents] if len(parents) else ~opened
 
 
 def _is_label(trace: Trace, index: int) -> bool:

@@ -24,17 +24,17 @@ class PreparedCall:
     @property
     def function(self) -> Any:
         """What is called: an overload of torch, a stand-in, or a function of the user's."""
-        return self._prepared.call.func
+        return self._prepared.overload_call.func
 
     @property
     def args(self) -> tuple[Any, ...]:
         """Positional arguments; tensors are those that the call uses."""
-        return self._prepared.call.args
+        return self._prepared.overload_call.args
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """Arguments by name."""
-        return dict(self._prepared.call.keywords)
+        return dict(self._prepared.overload_call.keywords)
 
     @property
     def initializer(self) -> str | None:

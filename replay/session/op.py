@@ -75,7 +75,7 @@ class Op(Shown):
         return self.prepare()()
 
     def measure(self, *, options: RunOptions | None = None) -> Measurement:
-        """Its time here, as `run` measures it, but in this process unless the options say otherwise.
+        """Its time here, as `run` measures it, but in this process unless the options name `isolation`.
 
         `RunOptions(isolation="process")` keeps an op that may crash or hang away from this process. An op over the
         memory budget is made smaller and says so in a warning. Raises NotReplayable with the reason.
@@ -83,7 +83,8 @@ class Op(Shown):
         from opreplay.replay.execute.run import make_runner
         from opreplay.replay.session.registered import refuse_what_workers_lack
 
-        options = self._setting.of_run(options or RunOptions(isolation="none"))
+        options = self._setting.of_run(options)
+        options = msgspec.structs.replace(options, isolation=options.isolation or "none")
         refuse_what_workers_lack(self._plan, options)
         runner = make_runner(options)
         try:

@@ -26,9 +26,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Of torch: "cpu", "cuda:0", "npu"."""
     allow_imports: dict[str, str] = {}
     """Namespace → module that the user allows to be imported."""
+    plugins: tuple[str, ...] = ()
+    """Files and modules of the user's that were run when the trace was opened."""
 
     def of_run(self, options: RunOptions | None) -> RunOptions:
-        """The options with this device and these imports. Raises UsageError where they name another device."""
+        """The options with this device, these imports and plugins. Raises UsageError where they name another device."""
         options = options or RunOptions()
         if options.device not in (RunOptions().device, self.device):
             raise UsageError(
@@ -36,7 +38,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
                 hint=f"Open the trace with device={options.device!r}.",
             )
         return msgspec.structs.replace(
-            options, device=self.device, allow_imports={**self.allow_imports, **options.allow_imports}
+            options,
+            device=self.device,
+            allow_imports={**self.allow_imports, **options.allow_imports},
+            plugins=tuple(dict.fromkeys((*self.plugins, *options.plugins))),
         )
 
 

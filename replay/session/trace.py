@@ -12,7 +12,7 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.inputs import open_input, plan_of
 from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
-from opreplay.replay.plugins import load_plugins
+from opreplay.replay.plugins import custom_op_files, load_plugins
 from opreplay.replay.session.display import Shown
 from opreplay.replay.session.op import Op, alone
 from opreplay.replay.session.setting import Setting
@@ -86,6 +86,8 @@ def open(
     min_share: float | None = None,
     phase: Phase | None = None,
     allow_imports: dict[str, str] | None = None,
+    plugins: Sequence[str] = (),
+    custom_op_dirs: Sequence[str] = (),
     execution_trace: str | None = None,
     kernel_details: str | None = None,
     limits: Limits | None = None,
@@ -102,13 +104,16 @@ def open(
         min_share: leave out ops below this share of the recorded time, 0.001 for 0.1 %.
         phase: "prefill", "decode" or "mixed": ops of serving iterations of this kind.
         allow_imports: namespace → module that may be imported to find its ops.
+        plugins: files and modules to run first, here and in the workers of `run`, as `--plugin` names them.
+        custom_op_dirs: folders whose .py files are run first.
         execution_trace: an ExecutionTrace of the same run, which completes arguments.
         kernel_details: an NPU's kernel table.
         limits: bounds of the reader.
 
     Raises TraceError for a file that cannot be read, UsageError for arguments that make no sense together.
     """
-    load_plugins()
+    load_plugins(plugins, custom_op_dirs=custom_op_dirs)
+    own = (*plugins, *custom_op_files(custom_op_dirs))
     if isinstance(source, (Trace, ReplayPlan)):
         read: Trace | ReplayPlan = source
     else:
@@ -124,12 +129,12 @@ def open(
         allow_imports=dict(allow_imports or {}),
         phase=phase,
     )
-    return OpenTrace(read, selection, Setting(device=device, allow_imports=dict(allow_imports or {})))
+    return OpenTrace(read, selection, Setting(device=device, allow_imports=dict(allow_imports or {}), plugins=own))
 
 
-def opened(source: Source | OpenTrace, *, device: str = "cpu") -> OpenTrace:
+def opened(source: Source | OpenTrace, *, device: str = "cpu", plugins: Sequence[str] = ()) -> OpenTrace:
     """The trace itself where it is open already."""
-    return source if isinstance(source, OpenTrace) else open(source, device=device)
+    return source if isinstance(source, OpenTrace) else open(source, device=device, plugins=plugins)
 
 
 def plan(source: Source | OpenTrace, *, device: str = "cpu") -> ReplayPlan:

@@ -114,7 +114,7 @@ def run(
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
     wanted = options or RunOptions()
-    read = opened(trace, device=wanted.device)
+    read = opened(trace, device=wanted.device, plugins=wanted.plugins)
     chosen = read.setting.of_run(wanted)
     plan = with_recorded_children(read.plan, read.read) if chosen.check_kernels else read.plan
     refuse_what_workers_lack(plan, chosen)

@@ -23,8 +23,9 @@ from opreplay.replay.timeline.graph.model import (
     StepGraph,
 )
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed
-from opreplay.replay.timeline.names import Names, ancestors_or_self, op_parents
+from opreplay.replay.timeline.names import Names, op_parents
 from opreplay.traces.errors import TraceError
+from opreplay.traces.links.parents import among_or_around, among_or_inside, outermost_of
 
 NEVER = -1e15
 """A lag that makes an edge bind nothing."""
@@ -277,12 +278,7 @@ def _labels(names: Names) -> Bools:
 
 def _or_above(names: Names, marked: Bools) -> Bools:
     """Ops that are marked or hold a marked one."""
-    parents, out = op_parents(names.trace), marked.copy()
-    rows = np.flatnonzero(marked)
-    while len(rows := np.unique(parents[rows][parents[rows] >= 0])):
-        rows = rows[~out[rows]]
-        out[rows] = True
-    return out
+    return among_or_around(op_parents(names.trace), marked)
 
 
 def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
@@ -315,13 +311,8 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
 
 def outermost(names: Names, ops: Bools) -> Ints:
     """Per op: the outermost of the chosen ops around it, itself included."""
-    parents, top = op_parents(names.trace), np.arange(len(ops))
-    up = top.copy()
-    while (alive := up >= 0).any():
-        found = alive & ops[np.maximum(up, 0)]
-        top[found] = up[found]
-        up[alive] = parents[up[alive]]
-    return top
+    top = outermost_of(op_parents(names.trace), ops)
+    return np.where(top >= 0, top, np.arange(len(ops)))
 
 
 def host_durations(graph: StepGraph, slice_us: Floats) -> Floats:
@@ -335,7 +326,7 @@ def matching_ops(names: Names, pattern: str) -> Bools:
     hits = np.array([fnmatchcase(s.name, pattern) for s in names.trace.signatures] or [False])
     if not len(names.trace.ops) or not hits.any():
         return np.zeros(len(names.trace.ops), bool)
-    return ancestors_or_self(op_parents(names.trace), hits[names.trace.ops.signature])
+    return among_or_inside(op_parents(names.trace), hits[names.trace.ops.signature])
 
 
 def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
@@ -456,4 +447,4 @@ def slices_with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> t
 
 def _covered(names: Names, marked: Bools) -> Bools:
     """Whether each op, or one around it, is marked."""
-    return ancestors_or_self(op_parents(names.trace), marked)
+    return among_or_inside(op_parents(names.trace), marked)

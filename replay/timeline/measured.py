@@ -10,9 +10,10 @@ import numpy as np
 
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.timeline.changes import Edited, Unmatched, outermost, with_op_times
-from opreplay.replay.timeline.graph.model import Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import StepGraph
 from opreplay.replay.timeline.names import Names, op_parents
 from opreplay.traces.errors import TraceError
+from opreplay.traces.links.parents import rows_inside
 
 
 class MeasuredOps(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +78,7 @@ def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> Measure
     ops = names.trace.ops
     us = np.array([given.us.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])
     by_row = us[ops.signature] if len(ops) else np.empty(0)
-    inside_us = (given.profiler_event_us or 0.0) * _inside(op_parents(names.trace))
+    inside_us = (given.profiler_event_us or 0.0) * rows_inside(op_parents(names.trace))
     durations, matched = with_op_times(names, graph, by_row + inside_us)
     if not matched:
         raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
@@ -88,16 +89,6 @@ def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> Measure
         profiler_us=float(inside_us[calls[known[calls]]].sum()),
         notes=tuple(_notes(given)),
     )
-
-
-def _inside(parents: Ints) -> Floats:
-    """How many ops each one holds, at any depth."""
-    count = np.zeros(len(parents))
-    up = parents.copy()
-    while (alive := up >= 0).any():
-        np.add.at(count, up[alive], 1.0)
-        up[alive] = parents[up[alive]]
-    return count
 
 
 def _notes(given: MeasuredOps) -> list[str]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from opreplay.replay.timeline.graph.model import EDGE_KINDS, NO_OP, Ints, StepGraph
 from opreplay.traces import Trace, innermost_parent
@@ -57,16 +56,6 @@ class Names:
         """Of a row of the ops; `OUTSIDE` for none."""
         names, index = self.modules()
         return names[int(index[row])] if row >= 0 and index[row] >= 0 else OUTSIDE
-
-
-def ancestors_or_self(parents: Ints, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Whether each op, or one around it, is among the chosen."""
-    out = chosen.copy()
-    up = parents.copy()
-    while (alive := up >= 0).any():
-        out[alive] |= chosen[up[alive]]
-        up[alive] = parents[up[alive]]
-    return out
 
 
 def op_parents(trace: Trace) -> Ints:

@@ -18,6 +18,7 @@ from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces import Trace, innermost_parent
 from opreplay.traces.links.optimizer_counters import optimizer_counters
+from opreplay.traces.links.parents import outermost_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -124,9 +125,5 @@ def _outermost(trace: Trace, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
         return np.empty(0, np.int64)
     own = known[table.signature]
     parents = innermost_parent(table)
-    inside = np.zeros(len(table), bool)
-    up = parents.copy()
-    while (alive := up >= 0).any():
-        inside[alive] |= own[up[alive]]
-        up[alive] = parents[up[alive]]
-    return np.flatnonzero(own & ~inside & (table.dur_ns > 0))
+    alone = outermost_of(parents, own) == np.arange(len(table))
+    return np.flatnonzero(alone & (table.dur_ns > 0))

@@ -170,3 +170,25 @@ def test_a_machine_that_is_not_idle_gets_fewer_threads_and_times_like_those_of_a
             "threads waited",
         }
         assert op["measured_us"] < 2.0 * quiet[name]["measured_us"] or marked
+
+
+CUSTOM_OP = """
+import torch
+
+@torch.library.custom_op("mylib::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+"""
+
+
+def test_a_custom_op_is_not_timed_by_the_call_that_imports_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "my_ops.py").write_text(CUSTOM_OP)
+    source = trace(tmp_path / "t.json", mylib__double=[[1024, 1024]])
+    flags = ["--plugin", tmp_path / "my_ops.py", "--threads", "1", "--quick", "--op-limit", "4s"]
+    done = opreplay("run", source, *flags, "-o", tmp_path / "r.jsonl")
+    assert done.returncode == 0, done.stderr
+    _, ops = results(tmp_path / "r.jsonl")
+    measurement = ops["mylib::double"]["measurement"]
+    assert measurement["samples"] >= 6
+    assert measurement["median_us"] < 0.1e6
+    assert measurement["first_call_us"] < 0.5e6

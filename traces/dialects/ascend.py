@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.traces.links.parents import innermost_parent
+from opreplay.traces.links.parents import innermost_of, innermost_parent, of_rows
 from opreplay.traces.model import OpSignature, OpTable
 
 _NOT_AN_OP = ("autograd::", "torch::")
@@ -24,12 +24,5 @@ def owners_above_launches(
     if not (owner >= 0).any():
         return owner
     is_op = np.array(["::" in s.name and not s.name.startswith(_NOT_AN_OP) for s in signatures], bool)[ops.signature]
-    parents = innermost_parent(ops)
-    above = owner.copy()
-    climbing = np.flatnonzero(above >= 0)
-    climbing = climbing[~is_op[above[climbing]]]
-    while len(climbing):
-        above[climbing] = parents[above[climbing]]
-        climbing = climbing[above[climbing] >= 0]
-        climbing = climbing[~is_op[above[climbing]]]
+    above = of_rows(owner, innermost_of(innermost_parent(ops), is_op))
     return np.where(above >= 0, above, owner)

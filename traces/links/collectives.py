@@ -17,7 +17,7 @@ import numpy.typing as npt
 from opreplay.traces.activity import Activity, CallTable, Collective, CollectiveSpans
 from opreplay.traces.links.annotations import AnnotationTable, step_number
 from opreplay.traces.links.marks import INSTEAD, Asked, Mark, marks_of
-from opreplay.traces.links.parents import innermost_parent
+from opreplay.traces.links.parents import among_or_around, innermost_of, innermost_parent, of_rows
 from opreplay.traces.model import Trace
 
 Ints = npt.NDArray[np.int64]
@@ -131,11 +131,11 @@ def _of_device(trace: Trace, activity: Activity) -> list[RankCall]:
     rows = np.flatnonzero((activity.collective >= 0) | (talks[kernels.name] & (kernels.category == 0)))
     if len(activity.spans):  # an NPU's tasks are parts of its spans
         rows = rows[:0]
-    parents = innermost_parent(trace.ops) if len(rows) and len(trace.ops) else np.empty(0, np.int64)
+    owners = kernels.owner[rows].astype(np.int64)
+    asking, recording = _asking_ops_above(trace, owners), _records_above(trace, activity, owners)
     out: list[RankCall] = []
-    for row in rows.tolist():
-        asked = _asking_op(trace, parents, int(kernels.owner[row]))
-        own, recorded = int(activity.collective[row]), _record_above(activity, parents, int(kernels.owner[row]))
+    for row, asked, recorded in zip(rows.tolist(), asking.tolist(), recording.tolist(), strict=True):
+        own = int(activity.collective[row])
         told = activity.collectives[own] if own >= 0 else activity.collectives[recorded] if recorded >= 0 else None
         if own >= 0 and recorded >= 0:
             told = _completed(activity.collectives[own], activity.collectives[recorded])
@@ -272,33 +272,27 @@ def _asking_ops(trace: Trace) -> list[int]:
     rows = np.flatnonzero(asks[trace.ops.signature])
     if not len(rows):
         return []
-    parents, around = innermost_parent(trace.ops), set[int]()
-    for row in rows.tolist():
-        above = int(parents[row])
-        while above >= 0 and above not in around:
-            around.add(above)
-            above = int(parents[above])
-    return [row for row in rows[np.argsort(trace.ops.start_ns[rows], kind="stable")].tolist() if row not in around]
+    parents, holds = innermost_parent(trace.ops), np.zeros(len(trace.ops), bool)
+    holds[parents[rows][parents[rows] >= 0]] = True
+    rows = rows[~among_or_around(parents, holds)[rows]]
+    return rows[np.argsort(trace.ops.start_ns[rows], kind="stable")].tolist()
 
 
-def _asking_op(trace: Trace, parents: Ints, owner: int) -> int:
-    """The op of c10d that the owner of a kernel is or lies in, else the owner; -1 without one."""
-    row = owner
-    while row >= 0:
-        if trace.signatures[int(trace.ops.signature[row])].name.startswith(_OPS):
-            return row
-        row = int(parents[row])
-    return owner
+def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
+    """Per owner of a kernel the op of c10d that it is or lies in, else the owner; -1 without one."""
+    if not (owners >= 0).any():
+        return owners
+    asks = np.array([one.name.startswith(_OPS) for one in trace.signatures], bool)[trace.ops.signature]
+    above = of_rows(owners, innermost_of(innermost_parent(trace.ops), asks))
+    return np.where(above >= 0, above, owners)
 
 
-def _record_above(activity: Activity, parents: Ints, owner: int) -> int:
-    """Index of the collective that torch recorded at the owner of a kernel, or around it; -1 for none."""
-    row = owner
-    while row >= 0:
-        if activity.op_collective[row] >= 0:
-            return int(activity.op_collective[row])
-        row = int(parents[row])
-    return -1
+def _records_above(trace: Trace, activity: Activity, owners: Ints) -> Ints:
+    """Per owner of a kernel the index of the collective that torch recorded at it, or around it; -1 for none."""
+    if not (owners >= 0).any():
+        return owners
+    above = of_rows(owners, innermost_of(innermost_parent(trace.ops), activity.op_collective >= 0))
+    return of_rows(above, activity.op_collective)
 
 
 def _completed(one: Collective, other: Collective) -> Collective:

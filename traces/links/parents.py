@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.model import OpTable, Trace
 
 Rows = npt.NDArray[np.int64]
+Chosen = npt.NDArray[np.bool_]
 
 
 def innermost_parent(ops: OpTable) -> Rows:
@@ -39,6 +42,72 @@ def without_cycles(parents: Rows) -> tuple[Rows, int]:
     return np.where(endless, -1, parents), int(np.count_nonzero(endless))
 
 
+def climbs(parents: Rows) -> Iterator[Rows]:
+    """Row 1, 2, 4, 8, ... levels above each row, or -1, until none is left; parents must hold no circle.
+
+    What is passed on along each of them in turn has come from every level above: log2(depth) turns, however deep.
+    """
+    up = parents
+    while (alive := up >= 0).any():
+        yield up
+        up = np.where(alive, up[up], -1)
+
+
+def depths(parents: Rows) -> Rows:
+    """How many rows enclose each."""
+    out = (parents >= 0).astype(np.int64)
+    for up in climbs(parents):
+        out += np.where(up >= 0, out[up], 0)
+    return out
+
+
+def rows_inside(parents: Rows) -> Rows:
+    """How many rows each one holds, at any depth."""
+    out = np.ones(len(parents), np.int64)
+    for up in climbs(parents):
+        below = up >= 0
+        out += np.bincount(up[below], weights=out[below], minlength=len(out)).astype(np.int64)
+    return out - 1
+
+
+def among_or_inside(parents: Rows, chosen: Chosen) -> Chosen:
+    """Whether each row, or one that encloses it, is chosen."""
+    out = chosen.copy()
+    for up in climbs(parents):
+        out |= (up >= 0) & out[up]
+    return out
+
+
+def among_or_around(parents: Rows, chosen: Chosen) -> Chosen:
+    """Whether each row, or one inside it, is chosen."""
+    out = chosen.copy()
+    for up in climbs(parents):
+        out[up[(up >= 0) & out]] = True
+    return out
+
+
+def innermost_of(parents: Rows, chosen: Chosen) -> Rows:
+    """The innermost chosen row around each row, itself included, or -1."""
+    out = np.where(chosen, np.arange(len(parents)), -1)
+    for up in climbs(parents):
+        out = np.where((out < 0) & (up >= 0), out[up], out)
+    return out
+
+
+def outermost_of(parents: Rows, chosen: Chosen) -> Rows:
+    """The outermost chosen row around each row, itself included, or -1."""
+    out = np.where(chosen, np.arange(len(parents)), -1)
+    for up in climbs(parents):
+        above = np.where(up >= 0, out[up], -1)
+        out = np.where(above >= 0, above, out)
+    return out
+
+
+def of_rows(rows: Rows, column: Rows) -> Rows:
+    """The column's value at each of the rows, -1 for row -1."""
+    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
+
+
 def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
     """(rows by start, outer before inner; position in that order of each one's parent, or -1) of one track."""
     if not bool((start[1:] > start[:-1]).all()):  # a profiler writes most threads in order
@@ -54,7 +123,7 @@ def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
 
 
 def _by_depth(start: Rows, end: Rows) -> Rows:
-    """Parents of properly nested intervals, level by level: the last interval before, one level up."""
+    """Parents of properly nested intervals: the last interval before, one level up."""
     n = len(start)
     position = np.arange(n)
     closed = np.searchsorted(np.sort(end), start, side="right")
@@ -67,15 +136,10 @@ def _by_depth(start: Rows, end: Rows) -> Rows:
     # All positions by depth, in order within one: sorting 16 bits takes a step a row.
     small = depth.astype(np.int16) if n < 1 << 15 or abs(depth).max() < 1 << 15 else depth
     by_depth = np.argsort(small, kind="stable")
-    bounds = np.searchsorted(small[by_depth], np.arange(int(depth.max(initial=0)) + 2))
-    above = by_depth[bounds[0] : bounds[1]]
-    for level in range(1, len(bounds) - 1):
-        at = by_depth[bounds[level] : bounds[level + 1]]
-        if not len(above):
-            break
-        found = np.searchsorted(above, at) - 1
-        parents[at] = np.where(found >= 0, above[found], -1)
-        above = at
+    level = depth[by_depth]
+    keys = level * n + by_depth
+    before = np.searchsorted(keys, keys - n) - 1
+    parents[by_depth] = np.where((before >= 0) & (level[before] == level - 1), by_depth[before], -1)
     return parents
 
 
@@ -103,15 +167,37 @@ def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
     if not holds.any():
         return np.full(len(times), -1, np.int64)
     rows, start, dur = rows[holds], start[holds], dur[holds]  # those that hold no time are most, and no one's answer
-    rows_in_order, parents = nest(np.arange(len(rows)), start, dur)
+    rows_in_order, _ = nest(np.arange(len(rows)), start, dur)
     start, end = start[rows_in_order], (start + dur)[rows_in_order]
-    at = np.searchsorted(start, times, side="right") - 1
-    while True:
-        outside = (at >= 0) & (end[at] < times)
-        if not outside.any():
-            break
-        at[outside] = parents[at[outside]]
+    at = _last_reaching(end, np.searchsorted(start, times, side="right") - 1, times)
     return np.where(at >= 0, rows[rows_in_order[at]], -1)
+
+
+def _last_reaching(end: Rows, until: Rows, times: Rows) -> Rows:
+    """Per time the last position, not after `until`, whose end is not before the time; -1 for none."""
+    at = until.copy()
+    seeking = np.flatnonzero(at >= 0)
+    seeking = seeking[end[at[seeking]] < times[seeking]]
+    latest = [end]
+    """Of 1, 2, 4, ... ends in a row."""
+    while len(latest[-1]) > 1:
+        below = latest[-1] if len(latest[-1]) % 2 == 0 else np.append(latest[-1], np.iinfo(np.int64).min)
+        latest.append(np.maximum(below[::2], below[1::2]))
+    before = at[seeking]  # the first position that is not looked at any more
+    at[seeking] = -1
+    for size, ends in enumerate(latest):
+        odd = before % 2 == 1
+        block = np.maximum(before - 1, 0)
+        hit = odd & (ends[block] >= times[seeking])
+        inside, asked = block[hit], seeking[hit]
+        for finer in reversed(latest[:size]):
+            right = np.minimum(2 * inside + 1, len(finer) - 1)
+            inside = np.where(finer[right] >= times[asked], right, 2 * inside)
+        at[asked] = inside
+        seeking, before = seeking[~hit], before[~hit] // 2
+        if not len(seeking):
+            break
+    return at
 
 
 def parents_of(trace: Trace) -> Rows:

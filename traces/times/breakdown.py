@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from opreplay.traces.links.annotations import PHASES
 from opreplay.traces.links.iterations import BatchIndex
-from opreplay.traces.links.parents import innermost_parent
+from opreplay.traces.links.parents import climbs, innermost_parent, outermost_of
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
 from opreplay.traces.times.kernel_classes import class_of
 from opreplay.traces.times.op_work import work_of
@@ -192,12 +192,7 @@ def _classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
         ],
         bool,
     )[trace.ops.signature]
-    around = innermost_parent(trace.ops)
-    outermost = np.where(tells, np.arange(len(at)), -1)
-    for _ in range(len(at).bit_length()):  # each step looks twice as far up
-        above = np.maximum(around, 0)
-        outermost = np.where((around >= 0) & (outermost[above] >= 0), outermost[above], outermost)
-        around = np.where(around >= 0, around[above], -1)
+    outermost = outermost_of(innermost_parent(trace.ops), tells)
     return names, np.where(outermost >= 0, at[np.maximum(outermost, 0)], at)
 
 
@@ -264,10 +259,8 @@ def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
             start = trace.ops.start_ns
             within = (start >= note.start_ns) & (start < note.start_ns + note.dur_ns) & (trace.ops.track == note.track)
             kind[within] = 2
-    above = parents.copy()
-    while (above >= 0).any():  # what lies inside a backward node belongs to it
-        kind = np.where(above >= 0, np.maximum(kind, kind[np.maximum(above, 0)]), kind)
-        above = np.where(above >= 0, parents[np.maximum(above, 0)], -1)
+    for above in climbs(parents):  # what lies inside a backward node belongs to it
+        kind = np.where(above >= 0, np.maximum(kind, kind[above]), kind)
     if not kind.any():
         return kind, ["all"], "no iteration says its phase, and there is no backward pass"
     return kind, ["forward", "backward", "optimizer"], ""

@@ -32,7 +32,7 @@ from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.links.marks import Asked, marks_of
-from opreplay.traces.links.parents import parents_of
+from opreplay.traces.links.parents import depths, innermost_of, of_rows, outermost_of, parents_of
 from opreplay.traces.model import NamedCollective, OpSignature, Trace
 
 
@@ -158,27 +158,23 @@ def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
         return [], {}
     of_row = marked[trace.ops.signature]
     parents = parents_of(trace)
-    rows = np.flatnonzero(of_row).tolist()
-    inside: dict[int, int] = {}
-    for row in rows:
-        above = int(parents[row])
-        while above >= 0 and not of_row[above]:
-            above = int(parents[above])
-        inside[row] = above
-    return rows, inside
+    rows = np.flatnonzero(of_row)
+    around = of_rows(parents, innermost_of(parents, of_row))[rows]
+    return rows.tolist(), dict(zip(rows.tolist(), around.tolist(), strict=True))
 
 
 def _grouped(trace: Trace, rows: list[int], inside: dict[int, int]) -> list[list[int]]:
     """Rows of each call, outermost first. A call that holds several with parameters of their own is several."""
+    at = {row: number for number, row in enumerate(rows)}
+    parents = np.array([at.get(inside[row], -1) for row in rows], np.int64)
+    roots = outermost_of(parents, np.ones(len(rows), dtype=bool)).tolist()
+    depth = dict(zip(rows, depths(parents).tolist(), strict=True))
     below: defaultdict[int, list[int]] = defaultdict(list)
-    for row in rows:
-        root = row
-        while inside[root] >= 0:
-            root = inside[root]
-        below[root].append(row)
+    for row, root in zip(rows, roots, strict=True):
+        below[rows[root]].append(row)
     groups: list[list[int]] = []
     for root, members in below.items():
-        deep = sorted(members, key=lambda row: (_depth(row, inside), row))
+        deep = sorted(members, key=lambda row: (depth[row], row))
         told = [row for row in deep if _is_parameters(trace, row)]
         several = [row for row in told if (found := _record_of_row(trace, row)) and kind_of(found.name) is not None]
         if len(several) < 2:
@@ -190,13 +186,6 @@ def _grouped(trace: Trace, rows: list[int], inside: dict[int, int]) -> list[list
             chain = [row] if around < 0 or (around == root and len(several) > 1 and root in told) else [around, row]
             groups.append(chain)
     return groups
-
-
-def _depth(row: int, inside: dict[int, int]) -> int:
-    depth = 0
-    while inside[row] >= 0:
-        row, depth = inside[row], depth + 1
-    return depth
 
 
 def _is_parameters(trace: Trace, row: int) -> bool:

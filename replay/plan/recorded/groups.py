@@ -14,7 +14,7 @@ import numpy.typing as npt
 from opreplay.replay.ir.model import Recorded, RecordedKernel
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.links.optimizer_counters import optimizer_counters
-from opreplay.traces.links.parents import parents_of
+from opreplay.traces.links.parents import innermost_of, parents_of
 from opreplay.traces.model import OpSignature, Trace
 
 Rows = npt.NDArray[np.int64]
@@ -117,12 +117,9 @@ def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
     owner = trace.kernels.owner.astype(np.int64)
     chosen = np.zeros(len(trace.ops) + 1, dtype=bool)
     chosen[rows] = True
-    if select in ("top", "leaf"):
-        parents = parents_of(trace)
-        outside = (owner >= 0) & ~chosen[owner]
-        while select == "top" and outside.any():
-            owner[outside] = parents[owner[outside]]
-            outside = (owner >= 0) & ~chosen[owner]
+    if select == "top":
+        owned = owner >= 0
+        owner[owned] = innermost_of(parents_of(trace), chosen[:-1])[owner[owned]]
     return np.where((owner >= 0) & chosen[owner], owner, -1)
 
 

@@ -15,7 +15,7 @@ from opreplay.replay.plan.select import outermost
 from opreplay.replay.plan.step.beside import NEVER, AskedFor, placed
 from opreplay.traces.links.annotations import Phase, step_number
 from opreplay.traces.links.iterations import BatchIndex
-from opreplay.traces.links.parents import parents_of
+from opreplay.traces.links.parents import of_rows, outermost_of, parents_of
 from opreplay.traces.model import Trace
 
 Rows = npt.NDArray[np.int64]
@@ -144,11 +144,7 @@ def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -
     chosen = np.zeros(len(trace.ops), dtype=bool)
     chosen[order] = True
     parents = parents_of(trace)
-    above, around = parents[order], np.full(len(order), -1, dtype=np.int64)
-    while (going := np.flatnonzero(above >= 0)).size:
-        hit = going[chosen[above[going]]]
-        around[hit] = above[hit]
-        above[going] = parents[above[going]]
+    around = of_rows(parents, outermost_of(parents, chosen))[order]
     inner = order[around >= 0]
     moved = device_ns.copy()
     np.add.at(moved, around[around >= 0], device_ns[inner])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from opreplay.replay.timeline.graph.model import NO_OP, Bools, Floats, Ints, Slices
 from opreplay.traces import Trace
 from opreplay.traces.activity import CALL_KINDS
-from opreplay.traces.links.parents import nest
+from opreplay.traces.links.parents import innermost_of, nest
 from opreplay.traces.links.steps import Step
 
 _CANN = "CANN"
@@ -37,13 +37,8 @@ class HostEvents:
 
     def enclosing_op(self) -> Ints:
         """Per event: row of the op that it is, or that is innermost around it; `NO_OP` for none."""
-        up = np.where(self.op >= 0, np.arange(len(self.op)), self.parent)
-        while True:
-            climbing = np.flatnonzero(up >= 0)
-            climbing = climbing[self.op[up[climbing]] < 0]
-            if not len(climbing):
-                return np.where(up >= 0, self.op[up], NO_OP)
-            up[climbing] = self.parent[up[climbing]]
+        around = innermost_of(self.parent, self.op >= 0)
+        return np.where(around >= 0, self.op[around], NO_OP) if len(around) else around
 
 
 def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEvents]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +21,8 @@ from opreplay.replay.execute.measure import (
     summarize,
 )
 from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.visits import Visits
+from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import KINDS, Measurement, MeasureWarning, kind_of
 from tests.factories import op as fake_op
@@ -73,13 +76,38 @@ def test_time_budget_ends_sampling() -> None:
     assert executor.clock.now_s() < 0.15
 
 
-@pytest.mark.parametrize(("duration_us", "calls"), [(900_000, 3), (2_500_000, 2)])
-def test_slow_op_gets_few_samples_and_a_warning(duration_us: int, calls: int) -> None:
+@pytest.mark.parametrize(("duration_us", "samples", "calls"), [(900_000, 6, 8), (2_500_000, 1, 2)])
+def test_slow_op_gets_few_samples_and_a_warning(duration_us: int, samples: int, calls: int) -> None:
     executor = FakeExecutor()
-    found = timed(f"fake::{duration_us}us", executor=executor)
-    assert found.samples == 1
-    assert [str(warning) for warning in found.warnings] == ["few samples: 1 of 8"]
+    measured = timed(f"fake::{duration_us}us", executor=executor)
+    assert measured.samples == samples
+    assert [str(warning) for warning in measured.warnings] == [f"few samples: {samples} of 8"]
     assert executor.clock.elapsed_us == calls * duration_us
+
+
+@pytest.mark.parametrize("duration_us", [5, 30_000, 400_000])
+@pytest.mark.parametrize("op_time_s", [1e-4, 0.01])
+def test_an_op_has_an_interval_of_its_median_however_short_its_time(duration_us: int, op_time_s: float) -> None:
+    measured = timed(f"fake::{duration_us}us", MeasureOptions(op_time_s=op_time_s))
+    assert measured.samples >= 6
+    assert measured.ci_low_us is not None
+
+
+def test_the_first_visit_takes_as_many() -> None:
+    executor, visits = FakeExecutor(), Visits(8)
+    prepared = executor.prepare(fake_op("fake::30000us"), seed=0)
+    samples = [measure(executor, prepared, MeasureOptions(op_time_s=1e-4), visits=visits).samples for _ in range(8)]
+    assert samples == list(range(6, 14))
+
+
+def test_a_visit_with_other_threads_takes_as_many_again() -> None:
+    executor, visits = FakeExecutor(), Visits(3)
+    prepared = executor.prepare(fake_op("fake::30000us"), seed=0)
+    samples: list[int] = []
+    for threads in (2, 2, 1):
+        executor.threads = threads
+        samples.append(measure(executor, prepared, MeasureOptions(op_time_s=1e-4), visits=visits).samples)
+    assert samples == [6, 7, 6]
 
 
 class Settling(FakePrepared):
@@ -116,6 +144,27 @@ def test_first_call_is_the_measurement_where_a_second_is_too_much_and_says_so() 
     assert prepared.calls == 1
     assert found.median_us == pytest.approx(6e6)
     assert "first call: --op-limit left no time for a second; what it set up is in its 6 s" in map(str, found.warnings)
+
+
+class Importing(Settling):
+    """An op whose first call imports modules."""
+
+    def _run(self) -> None:
+        sys.modules.setdefault(f"imported by {id(self)}", sys)
+        super()._run()
+
+
+def test_a_first_call_that_imports_is_followed_by_a_second() -> None:
+    executor = FakeExecutor()
+    measured = measure(executor, Importing(executor, 6.0, 70e-6), MeasureOptions(limit_s=10.0))
+    assert measured.median_us == pytest.approx(70.0, rel=0.02)
+
+
+def test_a_first_call_that_imports_and_takes_all_of_the_limit_is_no_time_of_the_op() -> None:
+    executor = FakeExecutor()
+    with pytest.raises(NotReplayable) as stopped:
+        measure(executor, Importing(executor, 9.5, 70e-6), MeasureOptions(limit_s=10.0))
+    assert stopped.value.reason.kind == "budget"
 
 
 def test_times_that_do_not_settle_end_within_the_limit_and_say_so() -> None:

@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opreplay.traces import OpTable, innermost_parent
-from opreplay.traces.links.parents import innermost_at
+from opreplay.traces.links.parents import (
+    among_or_around,
+    among_or_inside,
+    climbs,
+    depths,
+    innermost_at,
+    innermost_of,
+    outermost_of,
+    rows_inside,
+)
 
 
 def table(start: list[int], dur: list[int], track: list[int] | None = None) -> OpTable:
@@ -85,3 +94,27 @@ def test_overlapping_intervals_end_in_a_forest(intervals: list[tuple[int, int]],
     for when, found in zip(times.tolist(), at.tolist(), strict=True):
         holds = [(start[i], -dur[i], i) for i in range(len(start)) if start[i] <= when <= start[i] + dur[i]]
         assert found == (max(holds)[2] if holds else -1), "the last one, outer before inner, that has not ended"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=30))
+def test_climbing_at_once_equals_climbing_one_by_one(forest: list[tuple[int, bool]]) -> None:
+    parents = np.array([above % i if i and above % 5 else -1 for i, (above, _) in enumerate(forest)], np.int64)
+    chosen = np.array([one for _, one in forest], bool)
+
+    def chain(row: int) -> list[int]:
+        return [row] if parents[row] < 0 else [row, *chain(int(parents[row]))]
+
+    chains = [chain(row) for row in range(len(forest))]
+    hits = [[row for row in one if chosen[row]] for one in chains]
+    assert depths(parents).tolist() == [len(one) - 1 for one in chains]
+    assert rows_inside(parents).tolist() == [sum(row in one[1:] for one in chains) for row in range(len(chains))]
+    assert among_or_inside(parents, chosen).tolist() == [bool(one) for one in hits]
+    assert innermost_of(parents, chosen).tolist() == [one[0] if one else -1 for one in hits]
+    assert outermost_of(parents, chosen).tolist() == [one[-1] if one else -1 for one in hits]
+    around = {row for row, one in enumerate(forest) if any(row in chains[other] for other in np.flatnonzero(chosen))}
+    assert np.flatnonzero(among_or_around(parents, chosen)).tolist() == sorted(around)
+
+
+def test_turns_grow_with_the_logarithm_of_the_depth() -> None:
+    assert sum(1 for _ in climbs(np.arange(-1, 99_999))) == 17

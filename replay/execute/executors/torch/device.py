@@ -32,10 +32,12 @@ from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
 from opreplay.replay.execute.executors.reference_load import Gauge
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
+from opreplay.replay.execute.executors.torch import compiler
 from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
 from opreplay.replay.execute.executors.torch.gradients import require_gradients, with_gradients, without_gradient
 from opreplay.replay.execute.executors.torch.graph import captured
 from opreplay.replay.execute.executors.torch.profile import profile_call, profiler_event_us
+from opreplay.replay.execute.executors.torch.python_call import python_call
 from opreplay.replay.execute.executors.torch.sequence_tools import TorchTools, free_bytes_of, timer_on
 from opreplay.replay.execute.executors.torch.values import values_of_call
 from opreplay.replay.ir import shared_memory as aliasing
@@ -69,7 +71,8 @@ class TorchPrepared:
     """One op with its arguments."""
 
     def __init__(self, call: partial[Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
-        self.call = call
+        self.overload_call = call
+        self.call = python_call(call)
         self.argument_bytes = argument_bytes(call)
         self.spare_bytes = spare_bytes
         self.mutates = bool(written)
@@ -138,6 +141,7 @@ class TorchExecutor:
         own_call: OwnCallOf | None = None,
     ) -> None:
         self._device = open_device(device)
+        compiler.load_for_users()
         self.device = str(self._device)
         self._find = find_overload
         self._memory_bytes = memory_bytes
@@ -199,6 +203,7 @@ class TorchExecutor:
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
         function = self._find(op)
+        compiler.load_for(function)
         op, assumption = widened(op, function, self._device)
         if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
@@ -345,7 +350,7 @@ class TorchExecutor:
 
     def as_in_step(self, prepared: TorchPrepared, recency: Recency) -> Callable[[], None] | None:
         """None on an accelerator, and where the call has other tensors than the recorded one."""
-        return self._caches.as_in_step(prepared.call, recency, prepared.spare_bytes)
+        return self._caches.as_in_step(prepared.overload_call, recency, prepared.spare_bytes)
 
     def synchronize(self) -> None:
         if self._device.type != "cpu":

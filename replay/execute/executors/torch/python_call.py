@@ -1,0 +1,167 @@
+"""The call that a Python program makes of an ATen op: by torch's own binding, not by `torch.ops`, whose boxed arguments
+cost 1 to 4 us a call. Owns no tensor and no time."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opreplay.replay.execute.executors.torch.gradients import with_gradients
+
+_NAMESPACES = ("_VariableFunctions", "TensorBase", "_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
+"""Where torch._C keeps the functions and methods that its Python modules call."""
+
+_Spelling = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""What is called, with which arguments."""
+
+
+def python_call(call: partial[Any]) -> partial[Any]:
+    """The same call by a binding of torch, without arguments that have their default value.
+
+    `call` is an overload of torch.ops, perhaps inside `with_gradients`, with its arguments. A binding is taken only
+    where it asks the dispatcher for the same overload with the same arguments; nothing is run to find out. Without one,
+    as of ops that are not ATen's, `call` is the result.
+    """
+    function, args, named = call.func, call.args, call.keywords
+    gradients = function is with_gradients
+    if gradients:
+        function, *args = args
+    if not isinstance(function, torch._ops.OpOverload) or function.namespace != "aten":
+        return call
+    wanted = _first_dispatch(function, tuple(args), named)
+    if wanted is None:
+        return call
+    for binding, short_args, short_named in _spellings(function, tuple(args), named):
+        if _same(_first_dispatch(binding, short_args, short_named), wanted):
+            before = (with_gradients, binding) if gradients else (binding,)
+            return partial(*before, *short_args, **short_named)
+    return call
+
+
+def _spellings(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[_Spelling]:
+    """Functions and methods of torch with the op's name and their arguments, what programs write most often first."""
+    if overload is torch.ops.aten.slice.Tensor and len(args) == len(overload._schema.arguments):
+        tensor, dim, start, end, step = args
+        if dim >= 0:
+            place = slice(start, end, None if step == 1 else step)
+            yield torch._C.TensorBase.__getitem__, (tensor, (*[slice(None)] * dim, place) if dim else place), {}
+    args, named = _without_defaults(overload, args, named)
+    numbers = tuple(_as_number(value, args) for value in args)
+    for spelled in (numbers, args) if any(map(operator.is_not, numbers, args)) else (args,):
+        yield from _by_name(overload, spelled, named)
+
+
+def _by_name(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[_Spelling]:
+    name = overload._schema.name.partition("::")[2]
+    for namespace in _NAMESPACES:
+        binding = getattr(getattr(torch._C, namespace, None), name, None)
+        if not callable(binding):
+            continue
+        if args and isinstance(args[-1], list) and all(type(item) is int for item in args[-1]):
+            yield binding, (*args[:-1], *args[-1]), named  # x.view(2, 8)
+        yield binding, args, named
+
+
+def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
+    """The Python number that became this tensor on its way to the dispatcher, as in `x * 2.0`; else the value.
+
+    A float is recorded as float64 and an int as int64 without dimensions, whatever the type beside it.
+    """
+    if not isinstance(value, torch.Tensor) or value.dim() or value.device.type != "cpu" or value.requires_grad:
+        return value
+    beside = [other for other in args if isinstance(other, torch.Tensor) and other is not value]
+    is_float, is_int = value.dtype is torch.float64, value.dtype is torch.int64
+    if beside and (is_float or is_int) and all(other.dtype is not value.dtype for other in beside):
+        return value.item()
+    return value
+
+
+def _without_defaults(
+    overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments without the last positional ones, and the named ones, that equal the schema's default."""
+    schema = overload._schema.arguments
+    count = len(args)
+    while count and _is_default(schema[count - 1], args[count - 1]):
+        count -= 1
+    by_name = {argument.name: argument for argument in schema}
+    options = {name: value for name, value in named.items() if not _is_default(by_name[name], value)}
+    return args[:count], _without_usual_options(options)
+
+
+def _is_default(argument: Any, value: Any) -> bool:
+    if not argument.has_default_value() or isinstance(value, torch.Tensor):
+        return False
+    default = argument.default_value
+    return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def _without_usual_options(named: dict[str, Any]) -> dict[str, Any]:
+    """Named arguments without those that say of a new tensor what it is when nothing is said."""
+    usual = {
+        "dtype": torch.get_default_dtype(),
+        "layout": torch.strided,
+        "device": torch.get_default_device(),
+        "pin_memory": False,
+    }
+    return {name: value for name, value in named.items() if name not in usual or value != usual[name]}
+
+
+_Dispatched = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""An overload and its arguments."""
+
+
+class _Stop(Exception):
+    """Raised in place of the call that the dispatcher was asked for."""
+
+    def __init__(self, dispatched: _Dispatched) -> None:
+        super().__init__()
+        self.dispatched = dispatched
+
+
+class _Stopper(TorchDispatchMode):
+    """Raises `_Stop` at the first call."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to keep torch's compiler out it would be imported, which takes a second and more."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        raise _Stop((func, args, _without_usual_options(kwargs or {})))
+
+
+def _first_dispatch(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> _Dispatched | None:
+    """What the dispatcher is asked for first; None where the function refuses the arguments, or asks for nothing."""
+    try:
+        with _Stopper():
+            function(*args, **named)
+    except _Stop as stop:
+        return stop.dispatched
+    except Exception:  # whatever it raises: it has other parameters than the overload, or refuses these arguments
+        return None
+    return None
+
+
+def _same(dispatched: _Dispatched | None, wanted: _Dispatched) -> bool:
+    return dispatched is not None and all(map(_equal, dispatched, wanted))
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Whether two arguments are the same tensor, or equal."""
+    if isinstance(value, torch.Tensor):
+        return value is other
+    if isinstance(other, torch.Tensor):  # a number is handed to the dispatcher's modes as the number
+        return isinstance(value, int | float) and not other.dim() and bool(other == value)
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+        return len(value) == len(other) and all(map(_equal, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_equal(item, other[name]) for name, item in value.items())
+    return type(value) is type(other) and bool(value == other)

@@ -31,6 +31,11 @@ TOP = 30
     help="One table instead: where the time goes, summed up by this.",
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, CSV all]")
+@click.option(
+    "--peak",
+    metavar="NAME",
+    help="Shares of --by op are of the peak of this device (MI300X), where the trace does not name the recorded one.",
+)
 @format_option("table", "json", "csv")
 @limit_option
 def command(
@@ -39,6 +44,7 @@ def command(
     capture: str | None,
     by: By | None,
     top: int | None,
+    peak: str | None,
     format_: str,
     limit: tuple[tuple[str, str], ...],
 ) -> None:
@@ -51,17 +57,20 @@ def command(
     from opreplay.traces import summarize
     from opreplay.traces.times.breakdown import breakdown
     from opreplay.traces.times.modules import modules_of_ops
+    from opreplay.traces.times.peaks import peak_named
+
+    named = None if peak is None else peak_named(peak)
 
     captured = captured_file(trace)
     if captured is not None:
         show_captured(captured, by=by, format_=format_)
         return
     read = open_trace(trace, limit, kernel_details=kernel_details, capture=capture, gradients=False)
-    if by is not None or format_ == "csv" or top is not None:
+    if by is not None or format_ == "csv" or top is not None or named is not None:
         from opreplay.replay.report import breakdown as table
 
         modules = modules_of_ops(read, read.info.path, limits=parse_limits(limit)) if by == "module" else ()
-        found = breakdown(read, by or "op", modules=modules)
+        found = breakdown(read, by or "op", modules=modules, peak=named)
         if format_ == "csv":
             console.write(table.csv_text(found, top))
         elif format_ == "json":

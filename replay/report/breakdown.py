@@ -32,7 +32,7 @@ COLUMNS = (
 )
 
 
-MOST_OF_PEAK = 1.3
+MOST_OF_PEAK = 1.0
 """Above that a rate is not that of the memory or the units that the datasheet speaks of."""
 NAMED = 3
 _SHORT = {"memory": "mem", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32, float32": "tf32+fp32"}
@@ -67,6 +67,8 @@ def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
         parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more", style="dim"))
     if found.peak is not None:
         parts.append(Text(f"peak of {found.peak.device}: {_peak_text(found.peak)}", style="dim"))
+    elif found.by == "op" and found.clock == "device":
+        parts.append(Text("no peak is known of the recorded device: --peak NAME (as MI300X) names it", style="dim"))
     beyond = [row for row in shown if (row.peak_share or 0.0) > MOST_OF_PEAK]
     if beyond:
         named = ", ".join(safe(row.name) for row in beyond[:NAMED])

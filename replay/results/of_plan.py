@@ -15,7 +15,7 @@ from opreplay.replay.results.outcome import Outcome, refilled
 from opreplay.replay.results.records import NpuKernel, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import summarized
 from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
-from opreplay.traces.times.kernel_classes import class_of
+from opreplay.traces.times.kernel_classes import class_of_work
 
 MOST_CALL_CHARACTERS = 4000
 
@@ -31,11 +31,11 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
     return tuple(sorted(made, key=lambda kernel: -kernel.total_us))
 
 
-def kernel_classes(recorded: Recorded) -> dict[str, float]:
-    """Class of work → share of the time of the recorded kernels, told by their names, most first."""
+def kernel_classes(op: ReplayOp) -> dict[str, float]:
+    """Class of work → share of the time of the recorded kernels, told by the op, else by their names, most first."""
     times: dict[str, float] = {}
-    for kernel in recorded.kernels:
-        kind = class_of(kernel.name)
+    for kernel in op.recorded.kernels:
+        kind = class_of_work(op.name, kernel.name)
         times[kind] = times.get(kind, 0.0) + kernel.total_us
     total = sum(times.values())
     return {kind: us / total for kind, us in sorted(times.items(), key=lambda item: -item[1])} if total else {}
@@ -96,7 +96,7 @@ def result_of(
         simulated_us={soc: prediction.time_us for soc, prediction in simulated.items()},
         bound=None if first is None else first.bound,
         simulated=simulated,
-        kernel_classes=kernel_classes(recorded),
+        kernel_classes=kernel_classes(op),
         npu_kernels=npu_kernels(recorded),
         initializer=outcome.initializer,
         filling=outcome.filling,

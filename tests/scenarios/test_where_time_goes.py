@@ -44,3 +44,14 @@ def test_a_rate_above_the_peak_is_marked(console: Console, trace_of: Callable[..
     trace = trace_of(*owner("aten::mul", 1, [[2**33], [2**33]], 5.0), *owner("aten::mm", 2, [[512, 512]] * 2, 20.0))
     told = " ".join(console("inspect", trace, "--by", "op").stdout.split())
     assert "! above the peak: aten::mul: data that stayed in caches, or other sizes than those of the work" in told
+
+
+def test_the_recorded_device_can_be_named(console: Console, trace_of: Callable[..., Path]) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [[512, 512]] * 2, 20.0), device=None)
+    facts = json.loads(console("inspect", trace, "--by", "op", "--format", "json").stdout)
+    assert (facts["peak"], facts["rows"][0]["peak_share"]) == (None, None)
+    assert "--peak" in console("inspect", trace, "--by", "op").stdout
+    facts = json.loads(console("inspect", trace, "--peak", "MI300X", "--format", "json", "--by", "op").stdout)
+    assert facts["peak"]["device"] == "MI300X"
+    assert 0 < facts["rows"][0]["peak_share"] < 1
+    assert "MI300X" in console("inspect", trace, "--peak", "RTX", code=2).stderr

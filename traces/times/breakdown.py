@@ -7,7 +7,8 @@ outside of the ops inside it, so that a sum over all rows is the time that ops t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,7 +19,7 @@ from opreplay.traces.links.annotations import PHASES
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import climbs, innermost_parent, outermost_of
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
-from opreplay.traces.times.kernel_classes import class_of
+from opreplay.traces.times.kernel_classes import CLASSES, class_of_op, class_of_work
 from opreplay.traces.times.op_work import work_of
 from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
 
@@ -30,6 +31,7 @@ LEAST_OWN = 0.9
 _ROOM = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "resize_", "as_strided_")
 )
+_OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<.*?OpaqueType<(\d+)u?")
 _BACKWARD = ("autograd::engine::evaluate_function", "torch::autograd::")
 
 
@@ -71,25 +73,28 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """That shares of the peak are of."""
 
 
-def breakdown(trace: Trace, by: By, *, modules: Sequence[str] = ()) -> Breakdown:
-    """Sum up a trace. `modules`: name of the innermost module around each op, "" for none; of no use for other `by`."""
+def breakdown(trace: Trace, by: By, *, modules: Sequence[str] = (), peak: Peak | None = None) -> Breakdown:
+    """Sum up a trace. `modules`: name of the innermost module around each op, "" for none; of no use for other `by`.
+
+    `peak` is that of the recorded device, by default the one that its recorded name has.
+    """
     if len(trace.kernels):
-        return _of_device(trace, by, modules)
+        return _of_device(trace, by, modules, peak or peak_of(trace.info.device_names))
     return _of_host(trace, by, modules)
 
 
-def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
+def _of_device(trace: Trace, by: By, modules: Sequence[str], peak: Peak | None) -> Breakdown:
     kernels = trace.kernels
     time = kernels.dur_ns.astype(np.float64) / 1e3
     note = ""
     if by == "kernel":
         names, at = _kernel_names(trace)
     elif by == "category":
-        kernel_names, of_row = _kernel_names(trace)
-        names, at = _merged([class_of(name) for name in kernel_names], of_row)
+        names, at = list(CLASSES), classes_of_launches(trace)
     else:
         of_op, labels, note = _labels(trace, by, modules)
-        names, at = [*labels, NO_OP], np.where(kernels.owner >= 0, of_op[np.maximum(kernels.owner, 0)], len(labels))
+        names, at = [*labels, NO_OP], np.full(len(kernels), len(labels))
+        at[kernels.owner >= 0] = of_op[kernels.owner[kernels.owner >= 0]]
     made, order = _rows(names, at, time), _order(names, at, time)
     if by in ("op", "module", "phase"):
         calls = _calls_of_owners(trace, at, len(names))
@@ -98,31 +103,49 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
             msgspec.structs.replace(row, calls=calls[i], median_us=medians[i])
             for i, row in zip(order, made, strict=True)
         ]
+    if by == "kernel":
+        made = _kinds(made, order, at, trace)
     if by != "op":
-        return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=_kinds(made, by), note=note)
-    peak = peak_of(trace.info.device_names)
+        return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=tuple(made), note=note)
     in_tf32 = _in_tf32(trace, at, len(names))
     rated = [
         _rated(row, work, peak, in_tf32[i])
         for i, row, work in zip(order, made, _work_by_op(trace, [row.name for row in made]), strict=True)
     ]
-    return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=_kinds(rated, by), note=note, peak=peak)
+    return Breakdown(
+        by=by, clock="device", total_us=float(time.sum()), rows=_kinds(rated, order, at, trace), note=note, peak=peak
+    )
 
 
 def _work_by_op(trace: Trace, names: Sequence[str]) -> list[tuple[float | None, float | None, str]]:
     """(operations, bytes, dtype) of all calls of each op that own device time; None where one of them does not tell."""
     owner = np.unique(trace.kernels.owner[trace.kernels.owner >= 0])
-    return _work_of_calls(trace, names, np.bincount(trace.ops.signature[owner], minlength=len(trace.signatures)))
+    calls = np.bincount(trace.ops.signature[owner], minlength=len(trace.signatures))
+    return _work_of_calls(trace, names, calls, _element_bytes(trace))
+
+
+def _element_bytes(trace: Trace) -> dict[int, int]:
+    """Signature → bytes of the elements that its kernels move, where their names agree on it: kernels that join tensors
+    say the size of opaque elements, and profiles do not say the types of a list of tensors."""
+    told = {i: int(found[1]) for i, name in enumerate(trace.kernel_names) if (found := _OPAQUE.search(name))}
+    owned = (trace.kernels.owner >= 0) & np.isin(trace.kernels.name, np.array([*told], trace.kernels.name.dtype))
+    sizes: dict[int, set[int]] = {}
+    pairs = zip(
+        trace.ops.signature[trace.kernels.owner[owned]].tolist(), trace.kernels.name[owned].tolist(), strict=True
+    )
+    for signature, name in set(pairs):
+        sizes.setdefault(signature, set()).add(told[name])
+    return {signature: size.pop() for signature, size in sizes.items() if len(size) == 1}
 
 
 def _work_of_calls(
-    trace: Trace, names: Sequence[str], calls: npt.NDArray[np.int64]
+    trace: Trace, names: Sequence[str], calls: npt.NDArray[np.int64], element_bytes: Mapping[int, int]
 ) -> list[tuple[float | None, float | None, str]]:
     """The same for so many calls of each signature."""
     found: dict[str, tuple[float | None, float | None, str]] = {}
     for i in np.flatnonzero(calls).tolist():
         signature, n = trace.signatures[i], int(calls[i])
-        work = work_of(signature)
+        work = work_of(signature, element_bytes.get(i))
         flops, moved, dtype = found.get(signature.name, (0.0, 0.0, work.dtype))
         found[signature.name] = (
             None if flops is None or work.flops is None else flops + n * work.flops,
@@ -177,19 +200,17 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     rows = _rows(names, at, time)
     if by == "op":
         rows = _rated_on_host(trace, rows)
-    return Breakdown(by=by, clock="host", total_us=float(time.sum()), rows=_kinds(rows, by), note=note)
+        rows = [msgspec.structs.replace(row, kind=class_of_op(row.name)) for row in rows]
+    return Breakdown(by=by, clock="host", total_us=float(time.sum()), rows=tuple(rows), note=note)
 
 
 def _classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Classes, and the index into them of each call: that of the outermost library op around it whose name tells, as
     rows are of those. The products inside of an attention are attention."""
-    own = [class_of(signature.name) for signature in trace.signatures]
+    own = [class_of_op(signature.name) for signature in trace.signatures]
     names, at = _merged(own, trace.ops.signature.astype(np.int64))
     tells = np.array(
-        [
-            kind != "other" and "::" in signature.name and not signature.name.startswith(_BACKWARD)
-            for kind, signature in zip(own, trace.signatures, strict=True)
-        ],
+        [kind != "other" for kind in own],
         bool,
     )[trace.ops.signature]
     outermost = outermost_of(innermost_parent(trace.ops), tells)
@@ -209,7 +230,7 @@ def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
     time -= np.bincount(signature[parents[inside]], weights=trace.ops.dur_ns[inside], minlength=count)
     for i, ns in enumerate(time.tolist()):
         whole[trace.signatures[i].name] = whole.get(trace.signatures[i].name, 0.0) + ns / 1e3
-    work = _work_of_calls(trace, [row.name for row in rows], calls)
+    work = _work_of_calls(trace, [row.name for row in rows], calls, {})
     return [
         _rated(row, one, None) if row.time_us >= LEAST_OWN * whole[row.name] else row
         for row, one in zip(rows, work, strict=True)
@@ -338,7 +359,24 @@ def _median(values: npt.NDArray[Any]) -> float:
     return float((found[low] + found[high]) / 2)
 
 
-def _kinds(rows: Sequence[Row], by: By) -> tuple[Row, ...]:
-    if by not in ("op", "kernel"):
-        return tuple(rows)
-    return tuple(msgspec.structs.replace(row, kind=class_of(row.name)) for row in rows)
+def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64], trace: Trace) -> tuple[Row, ...]:
+    """With the class of work that has most of each row's time."""
+    time = np.zeros((max(order, default=0) + 1, len(CLASSES)))
+    np.add.at(time, (at, classes_of_launches(trace)), trace.kernels.dur_ns + 1.0)
+    kinds = time.argmax(axis=1).tolist()
+    pairs = zip(order, rows, strict=True)
+    return tuple(msgspec.structs.replace(row, kind=CLASSES[kinds[i]]) for i, row in pairs)
+
+
+def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
+    """Index into `CLASSES` of the work of each row of the kernels, told by the op that owns it, else by its name."""
+    owner = trace.kernels.owner.astype(np.int64)
+    count = len(trace.signatures)
+    signature = np.full(len(owner), count, np.int64)
+    signature[owner >= 0] = trace.ops.signature[owner[owner >= 0]]
+    ops = [*(one.name for one in trace.signatures), ""]
+    pairs, which = np.unique(trace.kernels.name.astype(np.int64) * (count + 1) + signature, return_inverse=True)
+    numbers: list[int] = pairs.tolist()
+    made = [divmod(pair, count + 1) for pair in numbers]
+    classes = [class_of_work(ops[op], trace.kernel_names[name] or KERNEL_CATEGORIES[0]) for name, op in made]
+    return np.array([CLASSES.index(one) for one in classes], np.int64)[which.reshape(-1)]

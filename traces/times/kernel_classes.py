@@ -1,5 +1,9 @@
 # pyright: strict
-"""What kind of work a kernel or an op does, told by its name alone: GEMM, attention, elementwise, communication, ..."""
+"""What kind of work a kernel or an op does: GEMM, attention, elementwise, communication, ...
+
+The op that owns a kernel tells it, as a copy that a product makes is part of the product; the kernel's name where the
+op does not: a layer of experts and a compiled region do work of several kinds.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,16 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                r"|memset|^fill_?buffer|copybuffer|transpose|nchwtonhwc|nhwctonchw|_transdata_"),
     ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|optim)|fused_?adam|fused_?sgd|applyadam"
                   r"|^aten::_fused_(adam|sgd|adagrad|lamb)"),
-    ("attention", r"flash|fmha|attention|attn|mha_|sdpa|paged_|unified_att|_mla_|ck_tile.*fmha|memory_efficient"),
-    ("convolution", r"conv|scudnn|winograd|wgrad|dgrad|fprop|miopen.*(igemm|gcn)|im2col|col2im"
+    ("indexing and sorting", r"reshape_and_cache|concat_and_cache|store_cache|kv_cache_update|\brouting|moe_align"
+                             r"|topk_(softmax|sigmoid|gating)|grouped_topk"),
+    ("reduction", r"\bmoe(::|_).*finalize|finalize_?moe|moe_sum|permute_pooled"),
+    # The libraries' own names end in "flash", too: what flashinfer quantises or normalises is no attention.
+    ("attention", r"flash(?!infer)|fmha|attention|attn|mha_|sdpa|paged_|pagedkv|(prefill|decode)_?with|unified_att"
+                  r"|_mla_|memory_efficient"),
+    ("convolution", r"conv(?!ert)|scudnn|winograd|wgrad|dgrad|fprop|miopen.*(igemm|gcn)|im2col|col2im"
                     r"|implicit_gemm|igemm_fwd"),
-    ("GEMM", r"gemm|gemv|cutlass|cijk_|matmul|\bmm_|splitk|s\d{4,}gemm|xmma|nvjet"
+    ("GEMM", r"(?<!fb)gemm|gemv|cutlass(?!::\w*(float|half|int|array))|cijk_|matmul|(?<![a-z])b?mm_"
+             r"|fused_moe|splitk|s\d{4,}gemm|xmma|nvjet"
              r"|^aten::(mm|addmm|bmm|baddbmm|addmv"
              r"|mv|dot|linear|einsum|_scaled_mm|_grouped_mm|addbmm)(_|\.|$)|ampere_.*_tn|wvsplitk|llmm1|marlin"
              r"|dot_kernel"
@@ -44,6 +54,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                       r"|backwardfusedparams|gradgammabeta"),
     ("softmax", r"softmax|cross_?entropy|nll_loss"),
     ("random", r"philox|distribution_|dropout|bernoulli|curand|rand(int|n|perm)?\b"),
+    ("elementwise", r"rotary|rope_|_rope"),
     ("indexing and sorting", r"index|gather|scatter|embedding|sort|topk|radix|scan|cumsum|unique|nonzero|masked_select"
                              r"|reshape_and_cache|compact|moe_align|select_kernel|where"),
     ("reduction", r"reduce|::sum|::mean|::max\b|::min\b|arg_?max|arg_?min|logsumexp|::norm|pool"),
@@ -56,11 +67,14 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                     r"|aiCore_(mul|add|sub|div|real|cast|maximum)|tensoropwithscalar|addcmul|addcdiv"),
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
+_LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused)_moe|experts", re.IGNORECASE)
+"""Names of ops that route, multiply and sum up: layers of experts."""
+_NODES = ("autograd::engine::", "torch::autograd::")
 
 
 @lru_cache(maxsize=65536)
 def class_of(name: str) -> str:
-    """The class of a kernel ("ampere_bf16_s16816gemm_...", "Memcpy DtoD") or of an op ("aten::addmm"), by its name.
+    """The class of a kernel ("ampere_bf16_s16816gemm_...", "Memcpy DtoD") by its name alone.
 
     A Triton kernel counts as what its name says where inductor or an author wrote it there ("triton_red_fused__softmax"
     is "softmax"), else as "Triton". What no name tells is "other".
@@ -70,3 +84,21 @@ def class_of(name: str) -> str:
         if pattern.search(text):
             return "Triton" if text.startswith("triton_") and kind not in ("GEMM", "attention") else kind
     return "other"
+
+
+@lru_cache(maxsize=65536)
+def class_of_op(name: str) -> str:
+    """The class of an op ("aten::addmm") by its name; "other" for labels, nodes of autograd, and layers of experts."""
+    is_op = "::" in name and not name.startswith(_NODES)
+    return class_of(name) if is_op and not is_layer_of_experts(name) else "other"
+
+
+def is_layer_of_experts(op: str) -> bool:
+    """Whether the op is a whole layer, whose weights are several matrices an expert."""
+    return _LAYERS.search(op.rpartition("::")[2]) is not None
+
+
+def class_of_work(op: str, kernel: str) -> str:
+    """The class of a kernel that an op launched; "" for an op that is not known."""
+    found = class_of_op(op)
+    return class_of(kernel) if found == "other" else found

@@ -7,6 +7,8 @@ import re
 
 import msgspec
 
+from opreplay.traces.errors import UsageError
+
 TF32 = "tf32"
 """Key of `Peak.tflops`: float32 products in the matrix units' shorter format (NVIDIA's TF32, AMD's XF32)."""
 
@@ -75,6 +77,15 @@ def peak_of(names: tuple[str, ...]) -> Peak | None:
     """The peak of the recorded device, None where it is not known or several kinds were recorded."""
     found = [next((peak for word, peak in PEAKS if _is_named(word, name)), None) for name in names]
     return found[0] if found and all(one == found[0] for one in found) else None
+
+
+def peak_named(name: str) -> Peak:
+    """The peak of the device that a user names. Raises UsageError for one that is in no table."""
+    found = peak_of((name,))
+    if found is None:
+        known = ", ".join(word for word, _ in PEAKS)
+        raise UsageError(f"no peak is known of {name!r}", hint=f"These are: {known}.")
+    return found
 
 
 def _is_named(word: str, name: str) -> bool:

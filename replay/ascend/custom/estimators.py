@@ -96,7 +96,6 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
 
     `devices` are those that were simulated, `ops` the names of the ops that were looked at.
     """
-    known = {op_name(name) for name in ops if "::" in name}
     tables: tuple[tuple[str, UserTable[UserFunction]], ...] = (
         ("estimator", ESTIMATORS),
         ("properties", OpInvokeInfo.properties),
@@ -104,17 +103,26 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
         ("rule", USER_RULES),
     )
     lines: list[str] = []
-    for kind, entry in ((kind, entry) for kind, table in tables for entry in table.unused()):
+    for kind, table, entry in ((kind, of, entry) for kind, of in tables for entry in of.unused()):
         if not devices:
             why = "no device is simulated, --soc names one"
         elif entry.device is not None and entry.device not in devices:
             why = f"it is for {entry.device}, simulated is {', '.join(devices)}"
-        elif kind != "rule" and known.isdisjoint(op.partition(".")[0] for op in entry.ops):
+        elif not _names_one(entry, table, ops):
             why = "no selected op has that name"
         else:
-            why = "another registration goes first, or no selected op is called so"
+            why = "another registration goes first"
         lines.append(f"not used: {kind} of {' '.join(entry.ops)} ({PurePath(entry.place).name}): {why}")
     return lines
+
+
+def _names_one(entry: UserFunction, table: UserTable[UserFunction], ops: Collection[str]) -> bool:
+    """Whether one of these ops has a name of the registration, with or without its overload or in-place underscore."""
+    bases = {op_name(name) for name in ops if "::" in name}
+    names = {*ops, *bases, *(base.rstrip("_") for base in bases)}
+    if not names.isdisjoint((*entry.ops, *(op.partition(".")[0] for op in entry.ops))):
+        return True
+    return any(found is entry for name in names for _, found in table.matching(name, entry.device))
 
 
 def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isfinite, prod
 from typing import Any, cast
 
@@ -94,10 +94,19 @@ def _is_result(arg: ReplayArg) -> bool:
 class OpView:
     """Read access to one op while it is lowered; collects kernels that make operands contiguous, and notes."""
 
-    def __init__(self, op: ReplayOp, contents: Contents | None = None, *, by_order: bool = False) -> None:
+    def __init__(
+        self,
+        op: ReplayOp,
+        contents: Contents | None = None,
+        *,
+        by_order: bool = False,
+        known: Callable[[], Collection[str]] | None = None,
+    ) -> None:
         """`by_order`: where the op's library is not here, its arguments have no names; a name that is asked for then
-        means the next tensor, or the next other argument, that none was asked for yet, and a note says so."""
+        means the next tensor, or the next other argument, that none was asked for yet, and a note says so. `known`: all
+        names that the op's arguments have; to ask for none of them is then a KeyError."""
         self.op = op
+        self._known = known
         self._by_order = by_order and bool(op.args) and all(_UNNAMED.fullmatch(arg.name) for arg in op.args)
         self.contents = contents
         """What the arguments' values amount to, where known."""
@@ -166,14 +175,19 @@ class OpView:
 
     def _take(self, names: tuple[str, ...], *, tensor: bool) -> None:
         """Give the first of `names` to the next unnamed argument, where arguments have no names."""
-        if not self._by_order or not names or any(name in self.args for name in names):
+        if not names or any(name in self.args for name in names):
+            return
+        if not self._by_order:
+            known = self._known() if self._known is not None else ()
+            if known and set(known).isdisjoint(names):
+                raise KeyError(f"{self.op.called} has no argument {' or '.join(names)}, it has {', '.join(known)}")
             return
         taken = {id(arg) for name, arg in self.args.items() if name != arg.name}
         left = (i for i, arg in enumerate(self.op.args) if bool(arg.tensors) == tensor and id(arg) not in taken)
         place = next(left, None)
         if place is not None:
             self.args[names[0]] = self.op.args[place]
-            self.note(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
+            self.assume(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
 
     def number(self, *names: str) -> float | None:
         """A numeric argument; None when absent or not a number."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -207,7 +208,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
 
 def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:
     """What a user's rule makes of an op. Raises CustomOpError when it fails or gives something else than kernels."""
-    view = OpView(op, contents, by_order=True)
+    view = OpView(op, contents, by_order=True, known=partial(_argument_names, op))
     try:
         kernels = list(users.function(view))
     except (Exception, SystemExit) as error:  # user code may raise anything
@@ -218,4 +219,14 @@ def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lo
         ) from error
     if not all(isinstance(one, KernelCall) for one in kernels):
         raise CustomOpError(f"{users.place}: the rule for {op.name} gave something else than kernels")
-    return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes), source=users.shown)
+    return Lowering(
+        kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed, source=users.shown
+    )
+
+
+def _argument_names(op: ReplayOp) -> list[str]:
+    """All names that arguments of an op have, in any overload; none where torch does not know the op here."""
+    from opreplay.replay.resolve.schema import specs_of
+
+    name = op.called.partition(".")[0]
+    return list(dict.fromkeys(arg.name for spec in specs_of(name) for arg in spec.args))

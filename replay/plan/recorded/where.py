@@ -20,10 +20,10 @@ from opreplay.replay.plan.select import inside_ops, label_rows, opened_rows
 from opreplay.traces.links.collectives import host_collectives
 from opreplay.traces.links.parents import parents_of
 from opreplay.traces.model import OpSignature, Trace
-from opreplay.traces.times.breakdown import breakdown, self_time_us
+from opreplay.traces.times.breakdown import breakdown, classes_of_launches, self_time_us
 from opreplay.traces.times.busy import device_busy
 from opreplay.traces.times.clock import coarse_unit_us
-from opreplay.traces.times.kernel_classes import class_of
+from opreplay.traces.times.kernel_classes import CLASSES
 
 MOST_LABELS = 20
 """Labels told by name; the others are in the sums."""
@@ -102,8 +102,9 @@ def _on_device(trace: Trace) -> Where:
         is_label = np.array([_is_label(one) for one in trace.signatures], bool)
         owned = owned[is_label[trace.ops.signature[owner[owned]]]]
     names = _names(trace, owner[owned])
-    at: list[int] = trace.kernels.name[owned].tolist()
-    kinds = [class_of(trace.kernel_names[i]) for i in at]
+    indices: list[int] = classes_of_launches(trace).tolist()
+    classes = [CLASSES[i] for i in indices]
+    kinds = [classes[row] for row in map(int, owned)]
     times: list[float] = (trace.kernels.dur_ns[owned] / 1e3).tolist()
     calls = Counter(_names(trace, np.unique(owner[owned])))
     return Where(
@@ -114,17 +115,17 @@ def _on_device(trace: Trace) -> Where:
         coarse_unit_us=coarse_unit_us(trace),
         classes={row.name: row.share for row in found.rows},
         launched_before_us=trace.info.links.launched_before_device_ns / 1e3,
-        unowned=_unowned(trace, owner, found.total_us),
+        unowned=_unowned(trace, classes, found.total_us),
         labels_us=sum(times),
         labels=_labels(names, kinds, times, calls, found.total_us),
     )
 
 
-def _unowned(trace: Trace, owner: npt.NDArray[np.int64], total_us: float) -> dict[str, float]:
-    alone = np.flatnonzero(owner < 0)
-    names: list[int] = trace.kernels.name[alone].tolist()
+def _unowned(trace: Trace, classes: Sequence[str], total_us: float) -> dict[str, float]:
+    """Of rows without an op; `classes` are of all rows."""
+    alone = np.flatnonzero(trace.kernels.owner < 0)
     times: list[float] = (trace.kernels.dur_ns[alone] / 1e3).tolist()
-    summed = _summed((class_of(trace.kernel_names[i]), us) for i, us in zip(names, times, strict=True))
+    summed = _summed((classes[row], us) for row, us in zip(map(int, alone), times, strict=True))
     return {name: us / total_us for name, us in sorted(summed.items(), key=lambda item: -item[1]) if total_us}
 
 

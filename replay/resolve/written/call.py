@@ -234,6 +234,8 @@ def _converted(entry: OpFunction, name: str, call: CallText, policy: Policy, dev
     """The op that a user's conversion makes of the call; None where it does not apply. Raises UsageError."""
     executor = EXECUTORS.find(name)
     ordered = _in_order(call, name, [] if executor is None else schemas_for(executor, name))
+    if ordered is None and executor is not None:
+        return None  # recorded calls have no names: this is what was made of one, as `plan --explain` has it
     if ordered is None:
         raise UsageError(
             f"{name} is converted by {entry.shown}, which gets no names", hint="Give its arguments in order."

@@ -37,7 +37,7 @@ from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Simulated
 from opreplay.traces.errors import UsageError
-from opreplay.traces.times.kernel_classes import class_of
+from opreplay.traces.times.kernel_classes import class_of_work
 
 WHATS: tuple[What, ...] = ("recorded", "measured", "simulated")
 
@@ -215,7 +215,7 @@ def _of_idle(idle: Sequence[OpTime]) -> list[str]:
 def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
     """Sums of all ops of a class of work, most time before first."""
     first, second = ({op.id: op for op in side.ops if op.us} for side in (before, after))
-    kinds = {id_: class_of_op(op.name, op.kernel) for side in (second, first) for id_, op in side.items()}
+    kinds = {id_: class_of_work(op.name, op.kernel or "") for side in (second, first) for id_, op in side.items()}
     made: list[ClassTotal] = []
     for kind in dict.fromkeys(kinds.values()):
         ids = [id_ for id_, own in kinds.items() if own == kind]
@@ -235,12 +235,6 @@ def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
 
 def _sum(side: dict[str, OpTime], ids: Sequence[str]) -> float:
     return sum(side[id_].sum_us for id_ in ids if id_ in side)
-
-
-def class_of_op(name: str, kernel: str | None) -> str:
-    """Class of work of an op by its name, else by that of its heaviest kernel: a name is the same on both sides."""
-    found = class_of(name)
-    return class_of(kernel) if found == "other" and kernel else found
 
 
 _SIDES: tuple[Literal["before_us", "after_us"], ...] = ("before_us", "after_us")
@@ -272,7 +266,7 @@ def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -
     for side, total in enumerate(sums):
         by_class: dict[str, float] = {}
         for a, b in both:
-            op, kind = (a, b)[side], class_of_op(a.name, a.kernel)
+            op, kind = (a, b)[side], class_of_work(a.name, a.kernel or "")
             if op.us and op.low_us and op.high_us:
                 widest = max(math.log(op.high_us / op.us), math.log(op.us / op.low_us))
                 by_class[kind] = by_class.get(kind, 0.0) + op.us * a.count * widest

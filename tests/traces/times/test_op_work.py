@@ -1,0 +1,171 @@
+"""Operations and bytes of the ops that serving spends its time in, and that no recorded op exceeds its device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opreplay.traces import read_trace
+from opreplay.traces.model import OpSignature, Trace
+from opreplay.traces.samples import SAMPLES, sample_path
+from opreplay.traces.times.breakdown import breakdown, classes_of_launches
+from opreplay.traces.times.kernel_classes import CLASSES, class_of_op, class_of_work
+from opreplay.traces.times.op_work import CallWork, work_of
+
+HALF = "c10::BFloat16"
+
+
+def work(name: str, *arguments: Any) -> CallWork:
+    """Of a call: a list is a bfloat16 tensor, (type, sizes) one of another type, all else a value."""
+    dims: list[Any] = []
+    types: list[str] = []
+    concrete: list[str] = []
+    for one in arguments:
+        type_, sizes = one if isinstance(one, tuple) else (HALF, one)
+        is_tensor = isinstance(sizes, list)
+        dims.append(tuple(sizes) if is_tensor else ())
+        types.append(type_ if is_tensor else "" if one is None else "Scalar")
+        concrete.append("" if is_tensor or one is None else str(one))
+    signature = OpSignature(name=name, dims=tuple(dims), types=tuple(types), concrete=tuple(concrete))
+    return work_of(signature)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_equal_sequences(causal: bool) -> None:
+    """16 sequences of 559 tokens, 16 heads of 64: 20.5 GFLOP, half where a token looks back only."""
+    pairs = 16 * 16 * 559 * 559
+    flops, bytes_ = 4.0 * pairs * 64 / (2 if causal else 1), 4.0 * 2 * 16 * 16 * 559 * 64
+    heads_first, heads_last = [16, 16, 559, 64], [16, 559, 16, 64]
+    found = [
+        work("aten::_scaled_dot_product_flash_attention", *[heads_first] * 3, 0.0, causal, False),
+        work("aten::_scaled_dot_product_efficient_attention", *[heads_first] * 3, None, True, 0.0, causal),
+        work("aten::_flash_attention_forward", *[heads_last] * 3, None, None, 559, 559, 0.0, causal, False),
+        work("aten::_efficient_attention_forward", *[heads_last] * 3, *[None] * 3, 559, 559, 0.0, int(causal), True),
+    ]
+    assert [(one.flops, one.bytes) for one in found] == [(flops, bytes_)] * 4
+
+
+def test_packed_sequences_tell_where_all_are_as_long() -> None:
+    def flash(tokens: int, sequences: int, longest: int) -> CallWork:
+        starts = ("int", [sequences + 1])
+        return work(
+            "aten::_flash_attention_forward",
+            *[[tokens, 8, 64]] * 3, starts, starts, longest, longest, 0.0, False, False,
+        )  # fmt: skip
+
+    assert flash(400, 4, 100).flops == 4 * 8 * 64 * 4 * 100 * 100
+    assert flash(300, 4, 100).flops is None, "nobody knows which are shorter"
+    assert flash(300, 4, 100).bytes == 4 * 2 * 300 * 8 * 64, "yet all of them are read"
+
+
+def test_a_cache_is_read_by_its_pages() -> None:
+    """15 sequences of 1,024 new tokens over a cache for 835,874, of which 15,616 slots are listed."""
+    ints = "int"
+    rest = [1024, 1024, 0.0, 0.088, 0.0, False, True, -1, -1]
+    caches = [[835874, 8, 128]] * 2
+    starts = [(ints, [16]), (ints, [16])]
+    found = work("aiter::mha_batch_prefill", [15360, 32, 128], *caches, *starts, (ints, [15616]), *rest)
+    assert found.flops == 4 * 32 * 128 * 15 * 1024 * 1024 / 2
+    assert found.bytes == 2 * (2 * 15360 * 32 * 128 + 2 * 15360 * 8 * 128)
+    rest[:2] = [1, 5000]
+    decode = work("aiter::mha_batch_prefill", [15, 32, 128], *caches, *starts, (ints, [15616]), *rest)
+    assert decode.flops is None
+    assert decode.bytes == 2 * (2 * 15 * 32 * 128 + 2 * 15616 * 8 * 128)
+    one = work("_C::paged_attention_v1", *[[1, 32, 128]] * 2, [900, 8, 16, 16, 8], [900, 8, 128, 16], 8, 0.1,
+               (ints, [1, 64]), (ints, [1]), 16, 1000)  # fmt: skip
+    assert (one.flops, one.bytes) == (4 * 32 * 128 * 1000, 2 * (2 * 32 * 128 + 2 * 1000 * 8 * 128))
+
+
+def test_what_is_written_to_a_cache_is_no_cache() -> None:
+    token, cache = [8192, 8, 64], [224304, 32, 8, 64]
+    found = work("_C_cache_ops::reshape_and_cache_flash", token, token, cache, cache, ("long int", [8000]))
+    assert found.bytes == 2 * 2 * 2 * 8000 * 8 * 64, "two tensors of 8,000 tokens, read and written"
+    narrow = ("c10::Float8_e4m3fn", cache)
+    found = work("_C_cache_ops::reshape_and_cache_flash", token, token, narrow, narrow, ("long int", [8192]))
+    assert found.bytes == 2 * (2 + 1) * 8192 * 8 * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vllm::moe_forward", [[8192, 3072], [8192, 32], None]),
+        ("vllm::unified_attention_with_output", [[8192, 64, 64], [8192, 8, 64], [8192, 8, 64], [8192, 64, 64], None]),
+        ("fbgemm::split_embedding_codegen_lookup_adagrad_function", [[1000000]]),
+    ],
+)
+def test_work_that_is_in_no_argument_is_not_told(name: str, arguments: list[Any]) -> None:
+    found = work(name, *arguments)
+    assert (found.flops, found.bytes) == (None, None)
+
+
+def test_experts_among_the_arguments_are_multiplied() -> None:
+    found = work("vllm::inplace_fused_experts", [64, 512], [8, 2048, 512], [8, 512, 1024], ("float", [64, 2]))
+    assert found.flops == 2 * 64 * 2 * (2048 * 512 + 512 * 1024)
+    assert found.bytes is None, "which experts are read, the scores decide"
+
+
+def test_tensors_are_joined_by_reading_and_writing_them() -> None:
+    signature = OpSignature(name="aten::cat", dims=(((4, 8), (2, 8)), ()), types=("TensorList", "Scalar"))
+    assert work_of(signature).bytes is None, "of what type they are is not recorded"
+    assert work_of(signature, 2).bytes == 2 * 2 * 48
+    typed = OpSignature(
+        name="aten::cat", dims=(((4, 8), (2, 8)), ()), types=("", ""), list_types=(("float", "float"), ())
+    )
+    assert work_of(typed).bytes == 2 * 4 * 48
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "kind"),
+    [
+        ("_C::fused_add_rms_norm", "void vllm::_typeConvert<c10::BFloat16> fused_add_rms_norm_kernel", "normalization"),
+        ("", "std::enable_if<vllm::_typeConvert<c10::BFloat16>> vllm::fused_add_rms_norm_kernel", "normalization"),
+        ("vllm::moe_forward", "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x64x512_s4_et128x64", "GEMM"),
+        ("vllm::moe_forward", "void tensorrt_llm::kernels::quantize_kernel<flashinfer::X>", "elementwise"),
+        ("vllm::moe_forward", "moe::dev::routing::routingRenormalize::routingIndicesKernel", "indexing and sorting"),
+        ("vllm::moe_forward", "void moe::dev::finalize::finalizeKernel<cutlass::bfloat16_t>", "reduction"),
+        ("_C_cache_ops::reshape_and_cache_flash", "vllm::reshape_and_cache_flash_kernel", "indexing and sorting"),
+        ("vllm::unified_attention_with_output", "reduce_segments", "attention"),
+        ("aten::addmm", "Memset (Device)", "GEMM"),
+        ("aten::convolution_backward", "volta_sgemm_64x64_nt", "convolution"),
+        ("fbgemm::asynchronous_complete_cumsum", "x", "indexing and sorting"),
+        ("_C::rotary_embedding", "x", "elementwise"),
+        ("torch::autograd::CppNode<Foo>", "void cutlass::Kernel<x>", "GEMM"),
+        ("Torch-Compiled Region: conv", "triton_poi_fused_add_0", "Triton"),
+    ],
+)
+def test_the_owner_tells_the_class_and_else_the_kernel(op: str, kernel: str, kind: str) -> None:
+    assert class_of_work(op, kernel) == kind
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_no_op_of_a_sample_exceeds_its_device(name: str) -> None:
+    assert_holds(read_trace(sample_path(name)))
+
+
+def test_no_op_of_a_public_trace_exceeds_its_device(shared_traces: Path) -> None:
+    rated = [assert_holds(read_trace(path)) for path in sorted(shared_traces.glob("*.json.gz"))]
+    assert sum(rated) > 100
+
+
+def assert_holds(trace: Trace) -> int:
+    """No row of ops is above a peak, and ops, kernels and classes are summed up alike; returns how many have a rate."""
+    rows = breakdown(trace, "op").rows
+    assert [(row.name, row.peak_share) for row in rows if (row.peak_share or 0.0) > 1] == []
+    if not len(trace.kernels):
+        return 0
+    owned = trace.kernels.owner >= 0
+    classes = classes_of_launches(trace)
+    by_op: dict[str, set[str]] = {}
+    for signature, kind in set(
+        zip(trace.ops.signature[trace.kernels.owner[owned]].tolist(), classes[owned].tolist(), strict=True)
+    ):
+        by_op.setdefault(trace.signatures[signature].name, set()).add(CLASSES[kind])
+    for row in rows:
+        if row.name in by_op:
+            assert row.kind in by_op[row.name], row.name
+            assert class_of_op(row.name) == "other" or by_op[row.name] == {row.kind}, row.name
+    of_class = {row.name: row.time_us for row in breakdown(trace, "category").rows}
+    assert sum(of_class.values()) == pytest.approx(float(trace.kernels.dur_ns.sum()) / 1e3)
+    return sum(row.peak_share is not None for row in rows)

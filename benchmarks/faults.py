@@ -2,11 +2,14 @@
 
     python benchmarks/faults.py --runs 200                    # all kinds in turn
     python benchmarks/faults.py --runs 20 --kinds "power loss,kill a Ray worker"
+    python benchmarks/faults.py --runs 1000 --kinds "one signal"    # a worker, from its first microsecond on
 
 Each run has a plan of fake ops that take some real time, and one fault: an op that raises, hangs, crashes, aborts or
 eats memory; or, at a random moment, SIGKILL of the worker, SIGKILL, SIGTERM or Ctrl-C of the run itself, a full disk, a
 power loss (what was not forced to the disk may be gone, cut or zeros), the same with the two lanes of a batch, and
-SIGKILL of a worker or of the run on a Ray cluster, which this command starts.
+SIGKILL of a worker or of the run on a Ray cluster, which this command starts. "One signal" sends a worker that is
+forked from this process, not executed, one of several signals at a moment from its first microsecond on: nothing may be
+lost, and no op blamed. "Kill the worker" does so to one that is executed.
 Afterwards no process may be left, every op whose result was reported must be in the file, and continuing must complete
 the file with each op exactly once. Prints one line a kind; exits with 1 when anything was wrong.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import os
 import random
@@ -28,19 +32,22 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 
 from opreplay.cli.terminal.signals import Interrupts
 from opreplay.replay.batch.merge import Batch, TracePlan
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.execute.processes import child, worker
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne
 from opreplay.replay.execute.processes.runner import ChildProcess
 from opreplay.replay.execute.run import run_plan, worker_config
 from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome
-from opreplay.replay.results.reading import read_result_file
+from opreplay.replay.results.reading import MemorySink, read_result_file
 from opreplay.replay.results.records import OpResult, Record
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import OpReplayError
@@ -69,8 +76,13 @@ SIGNALS = {
     "kill a Ray worker": signal.SIGKILL,
     "kill a run on Ray": signal.SIGKILL,
 }
-KINDS = (*IN_OP, "full disk", *SIGNALS)
+FORKED = "one signal"
+KINDS = (*IN_OP, "full disk", FORKED, *SIGNALS)
+OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGSTOP")
+"""What a worker gets from outside; of some of them an op may be the cause."""
 OPTIONS = RunOptions(executor="fake", max_op_bytes=10**6, limit_s=2.0)
+LIFE_S = 0.4
+"""What all ops of a run take a forked worker."""
 MOMENTS_S = (0.0, 1.2)
 """When a fault comes after the first results; a run takes about a second of measuring."""
 ENDED_S = 20.0
@@ -110,6 +122,10 @@ class Telling(JsonLinesSink):
 
 class Named(ChildProcess):
     """Says on stdout which processes it has."""
+
+    def open(self) -> None:
+        super().open()
+        os.write(1, f"child {self.pid}\n".encode())
 
     def begin(self, op: ReplayOp, visit: Visit = WHOLE) -> None:
         super().begin(op, visit)
@@ -171,8 +187,10 @@ def one(fault: str, rng: random.Random, path: Path, address: str) -> list[str]:
     assert process.stdout is not None
     told, actors, workers = "", set[int](), set[int]()
     if fault in SIGNALS:
-        told = _until_ops(process, 4 if is_batch(fault) else 1)
-        sleep(rng.uniform(*MOMENTS_S) / (2 if is_batch(fault) else 4 if is_on_ray(fault) else 1))
+        # A worker from its first moment on: loading takes it as long as measuring.
+        first = ("child ", 1) if fault == "kill the worker" else ("op ", 4 if is_batch(fault) else 1)
+        told = _until(process, *first)
+        sleep(rng.uniform(*MOMENTS_S) / _pace(fault))
         if is_on_ray(fault):
             actors, workers = _ray_workers()
             if not actors and process.poll() is None:
@@ -201,13 +219,89 @@ def one(fault: str, rng: random.Random, path: Path, address: str) -> list[str]:
     return wrong + _whole(path, fault, position)
 
 
-def _until_ops(process: subprocess.Popen[str], count: int) -> str:
-    """What the process says up to its first results."""
+class Forked:
+    """A worker in place of `subprocess.Popen`: forked, so that a thousand of them take a minute. The first of a run is
+    sent a signal by a process beside it."""
+
+    started = 0
+
+    def __init__(
+        self, moments: list[tuple[float, str]], command: object, *, pass_fds: tuple[int], stderr: Any, **_: object
+    ) -> None:
+        parent, kept = os.getpid(), pass_fds[0]
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        moment_s, name = moments.pop() if moments else (0.0, "")
+        if self.pid:
+            Forked.started += 1
+            return
+        try:
+            os.setsid()
+            for descriptor, target in ((os.open(os.devnull, os.O_RDWR), (0, 1)), (stderr.fileno(), (2,))):
+                for number in target:
+                    os.dup2(descriptor, number)
+            for path in os.listdir("/proc/self/fd"):
+                if int(path) not in (0, 1, 2, kept):
+                    with contextlib.suppress(OSError):
+                        os.close(int(path))
+            if name and not os.fork():
+                os.close(kept)
+                sleep(moment_s)
+                os.kill(os.getppid(), getattr(signal, name))
+                os._exit(0)
+            worker.serve(kept, parent)
+        finally:
+            os._exit(1)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = monotonic() + (timeout or 1e9)
+        while (code := self.poll()) is None:
+            if monotonic() > deadline:
+                raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+            sleep(0.0005)
+        return code
+
+
+def one_signal(rng: random.Random) -> list[str]:
+    """Send the first worker of a run a signal at a moment of its life; what is wrong with the results."""
+    name, moment_s = rng.choice(OUTSIDE), rng.uniform(0.0, LIFE_S) * rng.choice((0.05, 1.0))
+    start = functools.partial(Forked, [(moment_s, name)])
+    names = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
+    executed, child.subprocess = child.subprocess, SimpleNamespace(Popen=start, **names)  # type: ignore[assignment]
+    looks, child.LOOK_S = child.LOOK_S, 0.05
+    options, sink = msgspec.structs.replace(OPTIONS, limit_s=0.5), MemorySink()
+    try:
+        engine = OneByOne(ChildProcess(worker_config(options), limit_s=options.hard_limit_s()))
+        run_plan(plan_with(FORKED, 0), options, sink=sink, engine=engine)
+    except OpReplayError as error:
+        return [f"{name} after {moment_s * 1e3:.1f} ms ended the run: {error}"]
+    finally:
+        child.subprocess, child.LOOK_S = executed, looks
+    wrong = [f"{OPS - len(sink.results)} ops lost"] if len(sink.results) != OPS else []
+    blamed = [str(result.reason) for result in sink.results if result.status != "replayed"]
+    return wrong + [f"{name} after {moment_s * 1e3:.1f} ms: blamed: {reason}" for reason in blamed]
+
+
+def _pace(fault: str) -> float:
+    """How much sooner than `MOMENTS_S` a fault is to come."""
+    if fault == "kill the worker":
+        return 0.5
+    return 2.0 if is_batch(fault) else 4.0 if is_on_ray(fault) else 1.0
+
+
+def _until(process: subprocess.Popen[str], begin: str, count: int) -> str:
+    """What the process says up to its first lines that begin so."""
     assert process.stdout is not None
     told = ""
     for line in process.stdout:
         told += line
-        count -= line.startswith("op ")
+        count -= line.startswith(begin)
         if not count:
             break
     return told
@@ -320,11 +414,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, cluster(any(map(is_on_ray, kinds[: args.runs]))) as address:
         for index in range(args.runs):
             fault = kinds[index % len(kinds)]
-            wrong = one(fault, rng, Path(folder) / f"{index}.jsonl", address)
+            wrong = one_signal(rng) if fault == FORKED else one(fault, rng, Path(folder) / f"{index}.jsonl", address)
             runs[fault] += 1
             bad[fault] += bool(wrong)
             for what in wrong:
                 print(f"run {index}, {fault}: {what}", flush=True)
+    if FORKED in runs:
+        print(f"{Forked.started - runs[FORKED]} of the signals ended a worker at work; the others came later")
     for fault, count in runs.items():
         print(f"{fault:18} {count:4} runs, {bad[fault]} wrong")
     print(f"{'all':18} {runs.total():4} runs, {bad.total()} wrong")

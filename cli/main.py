@@ -18,6 +18,7 @@ import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.terminal.signals import Interrupts
+from opreplay.replay.host.interrupts import is_asked_to_end
 
 if TYPE_CHECKING:
     from opreplay.cli.settings import Settings
@@ -43,14 +44,17 @@ COMMANDS: dict[str, str] = {
     "initializers": "opreplay.cli.commands.initializers",
     "plugins": "opreplay.cli.commands.plugins",
     "doctor": "opreplay.cli.commands.doctor",
+    "trust": "opreplay.cli.commands.trust",
     "completion": "opreplay.cli.commands.completion",
     "man": "opreplay.cli.commands.man",
 }
 """Command → module that defines it as `command`, in the order that --help shows."""
 
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a write to a disk that takes no more ends with."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What a write to a disk that takes no more ends with, or to a stdout that was closed."""
+UNBEARABLE = (RecursionError, OverflowError, MemoryError)
+"""What values of an input end with that are nested too deep, too large or too many, where no reader refused them."""
 
 
 class OpReplayGroup(click.Group):
@@ -95,7 +99,9 @@ class OpReplayGroup(click.Group):
 
     def _exit_code(self, *args: Any, **extra: Any) -> int:
         try:
-            return int(super().main(*args, standalone_mode=False, **extra) or ExitCode.OK)
+            code = int(super().main(*args, standalone_mode=False, **extra) or ExitCode.OK)
+            # One that was swallowed on its way up.
+            return ExitCode.INTERRUPTED if is_asked_to_end() and code == ExitCode.OK else code
         except click.ClickException as error:
             error.show()
             return error.exit_code
@@ -113,6 +119,10 @@ class OpReplayGroup(click.Group):
                 _discard_stdout()
                 where = where if error.filename is None else f"{error.filename}: "
                 return show_error(f"{where}{error.strerror}", "Check the disk and its rights.", ExitCode.ENVIRONMENT)
+            if isinstance(error, UNBEARABLE):
+                what = f"the input cannot be computed with: {type(error).__name__}: {error}".removesuffix(": ")
+                hint = "It holds values that are nested too deep, too large or too many. If it does not, report this."
+                return show_error(what, hint, ExitCode.REFUSED)
             raise
 
 
@@ -164,14 +174,15 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
     opreplay plan trace.json.gz                    what would run, and how
     opreplay run trace.json.gz --soc 910b3         recorded, measured and simulated times
     """
-    from opreplay.cli.settings import Settings, refused
+    from opreplay.cli.settings import Settings, refuse_untrusted, refused
 
     try:
         ctx.obj = settings = _settings(ctx, config)
     except Exception as error:
-        if ctx.invoked_subcommand != "doctor" or not refused(error):
+        if ctx.invoked_subcommand not in ("doctor", "trust") or not refused(error):
             raise
         ctx.obj = settings = Settings(problem=str(error))  # doctor is who reports it
+    refuse_untrusted(settings, ctx.invoked_subcommand or "")
     ctx.default_map = {name: dict(values) for name, values in settings.values.items()}
     used = settings.used.get(ctx.invoked_subcommand or "", ())
     if used:
@@ -188,11 +199,26 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
     group = ctx.command
     assert isinstance(group, OpReplayGroup)
     commands = {name: command for name in COMMANDS if (command := group.get_command(ctx, name)) is not None}
-    return read_settings(path, commands)
+    return read_settings(path, commands, named=config is not None)
+
+
+def _fill_closed_streams() -> None:
+    """Give streams that were closed a descriptor again: the next file would get it, and what is printed with it. What
+    is written to a closed stdout fails, like that to a full disk; stderr takes it."""
+    for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
 
 
 def main() -> NoReturn:
     """Entry point of the console script."""
+    _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that is not UTF-8 gets escapes instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):

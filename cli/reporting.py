@@ -73,11 +73,11 @@ def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = T
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> ExitCode:
-    """1 when more ops were skipped or failed than allowed, and a line on stderr that says so.
+    """1 when more ops were skipped or failed than allowed or one lost its process; a line on stderr says so.
 
     Raises InternalError where code of opreplay's own failed.
     """
-    from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
+    from opreplay.replay.results.resume import has_lost_process, is_ended_by_time, is_out_of_time
     from opreplay.traces.errors import InternalError
 
     summary = outputs.memory.summary
@@ -99,13 +99,16 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
         )
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
+    lost = sum(map(has_lost_process, outputs.memory.results))
+    if lost:
+        console.narrate(f"opreplay: error: {lost} ops lost the process that ran them; --resume tries them again")
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
     code = code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
     failed.conclude()
     for result in outputs.memory.results:
         if result.reason is not None and result.reason.kind == "internal error":
             raise InternalError(f"{result.name} ({result.id}): {result.reason.detail}")
-    return code
+    return ExitCode.INCOMPLETE if lost and code == ExitCode.OK else code
 
 
 def _measured_here(outputs: Outputs) -> bool:

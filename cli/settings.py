@@ -1,12 +1,14 @@
 # pyright: strict
 """Options from a file: `opreplay.toml`, or `[tool.opreplay]` of a pyproject.toml; found, checked, handed to click.
 
-Owns which file counts and what its names mean. What an option may be is the option's own; the command line wins.
+Owns which file counts, what its names mean, and which of them count only in a file that the user trusts. What an option
+may be is the option's own; the command line wins.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -14,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+
+from opreplay.cli.options.types import Assignments, ByteSize, FileName, SocName
+from opreplay.cli.trusted import is_trusted
 
 if TYPE_CHECKING:
     from opreplay.traces.errors import UsageError
@@ -23,6 +28,15 @@ NONE = "none"
 """In place of a file: no file counts."""
 MOST_BYTES = 1 << 20
 _NO_OPTIONS = frozenset({"help", "version", "config"})
+_WORD = re.compile(r"[A-Z]+")
+_SUFFIX = re.compile(r"\.[a-z]")
+_REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "SIZE"}) | {
+    "force",
+    "overwrite",
+    "trust",
+    "limit",
+}
+"""Words of metavars and flags that need trust."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +50,8 @@ class Settings:
     """(name as written, value, where it stands) of each setting."""
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Command → names as written of what counts for it."""
+    untrusted: frozenset[str] = frozenset()
+    """Names as written that need trust, of a file that has none."""
     problem: str = ""
     """Why the file does not count, where somebody is to be told of it instead of stopped."""
 
@@ -59,7 +75,7 @@ def find_file(start: Path) -> Path | None:
 
 
 def _own(path: Path) -> Path:
-    """The file. Raises UsageError where it is another user's: options may name code to run."""
+    """The file. Raises UsageError where it is another user's."""
     owner = path.stat().st_uid
     if owner not in (os.getuid(), 0):
         raise _wrong(f"{path} belongs to another user", f"Name it with --config, or give --config {NONE}.")
@@ -74,12 +90,16 @@ def _speaks(path: Path) -> bool:
         return False
 
 
-def read_settings(path: Path, commands: Mapping[str, click.Command]) -> Settings:
-    """The settings of a file, for the commands that there are.
+def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: bool = True) -> Settings:
+    """The settings of a file, for the commands that there are; of one that was not `named` but found, it depends on the
+    user's trust in it what may count.
 
     Raises UsageError for a file that cannot be read, names of no option or command, and values of a wrong kind.
     """
-    table = _table(path)
+    content = content_of(path)
+    table = _table(path, content)
+    trusted = named or is_trusted(path, content)
+    untrusted = set[str]()
     known = {name: _options(command) for name, command in commands.items()}
     everywhere = sorted({flag for options in known.values() for flag in options})
     values: dict[str, dict[str, Any]] = {}
@@ -92,20 +112,57 @@ def read_settings(path: Path, commands: Mapping[str, click.Command]) -> Settings
                     raise _unknown(path, f"{name} has no option {flag!r}", flag, sorted(known[name]))
                 _take(values, path, name, known[name][flag], inner, f"{name}.{flag}")
                 used[name] = (*used.get(name, ()), f"{name}.{flag}")
+                if not trusted and needs_trust(known[name][flag]):
+                    untrusted.add(f"{name}.{flag}")
                 places.append((f"{name}.{flag}", _shown(inner), str(path)))
         elif name in everywhere:
             for command in (one for one, options in known.items() if name in options):
                 if name not in table.get(command, {}):
                     _take(values, path, command, known[command][name], value, name)
                     used[command] = (*used.get(command, ()), name)
+                    if not trusted and needs_trust(known[command][name]):
+                        untrusted.add(name)
             places.append((name, _shown(value), str(path)))
         else:
             what = f"there is no command {name!r}" if isinstance(value, dict) else f"no command has an option {name!r}"
             raise _unknown(path, what, name, [*known, *everywhere])
-    return Settings(path=path, values=values, places=tuple(places), used=used)
+    return Settings(path=path, values=values, places=tuple(places), used=used, untrusted=frozenset(untrusted))
 
 
-def _table(path: Path) -> dict[str, Any]:
+def needs_trust(option: click.Option) -> bool:
+    """Whether an option reaches beyond the numbers of a run: it names code, files or machines, overwrites, or raises
+    what protects against hostile files. Simulated devices are data, which is checked.
+    """
+    if isinstance(option.type, SocName):
+        return False
+    words = set(_WORD.findall(option.metavar or "")) | {word for flag in option.opts for word in flag.split("-")}
+    named = isinstance(option.type, FileName | Assignments | ByteSize) or _SUFFIX.search(option.metavar or "")
+    return bool(named or words & _REACHING)
+
+
+def refuse_untrusted(settings: Settings, command: str) -> None:
+    """Raises UsageError where a command would use what a found file may not decide."""
+    wrong = [name for name in settings.used.get(command, ()) if name in settings.untrusted]
+    if wrong:
+        raise _wrong(
+            f"{settings.path} was found, not named, and decides {', '.join(wrong)}: that needs your trust",
+            f"Read it, then: opreplay trust {settings.path}. Or leave it out: opreplay --config {NONE} {command} ...",
+        )
+
+
+def content_of(path: Path) -> bytes:
+    """What a file of options holds. Raises UsageError for one that cannot be read or is too large."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise _wrong(f"cannot read {path}: {error.strerror}", f"Name a file of options, or {NONE}.") from None
+    if len(data) > MOST_BYTES:
+        raise _wrong(f"{path} holds more than {MOST_BYTES:,} bytes", "Options take less.")
+    return data
+
+
+def _table(path: Path, content: bytes) -> dict[str, Any]:
     import sys
 
     if sys.version_info >= (3, 11):
@@ -113,13 +170,7 @@ def _table(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise _wrong(f"{path} holds more than {MOST_BYTES:,} bytes", "Options take less.")
-        table: Any = tomllib.loads(data.decode())
-    except OSError as error:
-        raise _wrong(f"cannot read {path}: {error.strerror}", f"Name a file of options, or {NONE}.") from None
+        table: Any = tomllib.loads(content.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise _wrong(f"{path} is no TOML: {error}", "Options are written like soc = ['910b3'].") from None
     for key in ("tool", "opreplay") if path.name == SHARED else ():

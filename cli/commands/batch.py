@@ -106,6 +106,9 @@ OF_ONE_TRACE = {
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
+@click.option(
+    "--allow-damaged", is_flag=True, help="Take traces that are cut short or damaged for what can be read of them."
+)
 @init_options
 @values_option
 @checking_options
@@ -129,6 +132,7 @@ def command(
     measuring: RunOptions,
     resume: bool,
     max_failed: int | None,
+    allow_damaged: bool,
     init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     values: str | None,
@@ -138,7 +142,7 @@ def command(
 
     TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
     trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
-    costs only itself; the exit code is then 3. --mode sequence and --ranks are `opreplay run`'s, of one trace.
+    costs only itself; the exit code is then 3, as for a damaged one. --mode sequence and --ranks are `opreplay run`'s.
     """
     import msgspec
 
@@ -193,7 +197,7 @@ def command(
                 format_=format_,
                 everything=True,  # a batch has no --notes
             )
-            return _first(refused, dry_run_code(plan, measuring, max_failed))
+            return _first(refused, _damaged(batch, allow_damaged), dry_run_code(plan, measuring, max_failed))
         options = msgspec.structs.replace(
             measuring,
             device=device,
@@ -233,12 +237,22 @@ def command(
                 raise
             finally:
                 show_json(outputs) if format_ == "json" else show_batch(outputs)
-    return _first(refused, outcome_code(outputs, max_failed, unpredicted))
+    return _first(refused, _damaged(batch, allow_damaged), outcome_code(outputs, max_failed, unpredicted))
 
 
-def _first(refused: Sequence[Unreadable], code: ExitCode) -> ExitCode:
-    """Of both outcomes the one that the process ends with."""
-    return ExitCode.REFUSED if refused else code
+def _damaged(batch: Batch, allowed: bool) -> Sequence[str]:
+    """Traces that were not read in full, each told on stderr; none where that is `allowed`."""
+    from opreplay.cli.terminal.console import narrate
+
+    damaged = () if allowed else batch.damaged()
+    for path in damaged:
+        narrate(f"opreplay: error: {path} is cut short or damaged: what is shown is of the rest (--allow-damaged)")
+    return damaged
+
+
+def _first(refused: Sequence[Unreadable], damaged: Sequence[str], code: ExitCode) -> ExitCode:
+    """Of all outcomes the one that the process ends with."""
+    return ExitCode.REFUSED if refused or damaged else code
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.options.shared import force_option, format_option, tables_argument
+from opreplay.cli.options.types import SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.calibrate.validate import Measured
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--soc",
     multiple=True,
+    type=SocName(),
     metavar="NAME|FILE",
     help="The device measured, or a device file (.toml); once for all tables or once for each.",
 )

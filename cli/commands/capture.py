@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--decompose", is_flag=True, help="With --via export: the graph after decomposition to core ops.")
 @click.option("--real", is_flag=True, help="Run on real tensors, for a step that depends on what tensors hold.")
 @click.option("--check", is_flag=True, help="Replay the plan on real values and compare all with the model's.")
+@click.option("--trust", is_flag=True, help="Load FILE.pt2, which runs whatever code it holds.")
 @seed_option
 @click.option(
     "--phase",
@@ -72,6 +73,7 @@ def command(
     decompose: bool,
     real: bool,
     check: bool,
+    trust: bool,
     seed: int,
     phase: str | None,
     batch: int | None,
@@ -90,7 +92,8 @@ def command(
 
     TARGET is FILE.py:make. The file is run as it is: it is your own code. make() gives (callable, args), or (module,
     inputs, {"optimizer": ..., "loss": ...}) for a training step. Or it is hf:CONFIG.json, the config of a model that
-    transformers knows (extra hf); nothing is downloaded. Or it is FILE.pt2 of torch.export.save.
+    transformers knows (extra hf); nothing is downloaded. Or it is FILE.pt2 of torch.export.save, with
+    --trust: torch runs what such a file holds.
     Exits with 1 when --check finds a difference.
     """
     from opreplay.cli.exit_codes import ExitCode
@@ -103,7 +106,7 @@ def command(
     if output is not None:
         check_writable(Path(output), force=force)
     shape = {"phase": phase, "batch": batch, "context": context, "dtype": dtype, "expert_parallel": expert_parallel}
-    named = target_of(target, {name: value for name, value in shape.items() if value is not None})
+    named = target_of(target, {name: value for name, value in shape.items() if value is not None}, trust=trust)
     plan = capture_target(
         named,
         via=via,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="CONDITION",
     help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together), 'lost>0', 'unclear>50%' (of the "
-    "ops) or 'power>20%' (smaller changes would not be found). Repeatable.",
+    "ops) or 'power>20%' (smaller changes would not be found), with 6 when that cannot be told. Repeatable.",
 )
 @click.option(
     "--method",
@@ -122,11 +122,11 @@ def command(
         force=force,
         simulate=simulated_times,
     )
-    broken, open_ = violations(conditions, found), unchecked(conditions, found)
-    warnings = [*warnings_of(conditions, found), *open_]
+    broken, untested = violations(conditions, found), unchecked(conditions, found)
+    warnings = warnings_of(conditions, found)
     write_page(page, partial(of_checks.of_comparison, found), force=force or overwrite)
     if format_ == "json":
-        told = {"violations": broken, "unchecked": open_, "warnings": warnings}
+        told = {"violations": broken, "unchecked": untested, "warnings": warnings}
         console.write(console.json_text({**view.facts(found), **told}))
     elif format_ == "markdown":
         console.write(comparison_markdown.render(found, everything=everything))
@@ -136,6 +136,8 @@ def command(
         console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
     for line in warnings:
         console.narrate(f"opreplay: warning: {line}")
-    for line in broken:
-        console.narrate(f"opreplay: {line}")
-    return ExitCode.REGRESSION if broken or open_ else ExitCode.OK
+    for line in (*broken, *untested):
+        console.narrate(f"opreplay: error: {line}")
+    if broken:
+        return ExitCode.REGRESSION
+    return ExitCode.UNTESTED if untested else ExitCode.OK

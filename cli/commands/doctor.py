@@ -13,6 +13,8 @@ from opreplay.cli.options.shared import format_option
 if TYPE_CHECKING:
     from opreplay.replay.host.doctor import Check
 
+UNTRUSTED = "refused: read the file, then opreplay trust FILE"
+
 
 @click.command("doctor", short_help="Check Python, torch, devices and libraries.")
 @format_option("table", "json")
@@ -46,7 +48,11 @@ def _settings(found: object) -> list[Check]:
     if isinstance(found, Settings) and found.problem:
         return [Check(name="options", found=found.problem, ok=False, required=True, note="no command runs with it")]
     places = found.places if isinstance(found, Settings) else ()
-    checks = [Check(name=name, found=f"{value} ({place})", ok=True) for name, value, place in places]
+    untrusted = found.untrusted if isinstance(found, Settings) else frozenset[str]()
+    checks = [
+        Check(name=name, found=f"{value} ({place})", ok=name not in untrusted, note=UNTRUSTED * (name in untrusted))
+        for name, value, place in places
+    ]
     told = sorted(name for name in os.environ if name.startswith("OPREPLAY_"))
     checks += [Check(name=name, found=f"{os.environ[name]} (environment)", ok=True) for name in told]
     none = Check(name="options", found="", ok=False, note=f"none: no {OWN}, no [tool.opreplay] in a {SHARED}")

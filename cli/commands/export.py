@@ -16,7 +16,7 @@ from opreplay.cli.options.shared import (
     selection_options,
 )
 from opreplay.cli.options.source import Source, source_options
-from opreplay.cli.options.types import ByteSize
+from opreplay.cli.options.types import ByteSize, SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--clock",
+    type=SocName(),
     metavar="NAME|FILE",
     help="Of chakra: times of this simulated device in place of those recorded.",
 )

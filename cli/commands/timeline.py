@@ -19,6 +19,7 @@ from opreplay.cli.options.shared import (
     notes_option,
     plugin_option,
 )
+from opreplay.cli.options.types import SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 @click.option(
     "--soc",
     multiple=True,
+    type=SocName(),
     metavar="NAME|FILE",
     help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
 )

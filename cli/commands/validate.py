@@ -6,6 +6,7 @@ from __future__ import annotations
 import click
 
 from opreplay.cli.options.shared import force_option, format_option, tables_argument
+from opreplay.cli.options.types import SocName
 
 
 @click.command("validate", short_help="Compare predictions with a profile of a real Ascend NPU.")
@@ -13,6 +14,7 @@ from opreplay.cli.options.shared import force_option, format_option, tables_argu
 @click.option(
     "--soc",
     multiple=True,
+    type=SocName(),
     metavar="NAME|FILE",
     help="The device measured, or a device file (.toml); once for all tables or once for each.",
 )

@@ -211,6 +211,7 @@ def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
     return click.option(
         "--cluster",
+        type=SocName(),
         metavar="SERVERSxDIESxSOC|FILE",
         help="Simulate on a cluster, e.g. 2x8x910b3 or a file (.toml): its SoC in place of the default --soc, and "
         "collectives over its links.",

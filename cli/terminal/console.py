@@ -91,6 +91,6 @@ def write(text: str) -> None:
 
 def json_text(value: Any) -> str:
     """A value as indented JSON; msgspec structs and what they hold are known."""
-    import msgspec
+    from opreplay.replay.report.text import shown_json
 
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+    return shown_json(value)

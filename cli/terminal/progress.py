@@ -132,8 +132,10 @@ class RunProgress(_Bar):
         self._update(now)
 
     def show(self, result: OpResult) -> None:
-        """One op that is done. One that a rank was lost over is told wherever stderr goes: the run goes on without."""
-        if result.reason is not None and result.reason.kind == "rank lost":
+        """One op that is done. One that lost its process is told wherever stderr goes: the run goes on without it."""
+        from opreplay.replay.results.resume import has_lost_process
+
+        if has_lost_process(result):
             from opreplay.cli.terminal.console import narrate
 
             narrate(f"opreplay: warning: {result.name} {result.inputs}: {result.reason}; --resume tries it again")

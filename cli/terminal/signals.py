@@ -10,10 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from types import FrameType
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.replay.host.interrupts import ask_to_end
 
+AGAIN_S = 0.01
+"""After which an interrupt that was swallowed is raised again."""
 PATIENCE = 3
 """The interrupt that ends the process without any order; its children die with it."""
 
@@ -23,6 +27,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._received = 0
+        self._report = sys.unraisablehook
         # Asked now: a terminal that is gone is none any more.
         self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
@@ -32,12 +37,24 @@ class Interrupts:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(number, self._handle)
+        if hasattr(signal, "setitimer"):
+            self._report, sys.unraisablehook = sys.unraisablehook, self._swallowed
+
+    def _swallowed(self, lost: sys.UnraisableHookArgs, /) -> None:
+        """Raise it again in a moment where Python could not: in `__del__`, a callback of a weak reference, a hook of a
+        fork."""
+        if lost.exc_type is not KeyboardInterrupt:
+            self._report(lost)
+            return
+        signal.signal(signal.SIGALRM, _raise_again)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == getattr(signal, "SIGHUP", None):
             self._leave_terminal()
         self._received += 1
         if self._received == 1:
+            ask_to_end()
             raise KeyboardInterrupt
         if self._received >= PATIENCE:
             os._exit(ExitCode.INTERRUPTED)
@@ -51,3 +68,7 @@ class Interrupts:
         for descriptor in self._terminals:
             os.dup2(null, descriptor)
         os.close(null)
+
+
+def _raise_again(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -192,6 +192,10 @@ class Batch:
             jobs.setdefault(member.job, []).append(index)
         return [*traces, *(self._job_result(job, indices, members, traces, found) for job, indices in jobs.items())]
 
+    def damaged(self) -> list[str]:
+        """Paths of the traces that could not be read in full."""
+        return [path for path, uses in zip(self._paths, self._uses, strict=True) if uses.losses]
+
     def _losses(self) -> dict[str, int]:
         """Of all traces."""
         return dict(sum((Counter(uses.losses) for uses in self._uses), Counter[str]()))

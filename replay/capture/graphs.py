@@ -5,6 +5,7 @@ Each node is recorded as it stands, also where torch would compose it of others.
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from collections.abc import Callable
@@ -99,17 +100,30 @@ def run_program(
 
 
 def step_of_file(path: str) -> Callable[[], Step]:
-    """The step of a file that `torch.export.save` wrote: its graph on the inputs that it was exported with."""
+    """The step of a file that `torch.export.save` wrote: its graph on the inputs that it was exported with.
+
+    Loading one runs what it holds: pickles of inputs, weights and constants, conditions on sizes, names of modules. It
+    is for files that the user trusts. Raises UsageError for one that torch cannot load, or that lacks its inputs.
+    """
+    log = logging.getLogger("torch.export")
+    before = log.level
+    log.setLevel(logging.CRITICAL)  # it tells, with a traceback, what is raised here
     try:
         program = torch.export.load(path)
+        module = program.module(check_guards=False)
     except Exception as error:
-        raise UsageError(f"{path} is no exported program: {error}", hint="torch.export.save writes one.") from error
-    if program.example_inputs is None:
-        raise UsageError(f"{path} holds no example inputs", hint="Export it again, and save it with them.")
-    args, kwargs = program.example_inputs
+        why = " ".join(str(error).split())[:300]
+        raise UsageError(f"{path} is no exported program: {why}", hint="torch.export.save writes one.") from error
+    finally:
+        log.setLevel(before)
+    match program.example_inputs:
+        case (tuple(args), dict(kwargs)):
+            pass
+        case _:
+            raise UsageError(f"{path} holds no example inputs", hint="Export it again, and save it with them.")
 
     def make() -> Step:
-        return Step(run=lambda: None, inputs=args, call=program.module(), args=args, kwargs=kwargs, program=program)
+        return Step(run=lambda: None, inputs=args, call=module, args=args, kwargs=kwargs, program=program)
 
     return make
 

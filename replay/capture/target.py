@@ -30,8 +30,9 @@ class Target:
     """The one way in which it can be captured; None for what the user says."""
 
 
-def target_of(text: str, shape: Mapping[str, Any]) -> Target:
+def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Target:
     """What "FILE.py:make", "hf:CONFIG.json" or "FILE.pt2" names; `shape` has the given fields of `from_config.Shape`.
+    Without `trust` no .pt2 is opened: torch runs what one holds.
 
     Raises UsageError, and EnvironmentRefused where a library is missing.
     """
@@ -44,6 +45,11 @@ def target_of(text: str, shape: Mapping[str, Any]) -> Target:
                 f"--{next(iter(shape)).replace('_', '-')} is for hf:CONFIG.json", hint="A file's make() has its own."
             )
         if text.endswith(".pt2"):
+            if not trust:
+                raise UsageError(
+                    f"loading {Path(text).name} runs whatever code it holds: torch unpickles parts of a .pt2",
+                    hint="Give --trust if you know who made it; else export the model yourself: --via export.",
+                )
             from opreplay.replay.capture.graphs import step_of_file
 
             return Target(make=step_of_file(text), source=Path(text).name, via="export")

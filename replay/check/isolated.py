@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from time import monotonic
+from typing import NamedTuple
 
 import msgspec
 
 from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial, Trying
 from opreplay.replay.execute.messages import Refused
-from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child
+from opreplay.replay.execute.processes.child import GRACE_S, LOOK_S, START_S, STARTS, Child
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 LIMIT_S = 60.0
@@ -20,8 +22,21 @@ MODULE = "check.worker"
 
 FIRST_S = 15.0
 """More for a call before the trials: torch loads parts of itself in the first one of a process."""
+TRIES = 2
+"""Processes that a call may lose to a signal: the first may have been meant for anybody."""
 MOST_LOST = 8
 """Calls that may end the process before the first trial."""
+
+
+class End(NamedTuple):
+    """How a process ended that gave no answer."""
+
+    detail: str
+    signalled: bool
+    """A signal ended or stopped it, which may have been meant for anybody."""
+    lost: bool
+    """That signal was none that a call raises."""
+
 
 Reply = Listed | Trying | Refused | Finding | Timed
 Tell = Callable[[str, int, int], None]
@@ -36,6 +51,8 @@ class Checker:
         self._child: Child | None = None
         self.lost: dict[str, str] = {}
         """Calls that ended the process before the first trial, and how."""
+        self._signals = Counter[str]()
+        """Before the first trial: signals that ended the process, by the call that it was at."""
 
     def start(self) -> Listed:
         """The trials that there are. A call that ends the process before, or does not come back, is noted in `lost`,
@@ -57,7 +74,13 @@ class Checker:
                 self.close()
                 kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
                 raise kind(reply.message, hint=reply.hint)
-            why = self._ended(limit_s, hangs=reply is None)
+            end = self._ended(limit_s, hangs=reply is None)
+            self._signals[case] += end.signalled
+            if end.signalled and self._signals[case] < (TRIES if case else STARTS):
+                continue
+            why = end.detail
+            if end.lost:
+                raise EnvironmentRefused(f"the worker process {why}", hint="See what ended it.")
             if not case or case.startswith("made up: ") or len(self.lost) >= MOST_LOST:
                 raise UsageError(
                     f"{self._setup.op} ends its process before a trial{case and f', in {case}'}: {why}",
@@ -83,6 +106,15 @@ class Checker:
             self._child = None
 
     def _tried(self, point: str, number: int, case: str) -> Finding | Timed:
+        """What becomes of a trial; of one whose process a signal ended when it is tried again."""
+        tries = 1
+        while isinstance(found := self._tried_once(point, number, case), End):
+            if not found.signalled or tries == TRIES:
+                return Finding(case=case, verdict="not reached" if found.lost else "fail", detail=found.detail)
+            tries += 1
+        return found
+
+    def _tried_once(self, point: str, number: int, case: str) -> Finding | Timed | End:
         if self._child is None:
             listed = self.start()
             if listed.trials.get(point, ())[number : number + 1] != (case,):
@@ -94,25 +126,34 @@ class Checker:
         reply = self._answer(limit_s)
         if isinstance(reply, Finding | Timed):
             return reply
-        return Finding(case=case, verdict="fail", detail=self._ended(limit_s, hangs=reply is None))
+        return self._ended(limit_s, hangs=reply is None)
 
-    def _ended(self, limit_s: float, *, hangs: bool) -> str:
-        """End the child that gave no answer; how that came, in words."""
+    def _ended(self, limit_s: float, *, hangs: bool) -> End:
+        """End the child that gave no answer; how that came."""
         child = self._child
         assert child is not None
-        detail = f"hangs: no result after {limit_s:g} s" if hangs else f"crashes: {child.cause_of_death().detail}"
+        if hangs:
+            stopped = child.is_stopped
+            detail = "was stopped from outside" if stopped else f"hangs: no result after {limit_s:g} s"
+            end = End(detail, signalled=stopped, lost=stopped)
+        else:
+            cause = child.cause_of_death()
+            lost = cause.kind == "worker lost"
+            detail = f"was lost: {cause.detail}" if lost else f"crashes: {cause.detail}"
+            end = End(detail, signalled=child.was_killed, lost=lost)
         child.end(grace_s=0.0)
         self._child = None
-        return detail
+        return end
 
     def _answer(self, limit_s: float) -> Reply | str | None:
         """What the child says next; "" when it is gone, None when it says nothing in time."""
         child = self._child
         assert child is not None
-        deadline = monotonic() + limit_s
+        deadline, stopped = monotonic() + limit_s, False
         try:
-            while not wait([child.fileno()], max(0.0, deadline - monotonic())):
-                if monotonic() >= deadline:
+            while not wait([child.fileno()], max(0.0, min(LOOK_S, deadline - monotonic()))):
+                before, stopped = stopped, child.is_stopped
+                if (before and stopped) or monotonic() >= deadline:
                     return None
         except BaseException:
             # Ctrl-C and everything else that ends the check: leave no child behind.

@@ -16,7 +16,7 @@ from opreplay.traces.errors import UsageError
 
 Verdict = Literal["pass", "fail", "missing", "not reached", "refused", "not applicable"]
 """Missing: nothing is registered. Refused: an error that says clearly that the op does not do this. Not reached: the
-check was interrupted before, or no call was left to try."""
+check was interrupted before, its process was ended from outside, or no call was left to try."""
 
 POINTS: dict[str, str] = {
     "schema": "what the schema says of writing and aliasing holds, and nothing else is written",

@@ -31,6 +31,7 @@ from opreplay.replay.execute.ranks.messages import Backend, RankConfig, backend_
 from opreplay.replay.execute.ranks.sequence_engine import SequenceOnRanks, calls_alone
 from opreplay.replay.execute.ranks.step_crew import StepCrew
 from opreplay.replay.host import environment
+from opreplay.replay.host.interrupts import raise_if_asked
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.plan.step.of_step import step_plan
@@ -157,6 +158,7 @@ def run_plan(
             sink.write(result)
             results.append(result)
             watch.done = len(results)
+        raise_if_asked()
         for record in close(results) if close is not None else ():
             sink.write(record)
     except BaseException:
@@ -191,7 +193,9 @@ class _Watch:
         self.done = kept
 
     def decide(self, op: ReplayOp) -> Outcome | None:
-        """The op's outcome where the plan, or the run's time budget, says that it is not to be run."""
+        """The op's outcome where the plan, or the run's time budget, says that it is not to be run. Raises
+        KeyboardInterrupt where somebody asked for the end."""
+        raise_if_asked()
         elapsed_s = monotonic() - self._started
         if self._tell is not None:
             limit_s = self._options.total_time_s

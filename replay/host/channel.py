@@ -1,10 +1,14 @@
 # pyright: strict
-"""Frames between a process and the one that started it."""
+"""What is between a process and the one that started it: frames, and files that both have open."""
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import sys
+import tempfile
+from typing import IO
 
 import msgspec
 
@@ -38,3 +42,25 @@ def _exactly(channel: socket.socket, count: int) -> bytes | None:
             return None
         parts += part
     return bytes(parts)
+
+
+class Unnamed:
+    """An empty file without a name, which goes with the last process that has it open, kill -9 or not. Where the system
+    has none, one that goes when it is closed."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile() if sys.platform == "linux" else tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by `close`
+        self.path = f"/proc/{os.getpid()}/fd/{self.fileno()}" if sys.platform == "linux" else self._file.name
+        """Where other processes of this user open it, as long as this one has it open."""
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Unnamed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+VMSTAT = Path("/proc/vmstat")
 CPUS = Path("/sys/devices/system/cpu")
 RESERVE = 0.9
 """Share of the free memory that one op may take at most, limits or not."""
@@ -95,6 +96,24 @@ def process_bytes(field: str = "VmData") -> int | None:
     for line in (_read("/proc/self/status") or "").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
+    return None
+
+
+def kills_for_memory() -> int | None:
+    """Processes that the kernel ended for lack of memory so far: of this control group, else of the machine; None where
+    the system does not count them."""
+    groups = [line.split(":", 2)[1:] for line in (_read("/proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
+    mine = {controllers: path.lstrip("/") for controllers, path in groups}
+    files = [
+        *(CGROUP / path / "memory.events" for path in (mine.get("", ""), "")),
+        *(CGROUP / "memory" / path / "memory.oom_control" for path in (mine.get("memory", ""), "")),
+        VMSTAT,
+    ]
+    for file in files:
+        for line in (_read(file) or "").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
     return None
 
 

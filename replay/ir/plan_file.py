@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from opreplay.replay.ir.extremes import extreme
 from opreplay.replay.ir.model import SCHEMA_VERSION, ReplayPlan
 from opreplay.replay.ir.verify import verify
 from opreplay.traces.errors import FormatError, UsageError
@@ -42,6 +43,8 @@ def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
         plan = msgspec.json.decode(data, type=ReplayPlan)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{source}: {error}", hint="The file was changed or is damaged.") from None
+    if where := extreme(data):
+        raise FormatError(f"{source}: {where} is out of range", hint="The file was changed or is damaged.")
     verify(plan)
     return plan
 

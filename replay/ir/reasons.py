@@ -23,6 +23,7 @@ ReasonKind = Literal[
     "budget",
     "out of time",
     "rank lost",
+    "worker lost",
     "library missing",
     "failed",
     "internal error",
@@ -38,6 +39,7 @@ MEANINGS: dict[ReasonKind, str] = {
     "budget": "needs more memory or time, or returns more tensors, than allowed",
     "out of time": "the run had no time left for it; continuing the run is another chance",
     "rank lost": "a process of its group died or was stopped in the middle of it; continuing the run is another chance",
+    "worker lost": "its process was ended or stopped from outside; continuing the run is another chance",
     "library missing": "the library that has the op is not installed, and there is no reference for it",
     "failed": "was resolved or called, and torch refused it or broke",
     "internal error": "code of opreplay's own failed on it: please report it",
@@ -45,9 +47,22 @@ MEANINGS: dict[ReasonKind, str] = {
 """What each kind means, in words for people."""
 
 DETAILED: frozenset[ReasonKind] = frozenset(
-    {"metadata missing", "policy", "budget", "out of time", "rank lost", "library missing", "failed", "internal error"}
+    {
+        "metadata missing",
+        "policy",
+        "budget",
+        "out of time",
+        "rank lost",
+        "worker lost",
+        "library missing",
+        "failed",
+        "internal error",
+    }
 )
 """Kinds that say nothing without a detail: what is missing, forbidden, too large or broken."""
+
+LOST: frozenset[ReasonKind] = frozenset({"rank lost", "worker lost"})
+"""Kinds that say nothing of the op: its processes were ended from outside."""
 
 TRIED: frozenset[ReasonKind] = frozenset({"failed", "internal error"})
 """Kinds of ops that count as failed; all others are skipped."""

@@ -21,12 +21,16 @@ from opreplay.replay.plan.step.beside import AskedFor
 from opreplay.replay.plan.step.order import recorded_sequence
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.resolver import Resolver
+from opreplay.traces.errors import TooLarge
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import Trace
 from opreplay.traces.names import file_name
 
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
+MOST_OPS = 50_000
+"""Different ops of one plan: resolving, checking and measuring each takes time, a real model has some hundreds."""
+_HINT_OPS = "Take a part of them: --top N, --min-share SHARE or --op-filter PATTERN."
 
 
 def build_plan(
@@ -44,7 +48,7 @@ def build_plan(
     `select`: "owner" (ops that own device time; the outermost ops where none does), "leaf", "top" or "all". With
     `in_order` the plan holds the calls of one recorded step in their order, and those of the `collectives` that it has.
     Imports torch, and a vendor library only where `policy` allows it. Raises UsageError for an unknown selection, and
-    for a phase that no iteration is in.
+    for a phase that no iteration is in; TooLarge for more than `MOST_OPS` that the filters leave.
     """
     rows = selected_rows(trace, select)
     batches = BatchIndex(trace)
@@ -92,6 +96,11 @@ def build_plan(
     weight = passes.weight_of(shell)
     kept.sort(key=lambda pair: -weight(pair[1]))
     chosen = keep_heaviest([op for _, op in kept], filters, device_us or host_us, weight)
+    if len(chosen) > MOST_OPS:
+        raise TooLarge(
+            f"{file_name(trace.info.path)} holds {len(chosen):,} different ops; a plan resolves {MOST_OPS:,} at most",
+            hint=_HINT_OPS,
+        )
     ids = {op.id for op in chosen}
     resolver = Resolver(trace, policy, device)
     ops = tuple(resolver.resolve(op, group.signature, group.row) for group, op in kept if op.id in ids)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from opreplay.replay.ir.describe import DASH, digits, time_text
 from opreplay.replay.results.summary import whole
 
@@ -15,8 +18,13 @@ __all__ = [
     "ratio_text",
     "safe",
     "share_text",
+    "shown_json",
     "time_text",
 ]
+
+
+_ACTED_ON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that JSON leaves as they are and a terminal acts on."""
 
 
 def safe(text: str) -> str:
@@ -28,6 +36,17 @@ def safe(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
+
+
+def shown_json(value: Any) -> str:
+    """A value as indented JSON, with controls and bidirectional marks of texts as escapes, which a terminal only shows.
+
+    Readers of JSON get the same value.
+    """
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return _ACTED_ON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 def _escaped(code: int) -> str:

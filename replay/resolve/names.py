@@ -269,10 +269,12 @@ def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
     """The user's Python function that an op of a plan names, looked up and checked as the first time."""
     found = candidates(op.called, policy)
     reason = found.reason or refused_text(op.args)
-    if reason is None and found.function is None:
-        reason = Reason("failed", f"{op.called} has a schema here, and the plan's call was made without one")
-    if reason is not None or found.function is None:
+    if reason is not None:
         raise NotReplayable(reason)
+    if found.function is None:
+        raise NotReplayable(
+            Reason("failed", f"{op.called} has a schema here, and the plan's call was made without one")
+        )
     return found.function.function
 
 

@@ -11,6 +11,7 @@ import msgspec
 from opreplay.replay.arguments.work.amounts import Work
 from opreplay.replay.collectives.model import Replayed
 from opreplay.replay.ir.model import Assumption, Reason
+from opreplay.replay.ir.reasons import LOST
 from opreplay.replay.ir.verdicts import ValueCheck
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import Fidelity, Filling
@@ -51,6 +52,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
 def unable(reason: Reason) -> Outcome:
     """The outcome of an op that was not replayed."""
     return Outcome(status=reason.status, reason=reason)
+
+
+def is_lost(outcome: Outcome) -> bool:
+    """Whether it says nothing of the op, since what ran it was ended or stopped from outside."""
+    return outcome.reason is not None and outcome.reason.kind in LOST
 
 
 def refilled(assumptions: Iterable[Assumption]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias, cast
 
 import msgspec
 
+from opreplay.replay.ir.extremes import extreme
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.results.records import (
     SCHEMA_VERSION,
@@ -22,6 +23,9 @@ from opreplay.replay.results.records import (
 )
 from opreplay.traces.errors import FormatError
 from opreplay.traces.reading.source import open_pipe
+
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+DAMAGED = "The file was changed or is damaged."
 
 
 class ResultSink(Protocol):
@@ -129,8 +133,10 @@ def read_result_file(path: str | Path) -> ResultFile:
     for number, line in enumerate(complete[1:], start=2):
         try:
             record = decoder.decode(line) if header.schema_version >= REASONS_ARE_VALUES else _decoded_older(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise FormatError(f"{path}, line {number}: {error}", hint="The file was changed or is damaged.") from None
+        except UNDECODABLE as error:
+            raise FormatError(f"{path}, line {number}: {error}", hint=DAMAGED) from None
+        if where := extreme(line):
+            raise FormatError(f"{path}, line {number}: {where} is out of range", hint=DAMAGED)
         if sink.summary is not None and not isinstance(record, Resumed):
             raise FormatError(f"{path}, line {number}: there is a line after the summary")
         sink.write(record)
@@ -150,7 +156,7 @@ def _read_header(line: bytes, path: str | Path) -> Header:
     hint = 'A result file starts with a line whose record is "header"; `opreplay run --output r.jsonl` writes one.'
     try:
         start = msgspec.json.decode(line, type=_Line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNDECODABLE:
         raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=hint) from None
     if start.record != "header" or start.schema_version is None:
         raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=hint)
@@ -159,10 +165,12 @@ def _read_header(line: bytes, path: str | Path) -> Header:
             f"{path} has result schema {start.schema_version}; this opreplay reads up to {SCHEMA_VERSION}",
             hint="Update opreplay.",
         )
+    if where := extreme(line):
+        raise FormatError(f"{path}, line 1: {where} is out of range", hint=DAMAGED)
     try:
         return msgspec.json.decode(line, type=Header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}, line 1: {error}") from None
+    except UNDECODABLE as error:
+        raise FormatError(f"{path}, line 1: {error}", hint=DAMAGED) from None
 
 
 def _decoded_older(line: bytes) -> _Later:

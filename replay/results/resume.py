@@ -15,6 +15,7 @@ import msgspec
 
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.reasons import LOST
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import UsageError
@@ -121,8 +122,8 @@ def whole_summary(earlier: ResultFile, header: Header) -> Summary | None:
 
 
 def kept_results(earlier: ResultFile) -> list[OpResult]:
-    """Results that need not be made again: all but those of ops that there was no time for, or that lost a rank."""
-    return [result for result in earlier.results if not is_out_of_time(result) and not has_lost_rank(result)]
+    """Results that need not be made again: all but those of ops that there was no time for, or that lost a process."""
+    return [result for result in earlier.results if not is_out_of_time(result) and not has_lost_process(result)]
 
 
 def is_out_of_time(result: OpResult) -> bool:
@@ -151,9 +152,9 @@ def left_to_do(ops: Sequence[ReplayOp], done: Sequence[OpResult], costly: Set[st
     return sorted((op for op in ops if op.id not in known), key=lambda op: op.id in costly)
 
 
-def has_lost_rank(result: OpResult) -> bool:
-    """Whether it is a collective that ended with one of its ranks."""
-    return result.reason is not None and result.reason.kind == "rank lost"
+def has_lost_process(result: OpResult) -> bool:
+    """Whether it ended with its worker, or with one of its ranks, by no fault of its own."""
+    return result.reason is not None and result.reason.kind in LOST
 
 
 def digest(data: bytes) -> str:

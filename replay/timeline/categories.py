@@ -70,7 +70,7 @@ def categories(graph: StepGraph, schedule: Schedule, *, step_us: float, begin_us
         return _of_host(graph, schedule, step_us)
     work = device & (nodes.row >= 0) | (nodes.collective >= 0) | (nodes.kind == COLLECTIVE)
     # The window ends with the step's completion: work of the step before fills what lies before `begin`.
-    until = max(float(schedule.end_us[work].max()), begin + step_us)
+    until = max(float(schedule.end_us[work].max()), min(begin + step_us, float(schedule.end_us.max())))
     window = (until - step_us, until)
 
     def busy(kinds: tuple[int, ...]) -> Floats:

@@ -23,6 +23,7 @@ def invoke(*arguments: str) -> Result:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("OPREPLAY_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = tmp_path / "project"
     (folder / "sub").mkdir(parents=True)
     monkeypatch.chdir(folder / "sub")
@@ -49,6 +50,7 @@ def test_a_table_of_pyproject_and_the_console_script(project: Path) -> None:
     )
     (project / "pyproject.toml").write_text('[tool.opreplay]\nplugin = "own.py"\n[tool.opreplay.op]\nop-time = "2ms"\n')
     script = Path(sys.executable).with_name("opreplay")
+    assert invoke("trust").exit_code == 0
     done = subprocess.run(
         [str(script), "op", "settings_test::twice(f32[4])", "--format", "json"],
         cwd=project / "sub",
@@ -140,6 +142,7 @@ def test_every_option_may_stand_in_a_file(project: Path) -> None:
             if isinstance(option, click.Option) and option.is_flag:
                 lines.append(f"{option.opts[-1].removeprefix('--')} = false")
     (project / "opreplay.toml").write_text("\n".join(lines))
+    assert invoke("trust").exit_code == 0
     assert invoke("devices").exit_code == 0, invoke("devices").stderr
 
 
@@ -151,3 +154,84 @@ def test_doctor_reports_a_file_that_stops_every_other_command(project: Path) -> 
     (told,) = json.loads(found.stdout)["settings"]
     assert "no command has an option 'sock'" in told["found"]
     assert told["ok"] is False
+
+
+def _needing_trust() -> dict[str, list[str]]:
+    """Command → its flags that count in a trusted file alone."""
+    import click
+
+    from opreplay.cli.settings import needs_trust
+
+    flags: dict[str, list[str]] = {}
+    for name in COMMANDS:
+        command = opreplay.get_command(click.Context(opreplay), name)
+        assert command is not None
+        options = [option for option in command.params if isinstance(option, click.Option) and needs_trust(option)]
+        flags[name] = [option.opts[0].removeprefix("--") for option in options]
+    return flags
+
+
+def test_what_reaches_beyond_a_run_needs_trust() -> None:
+    needing = {flag for flags in _needing_trust().values() for flag in flags}
+    code = {"plugin", "init-module", "custom-op-dir", "allow-import", "against", "trust"}
+    assert needing >= code | {"output", "force", "overwrite", "limit", "op-limit", "max-op-memory", "address", "values"}
+    assert not needing & {"soc", "cluster", "format", "seed", "top", "op-time", "device", "select", "l2", "dry-run"}
+
+
+@pytest.mark.parametrize("command", [name for name, flags in _needing_trust().items() if flags])
+def test_a_found_file_reaches_nothing_without_trust(project: Path, command: str) -> None:
+    """Each setting alone is refused before the command begins, and before its value is used for anything."""
+    for flag in _needing_trust()[command]:
+        for value in ('"x"', "true", '"a=1"', '"a=b"', '"1GB"', '"1s"', "1"):
+            (project / "opreplay.toml").write_text(f"[{command}]\n{flag} = {value}\n")
+            refused = invoke(command, "x", "y")
+            assert refused.exit_code == 2, flag
+            if "needs your trust" in refused.stderr:
+                break
+        else:
+            pytest.fail(f"{command}.{flag} needs no trust: {refused.stderr}")
+
+
+def doctor_on(name: str) -> bool:
+    """Whether doctor finds a setting in order."""
+    return next(
+        one["ok"] for one in json.loads(invoke("doctor", "--format", "json").stdout)["settings"] if one["name"] == name
+    )
+
+
+def test_trust_is_for_one_content_at_one_place(project: Path) -> None:
+    ran, file = project / "ran", project / "opreplay.toml"
+    (project / "own.py").write_text(f"import os\nos.mkdir({str(ran)!r})\n")
+    file.write_text("plugin = 'own.py'\n")
+    assert invoke("plugins").exit_code == 2
+    assert doctor_on("plugin") is False
+    assert invoke("devices").exit_code == 0, "which has no such option"
+    assert invoke("--config", "none", "plugins").exit_code == 0
+    assert not ran.exists()
+    assert invoke("trust", str(file)).exit_code == 0
+    marks = list((project.parent / "state" / "opreplay" / "trusted").iterdir())
+    assert [mark.stat().st_mode & 0o777 for mark in (*marks, marks[0].parent)] == [0o600, 0o700]
+    assert doctor_on("plugin") is True
+    assert invoke("plugins").exit_code == 0
+    assert ran.exists()
+    ran.rmdir()
+    (project / "sub" / "opreplay.toml").write_text(file.read_text())
+    assert invoke("plugins").exit_code == 2, "the same content elsewhere"
+    (project / "sub" / "opreplay.toml").unlink()
+    file.write_text(file.read_text() + "# edited\n")
+    assert invoke("plugins").exit_code == 2
+    marks[0].parent.chmod(0o777)
+    file.write_text("plugin = 'own.py'\n")
+    assert invoke("plugins").exit_code == 2, "others could have put the mark there"
+    assert not ran.exists()
+
+
+def test_a_named_file_is_trusted(project: Path) -> None:
+    (project / "own.py").write_text("")
+    (project / "opreplay.toml").write_text("plugin = 'own.py'\n")
+    assert invoke("--config", str(project / "opreplay.toml"), "plugins").exit_code == 0
+
+
+def test_trust_of_nothing_is_an_error(project: Path) -> None:
+    assert invoke("trust").exit_code == 2
+    assert invoke("trust", "absent.toml").exit_code == 2

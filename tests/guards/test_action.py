@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shlex
@@ -54,6 +55,20 @@ def test_the_scripts_of_the_action(tmp_path: Path) -> None:
     assert code in (0, 5), text
     code, text = step("Measure", tmp_path, TRACE="none.json", ARGUMENTS="", RESULTS="none.jsonl")
     assert code == 3, "no trace: the job fails"
+
+
+def test_arguments_may_be_quoted_and_files_may_begin_with_a_dash(tmp_path: Path) -> None:
+    (tmp_path / "opreplay.toml").write_text("[run]\nplugin = 'evil.py'\n")
+    (tmp_path / "evil.py").write_text("open('ran', 'w').close()\n")
+    (tmp_path / "shlex.py").write_text("open('ran', 'w').close()\n")
+    (tmp_path / "-x.json").write_bytes(gzip.decompress(sample_path("transformer_infer").read_bytes()))
+    given = "--op-filter 'aten::silu' --op-time \"200 ms\""
+    code, text = step("Measure", tmp_path, TRACE="-x.json", ARGUMENTS=given, RESULTS="-r.jsonl", OPREPLAY_CONFIG="none")
+    assert code == 0, text
+    assert (tmp_path / "-r.jsonl").exists()
+    assert not (tmp_path / "ran").exists()
+    assert "default: none" in ACTION[ACTION.index("  config:") : ACTION.index("  python-version:")]
+    assert ACTION.count("OPREPLAY_CONFIG: ${{ inputs.config }}") == 2, "of the steps that run it"
 
 
 def test_inputs_reach_scripts_as_environment_alone() -> None:

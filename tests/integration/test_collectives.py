@@ -160,7 +160,7 @@ def test_ranks_of_a_launcher_are_joined_and_one_that_dies_is_replaced(tmp_path: 
         wait_for_first_result(ranks[0], out)
         (child,) = ranks_of(ranks[1].pid)
         os.kill(child, signal.SIGKILL)
-        assert [process.wait(120) for process in ranks] == [0, 0]
+        assert [process.wait(120) for process in ranks] == [1, 0]
     finally:
         for process in ranks:
             process.kill()
@@ -196,7 +196,7 @@ def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: si
         first = ranks_of(process.pid)
         assert len(first) == 2
         os.kill(first[1], harm)
-        assert process.wait(120) == 0
+        assert process.wait(120) == 1
     finally:
         process.kill()
     found = collectives(out)
@@ -213,6 +213,25 @@ def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: si
         run(tmp_path / "trace.json", out, *arguments[arguments.index("--ranks") :], "--resume")
         again = {one.id: one for one in collectives(out)}
         assert [one.status for one in again.values()] == ["replayed"] * 4
+
+
+def test_a_run_on_ranks_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """The folder in which the ranks met stayed, one more after each kill."""
+    folder, out = tmp_path / "tmp", tmp_path / "out.jsonl"
+    folder.mkdir()
+    arguments = command(several(tmp_path), out, "--ranks", "2", "--op-time", "0.4s")
+    process = subprocess.Popen(arguments, env={**ENVIRONMENT, "TMPDIR": str(folder)}, stdout=subprocess.DEVNULL)
+    try:
+        wait_for_first_result(process, out)
+        ranks = ranks_of(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ranks
+    assert list(folder.iterdir()) == []
 
 
 def test_a_rank_that_is_killed_while_it_starts_is_started_again() -> None:

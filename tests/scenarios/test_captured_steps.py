@@ -188,10 +188,37 @@ def test_an_exported_file_is_captured(console: Console, tmp_path: Path) -> None:
 
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     torch.export.save(torch.export.export(net, (torch.randn(2, 4),)), tmp_path / "net.pt2")
-    console("capture", tmp_path / "net.pt2", "-o", tmp_path / "plan.json")
+    console("capture", tmp_path / "net.pt2", "--trust", "-o", tmp_path / "plan.json")
     assert names(tmp_path / "plan.json") == ["aten::linear", "aten::relu"]
     (tmp_path / "no.pt2").write_bytes(b"PK")
-    assert "no exported program" in console("capture", tmp_path / "no.pt2", code=2).stderr
+    assert "no exported program" in console("capture", tmp_path / "no.pt2", "--trust", code=2).stderr
+
+
+def test_an_exported_file_runs_nothing_without_trust(console: Console, tmp_path: Path) -> None:
+    import os
+    import pickle
+    import zipfile
+
+    import torch
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    sound, evil, cut = (tmp_path / f"{name}.pt2" for name in ("sound", "evil", "cut"))
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 8), (torch.randn(2, 4),)), sound)
+    with zipfile.ZipFile(sound) as whole, zipfile.ZipFile(evil, "w") as changed, zipfile.ZipFile(cut, "w") as less:
+        for name in whole.namelist():
+            pickled = name.endswith(".pt") or "weight" in name or "constants" in name
+            changed.writestr(name, pickle.dumps(Evil()) if pickled else whole.read(name))
+            if not pickled:
+                less.writestr(name, whole.read(name))
+    refused = console("capture", evil, code=2)
+    assert "--trust" in refused.stderr
+    assert not (tmp_path / "ran").exists()
+    for damaged in (evil, cut):
+        said = console("capture", damaged, "--trust", code=2)
+        assert "Traceback" not in said.stderr
 
 
 def test_graphs_of_compile_are_those_of_its_backend(console: Console, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ SHOTS: dict[str, tuple[str, ...]] = {
     "initializers": ("initializers",),
     "plugins": ("plugins", "--plugin", "model/plugin.py"),
     "doctor": ("doctor",),
+    "trust": ("trust", "model/opreplay.toml"),
     "completion": ("completion", "bash"),
     "man": ("man",),
 }
@@ -109,18 +110,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import json, torch\ndef make():\n    return torch.nn.Linear(4, 4), (torch.ones(2, 4),)\n"
     )
     (place / "model" / "plugin.py").write_text("")
+    (place / "model" / "opreplay.toml").write_text("")
     (place / "kernels.csv").write_text("Name,Type,Duration(us)\nadd,Add,1.0\n")
     done = said(place, "run", "many/0.json", "--op-time", "5ms", "--output", "results.jsonl")
     assert done.returncode == 0, done.stderr
     return place
 
 
-def said(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def said(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command as the console script runs it: with its own folder first on the path, and not the current one."""
     return subprocess.run(
         [sys.executable, str(place / "runner" / "opreplay"), *arguments],
         cwd=place,
-        env={**os.environ, "OPREPLAY_SHARED_DEVICE": "1", **environment},
+        env={**os.environ, "OPREPLAY_SHARED_DEVICE": "1", "XDG_STATE_HOME": str(place / "state")},
         capture_output=True,
         text=True,
         check=False,

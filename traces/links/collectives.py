@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from math import prod
 
 import msgspec
@@ -134,7 +135,8 @@ def _of_device(trace: Trace, activity: Activity) -> list[RankCall]:
     owners = kernels.owner[rows].astype(np.int64)
     asking, recording = _asking_ops_above(trace, owners), _records_above(trace, activity, owners)
     out: list[RankCall] = []
-    for row, asked, recorded in zip(rows.tolist(), asking.tolist(), recording.tolist(), strict=True):
+    each: Iterable[tuple[int, int, int]] = zip(rows.tolist(), asking.tolist(), recording.tolist(), strict=True)
+    for row, asked, recorded in each:
         own = int(activity.collective[row])
         told = activity.collectives[own] if own >= 0 else activity.collectives[recorded] if recorded >= 0 else None
         if own >= 0 and recorded >= 0:

@@ -87,7 +87,7 @@ def _from_file(path: str) -> tuple[str, Cluster]:
     try:
         raw: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
         file = msgspec.convert(raw, ClusterFile)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, msgspec.ValidationError) as error:
         raise FormatError(f"{path}: {error}", hint="docs/collectives.md shows a complete file.") from None
     if file.schema_version != 1:
         raise FormatError(f"{path}: schema_version is {file.schema_version}, this opreplay reads 1")

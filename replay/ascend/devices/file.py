@@ -208,7 +208,7 @@ def _decode(text: bytes, kind: type[Any], where: str) -> Any:
         raise FormatError(f"{where}: {len(text)} bytes, over the limit of {MAX_FILE_BYTES} for a device file")
     try:
         raw = tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{where}: not TOML: {error}") from error
     version = raw.get("schema_version")
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:

@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import tempfile
+from multiprocessing.connection import wait
+from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -19,6 +21,7 @@ import msgspec
 from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, SharedStepOutcome, Task
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
 from opreplay.replay.execute.visits import WHOLE, Visit
+from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome
@@ -33,6 +36,12 @@ FRAME_S = 10.0
 """Time for the rest of a frame whose first bytes are there."""
 NOISE_BYTES = 2000
 """How much of what a dying child wrote to stderr is looked at for a reason."""
+FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+"""Signals that no op raises by itself: a scheduler, the kernel that is out of memory, or somebody sent them."""
+LOOK_S = 5.0
+"""How often a child that is not ready is looked at: one that is stopped at two looks in a row never will be."""
+STARTS = 3
+"""Children in a row that may die before they are ready, once one was, or where a signal ended or stopped them."""
 OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
 """What a child does: run ops, or be a rank of a process group; rooms above name what they have instead."""
 
@@ -46,6 +55,8 @@ class Child:
         """Ops that it was given and answered."""
         self.facts: dict[str, object] | None = None
         """Of its device; None until it is ready."""
+        self._ready_by, self._was_stopped = monotonic() + START_S, False
+        self._kills_before = environment.kills_for_memory()
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         serving = "opreplay.replay." + (module or (RANK if isinstance(config, RankConfig) else OPS))
         mine, theirs = socket.socketpair()
@@ -101,6 +112,25 @@ class Child:
             self.tasks += 1
         return reply
 
+    def next_look(self) -> float:
+        """When, on the monotonic clock, a child that is not ready yet is to be asked for `overdue`."""
+        return min(self._ready_by, monotonic() + LOOK_S)
+
+    def overdue(self) -> str:
+        """Why it is not worth waiting any longer for the child to be ready; "" where it is."""
+        before, self._was_stopped = self._was_stopped, self.is_stopped
+        if before and self._was_stopped:
+            return "was stopped before it was ready"
+        return f"was not ready after {START_S:g} s" if monotonic() >= self._ready_by else ""
+
+    def wait_until_ready(self) -> Ready | str:
+        """Its first word, or why there is none. Raises as `receive`."""
+        while not wait([self.fileno()], max(0.0, self.next_look() - monotonic())):
+            if why := self.overdue():
+                return why
+        reply = self.receive()
+        return reply if isinstance(reply, Ready) else f"did not start: {self.cause_of_death().detail}"
+
     def cause_of_death(self) -> Reason:
         """The signal or exit status of a child whose socket closed by itself."""
         try:
@@ -109,17 +139,29 @@ class Child:
             return Reason("failed", "closed its channel and lived on")
         last = self._last_words()
         if code < 0:
-            name = signal.Signals(-code).name
-            if -code == signal.SIGKILL:
-                return Reason("budget", "memory: SIGKILL, most likely since memory ran out (--max-op-memory)")
-            return Reason("failed", f"{name}: {last}" if last else name)
+            name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+            if name not in FROM_OUTSIDE:
+                return Reason("failed", f"{name}: {last}" if last else name)
+            if name == "SIGKILL" and self._ran_out_of_memory():
+                return Reason("budget", "memory: SIGKILL of the kernel, which had none left (--max-op-memory)")
+            return Reason("worker lost", f"{name} from outside")
         return Reason("failed", f"the process ended with status {code}" + (f": {last}" if last else ""))
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it: what went wrong is not its own, and may go right the next time."""
+        """Whether a signal ended or stopped it: what went wrong may not be its own, and go right the next time."""
         code = self.process.poll()
-        return code is not None and code < 0
+        return self.is_stopped if code is None else code < 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal stopped it, where the system tells."""
+        return is_stopped(self.process.pid)
+
+    def _ran_out_of_memory(self) -> bool:
+        """Whether the kernel has ended processes for lack of memory since this one was started."""
+        before, now = self._kills_before, environment.kills_for_memory()
+        return before is not None and now is not None and now > before
 
     def end(self, *, grace_s: float) -> None:
         """Close the socket, wait, kill, reap; never raises and leaves nothing behind."""
@@ -144,6 +186,10 @@ class Child:
         return words[-1][:200] if words else ""
 
 
-def start_deadline() -> float:
-    """When, on the monotonic clock, a child that starts now must be ready."""
-    return monotonic() + START_S
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger, where the system tells."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])

@@ -17,7 +17,7 @@ import msgspec
 from opreplay.replay.execute.processes.runner import ChildProcess, Runner
 from opreplay.replay.execute.visits import Visit, visits_of
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.results.outcome import Outcome
+from opreplay.replay.results.outcome import Outcome, is_lost
 from opreplay.traces.errors import UsageError
 
 Decide = Callable[[ReplayOp], Outcome | None]
@@ -109,6 +109,8 @@ class OneByOne:
         if decide(op) is not None:
             return before, False
         outcome = self._runner.measure(op, Visit(number=number, of=self._visits))
+        if is_lost(outcome):
+            return before, False
         if outcome.measurement is None:
             return outcome, False
         if not outcome.measurement.visits:

@@ -18,9 +18,9 @@ import msgspec
 
 from opreplay.replay.execute.messages import Ready, Refused, Reply
 from opreplay.replay.execute.options import WorkerConfig
-from opreplay.replay.execute.processes.child import START_S
+from opreplay.replay.execute.processes.child import START_S, STARTS
 from opreplay.replay.execute.processes.lanes import Decide
-from opreplay.replay.execute.processes.runner import STARTS, ChildProcess
+from opreplay.replay.execute.processes.runner import ChildProcess
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
@@ -161,7 +161,7 @@ class RayLanes:
             self._add_actor()
             if tries < TRIES:
                 return None
-            return unable(Reason("failed", f"{tries} Ray workers were lost with it: {_line(error)}"))
+            return unable(Reason("worker lost", f"{tries} Ray workers were lost with it: {_line(error)}"))
         assert isinstance(outcome, Outcome)
         self._idle.append(actor)
         return outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)

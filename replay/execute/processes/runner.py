@@ -2,8 +2,8 @@
 """Runs each op where it can do no harm: in one child process that is replaced when it dies, or in this process.
 
 A hang, a crash, an abort, a lack of memory or a poisoned device costs the op that caused it and nothing else; an op
-that was not alone in its process when that happened is tried once more alone. The process itself is `child`, what it
-does is `worker`; how several are kept busy is `schedule`.
+that was not alone in its process when that happened, or whose process a signal ended, is tried once more alone. The
+process itself is `child`, what it does is `worker`; how several are kept busy is `schedule`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from opreplay.replay.execute.attempt import attempt
 from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.messages import Ready
 from opreplay.replay.execute.options import MeasureOptions, WorkerConfig
-from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child, start_deadline
+from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
 from opreplay.replay.execute.visits import WHOLE, Book, Visit, first_checks
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.plan.step.recency import Recency
-from opreplay.replay.results.outcome import Outcome, unable
+from opreplay.replay.results.outcome import Outcome, is_lost, unable
 from opreplay.replay.results.resume import WHILE_IT_RAN
 from opreplay.traces.errors import EnvironmentRefused
 
-STARTS = 3
-"""Children in a row that may die before they are ready, once one was; the first one has one try."""
 RAISES_RETRIED = 2
 """Ops that raise alone as they did among others, after which that is believed at once: each retry is a new process."""
 
@@ -119,7 +117,7 @@ class ChildProcess:
     def open(self) -> None:
         """Start a child without waiting for it."""
         self._child, self._shaken = Child(self._config), False
-        self.deadline = start_deadline()
+        self.deadline = self._child.next_look()
 
     def start(self) -> dict[str, object]:
         """Start the first child now, so that a missing device is known before anything is measured."""
@@ -157,7 +155,11 @@ class ChildProcess:
             late = monotonic() >= self.deadline and not _readable(child)
             reply = None if late else child.receive()
             if child.facts is None:
-                self._replace_unready(child, late=late)
+                why = child.overdue() if late else f"did not start: {child.cause_of_death().detail}"
+                if why:
+                    self._replace_unready(child, why)
+                else:
+                    self.deadline = child.next_look()
                 return None
             if isinstance(reply, Ready):
                 self._was_ready, self._failed_starts, self.deadline = True, 0, float("inf")
@@ -193,10 +195,9 @@ class ChildProcess:
         self.deadline = min(self._given + self._limit_s, self._until)
         child.give(op, self._visit)
 
-    def _replace_unready(self, child: Child, *, late: bool) -> None:
+    def _replace_unready(self, child: Child, why: str) -> None:
         """Another try for a child that was not ready in time or died before that. Raises EnvironmentRefused."""
         self._failed_starts += 1
-        why = f"was not ready after {START_S:g} s" if late else f"did not start: {child.cause_of_death().detail}"
         again = self._was_ready or child.was_killed
         self.kill()
         if not again or self._failed_starts >= STARTS:
@@ -207,6 +208,8 @@ class ChildProcess:
         """The outcome of the op in flight, or None when it is tried again."""
         if late and monotonic() >= self._until:
             outcome = unable(Reason("out of time", f"{WHILE_IT_RAN} (--total-time)"))
+        elif late and child.is_stopped:
+            outcome = unable(Reason("worker lost", "stopped from outside"))
         elif late:
             outcome = unable(self._config.options.late(self._limit_s))
         elif reply is None:
@@ -215,7 +218,8 @@ class ChildProcess:
             outcome = reply
         if late:
             outcome = msgspec.structs.replace(outcome, measure_s=monotonic() - self._given)
-        if self._again(outcome, alive=reply is not None, late=late):
+        signalled = (reply is None and not late and child.was_killed) or is_lost(outcome)
+        if self._again(outcome, alive=reply is not None, late=late, signalled=signalled):
             self.kill()
             self._hand_out()
             return None
@@ -225,15 +229,18 @@ class ChildProcess:
         tries, self._op, self.deadline = self._tries, None, float("inf")
         return outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
 
-    def _again(self, outcome: Outcome, *, alive: bool, late: bool) -> bool:
+    def _again(self, outcome: Outcome, *, alive: bool, late: bool, signalled: bool) -> bool:
         """Whether the op is tried alone: it went wrong, and was not alone.
 
-        One that does not come back would cost its time limit once more: it is tried again only where an op before it
-        went wrong in the same process.
+        A signal may have been meant for anybody: what it ended is tried once more even where it was alone. One that
+        does not come back would cost its time limit once more: it is tried again only where an op before it went wrong
+        in the same process.
         """
         raised = alive and outcome.suspect and not outcome.poisoned
         if raised and self._tries > 1:
             self._raises += 1
+        if signalled:
+            return self._tries == 1
         if self._tries > 1 or self._alone or (late and not self._shaken):
             return False
         return not alive or outcome.poisoned or (raised and self._raises < RAISES_RETRIED)

@@ -7,7 +7,7 @@ Owns what is tried again and when a process counts as stuck. What happens inside
 from __future__ import annotations
 
 import os
-import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from time import monotonic
@@ -17,8 +17,9 @@ import msgspec
 from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.messages import PassDone, Ready, SequenceOutcome, SequenceTask
 from opreplay.replay.execute.options import WorkerConfig
-from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child, start_deadline
+from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
 from opreplay.replay.execute.sequence.passes import BEAT, LostDevice, serve_sequence
+from opreplay.replay.host.channel import Unnamed
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult, SequenceResult
@@ -40,6 +41,8 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     op: int | None
     """Index of the op that it was at; None where it was at none."""
     reason: Reason
+    signalled: bool = False
+    """A signal ended or stopped it, which may have been meant for anybody."""
 
 
 class SequenceEngine:
@@ -128,8 +131,10 @@ class SequenceEngine:
         )
 
     def _replayed(self, ops: list[ReplayOp]) -> SequenceOutcome:
-        """The outcome, after as many new processes as it takes. An op that ends one gets arguments of its own first."""
+        """The outcome, after as many new processes as it takes. An op that ends one gets arguments of its own first,
+        and one more try where the process was ended from outside."""
         own = self.own
+        lost = Counter[str | None]()
         gone: dict[str, Reason] = {}
         while True:
             left = [op for op in ops if op.id not in gone]
@@ -137,12 +142,16 @@ class SequenceEngine:
             if isinstance(found, SequenceOutcome):
                 return msgspec.structs.replace(found, reasons={**gone, **found.reasons})
             self._restarts += 1
-            if found.op is None or self._restarts > DEATHS:
+            culprit = None if found.op is None else left[found.op].id
+            lost[culprit] += found.signalled
+            if self._restarts > DEATHS or (culprit is None and lost[None] != 1):
                 why = f"the sequence ended its process {self._restarts} times: {found.reason.detail}"
-                rest = {op.id: Reason("failed", why) for op in left}
+                reason = Reason("worker lost", why) if found.reason.kind == "worker lost" else Reason("failed", why)
+                rest = {op.id: reason for op in left}
                 return SequenceOutcome(times={}, reasons={**rest, **gone}, calls=0)
-            culprit = left[found.op].id
-            if culprit in own or found.reason.kind == "budget":
+            if culprit is None or (found.signalled and lost[culprit] == 1 and found.reason.kind != "failed"):
+                continue
+            if culprit in own or found.reason.kind != "failed":
                 gone[culprit] = found.reason
             own.add(culprit)
 
@@ -154,15 +163,14 @@ class SequenceEngine:
         left_s = None if self._deadline is None else max(0.0, self._deadline - monotonic())
         if left_s is not None:
             time_s = min(time_s, left_s)
-        with tempfile.NamedTemporaryFile() as beat:
-            beat.write(BEAT.pack(-1, 0))
-            beat.flush()
+        with Unnamed() as beat:
+            os.write(beat.fileno(), BEAT.pack(-1, 0))
             task = SequenceTask(
                 ops=tuple(ops),
                 budget_bytes=self._budget_bytes,
                 time_s=time_s,
                 left_s=left_s,
-                heartbeat=beat.name,
+                heartbeat=beat.path,
                 own=tuple(own),
                 calls=tuple(index[sequence.ids[call]] for call in sequence.calls if sequence.ids[call] in index),
                 memories=tuple(
@@ -201,8 +209,10 @@ class SequenceEngine:
                 if now != seen:
                     seen, changed = now, monotonic()
                 if not readable and monotonic() - changed > self._limit_s:
-                    reason = Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)")
-                    return self._ended(seen[0], reason)
+                    stopped = child.is_stopped
+                    late = Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)")
+                    reason = Reason("worker lost", "stopped from outside") if stopped else late
+                    return self._ended(seen[0], reason, signalled=stopped)
                 if not readable:
                     continue
                 reply = child.receive()
@@ -210,7 +220,7 @@ class SequenceEngine:
                     return reply
                 if reply is None:
                     at = BEAT.unpack(os.pread(beat, BEAT.size, 0))[0]
-                    return self._ended(at, child.cause_of_death())
+                    return self._ended(at, child.cause_of_death(), signalled=child.was_killed)
                 if isinstance(reply, PassDone) and self._tell is not None:
                     self._tell(reply)
         except BaseException:
@@ -231,28 +241,29 @@ class SequenceEngine:
             assumptions=times.assumptions,
         )
 
-    def _ended(self, at: int, reason: Reason) -> Death:
+    def _ended(self, at: int, reason: Reason, *, signalled: bool) -> Death:
         self._drop()
-        return Death(op=at if at >= 0 else None, reason=reason)
+        return Death(op=at if at >= 0 else None, reason=reason, signalled=signalled)
 
     def _ready(self) -> Child:
         """A child that has loaded everything. Raises EnvironmentRefused for one that does not come up."""
         if self._child is not None:
             return self._child
-        child = self._child = Child(self._config)
-        deadline = start_deadline()
-        try:
-            readable = wait([child.fileno()], max(0.0, deadline - monotonic()))
-            if readable and isinstance(reply := child.receive(), Ready):
+        why = ""
+        for _ in range(STARTS):
+            child = self._child = Child(self._config)
+            try:
+                reply = child.wait_until_ready()
+            except BaseException:
+                self._drop()
+                raise
+            if isinstance(reply, Ready):
                 self._config = reply.settled(self._config)
                 return child
-            why = (
-                f"did not start: {child.cause_of_death().detail}" if readable else f"was not ready after {START_S:g} s"
-            )
-        except BaseException:
+            why, again = reply, child.was_killed
             self._drop()
-            raise
-        self._drop()
+            if not again:
+                break
         raise EnvironmentRefused(f"the worker process {why}", hint="Run `opreplay doctor`.")
 
     def _drop(self) -> None:

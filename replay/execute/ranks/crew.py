@@ -6,23 +6,19 @@ When one of them dies, breaks or does not answer in time, all are ended, and the
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from multiprocessing.connection import wait
-from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
 import msgspec
 
 from opreplay.replay.execute.messages import Ready
-from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child, start_deadline
+from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
+from opreplay.replay.host.channel import Unnamed
 from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 
-STARTS = 3
-"""Groups in a row that may break before they are ready; the first only where a rank was killed."""
 AFTER_ERROR_S = 2.0
 """How long the other ranks may still answer once one said that it could not."""
 
@@ -53,7 +49,7 @@ class LocalCrew:
         """`config` is that of every rank but for its number, device and store."""
         self._config, self._limit_s = config, limit_s
         self._children: list[Child] = []
-        self._folder: str | None = None
+        self._store: Unnamed | None = None
         self._was_ready = False
         self._facts: dict[str, object] = {}
         self.restarts = 0
@@ -91,19 +87,21 @@ class LocalCrew:
 
     def _open(self) -> str:
         """Start all ranks and wait until they have met; why they have not, "" where they have."""
-        self._folder = tempfile.mkdtemp(prefix="opreplay-ranks-")
-        store = str(Path(self._folder, "store"))
+        self._store = Unnamed()
+        store = self._store.path
         device = self._config.device
         self._children = [
             Child(msgspec.structs.replace(self._config, rank=rank, device=device_of_rank(device, rank), store=store))
             for rank in range(self.world)
         ]
-        deadline = start_deadline()
         waiting = dict(enumerate(self._children))
         while waiting:
-            ready = wait([child.fileno() for child in waiting.values()], max(0.0, deadline - monotonic()))
+            look = min(child.next_look() for child in waiting.values())
+            ready = wait([child.fileno() for child in waiting.values()], max(0.0, look - monotonic()))
             if not ready:
-                return f"not all were ready after {START_S:g} s"
+                for rank, child in waiting.items():
+                    if why := child.overdue():
+                        return f"rank {rank} {why}"
             for rank, child in list(waiting.items()):
                 if child.fileno() in ready:
                     try:
@@ -157,7 +155,7 @@ class LocalCrew:
         return failed or [replies[rank] for rank in range(self.world)]
 
     def _late(self, ranks: list[int]) -> Reason:
-        stopped = [rank for rank in ranks if is_stopped(self._children[rank].process.pid)]
+        stopped = [rank for rank in ranks if self._children[rank].is_stopped]
         names = ", ".join(map(str, ranks))
         text = (
             f"time: no result from rank{'s' if len(ranks) > 1 else ''} {names} after {self._limit_s:g} s (--op-limit)"
@@ -175,9 +173,9 @@ class LocalCrew:
         for child in self._children:
             child.end(grace_s=max(0.0, deadline - monotonic()))
         self._children = []
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
 
 def _of_rank(reason: Reason, who: str) -> Reason:
@@ -188,15 +186,6 @@ def _of_rank(reason: Reason, who: str) -> Reason:
 def died(rank: int, world: int, cause: Reason) -> str:
     """What is told of a rank that is gone."""
     return f"rank {rank} of {world} died: {cause.detail.removeprefix('memory: ')}"
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger, where the system tells."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 def device_of_rank(device: str, local: int) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import wait
@@ -13,8 +12,9 @@ from time import monotonic
 import msgspec
 
 from opreplay.replay.execute.messages import SharedStep, SharedStepOutcome
-from opreplay.replay.execute.ranks.crew import AFTER_ERROR_S, LocalCrew, died, is_stopped
+from opreplay.replay.execute.ranks.crew import AFTER_ERROR_S, LocalCrew, died
 from opreplay.replay.execute.sequence.passes import BEAT
+from opreplay.replay.host.channel import Unnamed
 from opreplay.replay.ir.reasons import Reason
 
 POLL_S = 0.5
@@ -47,11 +47,10 @@ class StepCrew(LocalCrew):
             beats: list[int] = []
             try:
                 for child in self._children:
-                    beat = files.enter_context(tempfile.NamedTemporaryFile())
-                    beat.write(BEAT.pack(-1, 0))
-                    beat.flush()
+                    beat = files.enter_context(Unnamed())
+                    os.write(beat.fileno(), BEAT.pack(-1, 0))
                     beats.append(beat.fileno())
-                    task = msgspec.structs.replace(step.task, heartbeat=beat.name)
+                    task = msgspec.structs.replace(step.task, heartbeat=beat.path)
                     child.send(msgspec.structs.replace(step, task=task))
                 found = self._watched(step, beats, limit_s, until)
             except BaseException:
@@ -101,7 +100,7 @@ class StepCrew(LocalCrew):
 
     def _hung(self, step: SharedStep, seen: Sequence[tuple[int, int]], waiting: list[int], limit_s: float) -> Broken:
         """Of ranks of which none moves: one that is stopped, else one that is at a call: the others wait for it."""
-        stopped = [rank for rank in waiting if is_stopped(self._children[rank].process.pid)]
+        stopped = [rank for rank in waiting if self._children[rank].is_stopped]
         calling = [rank for rank in waiting if 0 <= seen[rank][0] < len(step.task.ops)]
         culprits = stopped or calling or waiting
         names = ", ".join(map(str, culprits))

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from opreplay.replay.report import doubts, suspects
 from opreplay.replay.report.run.batch import loss_lines, part_lines
 from opreplay.replay.report.run.facts import notes
 from opreplay.replay.report.run.work import work_notes
+from opreplay.replay.report.text import shown_json
 from opreplay.replay.results.records import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
 
 
@@ -41,4 +40,4 @@ def render(
         whole |= {"traces": traces, "jobs": jobs}
     if sequence is not None:
         whole["sequence"] = sequence
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode() + "\n"
+    return shown_json(whole)

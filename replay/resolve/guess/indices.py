@@ -87,9 +87,11 @@ def index_tensors(known: Known, context: Context) -> Guess | None:
         return None
     around = context.relatives()
     calls = _calls_inside(around)
+    if (mapped := _mapped(own.shape, around)) is not None:
+        return mapped
     if (filled := _masked_fill(own, calls)) is not None:
         return filled
-    inside = _inside(own.shape, calls)
+    inside = _inside(own.shape, calls, around.inner)
     values = tensor(known, "values")
     if inside is not None and (placed := _placed(own.shape, inside, values and values.shape, around)) is not None:
         return placed
@@ -106,10 +108,22 @@ def index_tensors(known: Known, context: Context) -> Guess | None:
 
 def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
     """What the implementation calls: index_put leaves all to `_index_put_impl_`."""
-    names = [call.name for call in around.children]
-    if "aten::_index_put_impl_" in names or "aten::index_put_" in names:
-        return around.inner
-    return around.children
+    names = {call.name for call in around.children}
+    return around.inner if names & {"aten::_index_put_impl_", "aten::index_put_", around.name} else around.children
+
+
+def _mapped(own: Shape, around: Relatives) -> Guess | None:
+    """Under `vmap` an index of one row calls that of the batch, with a range for the batch in front of its indices."""
+    batch = next((m for call in around.inner if call.name == around.name and (m := first_tensor_of(call))), None)
+    ranged = any(call.name == "aten::arange" for call in around.inner)
+    if not ranged or batch is None or len(batch.shape) != len(own) + 1 or batch.shape[1:] != own:
+        return None
+    inside = _inside(batch.shape, around.inner)
+    if inside is None or len(inside.given) < 2 or inside.apart or inside.broadcast[:1] != batch.shape[:1]:
+        return None
+    rows = tuple(_index(meta, meta.shape[1:]) for meta in inside.given[1:])
+    shown = ", ".join(f"{meta.dtype}{list(meta.shape)}" for meta in rows)
+    return Guess(tensors=rows, why=f"x[{shown}]: told by the calls inside, which index a batch of {batch.shape[0]}")
 
 
 def _masked_fill(own: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
@@ -129,8 +143,11 @@ def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = Non
     return TensorMeta(shape=meta.shape if shape is None else shape, dtype=dtype or meta.dtype, strides=strides)
 
 
-def _inside(own: Shape, calls: Sequence[OpSignature]) -> _Inside | None:
-    """Reads the calls in the order in which torch makes them; None where the indices are not among them."""
+def _inside(own: Shape, calls: Sequence[OpSignature], inner: Sequence[OpSignature] = ()) -> _Inside | None:
+    """Reads the calls in the order in which torch makes them; None where the indices are not among them.
+
+    `inner`: what `calls` call in turn, and so on.
+    """
     reshaped = [(call, meta) for call in calls if call.name == "aten::reshape" and (meta := _integers(call))]
     if not reshaped or len(reshaped) > len(own):
         return None
@@ -140,8 +157,11 @@ def _inside(own: Shape, calls: Sequence[OpSignature]) -> _Inside | None:
     narrow = [meta for call in calls if call.name == "aten::to" and (meta := _integers(call)) and meta.dtype != "int64"]
     by_mask = sum(len(mask.shape) for mask in masks)
     plain = [_index(meta) for _, meta in reshaped[by_mask:]]
-    # What was expanded has steps of 0, where strides are recorded.
+    # What was expanded has steps of 0, where strides are recorded, and is no longer one piece, so that it has an alias.
     repeated = [at for at, meta in enumerate(plain) if 0 in (meta.strides or ())]
+    viewed = [c.name for c in inner if c.name in ("aten::view", "aten::_reshape_alias") and _integers(c) is not None]
+    if not repeated and len(viewed) == len(plain) == len(reshaped):
+        repeated = [at for at, name in enumerate(viewed) if name == "aten::_reshape_alias"]
     places = repeated if len(repeated) == len(expanded) else range(len(plain))
     for at, meta in zip(places, expanded, strict=False):
         plain[at] = _index(meta)

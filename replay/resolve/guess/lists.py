@@ -222,9 +222,13 @@ def _broadcast_types(
     result = tuple(max(sizes) for sizes in zip(*padded, strict=True))
     types: dict[Shape, str] = {meta.shape: meta.dtype for meta in expanded}
     for call in around.following:
-        for arg in recorded_args(call):
-            if arg.tensor is not None and arg.tensor.shape == result and arg.tensor.dtype not in ("", *types.values()):
-                types.setdefault(result, arg.tensor.dtype)
+        read = [arg.tensor for arg in recorded_args(call) if arg.tensor is not None and arg.tensor.shape == result]
+        # What was expanded has a step of 0, where strides are recorded.
+        own = [meta for meta in read if meta.dtype and 0 not in (meta.strides or ())]
+        if own:
+            other = next((meta.dtype for meta in own if meta.dtype not in types.values()), own[0].dtype)
+            types.setdefault(result, other)
+            break
     if any(shape not in types for shape in shapes):
         return None
     return tuple(types[shape] for shape in shapes), "the calls inside and after"

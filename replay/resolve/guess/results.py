@@ -224,6 +224,9 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
             longer = len(shape) == len(own) and all(n >= m for n, m in zip(shape, own, strict=True))
             return longer and shape != own and shape[:same] == own[:same]
 
+        inside = [call.name for call in context.relatives().children]
+        if inside == ["aten::clone"] and spatial is None:
+            return Guess(value=(0, 0) * len(own), why="0: a copy alone inside")
         found = _first_fit(known, context, fits)
         forward = context.relatives().forward
         source = None if forward is None or "pad" not in forward.name else first_tensor_of(forward)
@@ -233,7 +236,11 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
             return None if backward else Guess(value=(1, 1) * (spatial or 1), why=f"1 on each side: {NOTHING}")
         more = [n - m for n, m in zip(found[0], own, strict=True)]
         count = spatial or len(own) - next((d for d, n in enumerate(more) if n), 0)
-        sides = [(abs(n) // 2, abs(n) - abs(n) // 2, 1 if n > 0 else -1) for n in more[len(own) - count :]]
+        # An odd number is no padding of both sides.
+        sides = [
+            (abs(n) // 2 * (n % 2 == 0), abs(n) - abs(n) // 2 * (n % 2 == 0), 1 if n > 0 else -1)
+            for n in more[len(own) - count :]
+        ]
         pairs = tuple(sign * side for *both, sign in reversed(sides) for side in both)
         return Guess(value=pairs, why=found[1])
 

@@ -35,9 +35,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         if self.what == "lost":
             lost = found.of("lost")
             return [f"{self}: {len(lost)} ops are no longer replayed"] if len(lost) > self.limit else []
+        if self.untested(found):
+            return []
         if self.what == "total":
-            if found.untold:
-                return []
             if found.whole is not None:
                 return [f"{self}: {found.whole:.3f}× of all recorded time"] if found.whole > 1.0 + self.limit else []
             total, with_alone = found.total, found.with_alone
@@ -52,12 +52,20 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             share = found.unclear_share
             return [f"{self}: {share:.0%} of the ops cannot be judged"] if share > self.limit else []
         if self.what == "power":
-            if found.power is None:
-                return [f"{self}: it is not known what change would have been found"]
-            seen = f"{self}: only changes of {found.power:.0%} or more would have been found in most ops"
-            return [seen] if found.power > self.limit else []
+            power = found.power or 0.0
+            seen = f"{self}: only changes of {power:.0%} or more would have been found in most ops"
+            return [seen] if power > self.limit else []
         slow = [op for op in found.of("slower") if (op.ratio or 1.0) > 1.0 + self.limit]
         return [f"{self}: {_which(op)} {op.ratio or 0.0:.3f}×" for op in slow]
+
+    def untested(self, found: Comparison) -> str:
+        """Why it cannot be told whether it is broken; "" where it can."""
+        if self.what == "slower" and not found.of("slower", "faster", "same"):
+            return "no op could be judged"
+        if self.what == "total":
+            return found.untold
+        unknown = self.what == "power" and found.power is None
+        return "it is not known what change would have been found" if unknown else ""
 
 
 def _which(op: OpComparison) -> str:
@@ -67,8 +75,13 @@ def _which(op: OpComparison) -> str:
 
 
 def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:
-    """What breaks the conditions, one line each. Runs without an op in common hold none, and neither do runs that were
-    cut short: nothing was looked at, or not all."""
+    """What breaks the conditions, one line each."""
+    return [line for condition in conditions for line in condition.violations(found)]
+
+
+def unchecked(conditions: Sequence[Condition], found: Comparison) -> list[str]:
+    """What could not be tested, and why, one line each: a condition of which nothing can be told either way, runs
+    without an op in common, and runs that were cut short. No such check is passed."""
     if conditions and not any(op.ratio is not None for op in found.ops):
         return ["no op was measured in both runs"]
     # Whether all that was replayed before still is can be told of any first run.
@@ -78,14 +91,7 @@ def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:
         for which, missing, asked in zip(("first", "second"), found.unreached, needed, strict=True)
         if missing and asked
     ]
-    return [*(line for condition in conditions for line in condition.violations(found)), *short]
-
-
-def unchecked(conditions: Sequence[Condition], found: Comparison) -> list[str]:
-    """Conditions of which nothing can be told either way, and why; one line each."""
-    if not found.untold:
-        return []
-    return [f"{one} was not checked: {found.untold}" for one in conditions if one.what == "total"]
+    return [*(f"{one} could not be tested: {why}" for one in conditions if (why := one.untested(found))), *short]
 
 
 def warnings_of(conditions: Sequence[Condition], found: Comparison) -> list[str]:

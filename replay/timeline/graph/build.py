@@ -15,6 +15,7 @@ from opreplay.replay.timeline.graph.model import (
     LAUNCH,
     THREAD,
     WOKEN,
+    Bools,
     Edges,
     Floats,
     Ints,
@@ -61,6 +62,9 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     busy_until = {tasks.streams.index(key): us for key, us in earlier.until_us.items() if key in tasks.streams}
     device = task_edges(trace, tasks, busy_until, step)
     waits = device_waits(trace, threads, tasks) + collective_waits(threads, tasks)
+    for until in [wait.until_us for wait in waits if wait.earlier]:
+        first = int(tasks.stream[np.argmin(np.where(_on_device(tasks), tasks.start_us, np.inf))])
+        busy_until[first] = max(until, busy_until.get(first, 0.0))
     starts: list[_Start] = []
     if threads:
         more, starts = _between_threads(trace, step, threads, end_us)
@@ -68,6 +72,10 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     lanes = [_Thread(events, _blocks(events, tasks, waits, starts, end_us, main)) for events in threads]
     parts = _parts(lanes, tasks, device, {**busy_until, **device.busy_before_us})
     return _assemble(trace, step, parts, waits, starts, end_us)
+
+
+def _on_device(tasks: Tasks) -> Bools:
+    return np.array([device != HOST_DEVICE for device, _ in tasks.streams], bool)[tasks.stream]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +346,10 @@ def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edge
         for task in wait.tasks:
             lag = min(0.0, wait.until_us - float(parts.tasks.end_us[task]))
             edges.add(parts.first_task + task, target, lag, wait.kind, wait.recorded)
+        if wait.earlier:
+            for node, stream in enumerate(parts.streams, parts.first_earlier):
+                if parts.busy_until[stream] <= wait.until_us:
+                    edges.add(node, target, wait.until_us - parts.busy_until[stream], wait.kind, wait.recorded)
         if wait.thread is not None:
             source = _ending_at(by_track[wait.thread[0]].blocks, first[wait.thread[0]], wait.thread[1])
             edges.add(source, target, 0.0, wait.kind, wait.recorded)

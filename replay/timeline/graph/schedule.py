@@ -39,8 +39,8 @@ def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: fl
     own = np.flatnonzero(nodes.lane == graph.main_lane)
     if graph.main_lane < 0 or not len(own):
         return completed
-    waited_from = np.minimum(end_us[own][:-1], begin_us)
-    waited = np.maximum(0.0, np.minimum(start_us[own][1:], begin_us) - waited_from).sum()
+    waited_from = np.minimum(np.append(0.0, end_us[own][:-1]), begin_us)
+    waited = np.maximum(0.0, np.minimum(start_us[own], begin_us) - waited_from).sum()
     return max(completed, float(end_us[own].max()) - float(waited))
 
 

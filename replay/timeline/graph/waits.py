@@ -50,6 +50,8 @@ class HostWait:
     until_us: float
     tasks: tuple[int, ...] = ()
     """Positions in `Tasks`."""
+    earlier: bool = False
+    """For what was launched before the step: it ends before any of the step's tasks starts."""
     thread: tuple[int, float] | None = None
     """(track, time) of the point waited for."""
     kind: int
@@ -105,6 +107,8 @@ def device_waits(trace: Trace, threads: list[HostEvents], tasks: Tasks) -> list[
     within = np.array([_within_device(name) for name in trace.kernel_names] or [False])[tasks.name]
     streams = _recorded_streams(trace, tasks)
     own = {int(c): i for i, c in enumerate(tasks.correlation.tolist()) if c >= 0}
+    on_device = np.array([device != HOST_DEVICE for device, _ in tasks.streams])[tasks.stream]
+    first = float(tasks.start_us[on_device].min(initial=np.inf)) + _SKEW_US
     out: list[HostWait] = []
     for events in threads:
         calls = np.flatnonzero(events.call >= 0)
@@ -122,6 +126,15 @@ def device_waits(trace: Trace, threads: list[HostEvents], tasks: Tasks) -> list[
                 if kind == _COPY and mine >= 0 and within[mine]:
                     continue
                 found = _one_wait(events.track, kind, start, end, mine, streams.get(correlation), launched)
+                if (
+                    found is None
+                    and kind in (_STREAM, _DEVICE, _EVENT)
+                    and end - start >= LONG_CALL_US
+                    and end <= first
+                ):
+                    found = HostWait(
+                        track=events.track, start_us=start, until_us=end, earlier=True, kind=SYNC, recorded=True
+                    )
                 if found is not None:
                     out.append(found)
         if not (len(calls) and (activity.calls.kind[events.call[calls]] == 0).any()):

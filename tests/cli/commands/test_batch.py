@@ -270,6 +270,18 @@ def test_bad_files_in_the_middle_lose_nothing_else(ranks: Path, tmp_path: Path) 
     assert [one.id for one in read_result_file(path).results] == [one["id"] for one in whole["ops"]]
 
 
+def test_a_trace_that_is_cut_short_is_no_success(ranks: Path, tmp_path: Path) -> None:
+    """A nightly folder with half a trace in it was green, and its ops were in the totals."""
+    whole = (ranks / "rank0.json").read_bytes()
+    (ranks / "rank0.json").write_bytes(whole[: whole.rindex(b"{")])
+    path = tmp_path / "r.jsonl"
+    for arguments, code in (((), 3), (("--resume",), 3), (("--resume", "--allow-damaged"), 0), (("--dry-run",), 3)):
+        more = () if "--dry-run" in arguments else ("-o", path)
+        result = batch(ranks, *more, *arguments)
+        assert (result.exit_code, "error: " in result.stderr) == (code, code == 3), (arguments, result.stderr)
+    assert sorted(bool(trace.losses) for trace in read_result_file(path).traces) == [False, True]
+
+
 def test_stdout_can_take_the_records(ranks: Path) -> None:
     result = batch(ranks, "-o", "-")
     records = [json.loads(line)["record"] for line in result.stdout.splitlines()]

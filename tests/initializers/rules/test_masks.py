@@ -78,4 +78,4 @@ def test_padded_sequences_begin_at_the_left(rows: int, longest: int) -> None:
     assert torch.equal(mask, torch.arange(longest) < lengths[:, None])
     assert lengths.max() == longest
     assert lengths.min() >= 1
-    assert torch._nested_tensor_from_mask_left_aligned(padded, mask)
+    assert torch.ops.aten._nested_tensor_from_mask_left_aligned(padded, mask)

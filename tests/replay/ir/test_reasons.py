@@ -28,6 +28,7 @@ def test_the_list_is_what_is_documented() -> None:
             "budget",
             "out of time",
             "rank lost",
+            "worker lost",
             "library missing",
             "failed",
         }

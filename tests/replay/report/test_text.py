@@ -99,3 +99,15 @@ def test_shortened_text_fits_and_keeps_both_ends(raw: str, width: int) -> None:
         assert short[-1] == raw[-1]
         assert re.search("…", short)
     assert len(text.end(raw, width)) <= width
+
+
+def test_json_holds_nothing_that_a_terminal_acts_on() -> None:
+    import json
+
+    from opreplay.replay.report.text import shown_json
+
+    acted_on = [*range(0x20), *range(0x7F, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+    value = {"name": "".join(map(chr, acted_on)) + "é漢"}
+    text = shown_json(value)
+    assert json.loads(text) == value
+    assert [hex(code) for code in acted_on if chr(code) in text and code != 0xA and code != 0x20] == []

@@ -186,6 +186,39 @@ def test_work_of_the_step_before_is_not_counted(tmp_path: Path) -> None:
     assert f"the step's {found.recorded_step_us / 1e3:,.2f} ms are from then" in told
 
 
+def test_a_wait_for_the_step_before_is_no_need_of_the_host(tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(3):
+        machine.begin()
+        machine.synchronize()
+        for _ in range(10):
+            machine.op("aten::mm", 5.0, ("gemm", 100.0))
+        machine.end()
+    whole = machine.write(tmp_path / "t.json")
+    begin, end = machine.began, machine.free[7]
+    machine.events = [event for event in machine.events if event["ts"] >= begin]  # the step before is not recorded
+    for path in (whole, machine.write(tmp_path / "last.json")):
+        trace = read_trace(path, activity=True)
+        graph = step_graph(trace, chosen_step(trace, 2))
+        found = timeline(trace, step=2, what_if=["gemm=0.5x"]).timeline
+        assert graph.begin_us + found.recorded_step_us <= end - begin + 0.01, "nothing ends after the recording"
+        assert found.recorded_step_us == pytest.approx(10 * 101.0, rel=0.05)
+        assert found.retimed_step_us == pytest.approx(found.recorded_step_us)
+        assert found.categories_us.idle < 0.06 * found.recorded_step_us
+        assert found.what_if[0].step_us == pytest.approx(10 * 51.0, rel=0.1)
+
+
+def test_the_window_of_a_loop_that_synchronizes_each_step(shared_traces: Path) -> None:
+    trace = read_trace(shared_traces / "h100_qwen1.5_0.5b.json.gz", activity=True)
+    graph = step_graph(trace, chosen_step(trace))
+    found = timeline(trace).timeline
+    assert graph.begin_us == pytest.approx(14_200.0, rel=0.005)
+    assert found.recorded_step_us == pytest.approx(35_200.0, rel=0.005)
+    assert 0.08 < found.categories_us.idle / found.recorded_step_us < 0.10
+    last_ns = (trace.kernels.start_ns + trace.kernels.dur_ns).max()
+    assert graph.step.start_ns + 1e3 * (graph.begin_us + found.recorded_step_us) <= last_ns + 1e3
+
+
 def test_a_step_is_chosen_by_number_and_else_by_length(tmp_path: Path) -> None:
     machine = Machine()
     for us in (900.0, 100.0, 500.0):

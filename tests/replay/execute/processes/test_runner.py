@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -100,16 +99,6 @@ def test_crash_after_other_ops_is_tried_again_in_a_fresh_child(runner: ChildProc
     assert runner.pid is None, "the second child died as well"
     assert runner.measure(fake_op("1us")).status == "replayed"
     assert runner.pid != before
-
-
-@linux
-def test_killed_child_is_said_to_have_lacked_memory(runner: ChildProcess) -> None:
-    assert runner.pid is not None
-    os.kill(runner.pid, signal.SIGSTOP)
-    os.kill(runner.pid, signal.SIGKILL)
-    outcome = runner.measure(fake_op("1us"))
-    assert outcome.status == "skipped"
-    assert "SIGKILL" in str(outcome.reason)
 
 
 def test_close_leaves_no_process(runner: ChildProcess) -> None:

@@ -49,19 +49,25 @@ CASES: tuple[tuple[str, Callable[[], object], tuple[tuple[tuple[int, ...], str] 
 )
 
 
-@pytest.mark.parametrize("columns", [(), ("Input Strides", "Concrete Inputs")], ids=["all", "sizes and types"])
-@pytest.mark.parametrize("case", range(len(CASES)))
-def test_the_recorded_index_tensors_are_found(case: int, columns: tuple[str, ...], tmp_path: Path) -> None:
-    name, step, expected = CASES[case]
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        step()
-    path = tmp_path / "trace.json"
+def exported(profiler: profile, folder: Path, columns: tuple[str, ...]) -> Path:
+    """The recorded trace less some columns."""
+    path = folder / "trace.json"
     profiler.export_chrome_trace(str(path))
     trace = json.loads(path.read_text())
     for event in trace["traceEvents"]:
         for column in columns:
             event.get("args", {}).pop(column, None)
     path.write_text(json.dumps(trace))
+    return path
+
+
+@pytest.mark.parametrize("columns", [(), ("Input Strides", "Concrete Inputs")], ids=["all", "sizes and types"])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_the_recorded_index_tensors_are_found(case: int, columns: tuple[str, ...], tmp_path: Path) -> None:
+    name, step, expected = CASES[case]
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step()
+    path = exported(profiler, tmp_path, columns)
     plan = build_plan(read_trace(path), select="all")
     (op,) = (op for op in plan.ops if op.name == name)
     (indices,) = (arg.tensors for arg in op.args if arg.name == "indices")
@@ -127,14 +133,33 @@ def test_results_of_masks_have_as_many_rows_as_the_calls_inside_tell(
     assert moved.attrs["moved_bytes"] == result.nbytes
 
 
+@pytest.mark.parametrize("columns", [(), ("Input Strides",), ("Input Strides", "Concrete Inputs")])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_index_of_one_element_is_the_one_with_steps_of_zero(tmp_path: Path, order: tuple[int, int]) -> None:
+def test_the_index_of_one_element_is_the_one_that_is_expanded(
+    tmp_path: Path, order: tuple[int, int], columns: tuple[str, ...]
+) -> None:
     given = (torch.tensor([0, 3, 1]), torch.tensor(2))
     indices = tuple(given[at] for at in order)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         Y.index_put_(indices, torch.ones(3))
-    path = tmp_path / "trace.json"
-    profiler.export_chrome_trace(str(path))
+    path = exported(profiler, tmp_path, columns)
     (op,) = (op for op in build_plan(read_trace(path), select="all").ops if op.name == "aten::index_put_")
     (told,) = (arg.tensors for arg in op.args if arg.name == "indices")
     assert [meta and meta.shape for meta in told] == [tuple(index.shape) for index in indices]
+
+
+@pytest.mark.parametrize("columns", [(), ("Input Strides",)], ids=["all", "no strides"])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_an_index_under_vmap(tmp_path: Path, shape: tuple[int, ...], columns: tuple[str, ...]) -> None:
+    """The call for a row has the index of a row, those inside the batch's range and index."""
+    rows, at = torch.rand(4, 5), torch.randint(0, 5, (4, *shape))
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        torch.vmap(lambda row, index: row[index])(rows, at)
+    path = exported(profiler, tmp_path, columns)
+    told = {
+        (op.args[0].tensors[0].shape, tuple(meta.shape for meta in op.args[1].tensors if meta))  # type: ignore[union-attr]
+        for op in build_plan(read_trace(path), select="all").ops
+        if op.name == "aten::index"
+    }
+    batch = ((4, *(1,) * len(shape)), (4, *shape))
+    assert told == {((5,), (shape,)), ((4, 5), batch)}

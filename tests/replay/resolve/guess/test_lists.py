@@ -107,6 +107,16 @@ def test_types_of_tensors_that_are_expanded_inside_and_read_next() -> None:
     assert [meta and meta.dtype for meta in argument(op, "tensors").tensors] == ["int64", "float64"]
 
 
+def test_a_comparison_of_what_was_broadcast_does_not_tell_its_type() -> None:
+    given = call("aten::broadcast_tensors", (((16, 4), (1, 1)), "TensorList"))
+    inside = call("aten::expand", f(1, 1))
+    readers = [call("aten::gt", f(16, 4), f(1, 1)), call("aten::all", ((16, 4), "bool"))]
+    op = planned(
+        "aten::broadcast_tensors", (given, 0, 100), (inside, 10, 5), (readers[0], 120, 5), (readers[1], 130, 5)
+    )
+    assert [meta and meta.dtype for meta in argument(op, "tensors").tensors] == ["float32", "float32"]
+
+
 def test_a_fused_optimizer_is_not_as_large_as_what_it_calls_inside() -> None:
     """Its calls inside read step counters: 64 parameters became 64 scalars."""
     adam = call("aten::_fused_adamw_", *[LIST] * 6, *[FLAG] * 7, ((), ""), ((), ""))

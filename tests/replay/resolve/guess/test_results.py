@@ -162,3 +162,10 @@ def test_layers_and_directions_follow_from_the_weights(tmp_path: Path) -> None:
 def test_no_argument_has_two_rules() -> None:
     tables = (NETWORK_RULES, RESULT_RULES, WINDOW_RULES, LIST_RULES, TABLE_RULES)
     assert len({key for table in tables for key in table}) == sum(map(len, tables))
+
+
+@pytest.mark.parametrize("pad", [(0, 0, 0, 3), (0, 1), (2, 2), (0, 0, 0, 0)])
+def test_an_odd_padding_is_at_the_end_and_a_copy_pads_nothing(tmp_path: Path, pad: tuple[int, ...]) -> None:
+    given = torch.rand(3, 4)
+    plan = stripped(lambda: torch.constant_pad_nd(given, pad).exp(), tmp_path)
+    assert value_of(plan, "aten::constant_pad_nd", "pad") == pad

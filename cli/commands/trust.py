@@ -1,0 +1,31 @@
+# pyright: strict
+"""`opreplay trust`: a found file of options may from now on name code, files and limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from opreplay.cli.options.types import FileName
+
+
+@click.command("trust", short_help="Let a found file of options name code and files.")
+@click.argument("file", metavar="[FILE]", required=False, type=FileName())
+def command(file: str | None) -> None:
+    """Let FILE, as it is now, name code to run, files to write and limits. Read it first. It is the nearest
+    opreplay.toml or pyproject.toml by default. After an edit it is to be trusted again.
+
+    What is trusted is remembered in $XDG_STATE_HOME/opreplay or ~/.local/state/opreplay.
+    """
+    from opreplay.cli.settings import OWN, SHARED, content_of, find_file
+    from opreplay.cli.trusted import trust
+    from opreplay.traces.errors import UsageError
+
+    path = find_file(Path.cwd()) if file is None else Path(file)
+    if path is None:
+        raise UsageError(
+            f"there is no {OWN} here or above, and no [tool.opreplay] in a {SHARED}", hint="Name the file."
+        )
+    trust(path, content_of(path))
+    click.echo(f"{path.resolve()} is trusted until it changes", err=True)

@@ -1,0 +1,43 @@
+# pyright: strict
+"""Numbers in a file that nothing here can compute with: beyond 64 bits, and times beyond the age of the Earth.
+
+JSON knows no bounds, and sums or roundings of such values end in an error far from the file that holds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+_SUSPECT = re.compile(rb"\d{19}|[eE]\+?\d{2}")
+"""What every such number has in JSON; a digest or a long fraction as well, which costs a second look."""
+_TIME = re.compile(r"(^|_)(us|ns|s)(_|$)")
+MAX_INT = 1 << 64
+MAX_TIME = 1e23
+"""In whichever unit."""
+
+
+def extreme(data: bytes) -> str:
+    """Where the first such number of some JSON is, "$.ops[3].count"; "" for none, and for what is no JSON."""
+    if _SUSPECT.search(data) is None:
+        return ""
+    try:
+        waiting: list[tuple[str, bool, Any]] = [("$", False, msgspec.json.decode(data))]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    while waiting:
+        where, is_time, value = waiting.pop()
+        if isinstance(value, Mapping):
+            items = cast("Mapping[str, Any]", value).items()
+            waiting += [(f"{where}.{key}", is_time or bool(_TIME.search(key)), each) for key, each in items]
+        elif isinstance(value, list):
+            waiting += [(f"{where}[{at}]", is_time, each) for at, each in enumerate(cast("list[Any]", value))]
+        elif isinstance(value, int):
+            if not -MAX_INT < value < MAX_INT or (is_time and abs(value) > MAX_TIME):
+                return where
+        elif isinstance(value, float) and is_time and not abs(value) <= MAX_TIME:
+            return where
+    return ""

@@ -51,7 +51,7 @@ from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.replay.results.records import Filling
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
-from opreplay.traces.errors import EnvironmentRefused, UsageError
+from opreplay.traces.errors import EnvironmentRefused, UsageError, internal_error
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
 """Calls in a row after which an op that writes to its arguments may still have finite values."""
@@ -255,7 +255,11 @@ class TorchExecutor:
         prepared.initializer, prepared.filling = filled.initializer, filled.filling
         prepared.lengths = filled.lengths
         if self._check_work:
-            prepared.work = work_of(self._context(op, args, seed_of(op, seed), seed), filled.lengths)
+            context = self._context(op, args, seed_of(op, seed), seed)
+            try:
+                prepared.work = work_of(context, filled.lengths)
+            except (AttributeError, NameError) as error:
+                raise internal_error(f"counter of work for {op.name} ({op.id})", error) from error
         prepared.assumptions = filled.assumptions
         if op.gradients:
             require_gradients(args.values())

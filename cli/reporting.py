@@ -78,6 +78,7 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
     Raises InternalError where code of opreplay's own failed.
     """
     from opreplay.replay.results.resume import has_lost_process, is_ended_by_time, is_out_of_time
+    from opreplay.traces.errors import InternalError
 
     summary = outputs.memory.summary
     missed = 0 if summary is None else summary.ops - summary.replayed
@@ -104,6 +105,9 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
     code = code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
     failed.conclude()
+    for result in outputs.memory.results:
+        if result.reason is not None and result.reason.kind == "internal error":
+            raise InternalError(f"{result.name} ({result.id}): {result.reason.detail}")
     return ExitCode.INCOMPLETE if lost and code == ExitCode.OK else code
 
 

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.user_code import failed_at
+from opreplay.traces.errors import internal_error, is_own_fault
 
 FINGERPRINT_BYTES = 1 << 24
 """Largest tensor whose bytes are looked at; of larger ones torch's count of writes tells."""
@@ -22,20 +23,24 @@ TEXT_LENGTH = 400
 
 
 def applies(rule: CustomInit, context: InitContext) -> bool:
-    """Whether the initializer takes this call. Raises InitializerError when it cannot even say that."""
+    """Whether the initializer takes this call. Raises InitializerError when it cannot even say that.
+
+    Raises InternalError for a fault of opreplay's own.
+    """
     try:
         return bool(rule.applies_to(context))
     except InitializerError:
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
+        _refuse_own_fault(error, rule, context)
         raise InitializerError(f"{rule.name}: applies_to: {_said(error)}") from error
 
 
 def apply(rule: CustomInit, context: InitContext) -> InitReport:
     """Let the initializer fill the tensors; its report, a line of text or nothing being taken for one.
 
-    Raises InitializerError for whatever it raises, for a result of another type, and for tensors that it resized or
-    replaced instead of filling them.
+    Raises InternalError for a fault of opreplay's own, InitializerError for whatever else it raises, for a result of
+    another type, and for tensors that it resized or replaced instead of filling them.
     """
     before = list(_tensors(context.args))
     try:
@@ -43,6 +48,7 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
     except InitializerError:
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
+        _refuse_own_fault(error, rule, context)
         raise InitializerError(_said(error)) from error
     after = list(_tensors(context.args))
     for name, tensor, shape, dtype in before:
@@ -62,6 +68,11 @@ def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tupl
             digest = crc32(tensor.detach().cpu().contiguous().flatten().numpy().tobytes()) if small else 0
             marks[name] += (tensor._version, digest)
     return marks
+
+
+def _refuse_own_fault(error: BaseException, rule: CustomInit, context: InitContext) -> None:
+    if isinstance(error, Exception) and is_own_fault(error):
+        raise internal_error(f"initializer {rule.name} for {context.op}", error) from error
 
 
 def _tensors(args: Mapping[str, Any]) -> Iterator[tuple[str, Any, tuple[int, ...], Any]]:

@@ -18,6 +18,7 @@ Reasons why a single op was not replayed are no errors: see `opreplay.replay.ir.
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 
 class OpReplayError(Exception):
@@ -86,3 +87,20 @@ def internal_error(doing: str, error: Exception) -> InternalError:
         f"internal error: {doing}: {type(error).__name__}: {error}{place}",
         hint="This is a fault of opreplay, not of its input: please report it. --exclude NAME leaves the op out.",
     )
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_OWN = frozenset({"cli", "initializers", "replay", "traces"})
+"""Folders of opreplay's own code."""
+
+
+def is_own_fault(error: BaseException) -> bool:
+    """Whether a line of opreplay's own raised what no arguments of an op explain: a missing name or attribute.
+
+    Other errors of code that runs an op are torch's way to refuse arguments that do not go together.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not isinstance(error, AttributeError | NameError):
+        return False
+    place = Path(frames[-1].filename)
+    return place.is_relative_to(_PACKAGE) and place.relative_to(_PACKAGE).parts[0] in _OWN

@@ -198,7 +198,8 @@ RULES: tuple[tuple[tuple[str, ...], dict[str, Kind]], ...] = (
     (("npu::npu_gather_backward",), {"index": below(_given("self_size", "dim"))}),
     (("npu::npu_gather_sparse_index_backward",), {"index": below(_given("self_sizes", 0))}),
     (("npu::npu_kv_rmsnorm_rope_cache",), {"index": distinct(
-        lambda context: _size("k_cache")(context) * max(1, _size("k_cache", 1)(context)))}),
+        lambda context: _size("k_cache", 2)(context) if context.need("index").dim() == 2  # batches' places
+        else _size("k_cache")(context) * max(1, _size("k_cache", 1)(context)))}),
     (("npu::npu_scatter",), {"indices": below(_along("self", "dim"))}),
     (("npu::npu_scatter_list", "npu::npu_scatter_list_"), {"indices": below(_along("self", "axis"))}),
     (("npu::npu_scatter_nd_update", "npu::npu_scatter_nd_update_"), {"indices": places_in("self")}),

@@ -27,7 +27,7 @@ from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import Fidelity
-from opreplay.traces.errors import OpReplayError, PolicyError
+from opreplay.traces.errors import InternalError, OpReplayError, PolicyError
 
 
 def attempt(
@@ -62,6 +62,8 @@ def attempt(
             return unable(stopped.reason)
         except PolicyError as refused:
             return unable(Reason("policy", str(refused)))
+        except InternalError as error:
+            return unable(reason_for(error))
         except OpReplayError as error:
             return unable(Reason("failed", str(error)))
         except Exception as error:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from opreplay.traces.errors import OpReplayError
+from opreplay.traces.errors import InternalError, OpReplayError, internal_error, is_own_fault
 
 ReasonKind = Literal[
     "collective",
@@ -26,6 +26,7 @@ ReasonKind = Literal[
     "worker lost",
     "library missing",
     "failed",
+    "internal error",
 ]
 KINDS: tuple[ReasonKind, ...] = get_args(ReasonKind)
 
@@ -41,18 +42,29 @@ MEANINGS: dict[ReasonKind, str] = {
     "worker lost": "its process was ended or stopped from outside; continuing the run is another chance",
     "library missing": "the library that has the op is not installed, and there is no reference for it",
     "failed": "was resolved or called, and torch refused it or broke",
+    "internal error": "code of opreplay's own failed on it: please report it",
 }
 """What each kind means, in words for people."""
 
 DETAILED: frozenset[ReasonKind] = frozenset(
-    {"metadata missing", "policy", "budget", "out of time", "rank lost", "worker lost", "library missing", "failed"}
+    {
+        "metadata missing",
+        "policy",
+        "budget",
+        "out of time",
+        "rank lost",
+        "worker lost",
+        "library missing",
+        "failed",
+        "internal error",
+    }
 )
 """Kinds that say nothing without a detail: what is missing, forbidden, too large or broken."""
 
 LOST: frozenset[ReasonKind] = frozenset({"rank lost", "worker lost"})
 """Kinds that say nothing of the op: its processes were ended from outside."""
 
-TRIED: frozenset[ReasonKind] = frozenset({"failed"})
+TRIED: frozenset[ReasonKind] = frozenset({"failed", "internal error"})
 """Kinds of ops that count as failed; all others are skipped."""
 
 
@@ -138,7 +150,14 @@ MEMORY_SIGNS = ("can't allocate memory", "out of memory", "bad_alloc", "not enou
 
 
 def reason_for(error: Exception) -> Reason:
-    """Budget for memory that could not be had, else failed with the type and the first line of the error."""
+    """Budget for memory that could not be had, else failed with the type and the first line of the error.
+
+    An internal error where the fault is opreplay's own.
+    """
+    if isinstance(error, InternalError):
+        return Reason("internal error", str(error))
+    if is_own_fault(error):
+        return Reason("internal error", str(internal_error("its replay", error)))
     text = str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")[:DETAIL_CHARS]
     if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY_SIGNS):

@@ -135,7 +135,7 @@ def read_result_file(path: str | Path) -> ResultFile:
             record = decoder.decode(line) if header.schema_version >= REASONS_ARE_VALUES else _decoded_older(line)
         except UNDECODABLE as error:
             raise FormatError(f"{path}, line {number}: {error}", hint=DAMAGED) from None
-        if where := extreme(line):
+        if where := extreme(line) or _contradiction(record):
             raise FormatError(f"{path}, line {number}: {where} is out of range", hint=DAMAGED)
         if sink.summary is not None and not isinstance(record, Resumed):
             raise FormatError(f"{path}, line {number}: there is a line after the summary")
@@ -149,6 +149,16 @@ def read_result_file(path: str | Path) -> ResultFile:
         sequence=sink.sequence,
         complete_bytes=len(data) - len(lines[-1]),
     )
+
+
+def _contradiction(record: object) -> str:
+    """What of a measurement no clock can have said: times below zero, or an interval whose end comes first."""
+    found = record.measurement if isinstance(record, OpResult) else None
+    if found is None:
+        return ""
+    low, high = found.ci_low_us or 0.0, found.ci_high_us
+    times = (found.median_us, found.iqr_us, found.min_us, found.max_us, low, found.relative or 0.0)
+    return "a time of the measurement" if min(times) < 0 or (high is not None and high < low) else ""
 
 
 def _read_header(line: bytes, path: str | Path) -> Header:

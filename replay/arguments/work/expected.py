@@ -29,6 +29,8 @@ from opreplay.replay.arguments.work.routes import loads_of
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.standins.declared.register import canonical_name
+from opreplay.replay.standins.invented import EXPERT_LAYERS
+from opreplay.traces.errors import internal_error, is_own_fault
 from opreplay.traces.model import TensorMeta
 
 OPS = frozenset((*PagedAttentionInit.op_patterns, *MoeRoutingInit.op_patterns))
@@ -60,10 +62,15 @@ class ExpectedContents:
         if name not in OPS:
             return None
         if op.id not in self._made:
-            self._made[op.id] = self._make(op, name)
+            made = self._make(op, name)
+            if name in EXPERT_LAYERS:
+                words = self.registry.options_of(self.registry[MoeRoutingInit.name])
+                made = msgspec.structs.replace(made or Contents(), layer=words)
+            self._made[op.id] = made
         return self._made[op.id]
 
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
+        """Raises InternalError for a fault of opreplay's own."""
         try:
             filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
             made = None if filled is None else contents_of(filled.context, filled.lengths)
@@ -84,8 +91,11 @@ class ExpectedContents:
             LookupError,
             ArithmeticError,
             AttributeError,
+            NameError,
         ) as error:
             # A trace may name any arguments; one op of it that makes no sense does not stop the others.
+            if is_own_fault(error):
+                raise internal_error(f"contents of {op.name} ({op.id})", error) from error
             self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
             return None
 

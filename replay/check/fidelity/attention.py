@@ -219,10 +219,22 @@ def merge_attn_states(values: Values) -> tuple[Tensor, Tensor]:
 
 
 @formula(
-    "sgl_kernel::merge_state_v2 sgl_kernel::merge_state",
+    "sgl_kernel::merge_state_v2",
+    "f32[8,4,16], f32[8,4], f32[8,4,16], f32[8,4], f32[8,4,16], f32[8,4]",
+)
+def merge_state_v2(values: Values) -> tuple[Tensor, Tensor]:
+    out, total = merged(values["v_a"], values["s_a"], values["v_b"], values["s_b"])
+    return out, total.to(values["s_a"].dtype)
+
+
+@formula(
+    "sgl_kernel::merge_state",
     "f32[8,4,16], f32[8,4], f32[8,4,16], f32[8,4], f32[8,4,16], f32[8,4]",
 )
 def merge_state(values: Values) -> tuple[Tensor, Tensor]:
-    # FlashInfer's merge_state counts in powers of two, merge_state_v2 in powers of e.
-    out, total = merged(values["v_a"], values["s_a"], values["v_b"], values["s_b"])
-    return out, total.to(values["s_a"].dtype)
+    # FlashInfer's log-sum-exps are to base 2.
+    weights = [torch.exp2(wide(values[name])) for name in ("s_a", "s_b")]
+    both = weights[0] + weights[1]
+    parts = (wide(values[name]) * one.unsqueeze(-1) for name, one in zip(("v_a", "v_b"), weights, strict=True))
+    out = sum(parts) / both.unsqueeze(-1)
+    return out.to(values["v_a"].dtype), torch.log2(both).to(values["s_a"].dtype)

@@ -183,7 +183,7 @@ def _define(version: Reference, overload: str) -> str:
     library.define(text)
     schema = parse_schema(f"{namespace}::{text}")
     library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
-    fake = _adapt(version.fake or version.run, schema) if schema.returns or version.fake else _nothing
+    fake = _adapt(version.fake or version.run, schema, version.run) if schema.returns or version.fake else _nothing
     torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)
     return overload
 
@@ -192,8 +192,28 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """The fake kernel of an op that only writes to its arguments."""
 
 
-def _adapt(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
-    """A kernel that hands `run` the arguments it names; the dispatcher leaves out those that equal their default."""
+INERT = frozenset({"backend", "config", "kernelName", "kernel_type", "layer_name", "mfma_type", "schedule", "dst_type"})
+"""Texts that choose a kernel, or name what is called, and change no value: a stand-in need not take them. `dst_type` is
+that of the output, which is given as well."""
+ONE_MODE = frozenset(
+    {("npu::npu_scatter_pa_kv_cache_functional", "cache_mode"), ("npu::npu_apply_rotary_pos_emb", "layout")}
+)
+"""(op, text) of which every value that the stand-in's shapes allow means the same."""
+
+
+def untaken_modes(run: Callable[..., Any], schema: Any) -> tuple[str, ...]:
+    """Texts of the schema that change what an op computes, and that its stand-in does not take: layouts, roundings,
+    reductions. Any value but the default is refused, as a mode that is not known would give wrong values."""
+    taken = inspect.signature(run).parameters
+    texts = [argument for argument in schema.arguments if str(argument.type) in ("str", "Optional[str]")]
+    return tuple(one.name for one in texts if one.name not in taken and one.name not in INERT)
+
+
+def _adapt(run: Callable[..., Any], schema: Any, stand_in: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A kernel that hands `run` the arguments it names; the dispatcher leaves out those that equal their default.
+
+    Raises ValueError when called with a mode that `stand_in` does not take; where that is not given, `run` is it.
+    """
     names: Sequence[str] = [argument.name for argument in schema.arguments]
     wanted = tuple(inspect.signature(run).parameters)
     unknown = [
@@ -205,9 +225,13 @@ def _adapt(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
         raise ValueError(f"{schema.name}: {run.__name__} wants {', '.join(unknown)}, which the schema does not have")
     wanted = tuple(name for name in wanted if name in names)
     defaults = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
+    modes = frozenset(mode for mode in untaken_modes(stand_in or run, schema) if (schema.name, mode) not in ONE_MODE)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        for mode in modes:
+            if given.get(mode) != defaults.get(mode):
+                raise ValueError(f"{schema.name}: {mode}={given[mode]!r} is not stood in for")
         return run(**{name: given[name] for name in wanted})
 
     return kernel

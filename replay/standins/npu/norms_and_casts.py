@@ -293,16 +293,24 @@ def npu_kv_rmsnorm_rope_cache(
     k_cache: Tensor,
     ckv_cache: Tensor,
     epsilon: float,
+    cache_mode: str,
     is_output_kv: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """kv [B, 1, S, rank + rope]: the normed rank part into ckv_cache, the rotated rope part into k_cache.
 
-    index int64 [B · S] are slots of caches [.., rank], [.., rope] flattened; negative ones are skipped. Unquantised
-    caches in token order only.
+    Mode Norm: index int64 [B, S] are places in each batch's own cache [B, 1, places, ..]. Modes PA and PA_BNSD: index
+    [B · S] are slots of paged caches [blocks, page, 1, ..], as is a flat index without a mode, which traces do not
+    record. Negative ones are skipped. Unquantised caches in token order only; raises ValueError for other modes.
     """
+    if cache_mode not in ("Norm", "PA", "PA_BNSD"):
+        raise ValueError(f"caches of mode {cache_mode} are not stood in for: Norm, PA and PA_BNSD are")
     rank = gamma.shape[0]
     latent, _ = rms_norm_with_scale(kv[..., :rank], gamma, epsilon)
     turned = rotate_whole(_to_halves(kv[..., rank:]), cos, sin, neox=True)
+    if cache_mode == "Norm" and index.dim() == 2:
+        places = k_cache[0].numel() // k_cache.shape[-1]
+        first = places * torch.arange(index.shape[0], device=index.device).unsqueeze(1)
+        index = torch.where(index < 0, index, index + first)
     slots = index.flatten()
     for rows, cache in ((turned, k_cache), (latent, ckv_cache)):
         flat = cache.view(-1, 1, cache.shape[-1])

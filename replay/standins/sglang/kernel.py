@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -177,10 +178,17 @@ def bmm_fp8(A: Tensor, B: Tensor, D: Tensor, A_scale: Tensor, B_scale: Tensor) -
     D.copy_(torch.bmm(A.float(), B.float()) * (A_scale * B_scale))
 
 
-@stands_for("sgl_kernel::merge_state", "sgl_kernel::merge_state_v2")
-def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor) -> None:
-    """Join two partial attentions [T, H, D] by their log-sum-exps [T, H]."""
+@stands_for("sgl_kernel::merge_state_v2")
+def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor) -> None:
+    """Join two partial attentions [T, H, D] by their natural log-sum-exps [T, H]."""
     merge_attn_states(v_merged, s_merged.t(), v_a, s_a.t(), v_b, s_b.t())
+
+
+@stands_for("sgl_kernel::merge_state")
+def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor) -> None:
+    """The same of FlashInfer, whose log-sum-exps are to base 2."""
+    merge_state_v2(v_a, s_a * math.log(2), v_b, s_b * math.log(2), v_merged, s_merged)
+    s_merged.div_(math.log(2))
 
 
 @stands_for("sgl_kernel::fwd", fake=fake_fa3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -279,3 +280,48 @@ def test_npu_mla_cache_write(op: Op) -> None:
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             assert torch.equal(k_cache.reshape(16, 4)[slot], rows[token])
+
+
+def mla_cache_write(op: Op, index: torch.Tensor, **mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, k_cache [2, 1, 5, 4] or pages of it) of a write of two batches of one token."""
+    kv, k_cache, latents = torch.randn(2, 1, 1, 8 + 4), torch.zeros(2, 1, 5, 4), torch.zeros(2, 1, 5, 8)
+    tables = torch.ones(2, 1, 1, 4), torch.zeros(2, 1, 1, 4)
+    if mode:
+        k_cache, latents = k_cache.reshape(2, 5, 1, 4), latents.reshape(2, 5, 1, 8)
+    found = op("npu::npu_kv_rmsnorm_rope_cache")(
+        kv, torch.rand(8), *tables, index, k_cache, latents, is_output_kv=True, **mode
+    )
+    return found[2].reshape(2, 4), k_cache.reshape(2, 5, 4)
+
+
+def test_npu_mla_cache_write_has_places_in_each_batch_by_default(op: Op) -> None:
+    rows, cache = mla_cache_write(op, torch.tensor([[3], [1]]))
+    assert torch.equal(cache[0, 3], rows[0])
+    assert torch.equal(cache[1, 1], rows[1])
+    assert int(cache.any(-1).sum()) == 2
+    rows, cache = mla_cache_write(op, torch.tensor([[-1], [4]]))
+    assert torch.equal(cache[1, 4], rows[1])
+    assert int(cache.any(-1).sum()) == 1
+
+
+@pytest.mark.parametrize("mode", ["PA", "PA_BNSD"])
+def test_npu_mla_cache_write_has_slots_of_pages(op: Op, mode: str) -> None:
+    rows, cache = mla_cache_write(op, torch.tensor([3, 6]), cache_mode=mode)
+    assert torch.equal(cache[0, 3], rows[0])
+    assert torch.equal(cache[1, 1], rows[1])
+
+
+@pytest.mark.parametrize("mode", ["PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"])
+def test_npu_mla_cache_write_refuses_other_modes(op: Op, mode: str) -> None:
+    with pytest.raises(ValueError, match=mode):
+        mla_cache_write(op, torch.tensor([3, 6]), cache_mode=mode)
+
+
+@pytest.mark.parametrize(("name", "base"), [("merge_state", 2.0), ("merge_state_v2", math.e)])
+def test_partial_attentions_are_joined_to_the_base_of_their_logarithms(op: Op, name: str, base: float) -> None:
+    a, b = torch.full((1, 1, 2), 3.0), torch.full((1, 1, 2), 9.0)
+    logs = [torch.tensor([[math.log(weight, base)]]) for weight in (1.0, 2.0)]
+    out, total = torch.empty_like(a), torch.empty(1, 1)
+    op(f"sgl_kernel::{name}")(a, logs[0], b, logs[1], out, total)
+    close(out, torch.full((1, 1, 2), 7.0))
+    close(total, torch.tensor([[math.log(3.0, base)]]))

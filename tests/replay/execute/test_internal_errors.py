@@ -1,0 +1,71 @@
+"""A missing name in code of opreplay's own is an internal error of the op, whoever called it; a refusal is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+
+from opreplay.initializers import applying
+from opreplay.initializers.base import InitContext, InitializerError
+from opreplay.initializers.registry import built_in
+from opreplay.replay.ir.reasons import reason_for
+from opreplay.traces import errors
+from opreplay.traces.errors import InternalError, is_own_fault
+
+
+def context() -> InitContext:
+    index = torch.zeros(4, dtype=torch.int64)
+    return InitContext(op="aten::embedding", args={"indices": index}, metas={}, generator=torch.Generator(), seed=0)
+
+
+def raised(code: str, place: str | Path) -> Exception:
+    try:
+        FunctionType(compile(code, str(place), "exec"), {})()
+    except Exception as error:
+        return error
+    raise AssertionError(code)
+
+
+OURS = Path(errors.__file__).parents[1] / "replay" / "standins" / "npu" / "norms_and_casts.py"
+
+
+@pytest.mark.parametrize("code", ["None.shape", "no_such_name"])
+def test_a_name_that_a_line_of_ours_lacks_is_an_internal_error(code: str) -> None:
+    assert is_own_fault(raised(code, OURS))
+    reason = reason_for(raised(code, OURS))
+    assert reason.kind == "internal error"
+    assert reason.status == "failed"
+    assert OURS.name in reason.detail
+
+
+@pytest.mark.parametrize("code", ["None.shape", "no_such_name"])
+def test_one_that_a_users_file_lacks_is_not(code: str, tmp_path: Path) -> None:
+    assert reason_for(raised(code, tmp_path / "replay" / "mine.py")).kind == "failed"
+
+
+@pytest.mark.parametrize("code", ["1 + ''", "().index(1)", "[][0]", "raise RuntimeError('shapes')"])
+def test_a_refusal_of_arguments_is_not(code: str) -> None:
+    assert reason_for(raised(code, OURS)).kind == "failed"
+
+
+@pytest.mark.parametrize("method", ["applies_to", "initialize"])
+def test_a_fault_of_an_initializer_is_named_with_the_op(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = built_in().rules_for("aten::embedding")[0]
+
+    def fails(*_: object) -> Any:
+        raise AttributeError("of this file, as a user's initializer is")
+
+    def slip(*_: object) -> Any:
+        FunctionType(compile("None.shape", str(OURS), "exec"), {})()
+
+    call = applying.applies if method == "applies_to" else applying.apply
+    monkeypatch.setattr(type(rule), method, slip)
+    with pytest.raises(InternalError, match=f"{rule.name}.*aten::embedding.*{OURS.name}"):
+        call(rule, context())
+    monkeypatch.setattr(type(rule), method, fails)
+    with pytest.raises(InitializerError):
+        call(rule, context())

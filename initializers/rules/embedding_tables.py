@@ -76,7 +76,7 @@ class TableBatchedInit(CustomInit):
         _assign(context.tensor("weights_placements"), torch.zeros(tables, dtype=torch.int64))
         _assign(context.tensor("hash_size_cumsum"), first_rows)
         for number, state in enumerate(states, 1):
-            state.abs_()  # sums of squares
+            fill.span(state).abs_()  # sums of squares
             by_element = state.numel() >= weights.numel()
             begins = torch.arange(tables) * share if by_element else first_rows[:-1]
             _assign(context.tensor(f"momentum{number}_offsets"), begins)

@@ -1,7 +1,7 @@
 # pyright: strict
 """Plugins: loads what the user names and what is installed, and tells what is registered and where it is from.
 
-Owns no registry: those are `conversions`, `user_executors`, `opreplay.initializers.extensions` and `ascend.custom`.
+Owns no registry: those are `conversions`, `executors`, `opreplay.initializers.extensions` and `ascend.custom`.
 """
 
 from __future__ import annotations

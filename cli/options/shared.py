@@ -109,7 +109,7 @@ def allow_import_option(command: Command) -> Command:
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which ops of the trace to take: the command gets a `selection`, a `planning.Selection`."""
+    """Which ops of the trace to take: the command gets a `selection`, a `Selection`."""
 
     @wraps(command)
     def taking_selection(
@@ -234,18 +234,6 @@ def l2_option(default: str | None) -> Callable[[Command], Command]:
 def tables_argument(command: Command) -> Command:
     """KERNEL_DETAILS: kernel tables of the Ascend profiler."""
     return click.argument("kernel_details", metavar="KERNEL_DETAILS...", nargs=-1, required=True)(command)
-
-
-def one_soc_each_option(command: Command) -> Command:
-    """--soc for measured kernels: the device of all tables, or of each."""
-    return click.option(
-        "--soc",
-        type=SocName(),
-        multiple=True,
-        required=True,
-        metavar="NAME|FILE",
-        help="The device measured, or a device file (.toml); once for all tables or once for each.",
-    )(command)
 
 
 def custom_op_option(command: Command) -> Command:

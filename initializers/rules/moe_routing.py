@@ -130,6 +130,16 @@ class MoeRoutingInit(CustomInit):
         ),
         Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
         Option(name="histogram", type=str, default="", help="JSON file with one count an expert."),
+        Option(name="experts", type=int, default=0, low=0, help="Of a layer without weights among its arguments."),
+        Option(name="intermediate", type=int, default=0, low=0, help="Width of such a layer's experts, on this rank."),
+        Option(name="top_k", type=int, default=0, low=0, help="Experts a token, of such a layer."),
+        Option(
+            name="dtype",
+            type=str,
+            default="",
+            choices=("", "bfloat16", "float16", "float8", "int8", "float4", "int4"),
+            help="Of such a layer's weights.",
+        ),
     )
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:

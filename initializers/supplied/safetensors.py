@@ -1,6 +1,6 @@
 """Reads .safetensors files: a length, a JSON header, raw bytes; every number is checked before it is used.
 
-Owns the format, not which op a tensor is for (`recorded_values`). Nothing of the file is executed or unpickled.
+Owns the format, not which op a tensor is for (`values`). Nothing of the file is executed or unpickled.
 Format: https://github.com/huggingface/safetensors#format
 """
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """The values that cost functions work on: a device flattened to plain floats, with its cost table by kernel type.
 
-Owns the compiled form only; `device_file` reads and checks the files it is made from.
+Owns the compiled form only; `devices.file` reads and checks the files it is made from.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import msgspec
 
 from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
-from opreplay.replay.ir.notation import CallText, CallValue, TorchName, call_text, parse_call, parse_tensor, tensor_text
+from opreplay.replay.ir.notation import CallText, CallValue, TorchName, call_text, parse_call, parse_tensor
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.errors import UsageError
 from opreplay.traces.literals import plain_float
@@ -347,8 +347,3 @@ def _plain(value: CallValue) -> Value:
     if isinstance(value, float):
         return plain_float(value)
     return str(value) if isinstance(value, str) else cast("Value", value)
-
-
-def tensors_text(op: ReplayOp) -> str:
-    """The tensors of a case alone: "f32[4,8], f32[8]"."""
-    return ", ".join(tensor_text(meta) for arg in op.args for meta in arg.tensors if meta is not None)

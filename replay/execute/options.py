@@ -72,8 +72,8 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """What to do with an op that needs more: run it on fewer rows or slices where that can be done, or skip it."""
     visits: int | None = None
     """So many times each op is measured, far apart in the run, for its share of `op_time_s`: on a CPU that runs one op
-    at a time. Three tell changes apart on a busy machine that one cannot: None for three where fewer threads than
-    torch's found processors idle at the start, else one."""
+    at a time. None for eight where fewer threads than torch's found processors idle at the start, else one: several
+    tell changes apart on a busy machine that one cannot."""
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
     threads: int | None = None
@@ -128,7 +128,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     options: RunOptions = RunOptions()
     """Those of the run, with the device of this worker."""
     memory_bytes: int
-    """For each op; see `opreplay.replay.execute.executors.base.Limits`."""
+    """For each op; see `RunOptions.max_op_bytes`."""
     keep_freed: bool = True
     """Whether freed memory is kept for the next call; in a sequence the C library does what it does in a model."""
     recency: dict[str, Recency] = {}

@@ -122,7 +122,7 @@ def run_plan(
         isolation=options.isolation or "process",
     )
     continued = _as_begun(options, earlier)
-    told = _recency(plan, options)
+    recency = _recency(plan, options)
     if (options.visits or 1) > 1 and (where := _where_no_visits(options, one_by_one=engine is None)) is not None:
         raise UsageError(f"--visits {options.visits} has no effect {where}", hint="Leave --visits out.")
     if options.mode == "sequence":
@@ -135,7 +135,7 @@ def run_plan(
         close = sequence.records
     else:
         single = OneByOne(runner) if runner is not None else None
-        chosen = engine or single or make_engine(continued, told)
+        chosen = engine or single or make_engine(continued, recency)
         if options.ranks is not None:
             chosen = with_ranks(chosen, continued)
     results: list[OpResult] = []
@@ -153,8 +153,8 @@ def run_plan(
         watch = _Watch(plan, options, started, len(results), on_progress, costly)
         for op, outcome in chosen.outcomes(left_to_do(plan.ops, results, costly), watch.decide):
             simulated = simulate(op) if simulate is not None else {}
-            told = (failed or {}).get(op.id, ())
-            result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=told)
+            why = (failed or {}).get(op.id, ())
+            result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=why)
             sink.write(result)
             results.append(result)
             watch.done = len(results)

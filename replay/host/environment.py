@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -115,10 +114,6 @@ def kills_for_memory() -> int | None:
             if name == "oom_kill":
                 return int(count)
     return None
-
-
-def is_linux() -> bool:
-    return sys.platform.startswith("linux")
 
 
 def _read(path: str | Path) -> str | None:

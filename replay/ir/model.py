@@ -1,7 +1,7 @@
 # pyright: strict
 """The replay IR: named, typed ops with everything that is needed to call them again.
 
-Owns the values, not how they are made (`build`), checked (`verifier`), stored (`plan_file`) or run (`executors`).
+Owns the values, not how they are made (`plan.make`), checked (`verify`), stored (`plan_file`) or run (`executors`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import msgspec
 
 from opreplay.replay.collectives.model import Collective
 from opreplay.replay.ir.captured import Capture
+from opreplay.replay.ir.opaque import LayerEvidence
 from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
@@ -132,6 +133,10 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the host runs it whatever device runs the rest, as it does the step counters of an optimizer."""
     flops: int | None = None
     """Of one call, by torch.utils.flop_counter's formulas; None where there is none, as for elementwise ops."""
+    layer: LayerEvidence | None = None
+    """What the recording tells of weights that are in no argument; None for an op whose arguments hold all."""
+    refuted: bool = False
+    """Whether a call as planned would move or multiply more than the recorded device can in the recorded time."""
 
     @property
     def called(self) -> str:

@@ -26,6 +26,7 @@ def make_plan(
     """The plan for the selected ops with their outputs filled in, and `in_order` with the calls of one step, the
     trace's `collectives` beside them."""
     from opreplay.replay.plan.build import build_plan
+    from opreplay.replay.plan.opaque_layers import with_layers
     from opreplay.replay.plan.physical import mark_impossible
     from opreplay.replay.plan.recorded.unread import mark_unread
     from opreplay.replay.plan.select import OpFilter
@@ -50,7 +51,7 @@ def make_plan(
         in_order=in_order,
         collectives=collectives,
     )
-    return mark_unread(mark_impossible(with_outputs(plan, policy=policy)), trace)
+    return mark_unread(mark_impossible(with_outputs(with_layers(plan), policy=policy)), trace)
 
 
 def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck]:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Ops of a plan that would move more memory than any device could have in the recorded time: guessed too large.
+"""Ops of a plan that would move or multiply more than any device could have in the recorded time: guessed too large.
 
-Owns the check and the peak bandwidths of recorded devices. Only what a call must touch counts: arguments that it reads
+Owns the check. Only what a call must touch counts: arguments that it reads
 in full and results, each memory once. Views, and ops that read a part of their arguments, count with their results.
 """
 
@@ -11,35 +11,18 @@ import math
 
 import msgspec
 
+from opreplay.replay.arguments.shrink.flops import product_flops
 from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta
+from opreplay.traces.times import peaks
 
 TOLERANCE = 1.3
 """Of the recorded time: clocks and sizes are not exact."""
-PEAK_BYTES_PER_S: tuple[tuple[str, float, int], ...] = (
-    ("H200", 4.8e12, 50 << 20),
-    ("H100", 3.35e12, 50 << 20),
-    ("H800", 3.35e12, 50 << 20),
-    ("H20", 4.0e12, 60 << 20),
-    ("GH200", 4.9e12, 60 << 20),
-    ("B200", 8.0e12, 126 << 20),
-    ("A100", 2.04e12, 40 << 20),
-    ("A800", 2.04e12, 40 << 20),
-    ("V100", 0.9e12, 6 << 20),
-    ("L40", 0.864e12, 96 << 20),
-    ("A10", 0.6e12, 6 << 20),
-    ("T4", 0.32e12, 4 << 20),
-    ("MI355", 8.0e12, 256 << 20),
-    ("MI325", 6.0e12, 256 << 20),
-    ("MI300", 5.3e12, 256 << 20),
-    ("MI250", 3.28e12, 16 << 20),
-    ("MI210", 1.64e12, 8 << 20),
-    ("MI100", 1.23e12, 8 << 20),
-)
-"""Part of a device's name, peak of its memory in bytes/s, size of its last cache in bytes; makers' data sheets."""
 FASTEST = (8.0e12, 256 << 20)
 """Of a device that is not listed: no other is faster."""
+FASTEST_FLOPS = 2.5e15
+"""Of a device that is not listed, in 16 bits."""
 CACHE_SPEEDUP = 4.0
 """A last cache moves at most this many times what the memory behind it does."""
 SHORTEST_US = 2.0
@@ -132,17 +115,24 @@ def _marked(op: ReplayOp, device: str | None) -> ReplayOp:
     what = impossible(op, device)
     if what is None or any(note.what == what for note in op.assumptions):
         return op
-    return msgspec.structs.replace(op, assumptions=(*op.assumptions, Assumption(argument="*", what=what)))
+    return msgspec.structs.replace(op, refuted=True, assumptions=(*op.assumptions, Assumption(argument="*", what=what)))
 
 
 def impossible(op: ReplayOp, device: str | None) -> str | None:
     """Why a call as planned cannot be what was recorded, or None; `device` is the name of the recorded one.
 
-    Only ATen ops with recorded device time are looked at: a vendor's op may read any part of its arguments.
+    Only ops with recorded device time are looked at. Of a vendor's op, which may read any part of its arguments, what
+    it multiplies and what it returns alone count.
     """
     recorded_us = op.recorded.device_us_median
-    if op.reason is not None or recorded_us is None or not op.name.startswith("aten::"):
+    if op.reason is not None or recorded_us is None:
         return None
+    done, fastest = least_flops(op), flops_of(device)
+    if done / fastest * 1e6 > TOLERANCE * max(recorded_us, SHORTEST_US):
+        return (
+            f"more work than was recorded: {done / 1e9:.1f} GFLOP take at least {done / fastest * 1e6:.0f} µs at "
+            f"{fastest / 1e12:.0f} TFLOP/s, recorded were {recorded_us:.1f} µs"
+        )
     touched = least_bytes(op)
     peak, cache = peak_of(device)
     least_us = 1e6 * (max(0, touched - cache) / peak + min(touched, cache) / (CACHE_SPEEDUP * peak))
@@ -156,17 +146,32 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
 
 def peak_of(device: str | None) -> tuple[float, int]:
     """(bytes/s of the memory, bytes of the last cache) of a recorded device by its name."""
-    found = next((row for row in PEAK_BYTES_PER_S if device is not None and row[0] in device), None)
-    return FASTEST if found is None else found[1:]
+    found = None if device is None else peaks.peak_of((device,))
+    return FASTEST if found is None else (found.gb_per_s * 1e9, found.cache_mib << 20)
+
+
+def least_flops(op: ReplayOp) -> float:
+    """Operations that a product takes at least: half of an attention may be masked, and small filters have shortcuts
+    of four times fewer (Winograd's)."""
+    flops = product_flops(op)
+    return flops / (4.0 if "convolution" in op.name else 2.0 if "scaled_dot_product" in op.name else 1.0)
+
+
+def flops_of(device: str | None) -> float:
+    """Products and sums in 16 bits a second of a recorded device by its name, the most of any dtype it has."""
+    found = None if device is None else peaks.peak_of((device,))
+    return FASTEST_FLOPS if found is None else max(found.tflops.values()) * 1e12
 
 
 def least_bytes(op: ReplayOp) -> int:
     """Bytes that one call must touch at least: arguments read in full and results that are not views of them."""
-    name = op.name.partition("::")[2]
+    namespace, _, name = op.name.partition("::")
     results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
     if name in _WRITTEN_ONLY:
         return 0 if name.startswith(("empty", "new_empty")) else results
     written = [arg for arg in op.args if arg.mutated]
+    if namespace != "aten":
+        return 0 if written else results
     kernels = bool(op.recorded.kernels)
     if name in _READ_IN_PART:
         return results if kernels and not written else 0

@@ -12,7 +12,12 @@ LEAST = 0.0005
 
 def coverage_text(found: Coverage, clock: str) -> str:
     """ "41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not at all"; what is nothing is left out."""
-    parts = [(found.users, "by code of yours"), (found.rules, "by rules"), (found.bytes, "by bytes only")]
+    parts = [
+        (found.users, "by code of yours"),
+        (found.rules, "by rules"),
+        (found.invented, "on invented sizes"),
+        (found.bytes, "by bytes only"),
+    ]
     shown = [(share, how) for share, how in parts if share > 0] or [(0.0, "by rules")]
     if found.nothing >= LEAST:
         shown.append((found.nothing, "not at all"))
@@ -23,4 +28,10 @@ def coverage_text(found: Coverage, clock: str) -> str:
 
 def coverage_facts(found: Coverage) -> dict[str, float]:
     """Shares from 0 to 1 by what made the prediction."""
-    return {"users": found.users, "rules": found.rules, "bytes": found.bytes, "nothing": found.nothing}
+    return {
+        "users": found.users,
+        "rules": found.rules,
+        "invented": found.invented,
+        "bytes": found.bytes,
+        "nothing": found.nothing,
+    }

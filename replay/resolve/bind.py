@@ -1,7 +1,7 @@
 # pyright: strict
 """From a matched overload and a recorded call to named arguments, with a note on everything that was filled in.
 
-Owns the forms of values in the IR. Does not own the choice of overload (`matching`) nor the guesses themselves
+Owns the forms of values in the IR. Does not own the choice of overload (`match`) nor the guesses themselves
 (`guess`).
 """
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """Matches ops whose arguments are known by name, but not their overload; owns that choice, not what may run (`policy`).
 
-TraceLens's files are of this kind. Where a trace gives arguments by position, `matching` decides instead.
+TraceLens's files are of this kind. Where a trace gives arguments by position, `match` decides instead.
 """
 
 from __future__ import annotations

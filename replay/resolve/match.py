@@ -1,7 +1,7 @@
 # pyright: strict
 """Which overload of an op fits a recorded call best: a cost for each argument, the sum decides, never the first match.
 
-Owns the costs. Does not own the values that the chosen overload is called with (`binding`).
+Owns the costs. Does not own the values that the chosen overload is called with (`bind`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """What a trace may cause to run and to be imported: the rules, as tables and pure functions; knows no torch.
 
 A verdict is given on a schema's name and argument types, before anything is looked up as a Python attribute or called.
-Does not own the lookup (`resolve`) nor budgets (`budget`). tests/golden/policy_verdicts.txt holds the verdict for every
-schema of the torch version that the project is tested with.
+Does not own the lookup (`names`) nor budgets (`ir.sizes`). tests/golden/policy_verdicts.txt holds the verdict for
+every schema of the torch version that the project is tested with.
 """
 
 from __future__ import annotations
@@ -161,14 +161,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if namespace in self.allow_imports:
             return (self.allow_imports[namespace],)
         return (MODULE_OF[namespace],) if self.known_libraries and namespace in MODULE_OF else ()
-
-
-def parse_allow_import(text: str) -> tuple[str, str]:
-    """Split the user's NAMESPACE=MODULE. Raises ValueError that says what is wrong."""
-    namespace, _, module = text.partition("=")
-    if not namespace.isidentifier() or not _MODULE_NAME.fullmatch(module):
-        raise ValueError(f"{text!r} is not NAMESPACE=MODULE, such as mylib=mylib.ops")
-    return namespace, module
 
 
 def refuse_name(name: str, policy: Policy) -> Reason | None:

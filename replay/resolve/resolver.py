@@ -1,7 +1,7 @@
 # pyright: strict
 """One recorded op to a call: what users registered for it, its overload and arguments, or the reason why not.
 
-Owns the order of the ways. The ways themselves are `resolve`, `matching`, `binding`, `conversions`, `user_executors`.
+Owns the order of the ways. The ways themselves are `names`, `match`, `bind`, `conversions`, `executors`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Torch operator schemas as plain values: one `OpSpec` per overload, read from FunctionSchema objects, never from text.
 
 Owns reading the dispatcher's table by name. Does not own what may be called (`policy`) nor which overload fits
-(`matching`).
+(`match`).
 """
 
 from __future__ import annotations

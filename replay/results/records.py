@@ -1,7 +1,7 @@
 # pyright: strict
 """The result of a run: an append-only JSON Lines file with a versioned schema, and its values.
 
-Owns the records and how a file of them is read; how one is written so that no crash damages it is `result_lines`.
+Owns the records and how a file of them is read; how one is written so that no crash damages it is `writing`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ record "sequence", measurements in a sequence; 4 `reason` of an op is a value, w
 Status = Literal["replayed", "skipped", "failed"]
 
 
-By = Literal["user estimator", "user properties", "tile program", "user rule", "rule", "bytes"]
-"""What made a prediction, in the order in which they go before each other."""
+By = Literal["user estimator", "user properties", "tile program", "user rule", "rule", "invented sizes", "bytes"]
+"""What made a prediction, in the order in which they go before each other; "invented sizes" is a built-in rule on sizes
+that are in no argument, or that the recorded time refutes."""
 
 
 L2State = Literal["cold", "warm", "sequence"]
@@ -50,7 +51,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     by: By | None = None
     """What made the prediction; None in files of older versions."""
     source: str = ""
-    """Of a user's registration: "function (file.py:line)"."""
+    """Of a user's registration: "function (file.py:line)"; of sizes that nothing tells or bounds, what they are."""
     l2: L2State = "sequence"
     """What the caches were taken to hold when the op starts: nothing of its data; its data and code, as in a loop; what
     the calls before it leave there."""

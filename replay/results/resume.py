@@ -1,7 +1,7 @@
 # pyright: strict
 """Whether an interrupted run may be continued: what must be the same for its results and new ones to be of one run.
 
-Owns the comparison; the file is `result_lines`, the order of work `run`.
+Owns the comparison; the file is `writing`, the order of work `run`.
 """
 
 from __future__ import annotations

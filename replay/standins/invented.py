@@ -3,7 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from contextvars import ContextVar
+from math import prod
+from typing import Literal, NamedTuple
+
+from opreplay.initializers.base import OptionValue
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.traces.model import TensorMeta
 
 WEIGHTS = "weights"
 """The argument under which invented weights are said."""
@@ -18,7 +25,7 @@ class Invented(NamedTuple):
 
 
 _EXPERTS = (
-    Invented(WEIGHTS, "invented: one pair of 16-bit matrices for all experts, intermediate size as the hidden size"),
+    Invented(WEIGHTS, "invented: one pair of matrices for all experts, intermediate size as the hidden size at most"),
     Invented("top-k", "invented: softmax routing to 2 of up to 8 experts, 4 of up to 64, else 8"),
 )
 _CACHE = (Invented("cache", "invented: the layer's cache is not an argument, so rows of the keys are repeated"),)
@@ -52,3 +59,85 @@ def invented_by(op: str) -> tuple[Invented, ...]:
 def inventing_ops() -> tuple[str, ...]:
     """Names of the ops whose stand-ins make something up."""
     return tuple(_BY_OP)
+
+
+EXPERT_LAYERS = ("vllm::moe_forward", "vllm::moe_forward_shared")
+"""Layers of experts whose weights are in no argument."""
+NARROW_BITS = 8
+"""Weights of so few bits are costed as 8-bit integers, the narrowest that the cube is known to multiply."""
+BITS_OF = {"bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "float4": 4, "int4": 4}
+"""Dtypes of weights that a user may name → bits."""
+
+
+class ExpertSizes(NamedTuple):
+    """Sizes of a layer of experts: w1 (experts, 2 intermediate, hidden), w2 (experts, hidden, intermediate)."""
+
+    experts: int
+    intermediate: int
+    top_k: int
+    bits: int
+    by: Literal["user", "recording", "nothing"]
+    """Who says how large they are; the recorded time sets a bound, no size."""
+    text: str
+
+
+def expert_sizes(
+    hidden: TensorMeta, logits: TensorMeta, op: ReplayOp, words: Mapping[str, OptionValue] | None = None
+) -> ExpertSizes:
+    """What a layer of experts is taken to hold: what the user says in `words`, at most what the recording allows.
+
+    Without the user's word the intermediate size is that of the hidden states, or less where the recorded device could
+    not have read or multiplied so much in the recorded time.
+    """
+    words = words or {}
+    width = max(1, hidden.shape[-1])
+    tokens = prod(hidden.shape) // width
+    experts = _number(words, "experts") or max(1, logits.shape[-1])
+    top_k = min(experts, _number(words, "top_k") or assumed_topk(experts))
+    evidence = op.layer
+    told = None if evidence is None else evidence.weight_bits
+    bits = BITS_OF.get(str(words.get("dtype") or "")) or told or 16
+    rows = tokens * top_k
+    if said := _number(words, "intermediate"):
+        return ExpertSizes(experts, said, top_k, bits, "user", f"{experts} experts of {said} x {width} in {bits} bits")
+    if evidence is None or evidence.most_bytes is None or evidence.most_flops is None:
+        text = f"{experts} experts, {width} wide: sizes of weights are in no argument, and nothing bounds them"
+        return ExpertSizes(experts, width, top_k, bits, "nothing", text)
+    shared = 1 if op.name.endswith("_shared") else 0
+    read = 3 * width * (min(experts, max(1, rows)) + shared) * max(bits, NARROW_BITS) / 8
+    done = 6 * width * (rows + shared * tokens) * bits / 16
+    most = int(min(evidence.most_bytes / read, evidence.most_flops / max(1.0, done)))
+    inner = max(1, min(width, most))
+    text = (
+        f"invented: {experts} experts of {inner} x {width} in {bits} bits, {top_k} a token: at most what "
+        f"{evidence.device} reads and multiplies in {evidence.time_us:.3g} µs"
+    )
+    return ExpertSizes(experts, inner, top_k, bits, "recording", text)
+
+
+def sizes_of(op: ReplayOp, words: Mapping[str, OptionValue] | None = None) -> ExpertSizes | None:
+    """Sizes of an opaque layer of experts; None for any other op, and where its arguments are none of such a layer."""
+    if op.called not in EXPERT_LAYERS:
+        return None
+    metas = [meta for arg in op.args for meta in arg.tensors if meta is not None]
+    if len(metas) < 2 or len(metas[0].shape) < 2 or not metas[1].shape:
+        return None
+    return expert_sizes(metas[0], metas[1], op, words)
+
+
+def _number(words: Mapping[str, OptionValue], name: str) -> int | None:
+    value = words.get(name)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+_sizes: ContextVar[ExpertSizes | None] = ContextVar("opreplay_expert_sizes", default=None)
+
+
+def set_sizes(sizes: ExpertSizes) -> None:
+    """Say, for the rest of the current `contextvars` context, which sizes an opaque layer has."""
+    _sizes.set(sizes)
+
+
+def current_sizes() -> ExpertSizes | None:
+    """The sizes that were said, None where none were."""
+    return _sizes.get()

@@ -28,6 +28,7 @@ from opreplay.replay.collectives.model import Collective as CollectiveOp
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.plan.collectives.told import Told, made_of, of_record
+from opreplay.replay.results.records import Simulated
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.contention import Contention, contended
 from opreplay.replay.timeline.graph.model import (
@@ -94,6 +95,8 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     """The same without collectives and copies between host and device."""
     uncalibrated_share: float
     """Of the predicted time: families that were measured on no SoC."""
+    invented_share: float
+    """Of the recorded device time: predicted on sizes that no argument tells, or that the recorded time refutes."""
     scaled_us: float
     """Predicted time of tasks without a prediction: as much shorter or longer as the predicted ones are."""
     kept_us: float
@@ -116,6 +119,7 @@ class Predicted:
     """Family → 80 % factor; `above` where it is another one upwards."""
     above: dict[str, float] = field(default_factory=dict[str, float])
     uncalibrated_us: float = 0.0
+    invented_recorded_us: float = 0.0
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
     scaled_us: float = 0.0
@@ -234,6 +238,7 @@ def step_on(
             predicted_share=made.predicted_recorded_us / made.recorded_us if made.recorded_us else 0.0,
             computing_predicted_share=share,
             uncalibrated_share=made.uncalibrated_us / predicted if predicted else 0.0,
+            invented_share=made.invented_recorded_us / made.recorded_us if made.recorded_us else 0.0,
             scaled_us=made.scaled_us,
             kept_us=made.kept_us,
             host_scale=host_scale,
@@ -404,7 +409,7 @@ def _lowered_ops(
     by_call: defaultdict[int, list[int]] = defaultdict(list)
     for node in rows.tolist():
         by_call[int(nodes.owner[node])].append(node)
-    known: dict[int, tuple[float, int, dict[str, float], bool, dict[str, float]] | None] = {}
+    known: dict[int, tuple[Simulated, dict[str, float]] | None] = {}
     for owner, of_it in by_call.items():
         signature = int(trace.ops.signature[owner])
         if signature not in known:
@@ -414,29 +419,24 @@ def _lowered_ops(
                 of_kernels = held.get(op.id, ()) if held is not None else ()
                 amounts = contents(op) if contents is not None else None
                 one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
-                if one.time_us > 0.0 or op.reason is None:
-                    known[signature] = (
-                        one.time_us,
-                        max(1, len(one.kernels)),
-                        families,
-                        one.confidence == "uncalibrated",
-                        one.terms_us,
-                    )
+                if one.time_us > 0.0 or (op.reason is None and one.by != "invented sizes"):
+                    known[signature] = one, families
         found = known[signature]
         if found is None:
             continue
-        time_us, kernels, families, uncalibrated, terms_us = found
+        one, families = found
         if out.contention is not None:
-            out.contention.needs(of_it, terms_us, time_us)
+            out.contention.needs(of_it, one.terms_us, one.time_us)
         recorded = nodes.dur_us[of_it]
         total = float(recorded.sum())
         share = recorded / total if total else np.full(len(of_it), 1.0 / len(of_it))
-        more = TASK_GAP_US * max(0, kernels - len(of_it))
+        more = TASK_GAP_US * max(0, max(1, len(one.kernels)) - len(of_it))
         for name, us in families.items():
             band = device.families[name if name in device.families else "Unknown"].band
             _add(out, of_it, name, HOST_COPY.band if name == HOST_COPY.name else band, us * share)
-        _finish(graph, out, done, of_it, (time_us + more) * share)
-        out.uncalibrated_us += time_us if uncalibrated else 0.0
+        _finish(graph, out, done, of_it, (one.time_us + more) * share)
+        out.uncalibrated_us += one.time_us if one.confidence == "uncalibrated" else 0.0
+        out.invented_recorded_us += total if one.by == "invented sizes" else 0.0
 
 
 def _host_copies(trace: Trace, graph: StepGraph) -> Bools:

@@ -22,40 +22,51 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     that are let be less exact, "float32" what they reach otherwise."""
     gb_per_s: float
     """Of its memory, 10⁹ bytes a second."""
+    cache_mib: int = 256
+    """Of its last cache; where a data sheet is not at hand, that of the largest."""
 
 
-def _half(device: str, half: float, tf32: float | None, single: float, memory: float) -> Peak:
-    """Of a device whose bfloat16 is as fast as its float16."""
+def _half(device: str, half: float, tf32: float | None, single: float, memory: float, cache: int = 256) -> Peak:
+    """Of a device whose bfloat16 is as fast as its float16; `cache` in MiB."""
     tflops = {"float16": half, "bfloat16": half, **({} if tf32 is None else {TF32: tf32}), "float32": single}
-    return Peak(device=device, tflops=tflops, gb_per_s=memory)
+    return Peak(device=device, tflops=tflops, gb_per_s=memory, cache_mib=cache)
 
 
 PEAKS: tuple[tuple[str, Peak], ...] = (
-    # Datasheets of NVIDIA (GB200, B200, GH200, H200, H100, A100, L40S, L4, A10, V100, T4) and AMD (MI210, MI250X,
-    # MI300X, MI325X). Of what they quote with sparsity, half. float32 of the MI200s is that of their matrix units.
-    #                                                    half    TF32  float32    memory
-    ("GB200", _half("GB200",                            2500.0, 1250.0,   80.0, 8000.0)),
-    ("GH200", _half("GH200",                             989.0,  495.0,   67.0, 4000.0)),
-    ("H200 NVL", _half("H200 NVL",                       835.5,  417.5,   60.0, 4800.0)),
-    ("H200", _half("H200 SXM",                           989.0,  495.0,   67.0, 4800.0)),
-    ("H100 PCIe", _half("H100 PCIe",                     756.0,  378.0,   51.0, 2000.0)),
-    ("H100 NVL", _half("H100 NVL",                       835.5,  417.5,   60.0, 3900.0)),
-    ("H100", _half("H100 SXM",                           989.0,  495.0,   67.0, 3350.0)),
-    ("B200", _half("B200",                              2250.0, 1125.0,   75.0, 8000.0)),
-    ("A100-SXM4-80GB", _half("A100 SXM 80 GB",           312.0,  156.0,   19.5, 2039.0)),
-    ("A100 80GB PCIe", _half("A100 PCIe 80 GB",          312.0,  156.0,   19.5, 1935.0)),
-    ("A100", _half("A100 40 GB",                         312.0,  156.0,   19.5, 1555.0)),
-    ("L40S", _half("L40S",                               362.0,  183.0,   91.6,  864.0)),
-    ("L4", _half("L4",                                   121.0,   60.0,   30.3,  300.0)),
-    ("A10", _half("A10",                                 125.0,   62.5,   31.2,  600.0)),
-    ("V100-PCIE", Peak(device="V100 PCIe", tflops={"float16": 112.0, "float32": 14.0}, gb_per_s=900.0)),
-    ("V100", Peak(device="V100 SXM", tflops={"float16": 125.0, "float32": 15.7}, gb_per_s=900.0)),
-    ("T4", Peak(device="T4", tflops={"float16": 65.0, "float32": 8.1}, gb_per_s=320.0)),
-    ("MI325X", _half("MI325X",                          1307.4,  653.7,  163.4, 6000.0)),
-    ("MI300X", _half("MI300X",                          1307.4,  653.7,  163.4, 5300.0)),
-    ("MI250X", _half("MI250X, one of two dies",          191.5,   None,   47.9, 1638.0)),
-    ("MI250", _half("MI250, one of two dies",            181.0,   None,   45.3, 1638.0)),
-    ("MI210", _half("MI210",                             181.0,   None,   45.3, 1638.0)),
+    # Datasheets of NVIDIA (GB200, B200, GH200, H200, H100, H800, H20, A100, A800, L40, L40S, L4, A10, V100, T4) and AMD
+    # (MI100, MI210, MI250X, MI300A, MI300X, MI325X, MI355X). Of what they quote with sparsity, half. float32 of the
+    # MI100 and MI200s is that of their matrix units.
+    #                                                    half    TF32  float32    memory  cache
+    ("GB200", _half("GB200",                            2500.0, 1250.0,   80.0, 8000.0, 126)),
+    ("GH200", _half("GH200",                             989.0,  495.0,   67.0, 4000.0, 60)),
+    ("H200 NVL", _half("H200 NVL",                       835.5,  417.5,   60.0, 4800.0, 50)),
+    ("H200", _half("H200 SXM",                           989.0,  495.0,   67.0, 4800.0, 50)),
+    ("H100 PCIe", _half("H100 PCIe",                     756.0,  378.0,   51.0, 2000.0, 50)),
+    ("H100 NVL", _half("H100 NVL",                       835.5,  417.5,   60.0, 3900.0, 50)),
+    ("H100", _half("H100 SXM",                           989.0,  495.0,   67.0, 3350.0, 50)),
+    ("B200", _half("B200",                              2250.0, 1125.0,   75.0, 8000.0, 126)),
+    ("H800", _half("H800 SXM",                           989.0,  495.0,   67.0, 3350.0, 50)),
+    ("H20", _half("H20",                                 148.0,   None,   44.0, 4000.0, 60)),
+    ("A800", _half("A800 80 GB",                         312.0,  156.0,   19.5, 2039.0, 40)),
+    ("A100-SXM4-80GB", _half("A100 SXM 80 GB",           312.0,  156.0,   19.5, 2039.0, 40)),
+    ("A100 80GB PCIe", _half("A100 PCIe 80 GB",          312.0,  156.0,   19.5, 1935.0, 40)),
+    ("A100", _half("A100 40 GB",                         312.0,  156.0,   19.5, 1555.0, 40)),
+    ("L40", _half("L40",                                 181.0,   None,   90.5,  864.0, 96)),
+    ("L40S", _half("L40S",                               362.0,  183.0,   91.6,  864.0, 96)),
+    ("L4", _half("L4",                                   121.0,   60.0,   30.3,  300.0, 48)),
+    ("A10", _half("A10",                                 125.0,   62.5,   31.2,  600.0, 6)),
+    ("V100-PCIE", Peak(device="V100 PCIe", tflops={"float16": 112.0, "float32": 14.0}, cache_mib=6, gb_per_s=900.0)),
+    ("V100", Peak(device="V100 SXM", tflops={"float16": 125.0, "float32": 15.7}, cache_mib=6, gb_per_s=900.0)),
+    ("T4", Peak(device="T4", tflops={"float16": 65.0, "float32": 8.1}, cache_mib=4, gb_per_s=320.0)),
+    ("MI355X", _half("MI355X",                          2500.0,   None,  157.3, 8000.0, 256)),
+    ("MI325X", _half("MI325X",                          1307.4,  653.7,  163.4, 6000.0, 256)),
+    ("MI300X", _half("MI300X",                          1307.4,  653.7,  163.4, 5300.0, 256)),
+    ("MI300A", _half("MI300A",                           980.6,  490.3,  122.6, 5300.0, 256)),
+    ("MI100", Peak(device="MI100", tflops={"float16": 184.6, "bfloat16": 92.3, "float32": 46.1}, gb_per_s=1228.8,
+                   cache_mib=8)),
+    ("MI250X", _half("MI250X, one of two dies",          191.5,   None,   47.9, 1638.0, 16)),
+    ("MI250", _half("MI250, one of two dies",            181.0,   None,   45.3, 1638.0, 16)),
+    ("MI210", _half("MI210",                             181.0,   None,   45.3, 1638.0, 16)),
 )  # fmt: skip
 """(word of a recorded name, peak), the longer name of a family first; a word ends where letters and digits do, so that
 an A10G or an RTX A1000 is no A10 or A100."""

@@ -2,8 +2,8 @@
 """Makes an op that is larger than its memory budget small enough to run, and says what was changed; knows no torch.
 
 Three ways, tried in this order: a pool of which the call touches little (a KV cache, an embedding table) gets fewer
-rows (`fitting_pools`), which leaves the work as it is; so does a smaller tensor under a view (`fitting_views`); an op
-whose slices are computed independently runs on some of them (`fitting_slices`), and its time is scaled up. The plan
+rows (`pools`), which leaves the work as it is; so does a smaller tensor under a view (`views`); an op
+whose slices are computed independently runs on some of them (`slices`), and its time is scaled up. The plan
 keeps the recorded op: predictions are made from that one.
 """
 

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+
+from opreplay.initializers.base import OptionValue
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,3 +70,5 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """What the batch's annotation tells and the arguments cannot hold."""
     unrecorded: str = ""
     """What nothing tells and decides the time, and what was taken instead."""
+    layer: Mapping[str, OptionValue] | None = None
+    """What the user says of weights that are in no argument: options of `moe_routing`."""

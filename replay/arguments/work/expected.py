@@ -29,6 +29,7 @@ from opreplay.replay.arguments.work.routes import loads_of
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.standins.declared.register import canonical_name
+from opreplay.replay.standins.invented import EXPERT_LAYERS
 from opreplay.traces.errors import internal_error, is_own_fault
 from opreplay.traces.model import TensorMeta
 
@@ -61,7 +62,11 @@ class ExpectedContents:
         if name not in OPS:
             return None
         if op.id not in self._made:
-            self._made[op.id] = self._make(op, name)
+            made = self._make(op, name)
+            if name in EXPERT_LAYERS:
+                words = self.registry.options_of(self.registry[MoeRoutingInit.name])
+                made = msgspec.structs.replace(made or Contents(), layer=words)
+            self._made[op.id] = made
         return self._made[op.id]
 
     def _make(self, op: ReplayOp, name: str) -> Contents | None:

@@ -303,8 +303,3 @@ def with_soc(files: Sequence[Transfers], socs: Sequence[str]) -> list[tuple[Tran
     """Each file with its SoC: one for all, or one each."""
     chosen = list(socs) * len(files) if len(socs) == 1 else list(socs) if socs else [""] * len(files)
     return list(zip(files, chosen, strict=True))
-
-
-def as_toml(table: dict[str, Transport]) -> dict[str, object]:
-    """The table as the values of `_transports.toml`."""
-    return msgspec.to_builtins(table)

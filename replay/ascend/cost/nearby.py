@@ -145,11 +145,6 @@ def likeness(a: Spot, b: Spot) -> float:
     return exp(-0.5 * sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
 
 
-def correction(call: KernelCall, family: FamilyCost, gemm: Gemm | None = None) -> float:
-    """Factor on the predicted time from the family's measured neighbours of the call; 1 where there are none."""
-    return drawn(call, family, gemm)[0]
-
-
 def drawn(
     call: KernelCall,
     family: FamilyCost,

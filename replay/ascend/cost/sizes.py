@@ -46,18 +46,13 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     most_bytes: int
     """Bytes of the tensor that has most."""
     main: TensorSpec | None
-    """The operand (see `operands_of`) of most bytes, the first of several."""
+    """The operand of most bytes, the first of several."""
     widest: TensorSpec | None
     """The operand of most elements, the first of several; None where none has any."""
     elements: int
     """Those of `widest`."""
     dtype: str
     """Of the operand of most elements, the last of several."""
-
-
-def operands_of(call: KernelCall) -> tuple[TensorSpec | None, ...]:
-    """What tells how large a call is: its inputs, or its outputs where it has none."""
-    return call.inputs or call.outputs
 
 
 def tally_of(call: KernelCall) -> Tally:

@@ -33,7 +33,7 @@ def device_name(device: Any) -> str | None:
     """The name of a device given as itself or by name, canonical where it ships; None stands for all devices.
 
     Raises CustomOpError for a name that neither ships nor was loaded; while a user's file is loaded the devices of the
-    command are not known yet, and `unknown_devices` tells.
+    command are not known yet.
     """
     if device is None:
         return None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Writes device files: datasheet, rates and family constants as TOML that `device_file` reads back."""
+"""Writes device files: datasheet, rates and family constants as TOML that `file` reads back."""
 
 from __future__ import annotations
 

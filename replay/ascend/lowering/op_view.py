@@ -114,6 +114,8 @@ class OpView:
         self.prologue: list[KernelCall] = []
         self.notes: list[str] = []
         self.assumed = False
+        self.invented = False
+        self.unbounded = ""
         self._tensors: list[TensorMeta] = [t for a in op.args if not _is_result(a) for t in a.tensors if t is not None]
 
     @property
@@ -251,6 +253,11 @@ class OpView:
         """Note that sizes were made up which decide the time: the op is then marked uncalibrated."""
         self.assumed = True
         self.note(text)
+
+    def invent(self, text: str) -> None:
+        """As `assume`, of sizes that nothing but a bound from the recorded time tells."""
+        self.invented = True
+        self.assume(text)
 
     def note(self, text: str) -> None:
         """Something assumed or left out, shown by `plan --explain`."""

@@ -66,6 +66,10 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     """What was assumed or left out."""
     assumed: bool = False
     """Sizes that decide the time are in no argument and were made up; notes say which."""
+    invented: bool = False
+    """These sizes follow from no more than a bound that the recorded time sets."""
+    unbounded: str = ""
+    """Why nothing at all tells or bounds them: then there is no prediction."""
     known: bool = True
     """False when no rule exists and the op is costed by its bytes."""
     source: str = ""
@@ -200,7 +204,13 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
         except Exception as error:
             raise internal_error(f"lowering rule {rule.__name__} for {op.name} ({op.id})", error) from error
         else:
-            return Lowering(kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed)
+            return Lowering(
+                kernels=(*view.prologue, *kernels),
+                notes=tuple(view.notes),
+                assumed=view.assumed,
+                invented=view.invented,
+                unbounded=view.unbounded,
+            )
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")
     return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), known=False)

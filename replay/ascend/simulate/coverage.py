@@ -19,6 +19,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """By a user's estimators, properties and rules."""
     rules: float
     """By built-in lowering rules."""
+    invented: float
+    """By such rules on sizes that no argument tells, or that the recorded time refutes."""
     bytes: float
     """By nothing but the bytes of the arguments."""
     ops: int
@@ -27,17 +29,17 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def nothing(self) -> float:
         """What no prediction stands for: labels, generated code, kernels without an op."""
-        return max(0.0, 1.0 - self.users - self.rules - self.bytes)
+        return max(0.0, 1.0 - self.users - self.rules - self.invented - self.bytes)
 
     @property
     def predicted(self) -> float:
         """What some prediction stands for."""
-        return whole(self.users + self.rules + self.bytes)
+        return whole(self.users + self.rules + self.invented + self.bytes)
 
 
 def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
     """Of (share of the recorded time, prediction or None) of each op."""
-    users = rules = by_bytes = 0.0
+    users = rules = invented = by_bytes = 0.0
     ops = 0
     for share, one in shares:
         if one is None:
@@ -45,11 +47,13 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
         ops += 1
         if one.by == "bytes":
             by_bytes += share
+        elif one.by == "invented sizes":
+            invented += share
         elif one.by == "rule" or one.by is None:
             rules += share
         else:
             users += share
-    return Coverage(users=users, rules=rules, bytes=by_bytes, ops=ops)
+    return Coverage(users=users, rules=rules, invented=invented, bytes=by_bytes, ops=ops)
 
 
 def recorded_shares(plan: ReplayPlan) -> dict[str, float]:

@@ -98,6 +98,8 @@ def simulate_on(
         else:
             if is_predicted(op, one):
                 made[name] = one
+            elif one.by == "invented sizes" and failed is not None:
+                failed.setdefault(op.id, []).append(f"not predicted for {name}: {one.source}")
     return made
 
 

@@ -68,6 +68,8 @@ def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
         return False
     if simulated.by in BY_USER:
         return True
+    if simulated.by == "invented sizes":
+        return simulated.time_us > 0
     if simulated.by == "bytes":
         return simulated.time_us > 0 and (op.reason is None or op.reason.kind not in _OPAQUE)
     return op.reason is None or simulated.time_us > 0
@@ -108,9 +110,17 @@ def _combine(
         confidence=confidence if lowering.known and not lowering.assumed else "uncalibrated",
         low_us=total / least,
         high_us=total * most,
-        by="bytes" if not lowering.known else "user rule" if lowering.source else "rule",
-        source=lowering.source,
+        by=_by(lowering),
+        source=lowering.source or lowering.unbounded,
     )
+
+
+def _by(lowering: Lowering) -> By:
+    if not lowering.known:
+        return "bytes"
+    if lowering.source:
+        return "user rule"
+    return "invented sizes" if lowering.invented or lowering.unbounded else "rule"
 
 
 def _bound(by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPrediction]], total: float) -> str:
@@ -199,6 +209,8 @@ def simulate_by_family(
     made = _combine(parts, lowering, l2, device)
     if lowering.source:
         made = msgspec.structs.replace(made, taken_for=_taken_for(lowering, device))
+    if op.refuted and made.by in ("rule", "bytes"):
+        made = msgspec.structs.replace(made, by="invented sizes", confidence="uncalibrated")
     return _marked(made, missing_path(op, lowering, device)), families
 
 

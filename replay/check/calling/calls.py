@@ -198,10 +198,6 @@ class Bench:
         """The reference on these arguments, which it may write to. Whatever it raises passes through."""
         return results_of(self.reference_call(case, arguments), arguments)
 
-    def refer_exactly(self, case: Case, arguments: Arguments) -> Results:
-        """The reference on contiguous copies in float64 or complex128. Whatever it raises passes through."""
-        return self.refer(case, widened(arguments))
-
 
 def distinct(arguments: Arguments) -> list[torch.Tensor]:
     """All tensors; one that is given twice is there once."""

@@ -33,7 +33,7 @@ def _asked(bench: Bench, ask: Ask) -> list[Attempt]:
 
 
 def in_place(bench: Bench) -> list[Attempt]:
-    """`op_` and `op.out`, where they are."""
+    """The in-place form and the out form of the op, where they exist."""
     case = bench.compact_bases[0]
     operator = bench.operator(case)
     if operator is None or any(arg.mutated for arg in case.op.args):

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from opreplay.replay.execute.executors.sequence_tools import SequenceParts
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Budgets that hold for each op."""
-
-    memory_bytes: int
-    """Inputs, outputs and expected workspace together."""
-    time_s: float = 10.0
-    """Wall time of one op, set-up included."""
-
-
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """What one call launched."""
 

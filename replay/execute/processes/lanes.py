@@ -1,7 +1,7 @@
 # pyright: strict
 """Who runs which op next on this machine: one after the other, or in several lanes at once.
 
-Owns the order and the waiting; a lane is a child process of `isolation`, and other machines are `schedule_ray`.
+Owns the order and the waiting; a lane is a child process (`runner`), and other machines are `ray`.
 """
 
 from __future__ import annotations

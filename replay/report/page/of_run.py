@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from opreplay.replay.report.page.model import Cell, Column, Page, Roofline, Table
 from opreplay.replay.report.page.parts import (
@@ -75,10 +75,10 @@ def page(header: Header, results: Sequence[OpResult], summary: Summary, command:
     )
 
 
-def _sums(results: Sequence[OpResult], of: object) -> dict[str, float]:
+def _sums(results: Sequence[OpResult], of: Callable[[OpResult], float | None]) -> dict[str, float]:
     out: defaultdict[str, float] = defaultdict(float)
     for result in results:
-        us = of(result)  # type: ignore[operator]
+        us = of(result)
         if us is not None:
             out[result.name] += us * result.count
     return dict(out)

@@ -103,9 +103,11 @@ def head_line(found: Timeline) -> str:
     else:
         error, typical = 100 * found.structure_error, 100 * found.structure_error_typical
         proof = f"structure {error:+.2f} %, with median latencies {typical:+.2f} %"
+    invented = max((one.invented_share for one in found.socs.values()), default=0.0)
+    told = f"; {share_text(invented)} of device time predicted on invented sizes" if invented > 0 else ""
     return (
         f"{safe(middle(which, 60))}: recorded {time_text(found.recorded_step_us)}, re-timed "
-        f"{time_text(found.retimed_step_us)} ({proof})"
+        f"{time_text(found.retimed_step_us)} ({proof}){told}"
     )
 
 

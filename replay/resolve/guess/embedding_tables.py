@@ -1,7 +1,7 @@
 # pyright: strict
 """Guesses for the embedding ops of recommendation models: widths of tables and sizes that older traces lack.
 
-Owns no meaning of these ops (`reference.fbgemm_tables`, `reference.fb`).
+Owns no meaning of these ops (`standins.fbgemm`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""aiter's matrix products by back-end (asm, CK, ck_tile, hipBLASLt, Triton): the same products as in `aiter_gemm`.
+"""aiter's matrix products by back-end (asm, CK, ck_tile, hipBLASLt, Triton): the same products as in `gemm`.
 
 Operands are A [M, K] and B [N, K]; pre-shuffled weights are read as plain rows.
 """

@@ -1,4 +1,4 @@
-"""torch_npu's and vllm-ascend's MoE routing beyond `npu_moe`: other gatings, re-routing, gradients of permuting."""
+"""torch_npu's and vllm-ascend's MoE routing beyond `moe`: other gatings, re-routing, gradients of permuting."""
 
 from __future__ import annotations
 

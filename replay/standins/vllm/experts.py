@@ -1,5 +1,5 @@
 # pyright: strict
-"""vLLM's fused experts: `vllm::fused_experts`, `inplace_`/`outplace_fused_experts`, and the unquantised GEMM of ROCm.
+"""vLLM's fused experts: `vllm::fused_experts`, its forms in place and out of place, and the unquantised GEMM of ROCm.
 
 Weights may be 16 bits wide or fp8/int8 with scales; packed 4-bit and MXFP4 weights are refused (ValueError).
 """

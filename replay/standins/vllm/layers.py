@@ -17,7 +17,7 @@ from torch import Tensor
 
 from opreplay.replay.standins.batch_layout import current_layout
 from opreplay.replay.standins.declared.schemas import stands_for
-from opreplay.replay.standins.invented import assumed_topk
+from opreplay.replay.standins.invented import assumed_topk, current_sizes
 from opreplay.replay.standins.maths.activations import gated
 from opreplay.replay.standins.maths.attention import Rules, attend_packed
 from opreplay.replay.standins.maths.experts import by_expert
@@ -56,8 +56,8 @@ def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, T
 _LENGTHS = "no window and no sinks; keys and values of earlier tokens repeat those of the call"
 _LATENT = "the layer's own projections are left out: one latent head for all"
 _EXPERTS = (
-    "top-k 2 of up to 8 experts, 4 of up to 64, else 8",
-    "one pair of square matrices, as wide as the hidden size, for all experts",
+    "top-k 2 of up to 8 experts, 4 of up to 64, else 8, or as `moe_routing.top_k` says",
+    "one pair of matrices for all experts: of the hidden size, or what the recorded time allows or the user says",
 )
 
 
@@ -129,22 +129,30 @@ def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tens
 
 
 @lru_cache(maxsize=1)
-def _shared_expert(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The one pair of matrices that stands for every expert's: [2I, H] and [H, I] with I = H = `width`."""
+def _shared_expert(width: int, inner: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The one pair of matrices that stands for every expert's: [2I, H] and [H, I]."""
     scale = width**-0.5
     return (
-        torch.full((2 * width, width), scale, dtype=dtype, device=device),
-        torch.full((width, width), scale, dtype=dtype, device=device),
+        torch.full((2 * inner, width), scale, dtype=dtype, device=device),
+        torch.full((width, inner), scale, dtype=dtype, device=device),
     )
+
+
+def _inner(width: int) -> int:
+    sizes = current_sizes()
+    return width if sizes is None else sizes.intermediate
 
 
 def _experts(hidden: Tensor, logits: Tensor) -> Tensor:
     flat, scores = hidden.reshape(-1, hidden.shape[-1]), torch.softmax(logits.float(), dim=-1)
     scores = scores.reshape(-1, scores.shape[-1])
-    topk = assumed_topk(scores.shape[-1])
+    sizes = current_sizes()
+    if sizes is not None:
+        scores = scores[:, : sizes.experts]
+    topk = assumed_topk(scores.shape[-1]) if sizes is None else min(sizes.top_k, scores.shape[-1])
     weights, ids = choose(scores, topk, renormalize=True)
     order, starts = by_expert(ids, scores.shape[-1])
-    up, down = _shared_expert(hidden.shape[-1], hidden.device, hidden.dtype)
+    up, down = _shared_expert(hidden.shape[-1], _inner(hidden.shape[-1]), hidden.device, hidden.dtype)
     token = order // topk
     out = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
     factor = weights.flatten()[order].unsqueeze(1)
@@ -168,8 +176,8 @@ def _fake_two(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
 def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
     """Mixture of experts from hidden_states [T, H] and router_logits [T, E].
 
-    Assumed: softmax routing to `assumed_topk(E)` experts, SwiGLU with an intermediate size of H, 16-bit weights. One
-    pair of matrices stands for all experts, so a fraction of the real weights' memory is read.
+    Assumed: softmax routing to `assumed_topk(E)` experts, SwiGLU with an intermediate size of H or `current_sizes()`,
+    16-bit weights. One pair of matrices stands for all experts, so a fraction of the real weights' memory is read.
     """
     return _experts(hidden_states, router_logits)
 
@@ -177,6 +185,7 @@ def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
 @stands_for("vllm::moe_forward_shared", fake=_fake_two, assumes=_EXPERTS)
 def moe_forward_shared(hidden_states: Tensor, router_logits: Tensor) -> tuple[Tensor, Tensor]:
     """(a shared expert's output, the routed experts' output), with the assumptions of moe_forward."""
-    up, down = _shared_expert(hidden_states.shape[-1], hidden_states.device, hidden_states.dtype)
+    width = hidden_states.shape[-1]
+    up, down = _shared_expert(width, _inner(width), hidden_states.device, hidden_states.dtype)
     shared = linear(gated(linear(hidden_states, up), F.silu), down)
     return shared, _experts(hidden_states, router_logits)

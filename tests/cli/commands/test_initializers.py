@@ -39,7 +39,8 @@ def test_all_are_listed_with_ops_and_options(module: Path) -> None:
     listed = {rule["name"]: rule for rule in json.loads(CliRunner().invoke(opreplay, args).stdout)}
     assert set(listed) == {rule.name for rule in built_in()} | {"ours"}
     assert listed["ours"]["ops"] == ["mylib::op"]
-    assert [o["name"] for o in listed["moe_routing"]["options"]] == ["distribution", "exponent", "histogram"]
+    options = "distribution exponent histogram experts intermediate top_k dtype"
+    assert [o["name"] for o in listed["moe_routing"]["options"]] == options.split()
     table = CliRunner().invoke(opreplay, ["initializers"], env={"COLUMNS": "120"}).stdout
     assert "paged_attention" in table
     assert "uniform|zipf|histogram" in table

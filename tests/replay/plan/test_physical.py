@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -57,7 +58,7 @@ def test_what_is_not_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"), [("AMD Instinct MI300X", 5.3e12), ("NVIDIA A100-SXM4-80GB", 2.04e12), ("NPU", 8e12)]
+    ("name", "peak"), [("AMD Instinct MI300X", 5.3e12), ("NVIDIA A100-SXM4-80GB", 2.039e12), ("NPU", 8e12)]
 )
 def test_peaks_by_name(name: str, peak: float) -> None:
     assert peak_of(name)[0] == peak
@@ -101,3 +102,19 @@ def test_a_plan_marks_such_an_op(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (op,) = json.loads(out.read_text())["ops"]
     assert any("more work than was recorded: 2147.5 MB" in note["what"] for note in op["assumptions"])
+
+
+def test_products_count_for_every_op_of_which_arguments_tell_them() -> None:
+    a, b = _f(8192, 8192), _f(8192, 8192)
+    large = _op("aten::mm", a, b, us=500.0)
+    args = (ReplayArg(name="self", type="Tensor", tensors=(a,)), ReplayArg(name="mat2", type="Tensor", tensors=(b,)))
+    why = impossible(msgspec.structs.replace(large, args=args), "NVIDIA H100")
+    assert why is not None
+    assert "GFLOP" in why
+    slower = msgspec.structs.replace(large.recorded, device_us_median=1200.0)
+    assert impossible(msgspec.structs.replace(large, args=args, recorded=slower), "NVIDIA H100") is None
+
+
+def test_results_count_for_ops_of_libraries() -> None:
+    assert impossible(_op("mylib::gather", _f(10), outputs=(_f(10**8),)), "NVIDIA H100") is not None
+    assert impossible(_op("mylib::gather", _f(10**9), outputs=(_f(1000),)), "NVIDIA H100") is None

@@ -10,7 +10,7 @@ from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.products.matmul import product
 from opreplay.replay.ascend.lowering.registry import lowers
-from opreplay.replay.standins.invented import assumed_topk
+from opreplay.replay.standins.invented import NARROW_BITS, expert_sizes
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
@@ -151,37 +151,47 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
 def opaque_layer(op: OpView) -> Iterable[KernelCall]:
     """A whole layer whose weights are the module's own and in no argument: hidden states (T, H), router logits (T, E).
 
-    As its stand-in has it: `assumed_topk(E)` experts a token, an intermediate size of H, 16-bit weights.
+    Their sizes are what the user says, else at most what the recorded time allows (`expert_sizes`); where neither is
+    known nothing is predicted.
     """
     hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)
     if hidden is None or logits is None or len(hidden.shape) < 2 or not logits.shape:
         raise DoesNotFit("a layer needs hidden states and router logits")
     width, dtype = hidden.shape[-1], hidden.dtype
-    tokens, experts = elements(hidden) // max(1, width), max(1, logits.shape[-1])
-    top_k = assumed_topk(experts)
-    op.assume(
-        f"the layer's weights are no arguments: {experts} experts of 16-bit weights with an intermediate size of"
-        f" {width} and {top_k} experts a token assumed"
-    )
-    rows, inner = tokens * top_k, 2 * width
-    shared = op.op.name.endswith("_shared")
+    sizes = expert_sizes(hidden, logits, op.op, op.contents.layer if op.contents is not None else None)
+    if sizes.by == "nothing":
+        op.unbounded = f"{sizes.text}; --init-arg moe_routing.intermediate=N says them"
+        op.note(op.unbounded)
+        return []
+    (op.note if sizes.by == "user" else op.invent)(sizes.text)
+    if sizes.bits < NARROW_BITS:
+        op.note(f"weights of {sizes.bits} bits costed as 8-bit integers")
+    weights = "int8" if sizes.bits <= NARROW_BITS else dtype
+    experts, inner, top_k = sizes.experts, sizes.intermediate, sizes.top_k
+    tokens = elements(hidden) // max(1, width)
+    rows = tokens * top_k
     chosen = spec((tokens, top_k), logits.dtype)
+    half = spec((rows, inner), dtype)
     return [
-        kernel("MoeGatingTopK", [spec((tokens, experts), logits.dtype)], [chosen, spec((tokens, top_k), "int32")]),
+        kernel(
+            "MoeGatingTopK",
+            [spec((tokens, logits.shape[-1]), logits.dtype)],
+            [chosen, spec((tokens, top_k), "int32")],
+        ),
         _moved("MoeInitRouting", rows, width, dtype),
-        grouped(op, rows, TensorMeta(shape=(experts, inner, width), dtype=dtype), width, inner, fixed=True),
-        kernel("SwiGlu", [spec((rows, inner), dtype)], [spec((rows, width), dtype)]),
-        grouped(op, rows, TensorMeta(shape=(experts, width, width), dtype=dtype), width, width, fixed=True),
+        grouped(op, rows, TensorMeta(shape=(experts, 2 * inner, width), dtype=weights), width, 2 * inner, fixed=True),
+        kernel("SwiGlu", [spec((rows, 2 * inner), dtype)], [half]),
+        grouped(op, rows, TensorMeta(shape=(experts, width, inner), dtype=weights), inner, width, fixed=True),
         _moved("MoeFinalizeRouting", rows, width, dtype),
-        *(_shared_expert(tokens, width, dtype) if shared else ()),
+        *(_shared_expert(tokens, width, inner, dtype, weights) if op.op.name.endswith("_shared") else ()),
     ]
 
 
-def _shared_expert(tokens: int, width: int, dtype: str) -> Iterable[KernelCall]:
-    x, both, half = (spec((tokens, n * width), dtype) for n in (1, 2, 1))
-    up, down = spec((2 * width, width), dtype), spec((width, width), dtype)
+def _shared_expert(tokens: int, width: int, inner: int, dtype: str, weights: str) -> Iterable[KernelCall]:
+    x, both, half = (spec((tokens, n), weights) for n in (width, 2 * inner, inner))
+    up, down = spec((2 * inner, width), weights), spec((width, inner), weights)
     yield kernel("MatMulV3", [x, up], [both], transpose_a=False, transpose_b=True)
-    yield kernel("SwiGlu", [both], [half])
+    yield kernel("SwiGlu", [spec(both.shape, dtype)], [spec(half.shape, dtype)])
     yield kernel("MatMulV3", [half, down], [x], transpose_a=False, transpose_b=True)
 
 

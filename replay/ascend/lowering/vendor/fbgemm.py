@@ -89,6 +89,9 @@ def converted(op: OpView) -> Iterable[KernelCall]:
     return [kernel("AscendQuantV2", [plain], [in_rows(op.output(spec(source.shape, "int8")))])]
 
 
+_INDICES = ("int32", "int64")
+
+
 @lowers_like(r"triton_", r"triton::")
 def generated(op: OpView) -> Iterable[KernelCall]:
     """A kernel that a compiler made: each tensor moved once, the last one written, as far as arguments tell."""
@@ -97,7 +100,25 @@ def generated(op: OpView) -> Iterable[KernelCall]:
         raise DoesNotFit("needs tensors")
     op.note("a generated kernel: costed by its bytes, the last tensor taken as its result")
     inputs: list[TensorMeta] = metas[:-1] or metas
-    return [kernel("TritonKernel", [spec(t.shape, t.dtype) for t in inputs], [spec(metas[-1].shape, metas[-1].dtype)])]
+    read = [spec((looked_up(op, t, metas), *t.shape[1:]), t.dtype) if t.shape else spec((), t.dtype) for t in inputs]
+    return [kernel("TritonKernel", read, [spec(metas[-1].shape, metas[-1].dtype)])]
+
+
+def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
+    """Rows of a tensor that are read: as many as there are indices for a table whose rows no other tensor has, where
+    another tensor has a row an index; all of them else."""
+    rows = table.shape[0]
+    others = [one for one in metas if one is not table]
+    made = {
+        elements(one) // max(1, one.shape[-1]) for one in others if len(one.shape) > 1 and one.dtype not in _INDICES
+    }
+    if len(table.shape) != 2 or table.dtype in _INDICES or any(rows in one.shape for one in others):
+        return rows
+    indices = [elements(one) for one in others if one.dtype in _INDICES and one.shape]
+    found = max((n for n in indices if n in made and n < rows), default=rows)
+    if found < rows:
+        op.note(f"{found:,} rows of a table of {rows:,} are read: as many as there are indices")
+    return found
 
 
 @lowers("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::Bool", "aten::Int", "aten::Float")

@@ -22,6 +22,7 @@ from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, In
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.draws.argument_names import decides_work
 from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.rules.moe_routing import MoeRoutingInit
 from opreplay.initializers.supplied.values import RECORDED, RecordedValues
 from opreplay.replay.arguments import tensors
 from opreplay.replay.arguments.float32 import widened
@@ -51,6 +52,7 @@ from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.replay.results.records import Filling
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
+from opreplay.replay.standins.invented import EXPERT_LAYERS, set_sizes, sizes_of
 from opreplay.traces.errors import EnvironmentRefused, UsageError, internal_error
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
@@ -232,7 +234,7 @@ class TorchExecutor:
         lengths = next((report.lengths for report in reports if report.lengths is not None), None)
         return Filled(
             op=op,
-            function=_with_lengths(function, lengths),
+            function=_with_lengths(self._with_sizes(function, op), lengths),
             args=args,
             initializer=name,
             ruled=rule is not None,
@@ -240,6 +242,16 @@ class TorchExecutor:
             lengths=lengths,
             filling=_filling(op, rule, reports),
         )
+
+    def _with_sizes(self, function: Callable[..., Any], op: ReplayOp) -> Callable[..., Any]:
+        """A layer without weights among its arguments, called where the sizes it is taken to have can be found."""
+        words = self._registry.options_of(self._registry[MoeRoutingInit.name]) if op.called in EXPERT_LAYERS else {}
+        sizes = sizes_of(op, words)
+        if sizes is None:
+            return function
+        around = copy_context()
+        around.run(set_sizes, sizes)
+        return partial(around.run, function)
 
     def _ready(
         self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]

@@ -2,7 +2,7 @@
 """Backward of convolutions under the names that torch had for each library and gradient until 1.10.
 
 Each is one `convolution_backward` with the mask of the gradients that its name stands for. Arguments are as in the old
-schemas (`portable.legacy`): gradients [N, O, *out], inputs [N, C, *in], weights [O, C / groups, *k], where transposed
+schemas (`legacy`): gradients [N, O, *out], inputs [N, C, *in], weights [O, C / groups, *k], where transposed
 [C, O / groups, *k]; sizes of what is not given are those that the call names.
 """
 

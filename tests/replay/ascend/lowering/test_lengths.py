@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import pytest
 
 from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend import explain_op, load_device, lower, simulate_op
+from opreplay.replay.ascend.simulate.op import is_predicted
+from opreplay.replay.ir.opaque import LayerEvidence
 from opreplay.traces.links.annotations import BatchContext, batch_context
 from tests.factories import op
 from tests.factories import tensor as any_tensor
@@ -177,14 +180,18 @@ def test_an_even_split_is_noted_and_a_known_one_is_not() -> None:
 @pytest.mark.parametrize("name", ["vllm::moe_forward", "vllm::moe_forward_shared"])
 def test_a_layer_without_weights_among_its_arguments_is_its_products_and_marked(name: str) -> None:
     one = op(name, t("hidden_states", 8192, 2880), t("router_logits", 8192, 32))
+    assert not lower(one).kernels, "nothing tells the sizes of its weights, nor bounds them"
+    assert not is_predicted(one, simulate_op(one, DEVICE))
+    evidence = LayerEvidence(most_bytes=1e13, most_flops=1e16, device="B200", time_us=1e4)
+    one = msgspec.structs.replace(one, layer=evidence)
     lowered, simulated = lower(one), simulate_op(one, DEVICE)
     products = [call for call in lowered.kernels if call.type == "GroupedMatmul"]
     assert [call.attrs["rows"] for call in products] == [8192 * 4] * 2
     multiplied = 2 * 8192 * 4 * 3 * 2880**2
     assert simulated.time_us > multiplied / 295e12 * 1e6
-    assert simulated.confidence == "uncalibrated"
+    assert (simulated.confidence, simulated.by) == ("uncalibrated", "invented sizes")
     assert simulated.high_us >= 2.9 * simulated.time_us
-    assert any("32 experts" in note and "4 experts a token" in note for note in lowered.notes)
+    assert any("32 experts" in note and "4 a token" in note for note in lowered.notes)
     assert ("MatMulV3" in simulated.kernels) == name.endswith("_shared")
     spread = simulate_op(one, DEVICE, routed(8192, 0.25)).time_us
     assert spread == pytest.approx(simulated.time_us, rel=0.25), "contents tell shares, not how many rows"
@@ -195,3 +202,17 @@ def test_a_scan_of_one_long_row_by_a_library_is_no_million_steps() -> None:
     simulated = simulate_op(one, DEVICE)
     assert 10 < simulated.time_us < 1000
     assert simulated.confidence == "uncalibrated"
+
+
+def test_a_generated_kernel_reads_rows_of_a_table_and_not_all_of_it() -> None:
+    """All 1.16 GB of an embedding were charged for 32 rows."""
+    table, ids, out = t("in_ptr0", 201_088, 2880), t("in_ptr1", 32, dtype="int64"), t("out_ptr0", 32, 2880)
+    (one,) = lower(op("triton_poi_fused_embedding_0", table, ids, out)).kernels
+    assert [spec.shape for spec in one.inputs if spec is not None] == [(32, 2880), (32,)]
+    seeds = t("in_ptr1", 1, dtype="int64")
+    (dropout,) = lower(op("triton_poi_fused_dropout_0", table, seeds, t("out_ptr0", 201_088, 2880))).kernels
+    assert dropout.inputs[0] is not None
+    assert dropout.inputs[0].shape == (201_088, 2880)
+    (summed,) = lower(op("triton_red_fused_sum_0", table, seeds, t("out_ptr0", 2880))).kernels
+    assert summed.inputs[0] is not None
+    assert summed.inputs[0].shape == (201_088, 2880)

@@ -1,0 +1,72 @@
+# pyright: strict
+"""What a recording tells of layers whose weights are in no argument: kernels' names, and what their time allows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from opreplay.replay.ir.model import Assumption, RecordedKernel, ReplayOp, ReplayPlan
+from opreplay.replay.ir.opaque import LayerEvidence
+from opreplay.replay.standins.invented import WEIGHTS, sizes_of
+from opreplay.traces.times.peaks import Peak, peak_of
+
+_FOUR_BITS = re.compile(r"e2m1|[mn]x?v?fp4|(?<![a-z])fp4|int4|u4b8|w4a\d", re.IGNORECASE)
+_EIGHT_BITS = re.compile(r"e4m3|e5m2|fp8|int8|w8a\d", re.IGNORECASE)
+_READS_NO_WEIGHTS = re.compile(
+    r"rout|top_?k|softmax|finalize|quant(?!ized_gemm)|activation|silu|swiglu|sort|permute|memset|memcpy|fill"
+    r"|elementwise|reduce|norm|align|count|moe_sum",
+    re.IGNORECASE,
+)
+_PRODUCT = re.compile(r"gemm|bmm|matmul|_mm_|fused_moe|mfma", re.IGNORECASE)
+
+
+def with_layers(plan: ReplayPlan) -> ReplayPlan:
+    """The plan with what the recording tells of each opaque layer, and which sizes follow, among its assumptions."""
+    peak = peak_of((plan.device,)) if plan.device is not None else None
+    return msgspec.structs.replace(plan, ops=tuple(_with_evidence(op, peak) for op in plan.ops))
+
+
+def _with_evidence(op: ReplayOp, peak: Peak | None) -> ReplayOp:
+    if sizes_of(op) is None:
+        return op
+    op = msgspec.structs.replace(op, layer=evidence_of(op, peak))
+    sizes = sizes_of(op)
+    assert sizes is not None
+    notes = tuple(
+        Assumption(argument=WEIGHTS, what=sizes.text) if note.argument == WEIGHTS else note for note in op.assumptions
+    )
+    return msgspec.structs.replace(op, assumptions=notes)
+
+
+def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
+    """What names and times of the recorded kernels tell of weights, on a device of this peak; None is not known."""
+    bits = weight_bits(kernel.name for kernel in op.recorded.kernels)
+    time_us = op.recorded.device_us_median
+    if peak is None or not time_us:
+        return LayerEvidence(weight_bits=bits)
+    time_us *= _share_of_products(op.recorded.kernels)
+    return LayerEvidence(
+        weight_bits=bits,
+        most_bytes=peak.gb_per_s * 1e3 * time_us,
+        most_flops=max(peak.tflops.get(name, 0.0) for name in ("bfloat16", "float16", "float32")) * 1e6 * time_us,
+        device=peak.device,
+        time_us=time_us,
+    )
+
+
+def weight_bits(kernels: Iterable[str]) -> int | None:
+    """Bits of a weight by the names of products: those of the narrower operand; None where they say nothing."""
+    names = [name for name in kernels if not _READS_NO_WEIGHTS.search(name) or _PRODUCT.search(name)]
+    if any(_FOUR_BITS.search(name) for name in names):
+        return 4
+    return 8 if any(_EIGHT_BITS.search(name) for name in names) else None
+
+
+def _share_of_products(kernels: tuple[RecordedKernel, ...]) -> float:
+    """Of the device time of an op, that of kernels that may read weights; all of it where no name tells."""
+    total = sum(kernel.total_us for kernel in kernels)
+    others = [k.total_us for k in kernels if _READS_NO_WEIGHTS.search(k.name) and not _PRODUCT.search(k.name)]
+    return 1.0 - sum(others) / total if total > sum(others) else 1.0

@@ -75,7 +75,10 @@ def share_of(device: str, threads: int | None) -> Share:
 class LaneActor:
     """What runs in a Ray worker: one child process, spoken to in bytes."""
 
-    def __init__(self, config: bytes, limit_s: float) -> None:
+    def __init__(self, config: bytes, limit_s: float, folder: str | None = None) -> None:
+        """`folder` is where the run was started, on a cluster of this machine: files are named from there."""
+        if folder is not None:
+            os.chdir(folder)
         self._runner = ChildProcess(msgspec.msgpack.decode(config, type=WorkerConfig), limit_s=limit_s)
 
     def start(self) -> bytes:
@@ -222,7 +225,7 @@ class RayLanes:
     def _add_actor(self) -> None:
         """Ask for one more worker; it takes ops once it has said that it is ready."""
         made = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
-        actor = made.remote(msgspec.msgpack.encode(self._config), self._limit_s)
+        actor = made.remote(msgspec.msgpack.encode(self._config), self._limit_s, _folder(self._own, self._address))
         self._actors.append(actor)
         self._starting[actor.start.remote()] = actor
 
@@ -239,7 +242,7 @@ def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: st
     try:
         while waiting or flying:
             while waiting and len(flying) < ahead:
-                flying.append(remote.remote(reader, waiting.popleft()))
+                flying.append(remote.remote(reader, waiting.popleft(), _folder(own, address)))
             try:
                 yield ray.get(flying.popleft())
             except ray.exceptions.RayError as error:
@@ -249,7 +252,9 @@ def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: st
             ray.shutdown()
 
 
-def _read(read: Callable[[str], bytes], path: str) -> bytes:
+def _read(read: Callable[[str], bytes], path: str, folder: str | None) -> bytes:
+    if folder is not None:
+        os.chdir(folder)
     return read(path)
 
 
@@ -280,12 +285,29 @@ def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
         cpus = max(lanes or 1, os.cpu_count() or 1)
         mine = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": LOCAL_IP}
     try:
-        made = ray.init(**mine, **quiet)
+        with _away() if address is None else contextlib.nullcontext():
+            made = ray.init(**mine, **quiet)
     except Exception as error:  # Ray raises Exception itself when a node does not start in time
         raise EnvironmentRefused(f"no Ray cluster at {address or 'this machine'}: {_line(error)}") from None
     if address is None:
         _refuse_reachable(ray, made.address_info["node_ip_address"])
     return True
+
+
+def _folder(own: bool, address: str | None) -> str | None:
+    """Where workers of a cluster of this run, on this machine, find files as this process does."""
+    return os.getcwd() if own and address is None else None
+
+
+@contextlib.contextmanager
+def _away() -> Iterator[None]:
+    """Stand in the root folder meanwhile: workers look for modules first where a cluster was started."""
+    before = os.getcwd()
+    os.chdir(os.sep)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _refuse_reachable(ray: Any, ip: str) -> None:

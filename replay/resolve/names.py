@@ -75,8 +75,12 @@ def candidates(name: str, policy: Policy) -> Candidates:
     if overload is not None and found.function is not None:
         return Candidates(reason=Reason("library missing", f"{found.function.module} registers no {name}"))
     if overload is not None and found.specs:
-        exact = tuple(spec for spec in found.specs if spec.overload == overload)
-        return Candidates(specs=exact or found.specs, resolved_by=found.resolved_by, via=found.via)
+        exact = tuple(spec for spec in found.specs if (spec.overload or "default") == overload)
+        if not exact:
+            there = ", ".join(sorted({spec.overload or "default" for spec in found.specs}))
+            why = f"{namespace}::{op} has no overload {overload} here, but {there}"
+            return Candidates(reason=Reason("library missing", why))
+        return Candidates(specs=exact, resolved_by=found.resolved_by, via=found.via)
     return found
 
 

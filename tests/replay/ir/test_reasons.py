@@ -31,6 +31,7 @@ def test_the_list_is_what_is_documented() -> None:
             "worker lost",
             "library missing",
             "failed",
+            "internal error",
         }
     )
 
@@ -73,7 +74,7 @@ def test_kinds_that_say_nothing_alone_need_a_detail(kind: str) -> None:
 
 
 def test_only_what_was_tried_and_broke_is_failed() -> None:
-    assert {kind for kind in KINDS if Reason(kind, "x").status == "failed"} == {"failed"}
+    assert {kind for kind in KINDS if Reason(kind, "x").status == "failed"} == {"failed", "internal error"}
 
 
 ENTRIES = st.lists(

@@ -138,3 +138,12 @@ def test_an_op_to_look_at_comes_from_the_dispatchers_table_only(name: str, found
     recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
     overload = known_overload(ReplayOp(id="0" * 12, name=name, count=1, recorded=recorded))
     assert (overload and overload.name().partition(".")[0]) == found  # type: ignore[attr-defined]
+
+
+def test_an_overload_that_does_not_exist_is_not_another_one() -> None:
+    unknown = candidates("aten::mm.__globals__", Policy())
+    assert not unknown.specs
+    assert unknown.reason is not None
+    assert unknown.reason.kind == "library missing"
+    assert [spec.overload for spec in candidates("aten::mm.default", Policy()).specs] == [""]
+    assert [spec.overload for spec in candidates("aten::add.Scalar", Policy()).specs] == ["Scalar"]

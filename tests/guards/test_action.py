@@ -101,3 +101,12 @@ def test_what_the_dockerfile_copies_exists() -> None:
 def test_the_image_has_what_the_build_reads(file: str) -> None:
     assert file in (ROOT / "pyproject.toml").read_text()
     assert file in (ROOT / "Dockerfile").read_text()
+
+
+def test_actions_of_others_are_pinned_by_hash(root: Path) -> None:
+    files = [*(root / ".github").rglob("*.yml"), *(root / "docs").rglob("*.md")]
+    uses = [
+        line for file in files for line in file.read_text().splitlines() if re.search(r"uses: +[\w-]+/[\w-]+@", line)
+    ]
+    assert uses
+    assert not [line for line in uses if not re.search(r"@[0-9a-f]{40}  # v\d", line)]

@@ -107,6 +107,8 @@ class Gemm(msgspec.Struct, frozen=True, gc=False):
     b_fractal: bool
     shared_b: bool = False
     """One B for the whole batch."""
+    weight_bits: int = 0
+    """Of an element of B in memory, where it is unpacked to the dtype of A on its way to the cube; else 0."""
 
 
 TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
@@ -141,12 +143,16 @@ def gemm_of(call: KernelCall) -> Gemm | None:
         return None
     m, n, k, try_a, try_b = fits
     out_size = itemsize(out.dtype) if out is not None else (4 if a.dtype == "float32" else 2)
+    bits = flags.get("weight_bits", 0) if flags else 0
+    bits = bits if isinstance(bits, int) else 0
     if batch_a == 1 < batch_b and call.type.startswith("Grouped"):
         # One list of rows, dealt out to the experts: each gets its even share, and only those with rows are read.
         used = min(batch_b, max(1, m))
-        return Gemm(used, -(-m // used), n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b))
+        return Gemm(
+            used, -(-m // used), n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b), weight_bits=bits
+        )
     batch = batch_a if batch_a > batch_b else batch_b
-    return Gemm(batch, m, n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b), batch_b < batch_a)
+    return Gemm(batch, m, n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b), batch_b < batch_a, bits)
 
 
 def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
@@ -165,7 +171,7 @@ def _fill_bytes(run_bytes: int, fractal: bool, size: float, exponent: float) -> 
 def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) -> tuple[float, float, float]:
     """(bytes of the operands, bytes of the result, share found in L2)."""
     batch, m, n, once = gemm.batch, gemm.m, gemm.n, gemm.k * itemsize(gemm.dtype)
-    weight = (1 if gemm.shared_b else batch) * n * once
+    weight = (1 if gemm.shared_b else batch) * n * (gemm.k * gemm.weight_bits / 8 if gemm.weight_bits else once)
     operands = batch * m * once + weight
     result = batch * m * n * gemm.out_bytes_per_element
     moved = operands + result

@@ -45,9 +45,14 @@ FAMILIES = (
     "rows.spectral",
     "pointwise.special_functions",
     "products.contractions",
+    "products.weight_only",
     "rows.resampling",
+    "layers.lora",
+    "layers.state_space",
     "vendor.fbgemm",
+    "vendor.products",
     "vendor.names",
+    "uncosted",
 )
 """Modules of this package that register rules."""
 

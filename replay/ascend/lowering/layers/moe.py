@@ -79,15 +79,28 @@ def combining(op: OpView) -> Iterable[KernelCall]:
     return [_moved("MoeFinalizeRouting", elements(source) // max(1, width), width, source.dtype)]
 
 
+def routing_call(rows: int, width: int, dtype: str) -> KernelCall:
+    """MoeInitRouting of so many rows."""
+    return _moved("MoeInitRouting", rows, width, dtype)
+
+
+def combining_call(rows: int, width: int, dtype: str) -> KernelCall:
+    """MoeFinalizeRouting of so many rows."""
+    return _moved("MoeFinalizeRouting", rows, width, dtype)
+
+
 def _moved(kind: str, rows: int, width: int, dtype: str) -> KernelCall:
     out = spec((rows, width), dtype)
     return kernel(kind, [out], [out], indices=max(1, rows), moved_bytes=rows * width * itemsize(dtype))
 
 
-def grouped(op: OpView, rows: int, weight: TensorMeta, k: int, n: int, *, fixed: bool = False) -> KernelCall:
+def grouped(
+    op: OpView, rows: int, weight: TensorMeta, k: int, n: int, *, fixed: bool = False, weight_bits: int = 0
+) -> KernelCall:
     """GroupedMatmul: rows spread evenly over the experts, and how many the busiest expert has where that is known.
 
-    `fixed`: contents tell how rows are spread, not how many there are.
+    `fixed`: contents tell how rows are spread, not how many there are. `weight_bits`: of an element of the weights in
+    memory, where they are packed.
     """
     loads = op.contents.expert_rows if op.contents is not None else None
     if loads is not None and fixed and sum(loads):
@@ -108,6 +121,7 @@ def grouped(op: OpView, rows: int, weight: TensorMeta, k: int, n: int, *, fixed:
         transpose_b=False,
         rows=rows,
         busiest=max(loads, default=share) if loads is not None else share,
+        **({"weight_bits": weight_bits} if weight_bits else {}),
     )
 
 
@@ -255,7 +269,7 @@ def distributed(op: OpView) -> Iterable[KernelCall]:
 @lowers("aiter::ck_moe_stage1", "aiter::ck_moe_stage2")
 def stages(op: OpView) -> Iterable[KernelCall]:
     """GroupedMatmul of every token's slots: stage 1 (T, H) with w1 (E, 2I, H), SwiGlu; stage 2 (T, k, I) with w2."""
-    first = op.op.name.endswith("stage1")
+    first = "stage1" in op.op.name
     hidden = op.meta("hidden_states" if first else "inter_states", at=0)
     weight = op.meta("w1" if first else "w2", at=1 if first else 2)
     if hidden is None or weight is None or len(weight.shape) != 3 or len(hidden.shape) < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ascend.lowering.products.matmul import product
 from opreplay.replay.ascend.lowering.registry import lowers
@@ -166,67 +166,6 @@ def list_of_products(op: OpView) -> Iterable[KernelCall]:
     """A product for each pair of two lists."""
     left, right = op.metas("self"), op.metas("mat2")
     return [product(op, a, b) for a, b in zip(left, right, strict=False)]
-
-
-def _packed(op: OpView, bits: int) -> list[KernelCall]:
-    a = op.meta("self", "input", "inp", at=0)
-    weights = op.meta("mat2", "weight", "qScaleAndZeros", at=1)
-    if a is None or weights is None or not a.shape:
-        raise DoesNotFit("needs an input and packed weights")
-    rows, inner = prod(a.shape[:-1]), a.shape[-1]
-    out = op.outputs()
-    given = op.integer("N", "out_features", default=0)
-    cols = given if given > 0 else out[0].shape[-1] if out and out[0].shape else 0
-    if cols <= 0:
-        stored = 8 // bits if weights.dtype in ("uint8", "int8") else 32 // bits if weights.dtype == "int32" else 1
-        cols = max(1, prod(weights.shape) * stored // max(1, inner))
-    # Half a byte a weight has no dtype here: half as many rows of bytes are what is read.
-    packed = spec((cols, inner) if bits == 8 else (cols, -(-inner // 2)), "int8")
-    made: TensorSpec = spec((rows, cols), a.dtype)
-    wide = spec((cols, inner), a.dtype)
-    x = spec((rows, inner), a.dtype)
-    op.note("weights are widened on the vector cores before the product")
-    return [
-        kernel("AscendAntiQuantV2", [packed], [wide]),
-        kernel("MatMulV3", [x, wide], [made], transpose_a=False, transpose_b=True),
-    ]
-
-
-@lowers(
-    "aten::_weight_int4pack_mm",
-    "aten::_weight_int4pack_mm_for_cpu",
-    "aten::_dyn_quant_matmul_4bit",
-    "aten::_weight_int4pack_mm_with_scales_and_zeros",
-)
-def four_bit_weights(op: OpView) -> Iterable[KernelCall]:
-    """A product with weights of four bits."""
-    return _packed(op, 4)
-
-
-@lowers(
-    "aten::_weight_int8pack_mm",
-    "aten::_mixed_dtypes_linear",
-    "aten::fbgemm_linear_int8_weight",
-    "aten::fbgemm_linear_int8_weight_fp32_activation",
-)
-def eight_bit_weights(op: OpView) -> Iterable[KernelCall]:
-    """A product with weights of eight bits."""
-    return _packed(op, 8)
-
-
-@lowers("npu::npu_weight_quant_batchmatmul", "npu::npu_weight_quant_batchmatmul_v2")
-def quantised_weights(op: OpView) -> Iterable[KernelCall]:
-    """WeightQuantBatchMatmulV2: x (M, K) with int8 weights (K, N)."""
-    x, weight = _pair(op, rank=2)
-    rows, (inner, cols) = prod(x.shape[:-1]), weight.shape[-2:]
-    call = kernel(
-        "WeightQuantBatchMatmulV2",
-        [spec((rows, x.shape[-1]), x.dtype), spec((inner, cols), "int8")],
-        [spec((rows, cols), x.dtype)],
-        transpose_a=False,
-        transpose_b=inner != x.shape[-1],
-    )
-    return [call]
 
 
 @lowers("aten::cdist", "aten::_cdist_forward", "aten::_euclidean_dist", "aten::pdist", "aten::_pdist_forward")

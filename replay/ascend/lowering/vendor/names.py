@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering.layers import attention, moe, paged
 from opreplay.replay.ascend.lowering.moves import indexing, movement
-from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.pointwise import elementwise
-from opreplay.replay.ascend.lowering.products import matmul
+from opreplay.replay.ascend.lowering.products import convolution, matmul
 from opreplay.replay.ascend.lowering.registry import Rule, lowers
 from opreplay.replay.ascend.lowering.rows import norms
+from opreplay.replay.ascend.lowering.vendor import fbgemm
+from opreplay.traces.model import TensorMeta
 
 LEFT = ("mat_a", "A", "a", "x", "X", "XQ", "input", "input_", "hidden_states", "in_b", "mat1", "arg0")
 RIGHT = ("mat_b", "B", "b", "w", "W", "weight", "weights", "WQ", "router_weights", "in_a", "mat2", "arg1")
@@ -30,6 +33,78 @@ def named_product(op: OpView) -> Iterable[KernelCall]:
     return [matmul.product(op, a, b, weight=weight)]
 
 
+def _sources(op: OpView, *names: str) -> list[TensorMeta]:
+    """The tensors under these names, else the widest."""
+    return [meta for name in names if (meta := op.meta(name)) is not None and meta.shape] or [op.widest(rank=1)]
+
+
+def _each(kind: str, *names: str, inputs: int = 1) -> Rule:
+    """A rule for one kernel over each tensor of these names, else over the widest, of which it reads so many."""
+
+    def rule(op: OpView) -> Iterable[KernelCall]:
+        wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, *names)]
+        return [kernel(kind, [one] * inputs, [one]) for one in wide]
+
+    rule.__name__ = f"each_{kind}"
+    return rule
+
+
+added_layer_norm = _each("AddLayerNorm", "input", inputs=2)
+layer_norm_quantised = _each("LayerNormV3", "input")
+norm_of_each = _each("RmsNorm", "x1", "x2", "q", "k", "kv")
+merged_attention = _each("Addcmul", inputs=3)
+repacked = _each("Transpose")
+"""Weights packed in another order."""
+
+
+def norm_and_rope(op: OpView) -> Iterable[KernelCall]:
+    """RmsNorm of queries and keys, which may lie in one tensor, then their rotary embedding."""
+    wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, "q", "k", "qkv", "input")]
+    tables = [spec((one.shape[0], one.shape[-1]), one.dtype) for one in wide]
+    turned = [kernel("RotaryPositionEmbedding", [x, t, t], [x]) for x, t in zip(wide, tables, strict=True)]
+    return [*(kernel("RmsNorm", [one], [one]) for one in wide), *turned]
+
+
+def rope_and_cache(op: OpView) -> Iterable[KernelCall]:
+    """The rotary embedding of queries and keys, and keys and values written to the cache."""
+    k, v = op.need("k", rank=1), op.need("v", rank=1)
+    written = [spec(meta.shape, meta.dtype) for meta in (k, v)]
+    tokens = max(1, k.shape[0])
+    moved = sum(elements(meta) * itemsize(meta.dtype) for meta in (k, v))
+    return [*elementwise.rope(op), kernel("ReshapeAndCache", written, written, indices=tokens, moved_bytes=moved)]
+
+
+def hadamard(op: OpView) -> Iterable[KernelCall]:
+    """As a product of all rows with the matrix of their width, which the cube does fastest."""
+    x = op.need("x", at=0, rank=1)
+    width = x.shape[-1]
+    rows = TensorMeta(shape=(elements(x) // max(1, width), width), dtype=x.dtype)
+    return [matmul.product(op, rows, TensorMeta(shape=(width, width), dtype=x.dtype))]
+
+
+def widened(op: OpView) -> Iterable[KernelCall]:
+    """AscendAntiQuant of the widest tensor; of four bits an element where the result's size is not known."""
+    source = op.widest(rank=1)
+    unpacked = (*source.shape[:-1], source.shape[-1] * 2 * itemsize(source.dtype))
+    out = op.output(spec(unpacked, "float16"))
+    return [kernel("AscendAntiQuantV2", [spec(source.shape, source.dtype)], [out])]
+
+
+def taken_rows(op: OpView) -> Iterable[KernelCall]:
+    """Rows of a cache gathered into `dst`."""
+    rows = op.need("dst", at=1, rank=1)
+    out = spec(rows.shape, rows.dtype)
+    moved = elements(rows) * itemsize(rows.dtype)
+    return [kernel("GatherV2", [out], [out], indices=max(1, rows.shape[0]), moved_bytes=moved)]
+
+
+def backward_of_sum(op: OpView) -> Iterable[KernelCall]:
+    """LayerNormGrad over the sum of two tensors, which is added again first."""
+    x = op.need("x1", "x", rank=1)
+    wide = spec(x.shape, x.dtype)
+    return [kernel("Add", [wide, wide], [wide]), kernel("LayerNormGradV3", [wide, wide], [wide])]
+
+
 SAME: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (named_product, (
         "_C::bf16_skinny_gemm", "_C::fp32_router_gemm", "_C::dsv3_fused_a_gemm", "_moe_C::dsv3_router_gemm",
@@ -41,7 +116,7 @@ SAME: tuple[tuple[Rule, tuple[str, ...]], ...] = (
         "aiter::gemm_a16w16_atomic_", "aiter::hipb_mm", "aiter::rocb_mm", "aiter::LLMM1", "aiter::wvSpltK",
         "aiter::wv_splitk_small_fp16_bf16", "_rocm_C::wvSplitKrc", "npu::npu_bmmV2",
         "fbgemm::bf16bf16bf16_grouped_dynamic", "fbgemm::f8f8bf16_rowwise_grouped_dynamic",
-        "fbgemm::f8f8bf16_rowwise_batched",
+        "fbgemm::f8f8bf16_rowwise_batched", "aiter::batched_gemm_bf16", "aiter::deepgemm_ck",
     )),
     (matmul.quantized, (
         "_C::cutlass_scaled_mm_azp", "_C::cutlass_scaled_mm_dq", "vllm::w8a8_block_fp8_matmul_deepgemm",
@@ -164,6 +239,93 @@ SAME: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (indexing.rows_of_table, (
         "fbgemm::index_select_dim0", "fbgemm::gather_along_first_dim", "npu::npu_gather_sparse_index",
     )),
+    (norms.layer_norm, (
+        "aiter::layernorm2d_fwd",
+    )),
+    (added_layer_norm, (
+        "aiter::layernorm2d_fwd_with_add", "aiter::layernorm2d_fwd_with_add_smoothquant",
+        "aiter::layernorm2d_with_add_asm", "aiter::layernorm2d_with_add_smoothquant_asm",
+    )),
+    (layer_norm_quantised, (
+        "aiter::layernorm2d_fwd_with_smoothquant",
+    )),
+    (norm_of_each, (
+        "vllm::fused_mla_dual_rms_norm", "vllm::fused_mla_dual_rms_norm_per_token_quant",
+        "aiter::_fused_qk_rmsnorm_kernel",
+    )),
+    (norm_and_rope, (
+        "_C::fused_qk_norm_rope", "vllm::qkv_rmsnorm_rope", "vllm::qkv_rmsnorm_rope_simt",
+        "sgl_kernel::fused_qk_norm_rope", "sglang::fused_inplace_qknorm_rope", "sglang::fused_qk_norm_rope_out",
+    )),
+    (rope_and_cache, (
+        "sglang::apply_rope_inplace_with_kvcache", "sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache",
+    )),
+    (paged.paged, (
+        "vllm::flash_attn_with_kvcache",
+    )),
+    (merged_attention, (
+        "_C::merge_attn_states", "sgl_kernel::merge_state", "sgl_kernel::merge_state_v2", "flash_attn_3::fwd_combine",
+        "npu::npu_attention_update", "npu::npu_ring_attention_update",
+    )),
+    (moe.stages, (
+        "aiter::moe_stage1_g1u1",
+    )),
+    (moe.routing, (
+        "_C::get_cutlass_batched_moe_mm_data", "_C::get_cutlass_moe_mm_problem_sizes",
+        "_C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets", "_C::get_cutlass_pplx_moe_mm_data",
+        "sglang::moe_permute_prepare_out",
+    )),
+    (hadamard, (
+        "_C::hadacore_transform", "sgl_kernel::fast_hadamard_transform", "sglang::hadamard_transform",
+        "torchao::hadamard_transform",
+    )),
+    (repacked, (
+        "_C::awq_marlin_repack", "_C::gptq_marlin_repack", "_C::gptq_shuffle", "_C::machete_prepack_B",
+        "sgl_kernel::awq_marlin_repack", "sgl_kernel::gptq_marlin_repack", "sgl_kernel::gptq_shuffle",
+        "npu::npu_convert_weight_to_int4pack",
+    )),
+    (widened, (
+        "_C::awq_dequantize", "sgl_kernel::awq_dequantize", "npu::npu_dequant_bias",
+    )),
+    (movement.cache_write, (
+        "sglang_profiler::memory_pool__set_kv_buffer_impl",
+    )),
+    (taken_rows, (
+        "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache", "_C_cache_ops::gather_cache",
+    )),
+    (indexing.rows_of_table, (
+        "fb::fast_gather",
+    )),
+    (indexing.scatter, (
+        "npu::_npu_index_add", "npu::_npu_index_add_", "fbgemm::scatter_add_along_first_dim", "npu::npu_scatter_list",
+        "npu::npu_scatter_list_",
+    )),
+    (indexing.gather_backward, (
+        "npu::npu_gather_backward", "npu::npu_gather_sparse_index_backward",
+    )),
+    (indexing.one_hot, (
+        "npu::npu_one_hot",
+    )),
+    (movement.pad, (
+        "npu::npu_pad",
+    )),
+    (fbgemm.permuted, (
+        "fbgemm::permute_multi_embedding", "fbgemm::permute_multi_embedding_function", "fbgemm::permute_sparse_data",
+        "fbgemm::block_bucketize_sparse_features", "fbgemm::group_index_select_dim0",
+    )),
+    (norms.layer_norm_backward, (
+        "npu::npu_layernorm_grad",
+    )),
+    (backward_of_sum, (
+        "npu::npu_add_layer_norm_backward", "npu::npu_deep_norm_backward",
+    )),
+    (convolution.backward, (
+        "npu::npu_conv_transpose2d_backward", "npu::npu_conv_transpose3d_backward",
+        "npu::npu_convolution_transpose_backward",
+    )),
+    (convolution.forward, (
+        "npu::npu_convolution_transpose",
+    )),
 )  # fmt: skip
 """Rule → names that become the same kernels."""
 
@@ -199,6 +361,38 @@ WIDEST: dict[str, str] = {
     "fbgemm::jagged_dense_elementwise_mul": "Mul", "fbgemm::jagged_to_padded_dense": "PadV3",
     "fbgemm::jagged_to_padded_dense_forward": "PadV3", "fbgemm::jagged_2d_to_dense": "PadV3",
     "fbgemm::dense_to_jagged": "GatherV2", "fbgemm::dense_to_jagged_forward": "GatherV2",
+    "_C::cooperative_topk": "Sort", "_C::large_context_topk": "Sort", "aiter::_top_k_per_row_decode": "Sort",
+    "aiter::_top_k_per_row_prefill": "Sort", "aiter::_topk_plain": "Sort", "aiter::top_k_per_row_decode_fast": "Sort",
+    "aiter::top_k_per_row_prefill_fast": "Sort", "aiter::top_k_renorm_probs": "Sort",
+    "aiter::top_k_top_p_sampling_from_probs": "Sort", "aiter::top_p_sampling_from_probs": "Sort",
+    "aiter::topk_per_row": "Sort", "aiter::topk_per_row_decode": "Sort",
+    "sgl_kernel::fast_topk_transform_fused": "Sort", "sgl_kernel::fast_topk_transform_ragged_fused": "Sort",
+    "sgl_kernel::top_k_mask_logits": "Sort", "sgl_kernel::top_k_renorm_probs_wrapper": "Sort",
+    "aiter::_mixed_sample": "SoftmaxV2", "aiter::_random_sample": "SoftmaxV2",
+    "aiter::mixed_sample_outer_exponential": "SoftmaxV2", "aiter::random_sample_outer_exponential": "SoftmaxV2",
+    "fbgemm::jagged_softmax": "SoftmaxV2", "fbgemm::jagged_softmax_forward": "SoftmaxV2",
+    "npu::npu_softmax_cross_entropy_with_logits": "SoftmaxV2", "fbgemm::jagged_softmax_backward": "SoftmaxGrad",
+    "npu::npu_attn_softmax_backward_": "SoftmaxGrad", "npu::npu_dropout_with_add_softmax_backward": "SoftmaxGrad",
+    "npu::npu_softmax_cross_entropy_with_logits_backward": "SoftmaxGrad", "_C_cache_ops::convert_fp8": "Cast",
+    "npu::_npu_format_cast": "Cast", "npu::npu_trans_quant_param": "Cast", "_C::permute_cols": "GatherV2",
+    "fbgemm::invert_permute": "GatherV2", "fbgemm::jagged_to_padded_dense_backward": "GatherV2",
+    "fbgemm::pack_segments_backward": "GatherV2", "_C::poly_norm": "RmsNorm",
+    "sglang::per_tensor_absmax_fp8": "ReduceMax", "sgl_kernel::timestep_embedding": "Sin",
+    "sglang::_run_unary_activation_inplace": "Gelu", "sglang_profiler::forward_batch_info_compute_position": "Cumsum",
+    "sglang_profiler::forward_batch_info_compute_position_triton": "Cumsum", "fbgemm::offsets_range": "Range",
+    "fb::offsets_range": "Range", "fb::lengths_range_w_truncation_size": "Range",
+    "fbgemm::jagged_1d_to_dense": "PadV3", "fbgemm::pack_segments": "PadV3",
+    "fbgemm::batched_dense_vec_jagged_2d_mul": "Mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward": "Mul",
+    "fbgemm::jagged_dense_elementwise_mul_backward": "Mul", "fbgemm::jagged_dense_elementwise_mul_forward": "Mul",
+    "fb::convex_sum": "Mul", "fb::scale_gradient": "Mul",
+    "fbgemm::jagged_dense_dense_elementwise_add_jagged_output": "Add",
+    "fbgemm::jagged_dense_dense_elementwise_add_jagged_output_forward": "Add",
+    "fbgemm::jagged_dense_elementwise_add_jagged_output": "Add", "fb::sparse_label_to_bool": "ScatterElements",
+    "fb::sparse_label_to_dense": "ScatterElements", "fb::to_dense_representation": "ScatterElements",
+    "npu::_amp_foreach_non_finite_check": "IsFinite", "npu::dropout_with_byte_mask": "DropOutDoMask",
+    "npu::npu_broadcast": "BroadcastTo", "npu::npu_group_norm_swish_grad": "GroupNormGrad",
+    "npu::npu_max": "ArgMaxWithValue", "npu::npu_min": "ArgMinWithValue", "npu::npu_slice": "Slice",
+    "npu::npu_stride_copy": "AsStrided", "npu::one_": "Fill",
 }  # fmt: skip
 """Name → CANN type of one kernel that reads and writes as much as the widest tensor holds."""
 

@@ -152,7 +152,9 @@ def test_work_of_before_the_recording_is_named_alike_everywhere(
     for command in ("simulate", "plan"):
         text = console(command, trace).stdout
         assert "launched before the recording: 30.0 % of device time; its ops are not in it" in text, command
-    assert console("simulate", trace).stdout.startswith("simulated 70.0 % of device time by rules, 30.0 % not at all")
+    assert console("simulate", trace).stdout.startswith(
+        "simulated 70.0 % of device time by rules, 30.0 % not predicted"
+    )
     step = " ".join(console("timeline", trace, "--soc", "910b3").stdout.split())
     assert "0.03 ms of device work were launched before the recording, 30.0 % of the file's" in step
     assert "those of `opreplay simulate` of all device time" in step

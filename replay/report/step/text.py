@@ -14,6 +14,7 @@ from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.coverage import LEAST
 from opreplay.replay.report.run.table import decisive, notes_lines
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
@@ -100,6 +101,8 @@ def head_line(found: Timeline) -> str:
         proof += f"; {host_us / path_us:.0%} of the path is host time, as recorded"
     invented = max((one.invented_share for one in found.socs.values()), default=0.0)
     told = f"; {share_text(invented)} of device time predicted on invented sizes" if invented > 0 else ""
+    unknown = max((1.0 - one.predicted_share for one in found.socs.values()), default=0.0)
+    told += f"; {share_text(unknown)} of device time is not predicted" if unknown >= LEAST else ""
     return (
         f"{safe(middle(which, 60))}: recorded {time_text(found.recorded_step_us)}, re-timed "
         f"{time_text(found.retimed_step_us)} ({proof}){told}"

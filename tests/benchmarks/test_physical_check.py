@@ -35,5 +35,5 @@ def test_a_product_takes_at_least_what_the_cube_needs(device: DeviceProfile) -> 
     assert weight is not None
     macs = prod(inputs.shape) * weight.shape[0]
     rates = device.macs_per_cycle
-    per_s = max(rates["float32"], rates["hf32"]) * device.aic_cores * device.freq_hz
-    assert least_us(product, device) >= pytest.approx(1e6 * macs / per_s)
+    per_s = max(rates[inputs.dtype], rates["hf32"]) * device.aic_cores * device.freq_hz
+    assert least_us(product, device) > 0.999e6 * macs / per_s

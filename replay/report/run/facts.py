@@ -87,11 +87,11 @@ def coverage_line(
         named = ", ".join(f"{count:,} {safe(kind)}" for kind, count in kinds.most_common() if kind != status)
         parts.append(f"{text}: {named}" if named else text)
     if unknown := {soc: one for soc, one in summary.unpredicted_share.items() if one >= LEAST}:
-        what = "the recorded time" if timed and summary.recorded_us else "the ops"
+        of = "" if timed and summary.recorded_us else " of the ops"
         shares = dict.fromkeys(share_text(one) for one in unknown.values())
         several = len(shares) > 1 or len(unknown) < len(summary.unpredicted_share)
         told = (f"{share_text(one)} for {safe(soc)}" for soc, one in unknown.items()) if several else shares
-        parts.append(f"{', '.join(told)} of {what} is not predicted")
+        parts.append(f"{', '.join(told)}{of} not predicted")
     missing = summary.ops - summary.replayed - summary.skipped - summary.failed
     if summary.interrupted:
         parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")

@@ -102,7 +102,7 @@ def head_line(found: Timeline) -> str:
     invented = max((one.invented_share for one in found.socs.values()), default=0.0)
     told = f"; {share_text(invented)} of device time predicted on invented sizes" if invented > 0 else ""
     unknown = max((1.0 - one.predicted_share for one in found.socs.values()), default=0.0)
-    told += f"; {share_text(unknown)} of device time is not predicted" if unknown >= LEAST else ""
+    told += f"; {share_text(unknown)} of device time not predicted" if unknown >= LEAST else ""
     return (
         f"{safe(middle(which, 60))}: recorded {time_text(found.recorded_step_us)}, re-timed "
         f"{time_text(found.retimed_step_us)} ({proof}){told}"

@@ -1,12 +1,17 @@
-"""Ops of traces that would do more work than was recorded, by what memory can move at best: guessed too large.
+"""Ops of traces that would do more work than was recorded, by what memory can move at best: guessed too large; and
+predictions in which a simulated device would do more than it can.
 
-    python benchmarks/physical_check.py [--traces DIR_OR_FILES ...] [--select owner|leaf|top|all] [--verbose]
+    python benchmarks/physical_check.py [--traces DIR_OR_FILES ...] [--select owner|leaf|top|all] [--soc NAME ...]
+        [--verbose]
 
 Builds the plan of each trace (by default all in ../shared/traces) with the shapes of its results, and looks at each
 ATen op with recorded device time: bytes that a call must touch, over the peak bandwidth of the recorded device (or of
 the fastest there is), must not exceed 1.3 times the recorded time. "guessed" are failing ops of which an argument that
 sizes follow from was guessed; the others fail as they were recorded, so that their time or owner is the wrong one.
-Bar: no op fails unexplained.
+
+"too fast" are predictions by rules, over all shipped devices, in which bytes that a call must touch, less those that L2
+can hold, go through HBM at more than its bandwidth, products are made at more than the cube's peak, or results are
+written at more than vector cores do in every cycle. Bar: no op fails unexplained, no prediction is too fast.
 """
 
 from __future__ import annotations
@@ -14,14 +19,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from opreplay.replay.ascend import list_devices, load_device
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan.build import build_plan
-from opreplay.replay.plan.physical import impossible
+from opreplay.replay.plan.opaque_layers import with_layers
+from opreplay.replay.plan.physical import impossible, least_bytes, least_flops, mark_impossible
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
 
 EXPLAINED = {"npu_alexnet_trace_view": "all its device times were replaced by 10 µs before it was published"}
 """Trace → why its recorded times are no times."""
+VECTOR_BYTES = 128
+"""That a vector core of width 1 writes in a cycle."""
+ROUNDING = 1.001
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 
 
@@ -30,32 +43,64 @@ def files(named: list[Path]) -> list[Path]:
     return [file for path in named for file in (sorted(path.glob("*.json*")) if path.is_dir() else [path])]
 
 
+def least_us(op: ReplayOp, device: DeviceProfile) -> float:
+    """Microseconds below which a device cannot do what a call must: by its HBM beyond L2, its cube and its vectors."""
+    dtypes = [meta.dtype for arg in op.args for meta in arg.tensors if meta is not None]
+    rates = device.macs_per_cycle
+    macs = max((rates.get(dtype, rates["hf32"]) for dtype in dtypes), default=max(rates.values()))
+    flops_per_s = 2 * max(macs, rates["hf32"]) * device.aic_cores * device.freq_hz
+    written_per_s = VECTOR_BYTES * device.vector_width * device.aiv_cores * device.freq_hz
+    touched = least_bytes(op)
+    return 1e6 * max(
+        (touched - device.l2_bytes) / device.hbm_bytes_per_s,
+        touched / 3 / written_per_s if not least_flops(op) else 0.0,
+        least_flops(op) / flops_per_s,
+    )
+
+
+def too_fast(plan: ReplayPlan, devices: list[DeviceProfile]) -> list[tuple[str, str]]:
+    """(op, why) of predictions by rules that a device would have to be faster for than it is."""
+    ops = {op.id: op for op in plan.ops}
+    return [
+        (ops[one.id].name, f"{step.device}: {one.simulated.time_us:.1f} µs, at least {limit:.1f} µs")
+        for step, device in zip(simulate_plan(plan, devices, lambda _: None), devices, strict=True)
+        for one in step.ops
+        if one.simulated.by == "rule"
+        and one.simulated.time_us > 0
+        and (limit := least_us(ops[one.id], device)) > ROUNDING * one.simulated.time_us
+    ]
+
+
 def measure(args: argparse.Namespace) -> None:
     """Print a line for each trace and the sum, and with --verbose each op that fails."""
-    print(f"{'trace':36} {'checked':>8} {'failing':>8} {'guessed':>8}")
-    sums = [0, 0, 0]
+    print(f"{'trace':36} {'checked':>8} {'failing':>8} {'guessed':>8} {'too fast':>8}")
+    sums = [0, 0, 0, 0]
+    devices = [load_device(name) for name in args.soc or list_devices()]
     for path in files(args.traces):
         try:
             trace = read_trace(path)
         except TraceError as error:
             print(f"{path.name}: {error}")
             continue
-        plan = with_outputs(build_plan(trace, select=args.select))
+        plan = mark_impossible(with_outputs(with_layers(build_plan(trace, select=args.select))))
         looked = [op for op in plan.ops if op.reason is None and op.recorded.device_us_median is not None]
         failing = [(op, why) for op in looked if (why := impossible(op, plan.device)) is not None]
         guessed = [(op, why) for op, why in failing if any(note.argument != "*" for note in op.assumptions)]
-        row = (len(looked), len(failing), len(guessed))
+        fast = too_fast(plan, devices)
+        row = (len(looked), len(failing), len(guessed), len(fast))
         explained = EXPLAINED.get(path.name.partition(".json")[0])
         if explained is None:
             sums = [total + n for total, n in zip(sums, row, strict=True)]
-        if looked:
+        if plan.ops:
             note = f"  {explained}" if explained and failing else ""
-            print(f"{path.name.partition('.json')[0]:36} {row[0]:8} {row[1]:8} {row[2]:8}{note}")
+            print(f"{path.name.partition('.json')[0]:36} {row[0]:8} {row[1]:8} {row[2]:8} {row[3]:8}{note}")
         for op, why in failing if args.verbose else ():
             shapes = [meta.shape for arg in op.args for meta in arg.tensors if meta is not None]
             notes = "; ".join(f"{note.argument}: {note.what}" for note in op.assumptions)
             print(f"    {op.name} {shapes[:4]} → {[m and m.shape for m in op.outputs or ()]}: {why} [{notes[:200]}]")
-    print(f"{'all that are not explained':36} {sums[0]:8} {sums[1]:8} {sums[2]:8}")
+        for name, why in fast if args.verbose else ():
+            print(f"    {name}: {why}")
+    print(f"{'all that are not explained':36} {sums[0]:8} {sums[1]:8} {sums[2]:8} {sums[3]:8}")
 
 
 def main() -> None:
@@ -63,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", nargs="*", type=Path, default=[SHARED])
     parser.add_argument("--select", default="owner", choices=("owner", "leaf", "top", "all"))
+    parser.add_argument("--soc", action="append")
     parser.add_argument("--verbose", action="store_true")
     measure(parser.parse_args())
 

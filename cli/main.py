@@ -18,11 +18,12 @@ import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.terminal.signals import Interrupts
-from opreplay.replay.host.interrupts import is_asked_to_end
 
 if TYPE_CHECKING:
     from opreplay.cli.settings import Settings
 
+INTERRUPTS = Interrupts()
+"""Of this process; handlers are there once `main` has begun."""
 COMMANDS: dict[str, str] = {
     "run": "opreplay.cli.commands.run",
     "check": "opreplay.cli.commands.check",
@@ -101,7 +102,7 @@ class OpReplayGroup(click.Group):
         try:
             code = int(super().main(*args, standalone_mode=False, **extra) or ExitCode.OK)
             # One that was swallowed on its way up.
-            return ExitCode.INTERRUPTED if is_asked_to_end() and code == ExitCode.OK else code
+            return ExitCode.INTERRUPTED if INTERRUPTS.came and code == ExitCode.OK else code
         except click.ClickException as error:
             error.show()
             return error.exit_code
@@ -223,6 +224,6 @@ def main() -> NoReturn:
         # A terminal that is not UTF-8 gets escapes instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    Interrupts().install()
+    INTERRUPTS.install()
     opreplay()
     raise AssertionError("unreachable: click exits")

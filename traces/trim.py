@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import Raw, Struct
 
 from opreplay.traces.errors import TraceError
@@ -66,10 +67,9 @@ class Wanted:
     )
     """Of one thread each, (pid, tid) as text."""
 
-    def bounds(self) -> Span:
-        """What encloses all spans."""
-        spans = [*self.spans, *(span for one in self.of_threads.values() for span in one)]
-        return min(low for low, _ in spans), max(high for _, high in spans)
+    def all_spans(self) -> list[Span]:
+        """Those of all threads and of each one, by their start."""
+        return sorted([*self.spans, *(span for spans in self.of_threads.values() for span in spans)])
 
 
 def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Span:
@@ -232,10 +232,20 @@ class _Ids(Struct, gc=False, frozen=True):
     connection_id: Any = None
 
 
-_TOLD = msgspec.json.Decoder(_Told)
+_TOLD = msgspec.json.Decoder(list[_Told])
 _DEVICE = {*fields.KERNEL_TAGS}
 _ARROWS = {*fields.ARROW_TAGS, "async_npu", "HostToDevice"}
 _CALLS = {*fields.LAUNCH_TAGS}
+_WITHOUT_SPAN = {*_DEVICE, *_ARROWS, None}
+"""What may be taken although it lies in no span: it was launched in one."""
+
+
+def _told(raw: Raw) -> _Told:
+    """What decides whether one event is taken; nothing of an entry that is no event."""
+    try:
+        return msgspec.json.decode(raw, type=_Told)
+    except NOT_JSON:
+        return _Told()
 
 
 class _Picker:
@@ -245,7 +255,11 @@ class _Picker:
         self.wanted, self.stream = wanted, stream
         self.layout: Callable[[], str] = lambda: "object"
         """How the file is laid out, known once its first event is read."""
-        self.low, self.high = wanted.bounds()
+        spans = wanted.all_spans()
+        self.low, self.high = spans[0][0], max(high for _, high in spans)
+        self._starts = np.array([low for low, _ in spans])
+        self._ends = np.maximum.accumulate(np.array([high for _, high in spans]))
+        self._of_threads = {thread: _in_order(spans) for thread, spans in wanted.of_threads.items()}
         self.until = self.high + max(LAG_SPANS * (self.high - self.low), LEAST_LAG_US)
         self.launched: set[str] = set()
         self.found: set[str] = set()
@@ -253,18 +267,18 @@ class _Picker:
         """Device work after the spans, by the id of a launch that may still be read."""
         self.written = self.timed = self.device_events = 0
 
-    def take(self, raws: Sequence[Raw]) -> None:
-        """Look at the events of a block that may hold wanted ones."""
-        for raw in raws:
-            try:
-                told = _TOLD.decode(raw)
-            except NOT_JSON:
-                continue
+    def take(self, raws: Sequence[Raw], events: Sequence[_Told]) -> None:
+        """Look at the events of a block that may hold wanted ones; `events` says of each what decides that."""
+        times = _times_of(events)
+        at = np.searchsorted(self._starts, times, side="right") - 1
+        worth = (at >= 0) & (times < self._ends[at])  # inside a span of some thread
+        worth |= np.array([told.cat in _WITHOUT_SPAN or told.ph == "M" for told in events], np.bool_)
+        for place in np.flatnonzero(worth).tolist():
+            raw, told, time = raws[place], events[place], float(times[place])
             if told.ph == "M":
                 self._write(bytes(raw))
                 continue
-            time = _us(told.ts)
-            if time is None or time < self.low:
+            if not time >= self.low:
                 continue
             inside = self._inside(told, time)
             device = told.cat in _DEVICE or (told.cat is None and told.ph == "X" and b'"Task Type"' in bytes(told.args))
@@ -279,13 +293,11 @@ class _Picker:
                 self.waiting.append((key, bytes(raw), device))
 
     def _inside(self, told: _Told, time: float) -> bool:
-        if any(low <= time < high for low, high in self.wanted.spans):
+        if self.wanted.spans and any(low <= time < high for low, high in self.wanted.spans):
             return True
-        spans = self.wanted.of_threads.get((str(told.pid), str(told.tid)), ())
-        if not spans:
-            return False
-        at = bisect_right([low for low, _ in spans], time) - 1
-        return at >= 0 and time < spans[at][1]
+        starts, ends = self._of_threads.get((str(told.pid), str(told.tid)), ((), ()))
+        at = bisect_right(starts, time) - 1
+        return at >= 0 and time < ends[at]
 
     @staticmethod
     def _key(told: _Told, arrow: bool) -> str | None:
@@ -322,14 +334,27 @@ class _Picker:
         rest = b"".join(b",\n%s: %s" % (msgspec.json.encode(name), value) for name, value in keys.items())
         self.stream.write(b"\n]" + rest + b"\n}\n")
 
-    def may_hold(self, heads: Sequence[_Head]) -> bool:
+    def may_hold(self, heads: Sequence[_Head] | Sequence[_Told]) -> bool:
         """Whether a block may hold anything that is wanted."""
-        try:
-            times = np.fromiter((head.ts for head in heads), np.float64, len(heads))
-        except (TypeError, ValueError, OverflowError):
-            told = (_us(head.ts) for head in heads)
-            times = np.array([math.nan if time is None else time for time in told])
+        times = _times_of(heads)
         return bool(((times >= self.low) & (times < self.until)).any()) or any(head.ph == "M" for head in heads)
+
+
+def _in_order(spans: Sequence[Span]) -> tuple[Sequence[float], Sequence[float]]:
+    """Starts and ends of the spans of a thread, which do not overlap."""
+    return [low for low, _ in spans], [high for _, high in spans]
+
+
+def _times_of(events: Sequence[_Head] | Sequence[_Told]) -> npt.NDArray[np.float64]:
+    """When events start, µs; NaN for what has no time."""
+    try:
+        starts = np.array([event.ts for event in events])
+        if starts.dtype.kind in "if":
+            return starts.astype(np.float64)
+    except (ValueError, OverflowError):
+        pass
+    times = (_us(event.ts) for event in events)
+    return np.array([math.nan if time is None else time for time in times])
 
 
 class _CopyDecoder(EventDecoder):
@@ -338,25 +363,32 @@ class _CopyDecoder(EventDecoder):
     def __init__(self, picker: _Picker) -> None:
         super().__init__()
         self.picker = picker
+        self._held = False
 
     def block(self, text: bytes) -> list[Any] | None:
         return self.fast(memoryview(text))
 
     def fast(self, text: memoryview) -> list[Any] | None:
         try:
-            heads = _HEADS.decode(text)
-            raws = _RAW_LIST.decode(text) if self.picker.may_hold(heads) else ()
+            # What holds something is most often followed by what does, and need not be looked at twice.
+            heads: list[Any] = (_TOLD if self._held else _HEADS).decode(text)
+            self._held, held = self.picker.may_hold(heads), self._held
+            if not self._held:
+                return [_Piece((), (), len(heads))]
+            return [_Piece(_RAW_LIST.decode(text), heads if held else _TOLD.decode(text), len(heads))]
         except msgspec.ValidationError:  # entries that are no events
-            heads, raws = (), _RAW_LIST.decode(text)
+            raws = _RAW_LIST.decode(text)
+            return [_Piece(raws, [_told(raw) for raw in raws], len(raws))]
         except NOT_JSON:
             return None
-        return [_Piece(raws, len(heads) or len(raws))]
 
 
 class _Piece(Struct, frozen=True):
     """Events of a block that may be wanted, and how many it holds."""
 
-    raws: Any
+    raws: Sequence[Raw]
+    told: Sequence[_Told]
+    """Of each of them."""
     events: int
 
 
@@ -371,7 +403,7 @@ class _Copied(Collector):
         for piece in events:
             self.by_category["copied"] += piece.events
             self.count_events(piece.events)
-            self.picker.take(piece.raws)
+            self.picker.take(piece.raws, piece.told)
 
 
 def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = None) -> dict[Any, tuple[Span, ...]]:

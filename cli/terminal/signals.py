@@ -14,10 +14,11 @@ import sys
 from types import FrameType
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.replay.host.interrupts import ask_to_end
 
 AGAIN_S = 0.01
 """After which an interrupt that was swallowed is raised again."""
+FLAG = "opreplay.replay.host.interrupts"
+"""The module with the flag that loops look at: while nobody has imported it there is no loop, and --help needs none."""
 PATIENCE = 3
 """The interrupt that ends the process without any order; its children die with it."""
 
@@ -40,6 +41,11 @@ class Interrupts:
         if hasattr(signal, "setitimer"):
             self._report, sys.unraisablehook = sys.unraisablehook, self._swallowed
 
+    @property
+    def came(self) -> bool:
+        """Whether a signal asked to end, though its exception may have been swallowed."""
+        return self._received > 0 or (FLAG in sys.modules and sys.modules[FLAG].is_asked_to_end())
+
     def _swallowed(self, lost: sys.UnraisableHookArgs, /) -> None:
         """Raise it again in a moment where Python could not: in `__del__`, a callback of a weak reference, a hook of a
         fork."""
@@ -54,7 +60,8 @@ class Interrupts:
             self._leave_terminal()
         self._received += 1
         if self._received == 1:
-            ask_to_end()
+            if FLAG in sys.modules:
+                sys.modules[FLAG].ask_to_end()
             raise KeyboardInterrupt
         if self._received >= PATIENCE:
             os._exit(ExitCode.INTERRUPTED)

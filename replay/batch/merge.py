@@ -232,6 +232,7 @@ class Batch:
             total_us=None if uses.clock is None else uses.total,
             measured_us=sums.measured_us if sums.replayed else None,
             simulated_us=sums.simulated_us,
+            unpredicted_share=sums.unpredicted_share(),
             losses=uses.losses,
         )
 
@@ -293,6 +294,7 @@ class _Sums:
         self.replayed = 0
         self.recorded_us = self.covered_us = self.measured_us = 0.0
         self.simulated_us: dict[str, float] = {}
+        self.predicted_recorded_us: dict[str, float] = {}
 
     def add(self, result: OpResult | None, count: int, recorded_us: float) -> None:
         """One op of the trace with what came of it."""
@@ -301,10 +303,17 @@ class _Sums:
             return
         for soc, time_us in result.simulated_us.items():
             self.simulated_us[soc] = self.simulated_us.get(soc, 0.0) + time_us * count
+            self.predicted_recorded_us[soc] = self.predicted_recorded_us.get(soc, 0.0) + recorded_us
         if result.status == "replayed":
             self.replayed += 1
             self.covered_us += recorded_us
             self.measured_us += (result.measured_us or 0.0) * count
+
+    def unpredicted_share(self) -> dict[str, float]:
+        """Of the recorded time of the ops, by SoC: those without a prediction; none where no time was recorded."""
+        if not self.recorded_us:
+            return {}
+        return {soc: 1.0 - whole(us / self.recorded_us) for soc, us in self.predicted_recorded_us.items()}
 
 
 def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:

@@ -15,8 +15,8 @@ from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_results
 from opreplay.replay.plan import passes
 from opreplay.replay.plan.collectives.ranks import ranks_of
-from opreplay.replay.plan.recorded.groups import owner_among, recorded_groups, signature_id
-from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase, outermost_us, selected_rows
+from opreplay.replay.plan.recorded.groups import heaviest_rows, owner_among, recorded_groups, signature_id
+from opreplay.replay.plan.select import OpFilter, keep_heaviest, no_such_phase, outermost_us, selected_rows
 from opreplay.replay.plan.step.beside import AskedFor
 from opreplay.replay.plan.step.order import recorded_sequence
 from opreplay.replay.resolve.policy import Policy
@@ -56,15 +56,18 @@ def build_plan(
         rows = batches.in_phase(rows, filters.phase)
         if not len(rows):
             raise no_such_phase(batches.contexts, filters.phase)
-    groups = recorded_groups(trace, rows, select, batches)
     unowned = trace.kernels.owner < 0
     # Where no op owns any of the device's time, ops can only be weighed by the host's.
     on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
     device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if on_device else 0.0
-    host_us = float(sum(group.recorded.host_us_total for group in groups))
+    host_us = float(trace.ops.dur_ns[rows].sum(dtype=np.int64)) / 1e3
     if select in ("owner", "top") and filters.phase is None and not device_us:
         # What labels spend outside of ops is time of the model as well: generated code, a compiler's wrappers.
         host_us = max(host_us, outermost_us(trace))
+    heaviest = heaviest_rows(trace, rows, select, filters, device_us or host_us, on_device=device_us > 0)
+    if not filters.ops:
+        _refuse_too_many(trace, len(np.unique(trace.ops.signature[heaviest])))
+    groups = recorded_groups(trace, heaviest, select, batches)
     shell = ReplayPlan(
         source=file_name(trace.info.path),
         selection=select,
@@ -91,16 +94,11 @@ def build_plan(
             ),
         )
         for group in groups
-        if keeps_name(filters, group.signature.name)
     ]
     weight = passes.weight_of(shell)
     kept.sort(key=lambda pair: -weight(pair[1]))
     chosen = keep_heaviest([op for _, op in kept], filters, device_us or host_us, weight)
-    if len(chosen) > MOST_OPS:
-        raise TooLarge(
-            f"{file_name(trace.info.path)} holds {len(chosen):,} different ops; a plan resolves {MOST_OPS:,} at most",
-            hint=_HINT_OPS,
-        )
+    _refuse_too_many(trace, len(chosen))
     ids = {op.id for op in chosen}
     resolver = Resolver(trace, policy, device)
     ops = tuple(resolver.resolve(op, group.signature, group.row) for group, op in kept if op.id in ids)
@@ -118,6 +116,14 @@ def build_plan(
         collectives=collectives,
     )
     return msgspec.structs.replace(plan, sequence=sequence)
+
+
+def _refuse_too_many(trace: Trace, ops: int) -> None:
+    if ops > MOST_OPS:
+        raise TooLarge(
+            f"{file_name(trace.info.path)} holds {ops:,} different ops; a plan resolves {MOST_OPS:,} at most",
+            hint=_HINT_OPS,
+        )
 
 
 COUNTER = (Assumption(argument="device", what="a step counter of an optimizer, which a device leaves to the host"),)

@@ -11,7 +11,7 @@ LEAST = 0.0005
 
 
 def coverage_text(found: Coverage, clock: str) -> str:
-    """ "41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not at all"; what is nothing is left out."""
+    """ "41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"; what is nothing is left out."""
     parts = [
         (found.users, "by code of yours"),
         (found.rules, "by rules"),
@@ -20,7 +20,7 @@ def coverage_text(found: Coverage, clock: str) -> str:
     ]
     shown = [(share, how) for share, how in parts if share > 0] or [(0.0, "by rules")]
     if found.nothing >= LEAST:
-        shown.append((found.nothing, "not at all"))
+        shown.append((found.nothing, "not predicted"))
     (first, how), *others = shown
     text = f"{share_text(first)} of {clock} {how}"
     return ", ".join([text, *(f"{share_text(share)} {how}" for share, how in others)])

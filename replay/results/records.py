@@ -189,6 +189,8 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     measured_us: float | None
     """None where nothing was measured."""
     simulated_us: dict[str, float] = {}
+    unpredicted_share: dict[str, float] = {}
+    """Of `recorded_us`, by SoC: what `simulated_us` leaves out; empty where no time was recorded."""
     losses: dict[str, int] = {}
     """What reading the file lost, by reason, such as "truncated file": all else is of the rest."""
 
@@ -341,6 +343,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     measured_us: float | None
     """Of the replayed ops, median times count; None where nothing was measured."""
     simulated_us: dict[str, float]
+    unpredicted_share: dict[str, float] = {}
+    """Of the recorded time (of the ops, where none was recorded), by SoC: what `simulated_us` leaves out."""
     wall_s: float | None
     """None of a run that was killed before it could say."""
     interrupted: bool = False

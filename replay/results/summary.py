@@ -42,9 +42,18 @@ def summarized(
         recorded_us=recorded_us,
         measured_us=sum(measured) if measured else None,
         simulated_us=simulated,
+        unpredicted_share={soc: _unpredicted(soc, results) for soc in simulated},
         wall_s=None if wall_s is None else round(wall_s, 3),
         interrupted=interrupted,
         not_reached=max(0, ops - len(results)),
+    )
+
+
+def _unpredicted(soc: str, results: Sequence[OpResult]) -> float:
+    """Share of the recorded time, else of the ops, that has no prediction for a SoC."""
+    timed = any(result.recorded_share > 0 for result in results)
+    return 1.0 - whole(
+        sum(one.recorded_share if timed else 1 / len(results) for one in results if soc in one.simulated_us)
     )
 
 

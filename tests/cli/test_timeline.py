@@ -42,7 +42,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def test_the_first_line_says_how_far_the_graph_explains_the_step(trace: str) -> None:
     result = invoke(trace)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("ProfilerStep#0: recorded 3.61 ms, re-timed 3.61 ms (structure ")
+    assert result.stdout.startswith("ProfilerStep#0: recorded 3.61 ms, re-timed 3.61 ms (")
     for text in ("computing", "critical path", "aten::mm", "off the path"):
         assert text in result.stdout
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from opreplay.traces.trim import Wanted, op_spans, trim
 from tests.replay.timeline.machine import training
 
 
@@ -62,3 +64,24 @@ def test_usage(trace: str, tmp_path: Path, args: list[str]) -> None:
     result = invoke(trace, *args, "-o", str(tmp_path / "small.json"))
     assert result.exit_code == 2
     assert not (tmp_path / "small.json").exists()
+
+
+def test_the_time_of_one_event_does_not_grow_with_the_spans(tmp_path: Path) -> None:
+    """Ops that match take a span each: twice as many in a file twice as long are no more work an event."""
+
+    def seconds(count: int) -> float:
+        events = [
+            {"ph": "X", "cat": "cpu_op", "name": "aten::mm" if at % 2 else "aten::add", "pid": 1, "tid": 1}
+            | {"ts": 10 * at + 1, "dur": 5, "args": {"External id": at}}
+            for at in range(count)
+        ]
+        source = tmp_path / f"{count}.json"
+        source.write_text(json.dumps({"traceEvents": events}))
+        spans = op_spans(source, ["aten::mm"])
+        started = time.process_time()
+        made = trim(source, tmp_path / "out.json", Wanted(of_threads=spans), force=True)
+        assert made.events == count // 2
+        return time.process_time() - started
+
+    seconds(1000)
+    assert min(seconds(40_000) for _ in range(3)) < 6 * min(seconds(10_000) for _ in range(3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 MOST_LINES_FUNCTION = 100
-MOST_UNFORMATTED = 40
 
 
 def test_functions_are_short(sources) -> None:
@@ -17,16 +16,6 @@ def test_functions_are_short(sources) -> None:
         if (lines := (node.end_lineno or 0) - node.body[0].lineno + 1) > MOST_LINES_FUNCTION
     ]
     assert not too_long, "\n".join(too_long)
-
-
-def test_the_formatter_is_off_for_tables_only(sources) -> None:
-    off = [
-        f"{source.path}:{number}"
-        for source in sources
-        for number, line in enumerate(source.text.splitlines(), start=1)
-        if "# fmt: " in line
-    ]
-    assert len(off) <= MOST_UNFORMATTED, "only a table at the top of a module earns that: " + ", ".join(off)
 
 
 def test_every_module_says_what_it_is(sources) -> None:

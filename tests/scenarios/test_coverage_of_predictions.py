@@ -27,7 +27,7 @@ def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(
     )
     done = console("simulate", trace, "--soc", "910b3")
     first = done.stdout.splitlines()[0]
-    assert first == "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not at all"
+    assert first == "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"
     facts = json.loads(console("simulate", trace, "--soc", "910b3", "--format", "json").stdout)
     by_name = {op["name"]: op["simulated"] for op in facts["unique_ops"]}
     assert by_name["CompiledFunctionBackward"] == {}
@@ -36,11 +36,11 @@ def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(
     share = facts["socs"]["910b3"]["uncalibrated_share"]
     assert 0.5 < share < 0.6, "the opaque op: 5200 of 9300 µs that were recorded"
     plan = " ".join(console("plan", trace, "--soc", "910b3").stdout.split())
-    assert "41.0 % of recorded time by rules, 52.0 % by bytes only, 7.0 % not at all" in plan
+    assert "41.0 % of recorded time by rules, 52.0 % by bytes only, 7.0 % not predicted" in plan
 
 
 def test_nothing_is_covered_by_no_prediction() -> None:
-    assert coverage_text(coverage([(0.5, None)]), "device time") == "0 % of device time by rules, 100.0 % not at all"
+    assert coverage_text(coverage([(0.5, None)]), "device time") == "0 % of device time by rules, 100.0 % not predicted"
 
 
 def test_products_that_the_device_has_no_path_for_are_said_to_be(

@@ -109,11 +109,15 @@ def test_a_replay_takes_the_same_sizes_as_a_prediction(console: Console, b200: P
     assert found["simulated"]["910b3"]["by"] == "invented sizes"
 
 
-def test_a_prediction_that_the_recording_refutes_is_no_prediction_by_rules(
-    console: Console, trace_of: Callable[..., Path]
+def test_what_nothing_bounds_is_not_replayed_until_sizes_are_named(
+    console: Console, unknown: Path, tmp_path: Path
 ) -> None:
-    """800 MB in 10 us: more than any memory moves."""
-    trace = trace_of(*owner("aten::mul", 1, [[200_000_000]] * 2, 10.0), *owner("aten::mm", 2, [[1024] * 2] * 2, 10.0))
-    one = simulated(console, trace, name="aten::mul")["simulated"]["910b3"]
-    assert one["by"] == "invented sizes"
-    assert simulated(console, trace, name="aten::mm")["simulated"]["910b3"]["by"] == "rule"
+    """It ran with an intermediate size equal to the hidden one: 7 GB of weights that no one has."""
+    quick = ("--op-time", "1ms", "--threads", 1, "--visits", 1, "--op", "vllm::moe_forward")
+    results = []
+    for said in ((), ("--init-arg", "moe_routing.intermediate=64", "--init-arg", "moe_routing.experts=4")):
+        out = tmp_path / f"{len(said)}.jsonl"
+        console("run", unknown, *quick, *said, "-o", out)
+        results += [json.loads(line) for line in out.read_text().splitlines() if '"record":"op"' in line]
+    assert [one["status"] for one in results] == ["skipped", "replayed"]
+    assert results[0]["reason"]["kind"] == "metadata missing"

@@ -57,7 +57,7 @@ def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, 
     """Facts about the run; anything of an unexpected form counts as not said."""
     values = {key: _decode(raw) for key, raw in keys.items() if len(raw) < 8 << 20}
     devices = [d for d in _list(values.get("deviceProperties")) if isinstance(d, dict)]
-    names = tuple(dict.fromkeys(d["name"][:200] for d in devices if isinstance(d.get("name"), str) and d["name"]))
+    names = tuple(dict.fromkeys(name for one in devices if (name := _name_of(one))))
     info = values.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     backend = info.get("backend")
@@ -72,6 +72,26 @@ def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, 
         base_ns=_count(values.get("baseTimeNanoseconds")) or 0,
         process_groups=_process_groups(info.get("pg_config")),
     )
+
+
+_UNNAMED = {
+    ((9, 4), 304, 192): "AMD Instinct MI300X by its properties",
+    ((9, 4), 304, 256): "AMD Instinct MI325X by its properties",
+}
+"""(compute capability, compute units, GiB of memory) → what a device is that ROCm gave no name; as the data sheets have
+them, and as traces have that name such a device."""
+
+
+def _name_of(device: dict[str, Any]) -> str:
+    """Name of a device, as recorded or, where that is empty, as its properties leave but one; else ""."""
+    name, memory = device.get("name"), device.get("totalGlobalMem")
+    if isinstance(name, str) and name:
+        return name[:200]
+    if not isinstance(memory, int):
+        return ""
+    arch = device.get("computeMajor"), device.get("computeMinor")
+    facts = arch, device.get("numSms"), round(memory / 2**30)
+    return next((known for key, known in _UNNAMED.items() if key == facts), "")
 
 
 def _process_groups(listed: object) -> int:

@@ -33,9 +33,10 @@ def _half(device: str, half: float, tf32: float | None, single: float, memory: f
 
 
 PEAKS: tuple[tuple[str, Peak], ...] = (
-    # Datasheets of NVIDIA (GB200, B200, GH200, H200, H100, H800, H20, A100, A800, L40, L40S, L4, A10, V100, T4) and AMD
-    # (MI100, MI210, MI250X, MI300A, MI300X, MI325X, MI355X). Of what they quote with sparsity, half. float32 of the
-    # MI100 and MI200s is that of their matrix units.
+    # Datasheets of NVIDIA (GB200, B200, GH200, H200, H100, A100, L40, L40S, L4, A10, V100, T4) and AMD (MI100, MI210,
+    # MI250X, MI300A, MI300X, MI325X, MI355X), as the vendors publish them; devices without a public one (H800, H20,
+    # A800) have no row. Of what they quote with sparsity, half. float32 of the MI100 and MI200s is that of their matrix
+    # units.
     #                                                    half    TF32  float32    memory  cache
     ("GB200", _half("GB200",                            2500.0, 1250.0,   80.0, 8000.0, 126)),
     ("GH200", _half("GH200",                             989.0,  495.0,   67.0, 4000.0, 60)),
@@ -45,9 +46,6 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     ("H100 NVL", _half("H100 NVL",                       835.5,  417.5,   60.0, 3900.0, 50)),
     ("H100", _half("H100 SXM",                           989.0,  495.0,   67.0, 3350.0, 50)),
     ("B200", _half("B200",                              2250.0, 1125.0,   75.0, 8000.0, 126)),
-    ("H800", _half("H800 SXM",                           989.0,  495.0,   67.0, 3350.0, 50)),
-    ("H20", _half("H20",                                 148.0,   None,   44.0, 4000.0, 60)),
-    ("A800", _half("A800 80 GB",                         312.0,  156.0,   19.5, 2039.0, 40)),
     ("A100-SXM4-80GB", _half("A100 SXM 80 GB",           312.0,  156.0,   19.5, 2039.0, 40)),
     ("A100 80GB PCIe", _half("A100 PCIe 80 GB",          312.0,  156.0,   19.5, 1935.0, 40)),
     ("A100", _half("A100 40 GB",                         312.0,  156.0,   19.5, 1555.0, 40)),

@@ -156,6 +156,7 @@ MASKED_SCORE = -1e4
 @counts(
     *masks.DropoutMaskInit.op_patterns,
     *masks.MaskInit.op_patterns,
+    *masks.PaddingMaskInit.op_patterns,
     *masks.SelectedInit.op_patterns,
     *masks.MaskedScatterInit.op_patterns,
 )

@@ -209,8 +209,8 @@ def simulate_by_family(
     made = _combine(parts, lowering, l2, device)
     if lowering.source:
         made = msgspec.structs.replace(made, taken_for=_taken_for(lowering, device))
-    if op.refuted and made.by in ("rule", "bytes"):
-        made = msgspec.structs.replace(made, by="invented sizes", confidence="uncalibrated")
+    if op.refuted and made.by in ("rule", "invented sizes", "bytes"):
+        return msgspec.structs.replace(_NOTHING, by="invented sizes", source=op.assumptions[-1].what), {}
     return _marked(made, missing_path(op, lowering, device)), families
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.ir.model import Recorded, RecordedKernel
+from opreplay.replay.plan.select import OpFilter, keeps_name
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.links.optimizer_counters import optimizer_counters
 from opreplay.traces.links.parents import innermost_of, parents_of
@@ -110,6 +111,32 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
         )
     groups.sort(key=lambda group: group.row)
     return groups
+
+
+def heaviest_rows(
+    trace: Trace, rows: Rows, select: str, filters: OpFilter, total_us: float, *, on_device: bool
+) -> Rows:
+    """Those of `rows` whose signatures the names, `top` and `min_share` of the filters leave: told from sums by
+    signature, so that nothing is made of the others."""
+    signature = trace.ops.signature[rows].astype(np.int64)
+    present, first = np.unique(signature, return_index=True)
+    if filters.include or filters.exclude:
+        indices: list[int] = present.tolist()
+        named = [keeps_name(filters, trace.signatures[i].name) for i in indices]
+        present, first = present[named], first[named]
+    if filters.top is not None or filters.min_share is not None:
+        count = len(trace.signatures)
+        if on_device:
+            owner = owner_among(trace, rows, select)
+            owned = owner >= 0
+            of_kernel = trace.ops.signature[owner[owned]]
+            ns = np.bincount(of_kernel, weights=trace.kernels.dur_ns[owned], minlength=count)
+        else:
+            ns = np.bincount(signature, weights=trace.ops.dur_ns[rows], minlength=count)
+        present = present[np.lexsort((first, -ns[present]))]
+        least_ns = (filters.min_share or 0.0) * total_us * 1e3
+        present = present[ns[present] >= least_ns * (1 - 1e-9)][: filters.top]
+    return rows[np.isin(signature, present)]
 
 
 def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:

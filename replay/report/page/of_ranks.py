@@ -27,7 +27,7 @@ def page(study: JobStudy, command: str) -> Page:
         command=command,
         facts=(
             ("recorded step", time_text(found.recorded_step_us)),
-            ("re-timed step", f"{time_text(found.retimed_step_us)} ({100 * found.structure_error:+.2f} %)"),
+            ("re-timed step", time_text(found.retimed_step_us)),
             *_waiting(found),
             *((name, time_text(one.step_us)) for name, one in found.socs.items()),
             *(

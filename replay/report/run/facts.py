@@ -12,7 +12,7 @@ import msgspec
 from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report import collectives
-from opreplay.replay.report.coverage import coverage_text
+from opreplay.replay.report.coverage import LEAST, coverage_text
 from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes, value_notes
 from opreplay.replay.report.run.fidelity import fidelity_notes
 from opreplay.replay.report.text import end, plural, safe, share_text, time_text
@@ -86,6 +86,12 @@ def coverage_line(
         text = f"{kinds.total():,} {status}"
         named = ", ".join(f"{count:,} {safe(kind)}" for kind, count in kinds.most_common() if kind != status)
         parts.append(f"{text}: {named}" if named else text)
+    if unknown := {soc: one for soc, one in summary.unpredicted_share.items() if one >= LEAST}:
+        of = "" if timed and summary.recorded_us else " of the ops"
+        shares = dict.fromkeys(share_text(one) for one in unknown.values())
+        several = len(shares) > 1 or len(unknown) < len(summary.unpredicted_share)
+        told = (f"{share_text(one)} for {safe(soc)}" for soc, one in unknown.items()) if several else shares
+        parts.append(f"{', '.join(told)}{of} not predicted")
     missing = summary.ops - summary.replayed - summary.skipped - summary.failed
     if summary.interrupted:
         parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")

@@ -34,7 +34,7 @@ def head_line(found: JobTimeline) -> str:
     which = steps[0] if len(steps) == 1 else "a step"
     return (
         f"{safe(middle(which, 60))} on {len(found.ranks)}{of} ranks: recorded {time_text(found.recorded_step_us)}, "
-        f"re-timed together {time_text(found.retimed_step_us)} (structure {100 * found.structure_error:+.2f} %)"
+        f"re-timed together {time_text(found.retimed_step_us)}"
     )
 
 
@@ -93,7 +93,7 @@ def _late(found: JobTimeline) -> str:
 
 def _ranks(found: JobTimeline, width: int) -> Table:
     """Columns that a narrow terminal has no room for are left out, not cut: JSON and the page have them all."""
-    least = {"rank": 0, "step": 0, "structure": 80, "begins": 70, "waits": 0, "transfers": 60, "late": 0, "late by": 0}
+    least = {"rank": 0, "step": 0, "begins": 70, "waits": 0, "transfers": 60, "late": 0, "late by": 0}
     least["clock"] = 80
     table = plain_table()
     for title, room in least.items():
@@ -103,7 +103,6 @@ def _ranks(found: JobTimeline, width: int) -> Table:
         cells = {
             "rank": str(one.rank),
             "step": time_text(one.recorded_step_us),
-            "structure": f"{100 * one.structure_error:+.2f} %",
             "begins": f"+{time_text(one.begins_us)}",
             "waits": time_text(one.waiting_us) if found.collectives else DASH,
             "transfers": time_text(one.transfer_us) if found.collectives else DASH,

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.coverage import LEAST
 from opreplay.replay.report.run.table import decisive, notes_lines
 from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
@@ -89,22 +90,19 @@ def render(found: Timeline, width: int = 80, *, everything: bool = True) -> Rend
     return Group(*parts)
 
 
-COPIED_SHARE = 0.25
-"""Of the critical path in host time, which re-timing copies: with more the first line says that, not its error."""
-
-
 def head_line(found: Timeline) -> str:
     """The first line: which step, and how far its graph explains it."""
     which = found.step.name if found.step.marked else "the whole trace (it marks no steps)"
     path_us = sum(part.us for part in found.critical_path)
     host_us = sum(part.us for part in found.critical_path if part.where == "host")
-    if host_us > COPIED_SHARE * path_us:  # re-timing what is copied proves nothing
-        proof = f"{host_us / path_us:.0%} of the path is host time, as recorded"
-    else:
-        error, typical = 100 * found.structure_error, 100 * found.structure_error_typical
-        proof = f"structure {error:+.2f} %, with median latencies {typical:+.2f} %"
+    # Re-timing with recorded durations and latencies proves nothing where it copies them; median latencies may fail.
+    proof = f"{100 * found.structure_error_typical:+.2f} % with median latencies"
+    if path_us > 0:
+        proof += f"; {host_us / path_us:.0%} of the path is host time, as recorded"
     invented = max((one.invented_share for one in found.socs.values()), default=0.0)
     told = f"; {share_text(invented)} of device time predicted on invented sizes" if invented > 0 else ""
+    unknown = max((1.0 - one.predicted_share for one in found.socs.values()), default=0.0)
+    told += f"; {share_text(unknown)} of device time not predicted" if unknown >= LEAST else ""
     return (
         f"{safe(middle(which, 60))}: recorded {time_text(found.recorded_step_us)}, re-timed "
         f"{time_text(found.retimed_step_us)} ({proof}){told}"

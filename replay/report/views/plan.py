@@ -166,6 +166,7 @@ def facts(
         "replayable": summary.replayed,
         "covered_share": summary.covered_share,
         "covered_of": None if clock_of(plan) == "ops" else clock_of(plan),
+        "unpredicted_share": summary.unpredicted_share,
         "reasons": summary.reasons,
         "not_replayed": summary.not_replayed,
         "where": where,

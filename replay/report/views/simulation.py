@@ -57,7 +57,7 @@ def covered(plan: ReplayPlan, step: Step) -> Coverage:
 def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     """The first line: how much of the trace is in the totals, and how well it is known.
 
-    "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not at all"
+    "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"
     """
     return f"simulated {coverage_text(covered(plan, steps[0]), clock_of(plan))}"
 

@@ -41,15 +41,18 @@ def _total_width(known: Known, context: Context) -> Guess | None:
     if starts is None or len(starts.shape) != 1 or starts.shape[0] < 2:
         return None
     tables, weights = starts.shape[0] - 1, _elements(known, _WEIGHTS)
+    rows = _elements(known, _ROWS)
+    of_rows = weights // rows if rows and not weights % rows and rows < weights <= 4096 * rows else None
+    by_state = None if of_rows is None else Guess(value=of_rows * tables, why=f"rows of {of_rows}: weights and state")
+    if by_state is not None and tables == 1:  # nothing is left to guess
+        return by_state
     if offsets is not None and len(offsets.shape) == 1 and offsets.shape[0] > tables:
         read = _next_wide(context, (offsets.shape[0] - 1) // tables)
-        # Each table has at least one row.
-        if read is not None and tables <= read[0] <= weights:
+        # Each table has at least one row, and a single one rows of that width alone.
+        if read is not None and tables <= read[0] <= weights and (tables > 1 or not weights % read[0]):
             return Guess(value=read[0], why=f"{read[0]}: as wide as what {read[1]} reads next")
-    rows = _elements(known, _ROWS)
-    if rows and not weights % rows and weights // rows <= 4096 and weights != rows:
-        width = weights // rows
-        return Guess(value=width * tables, why=f"rows of {width}: weights and optimizer state")
+    if by_state is not None:
+        return by_state
     width = next((w for w in WIDTHS if weights and not weights % w and weights // w >= tables), None)
     if width is None:
         return None

@@ -10,7 +10,7 @@ from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ascend.lowering.products.matmul import product
 from opreplay.replay.ascend.lowering.registry import lowers
-from opreplay.replay.standins.invented import NARROW_BITS, expert_sizes
+from opreplay.replay.standins.invented import NAMED_BY, NARROW_BITS, expert_sizes
 from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
@@ -174,7 +174,7 @@ def opaque_layer(op: OpView) -> Iterable[KernelCall]:
     width, dtype = hidden.shape[-1], hidden.dtype
     sizes = expert_sizes(hidden, logits, op.op, op.contents.layer if op.contents is not None else None)
     if sizes.by == "nothing":
-        op.unbounded = f"{sizes.text}; --init-arg moe_routing.intermediate=N says them"
+        op.unbounded = f"{sizes.text}; {NAMED_BY}"
         op.note(op.unbounded)
         return []
     (op.note if sizes.by == "user" else op.invent)(sizes.text)

@@ -52,7 +52,7 @@ from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.replay.results.records import Filling
 from opreplay.replay.standins import canonical_name
 from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
-from opreplay.replay.standins.invented import EXPERT_LAYERS, set_sizes, sizes_of
+from opreplay.replay.standins.invented import EXPERT_LAYERS, NAMED_BY, set_sizes, sizes_of
 from opreplay.traces.errors import EnvironmentRefused, UsageError, internal_error
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
@@ -244,11 +244,16 @@ class TorchExecutor:
         )
 
     def _with_sizes(self, function: Callable[..., Any], op: ReplayOp) -> Callable[..., Any]:
-        """A layer without weights among its arguments, called where the sizes it is taken to have can be found."""
+        """A layer without weights among its arguments, called where the sizes it is taken to have can be found.
+
+        Raises NotReplayable where nothing tells them and nothing bounds them: any size would be a time of its own.
+        """
         words = self._registry.options_of(self._registry[MoeRoutingInit.name]) if op.called in EXPERT_LAYERS else {}
         sizes = sizes_of(op, words)
         if sizes is None:
             return function
+        if sizes.by == "nothing":
+            raise NotReplayable(Reason("metadata missing", f"{sizes.text}; {NAMED_BY}"))
         around = copy_context()
         around.run(set_sizes, sizes)
         return partial(around.run, function)

@@ -35,10 +35,21 @@ def reading(name: str, *shape: int) -> Context:
             8816,
         ),
         ({"D_offsets": (2,), "offsets": (8193,), "dev_weights": (96000,), "momentum1_dev": (1000,)}, Context(), 96),
+        (
+            {"D_offsets": (2,), "offsets": (8193,), "dev_weights": (96000,), "momentum1_dev": (1000,)},
+            reading("aten::cat", 8192, 8816),
+            96,
+        ),
         ({"D_offsets": (4,), "offsets": (385,), "dev_weights": (0,), "uvm_weights": (4800,)}, Context(), 3 * 64),
         ({"D_offsets": (3,), "offsets": (33,), "dev_weights": (112,)}, reading("aten::split", 16, 416), 2 * 16),
     ],
-    ids=["what is read next", "optimizer state", "largest that fits", "not more than there are weights"],
+    ids=[
+        "what is read next",
+        "optimizer state",
+        "optimizer state before what is read next",
+        "largest that fits",
+        "not more than there are weights",
+    ],
 )
 def test_total_width(args: dict[str, tuple[int, ...]], context: Context, total: int) -> None:
     guess = TABLE_RULES[LOOKUP, "total_D"](known(**args), context)

@@ -116,7 +116,8 @@ def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
     for confidence, text in (("uncalibrated", "uncalibrated"), ("other SoC", "calibrated on another SoC only")):
         chosen = [r for r in results if soc in r.simulated and r.simulated[soc].confidence == confidence]
         if chosen:
-            parts.append(f"{share_text(sum(share_of[r.id] for r in chosen))} {text}")
+            predicted = sum(r.simulated[soc].time_us * r.count for r in chosen) / total if total else 0.0
+            parts.append(f"{share_text(max(predicted, sum(share_of[r.id] for r in chosen)))} {text}")
     far = [r for r in results if soc in r.simulated and r.simulated[soc].extrapolated]
     if far:
         parts.append(f"{plural(len(far), 'op')} extrapolated")

@@ -165,14 +165,16 @@ def simulate_step(
 
 
 def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, float]]) -> float:
-    """Share of recorded device time, else host time, else predicted time that uncalibrated predictions stand for."""
+    """Share that uncalibrated predictions stand for: of recorded device time, else host time, or of predicted time,
+    whichever is more. One that is far too short hides in the predicted time, one far too long in the recorded."""
     if not ops:
         return 1.0
     predicted = {one.id: one.simulated.time_us * one.count for one in ops}
     clocks = [{id_: times[clock] for id_, times in recorded.items()} for clock in (0, 1)]
-    weight = next((clock for clock in (*clocks, predicted) if sum(clock.values()) > 0), predicted)
-    total = sum(weight.values())
-    return sum(weight[one.id] for one in ops if one.simulated.confidence == "uncalibrated") / total if total else 0.0
+    weights = [predicted, *(clock for clock in clocks if sum(clock.values()) > 0)][:2]
+    doubtful = [one.id for one in ops if one.simulated.confidence == "uncalibrated"]
+    shares = [sum(weight[id_] for id_ in doubtful) / total for weight in weights if (total := sum(weight.values()))]
+    return max(shares, default=0.0)
 
 
 def _deviations(by_family: dict[str, float], device: DeviceProfile) -> tuple[float, float]:

@@ -264,7 +264,7 @@ class _Inflate(threading.Thread):
                     return
 
     def _read(self) -> bytes:
-        got = self._source._file.read(INFLATE_BYTES) or b""
+        got = self._source._file.read(_STEP_BYTES) or b""
         self.bytes_in += len(got)
         return got
 

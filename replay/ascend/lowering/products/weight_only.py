@@ -86,7 +86,7 @@ def packed_product(op: OpView, x: TensorMeta, weight: TensorMeta, dtype: str) ->
     """One product of x, on the cube in `dtype`, with packed weights."""
     rows, inner = prod(x.shape[:-1]), x.shape[-1]
     cols = _columns(op, weight, inner)
-    op.note("weights are unpacked on the vector cores beside the product: not charged apart")
+    op.assume("weights are unpacked on the vector cores beside the product, which costs nothing: never measured")
     return kernel(
         "WeightQuantBatchMatmulV2",
         [spec((rows, inner), dtype), spec((inner, cols), "int8")],

@@ -20,7 +20,7 @@ from opreplay.replay.ascend.lowering.rows import norms
 from opreplay.replay.ascend.lowering.vendor import fbgemm
 from opreplay.traces.model import TensorMeta
 
-LEFT = ("mat_a", "A", "a", "x", "X", "XQ", "input", "input_", "hidden_states", "in_b", "mat1", "arg0")
+LEFT = ("mat_a", "A", "a", "x", "X", "XQ", "input", "input_", "hidden_states", "in_b", "mat1", "arg0", "self")
 RIGHT = ("mat_b", "B", "b", "w", "W", "weight", "weights", "WQ", "router_weights", "in_a", "mat2", "arg1")
 
 

@@ -26,8 +26,8 @@ class Limits:
     events: int = 1_000_000_000
     rows: int = 100_000_000
     """Rows kept in any one table (about 22 bytes a row)."""
-    signatures: int = 2_000_000
-    """Distinct ops."""
+    signatures: int = 250_000
+    """Distinct ops: public traces have at most some thousands, and each costs time and memory in every command."""
     names: int = 2_000_000
     """Distinct names of kernels and of annotations."""
     name_bytes: int = 1 * MIB

@@ -20,6 +20,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
 from opreplay.replay.results.records import By, L2State, Simulated
+from opreplay.traces.errors import OpReplayError, internal_error
 from opreplay.traces.model import MOST_ELEMENTS
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
@@ -150,8 +151,8 @@ def simulate_op(
     A user's estimator goes first (bound "custom"), then a user's properties, then a tile program that was registered
     for the op, then the lowering to kernels, then the op's bytes, which are marked "uncalibrated"; `by` says which it
     was. Views cost nothing and have the bound "none". `contents` are what the values of its arguments amount to;
-    without them they follow from the batch that the op ran in. `l2` says what the caches hold when it starts. Never
-    raises for a well-formed op but CustomOpError, when a user's function fails.
+    without them they follow from the batch that the op ran in. `l2` says what the caches hold when it starts. Raises
+    CustomOpError when a user's function fails, and InternalError for a fault of opreplay's own.
     """
     return simulate_by_family(op, device, contents=contents, l2=l2)[0]
 
@@ -167,7 +168,7 @@ def simulate_by_family(
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
     `predict` remembers kernels that several ops have in common; `held` says what the caches hold of each kernel, where
-    that is known.
+    that is known. Raises CustomOpError for what a user's function does, InternalError for a fault of ours.
     """
     own_us = estimate(op, device)
     if own_us is not None:
@@ -191,10 +192,26 @@ def simulate_by_family(
             l2=l2,
         )
         return made, {"custom": program.time_us}
+    try:
+        return _by_kernels(op, device, predict or Predictor(device), contents, held, l2)
+    except OpReplayError:
+        raise
+    except Exception as error:
+        raise internal_error(f"cost of {op.name} ({op.id}) on {device.name}", error) from error
+
+
+def _by_kernels(
+    op: ReplayOp,
+    device: DeviceProfile,
+    predict: Predictor,
+    contents: Contents | None,
+    held: Sequence[Held],
+    l2: L2State,
+) -> tuple[Simulated, dict[str, float]]:
+    """The same of the kernels that the op is lowered to."""
     lowering = lower(op, contents)
     if any(_is_absurd_kernel(call) for call in lowering.kernels):
         return _NOTHING, {}
-    predict = predict or Predictor(device)
     held = held if len(held) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
     state = state_of(l2)
     if state != "network":

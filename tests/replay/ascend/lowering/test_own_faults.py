@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.main import opreplay
-from opreplay.replay.ascend import list_devices, load_device, lower
+from opreplay.replay.ascend import list_devices, load_device, lower, simulate_op
 from opreplay.replay.ascend.lowering import known_ops
 from opreplay.replay.ascend.lowering.op_view import OpView
 from opreplay.replay.ascend.lowering.registry import find_rule
@@ -171,3 +171,13 @@ def test_a_command_ends_with_an_error_and_keeps_what_was_done(
         ops = [row for row in rows if row.get("name")]
         assert {row["status"] for row in ops} == {"replayed"}
         assert any(not row["simulated"] for row in ops)
+
+
+def test_a_fault_in_a_cost_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("no such size")
+
+    monkeypatch.setattr("opreplay.replay.ascend.simulate.op.family_of", broken)
+    product = ReplayOp(id="abc", name="aten::mm", count=1, recorded=RECORDED, args=MM)
+    with pytest.raises(InternalError, match=r"cost of aten::mm \(abc\) on 910b3"):
+        simulate_op(product, load_device("910b3"))

@@ -16,11 +16,11 @@ SAMPLE := traces/samples/transformer_infer.json.gz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz sanitize lint format docs bench clean
+.PHONY: help demo test test-all fuzz sanitize lint format docs bench clean
 
 help:
 	@echo "make demo    run opreplay on a bundled trace, beside a simulated Ascend 910B3"
-	@echo "make test    all tests"
+	@echo "make test    the tests but for the slow ones;  make test-all  these, too"
 	@echo "make fuzz    damaged traces through both halves of the reader, then the property tests, new examples each time"
 	@echo "make sanitize  the compiled reader under the address and undefined-behaviour sanitizers"
 	@echo "make lint    ruff and pyright;  make format rewrites"
@@ -32,6 +32,9 @@ demo: $(VENV)/.installed
 	$(BIN)/opreplay run $(SAMPLE) --soc 910b3
 
 test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(PYTEST_FLAGS)
+
+test-all: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
 
 fuzz: $(VENV)/.installed-test

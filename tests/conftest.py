@@ -28,6 +28,31 @@ settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_hea
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
+SLOW = (
+    "cli/commands/test_check.py",
+    "guards/test_action.py",
+    "guards/test_python_page.py",
+    "guards/test_tutorials.py",
+    "integration/",
+    "replay/check/test_defects.py",
+    "replay/check/test_isolated.py",
+    "replay/execute/processes/",
+    "replay/export/test_bundle.py",
+    "replay/testing/test_pytest_plugin.py",
+    "scenarios/test_batch_findings.py",
+    "scenarios/test_planted_modules.py",
+)
+"""Files below tests/ that end processes, start many, or walk through tutorials: two thirds of the time of all tests.
+`make test` leaves them to `make test-all`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `SLOW`."""
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache folder for each test: what one test keeps decides on no other."""

@@ -105,7 +105,7 @@ def test_a_call_that_does_not_fit_has_no_prediction_and_says_the_line(
     done = console("simulate", trace, "--plugin", plugin, "--soc", "910b3", "--select", "all")
     text = "".join(done.stdout.split())
     assert "kernels.py:7:UB:" in text
-    assert "33.3%notatall" in text
+    assert "33.3%notpredicted" in text
 
 
 ADD = """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from opreplay.replay.ascend import load_device, lower
 from opreplay.replay.ascend.simulate.step import simulate_step
-from opreplay.replay.ascend.simulate.step_residency import held_in_caches
+from opreplay.replay.ascend.simulate.step_residency import held_in_caches, step_kernels
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.build import build_plan
@@ -35,7 +35,7 @@ def files(named: list[Path]) -> list[Path]:
 def report(plan: ReplayPlan, soc: str, factor: float, share: float) -> list[str]:
     """One line for the trace, and one for each op that is far off."""
     device = load_device(soc)
-    known = held_in_caches(plan.ops, plan.sequence, [device])[0] if plan.sequence else None
+    known = held_in_caches(step_kernels(plan.ops, plan.sequence, None), [device])[0] if plan.sequence else None
     step = simulate_step(plan.ops, device, None, known)
     ops = {op.id: op for op in plan.ops}
     done = [(ops[one.id], one) for one in step.ops if ops[one.id].recorded.device_us_total > 0]

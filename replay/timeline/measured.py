@@ -78,7 +78,7 @@ def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> Measure
     ops = names.trace.ops
     us = np.array([given.us.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])
     by_row = us[ops.signature] if len(ops) else np.empty(0)
-    inside_us = (given.profiler_event_us or 0.0) * rows_inside(op_parents(names.trace))
+    inside_us = np.asarray((given.profiler_event_us or 0.0) * rows_inside(op_parents(names.trace)), np.float64)
     durations, matched = with_op_times(names, graph, by_row + inside_us)
     if not matched:
         raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")

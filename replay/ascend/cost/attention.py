@@ -54,11 +54,13 @@ def scores_of(call: KernelCall) -> Scores | None:
     query = call.inputs[0]
     key = call.inputs[1] if len(call.inputs) > 1 and call.inputs[1] is not None else query
     moved = total_bytes(call.inputs[:1]) + (total_bytes(call.outputs) or total_bytes(call.inputs[:1]))
-    # Of a cache only the context of the queries' sequences is read.
     cached = total_bytes(call.inputs[1:3])
-    tokens = max(1, prod(key.shape[:-1]))
-    sequences = query.shape[0] if query.shape else 1
-    moved += min(cached, cached * sequences * USUAL_LENGTH // tokens)
+    if key.shape[:1] == query.shape[:1]:  # keys of the queries' own sequences: all are read
+        moved += cached
+    else:  # of a cache only the context of the queries' sequences is read
+        tokens = max(1, prod(key.shape[:-1]))
+        sequences = query.shape[0] if query.shape else 1
+        moved += min(cached, cached * sequences * USUAL_LENGTH // tokens)
     pairs, rows = _number(call, "pairs"), _number(call, "rows")
     head = int(_number(call, "head_dim") or 0)
     if pairs is None or rows is None or not head:

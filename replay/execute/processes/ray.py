@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -300,7 +300,7 @@ def _folder(own: bool, address: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _away() -> Iterator[None]:
+def _away() -> Generator[None]:
     """Stand in the root folder meanwhile: workers look for modules first where a cluster was started."""
     before = os.getcwd()
     os.chdir(os.sep)

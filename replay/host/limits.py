@@ -10,6 +10,9 @@ import sys
 
 from opreplay.replay.host import environment
 
+FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+"""Signals that no op raises by itself: a scheduler, the kernel that is out of memory, or somebody sent them."""
+
 WORKSPACE = 2.0
 """An op may take this many times its memory budget before allocations fail: inputs, outputs and workspace."""
 SLACK_BYTES = 512 << 20

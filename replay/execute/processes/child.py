@@ -23,6 +23,7 @@ from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
 from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
+from opreplay.replay.host.limits import FROM_OUTSIDE
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.child_process import python_command
@@ -36,8 +37,6 @@ FRAME_S = 10.0
 """Time for the rest of a frame whose first bytes are there."""
 NOISE_BYTES = 2000
 """How much of what a dying child wrote to stderr is looked at for a reason."""
-FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-"""Signals that no op raises by itself: a scheduler, the kernel that is out of memory, or somebody sent them."""
 LOOK_S = 5.0
 """How often a child that is not ready is looked at: one that is stopped at two looks in a row never will be."""
 STARTS = 3

@@ -22,7 +22,7 @@ import torch
 
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.dispatcher import registered_ops
-from opreplay.replay.host.limits import die_with, limit_memory
+from opreplay.replay.host.limits import FROM_OUTSIDE, die_with, limit_memory
 from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.resolve.meta.tracing_modules import put_stand_ins
 from opreplay.replay.resolve.policy import Policy
@@ -83,6 +83,7 @@ def _asked(
     """What the child says of each op; `known` are the reasons of ops that were lost before."""
     found: list[bytes | Reason] = []
     lost = sum(why is not None for why in known)
+    retried: int | None = None
     while len(found) < len(ops):
         if lost >= MOST_LOST:
             why = Reason("budget", f"time: not called on meta tensors, after {lost} ops that hung or crashed there")
@@ -90,7 +91,9 @@ def _asked(
         some = tuple(ops[len(found) : len(found) + TOGETHER])
         task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=some)
         reason = _Copy.current().work(task, found)
-        if reason is not None:
+        if reason is not None and reason.kind == "worker lost" and len(found) != retried:
+            retried = len(found)  # somebody ended the child: the op is tried once more
+        elif reason is not None:
             _lost[_call_of(ops[len(found)])] = reason
             found.append(reason)
             lost += 1
@@ -181,7 +184,8 @@ class _Copy:
         number = os.WTERMSIG(status)
         if number == signal.SIGPROF:
             return Reason("budget", f"time: no result on meta tensors after {cpu_s:g} s")
-        return Reason("failed", f"{signal.Signals(number).name} on meta tensors")
+        name = signal.Signals(number).name
+        return Reason("worker lost" if name in FROM_OUTSIDE else "failed", f"{name} on meta tensors")
 
 
 def _serve(descriptor: int, parent: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -96,6 +97,25 @@ def test_a_crash_costs_one_op(functions: None) -> None:
         msgspec.json.encode(["2", pid, True]),
         Reason("failed", "the process ended with status 7 on meta tensors"),
         msgspec.json.encode(["4", pid, True]),
+    ]
+
+
+def dies_once(op: ReplayOp, policy: Policy) -> bytes:
+    """Ends its process as somebody else would, at its first call."""
+    first = Path(op.name)
+    if not first.exists():
+        first.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return b"alive"
+
+
+def test_a_child_that_somebody_ends_costs_no_op(functions: None, tmp_path: Path) -> None:
+    forked.function(dies_once)
+    forked.function(by_count)
+    ops = [made(str(tmp_path / name), id_=name) for name in ("a", "b", "c")]
+    assert forked.each(dies_once, ops, Policy()) == [b"alive"] * 3
+    assert forked.each(by_count, [made("x", count=int(signal.SIGKILL))], Policy()) == [
+        Reason("worker lost", "SIGKILL on meta tensors")
     ]
 
 

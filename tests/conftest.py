@@ -30,17 +30,24 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 SLOW = (
     "cli/commands/test_check.py",
+    "cli/commands/test_op.py",
     "guards/test_action.py",
     "guards/test_python_page.py",
     "guards/test_tutorials.py",
     "integration/",
+    "replay/ascend/simulate/test_streaming.py",
     "replay/check/test_defects.py",
     "replay/check/test_isolated.py",
     "replay/execute/processes/",
     "replay/export/test_bundle.py",
     "replay/testing/test_pytest_plugin.py",
     "scenarios/test_batch_findings.py",
+    "scenarios/test_first_screen.py",
+    "scenarios/test_invented_sizes.py",
+    "scenarios/test_kept_plans.py",
     "scenarios/test_planted_modules.py",
+    "scenarios/test_user_findings.py",
+    "scenarios/test_wrong_conclusions.py",
 )
 """Files below tests/ that end processes, start many, or walk through tutorials: two thirds of the time of all tests.
 `make test` leaves them to `make test-all`."""

@@ -42,7 +42,7 @@ def step(name: str, folder: Path, **environment: str) -> tuple[int, str]:
 
 
 def test_the_scripts_of_the_action(tmp_path: Path) -> None:
-    trace, few = str(sample_path("transformer_infer")), "--op-filter aten::silu --op-time 200ms"
+    trace, few = str(sample_path("transformer_infer")), "--op-filter aten::silu --op-time 200ms --threads 1"
     for results in ("before.jsonl", "after.jsonl"):
         code, text = step("Measure", tmp_path, TRACE=trace, ARGUMENTS=few, RESULTS=results)
         assert code == 0, text

@@ -185,7 +185,9 @@ class _Copy:
         if number == signal.SIGPROF:
             return Reason("budget", f"time: no result on meta tensors after {cpu_s:g} s")
         name = signal.Signals(number).name
-        return Reason("worker lost" if name in FROM_OUTSIDE else "failed", f"{name} on meta tensors")
+        if name in FROM_OUTSIDE:
+            return Reason("worker lost", f"{name} on meta tensors")
+        return Reason("failed", f"{name} on meta tensors")
 
 
 def _serve(descriptor: int, parent: int) -> None:

@@ -62,11 +62,16 @@ class TableBatchedInit(CustomInit):
         weights = _largest(context, WEIGHTS)
         if tables < 1 or weights is None:
             raise InitializerError(f"{context.op}: no tables or no weights among its arguments")
-        edges = _width_edges(tables, _total_width(context, tables))
+        total = _total_width(context, tables)
+        if not tables <= total <= max(tables, weights.numel()):
+            raise InitializerError(f"{context.op}: too few weights, {weights.numel()}, or columns, {total}, a table")
+        edges = _width_edges(tables, total)
         widths = edges.diff()
         share = weights.numel() // tables
         if share < int(widths.max()):
-            raise InitializerError(f"{context.op}: {weights.numel()} weights are too few for {tables} tables")
+            raise InitializerError(
+                f"{context.op}: {weights.numel()} weights for {tables} tables of {widths.tolist()[:4]} columns"
+            )
         states = [largest for number in (1, 2) if (largest := _largest(context, _STATES, number)) is not None]
         limit = min((state.numel() // tables for state in states), default=share)
         rows = (share // widths).clamp(min=1, max=max(1, limit))

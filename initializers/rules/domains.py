@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -163,8 +163,10 @@ class UnpoolIndicesInit(CustomInit):
     op_patterns = ("aten::max_unpool2d", "aten::max_unpool3d")
 
     def initialize(self, context: InitContext) -> InitReport:
-        sizes = context.args.get("output_size")
-        if not isinstance(sizes, (list, tuple)) or not all(isinstance(n, int) and n > 0 for n in sizes):
+        listed: object = context.args.get("output_size")
+        items = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else (None,)
+        sizes = [n for n in items if isinstance(n, int) and n > 0]
+        if len(sizes) < len(items):
             raise InitializerError(f"{context.op}: output_size is not known")
         plane = math.prod(sizes)
         fill.integers(context.need("indices"), context.generator, 0, plane)

@@ -15,6 +15,7 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 
 WIDTH_STEP = 4
 """fbgemm's rows have a multiple of four elements."""
+MAX_COLUMNS = 1 << 40
 NO_POOLING = 2
 """The `pooling_mode` that gives a row for each index."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
@@ -63,15 +64,13 @@ class TableBatchedInit(CustomInit):
         if tables < 1 or weights is None:
             raise InitializerError(f"{context.op}: no tables or no weights among its arguments")
         total = _total_width(context, tables)
-        if not tables <= total <= max(tables, weights.numel()):
-            raise InitializerError(f"{context.op}: too few weights, {weights.numel()}, or columns, {total}, a table")
+        if not tables <= total < MAX_COLUMNS:
+            raise InitializerError(f"{context.op}: {tables} tables of {total} columns in all")
         edges = _width_edges(tables, total)
         widths = edges.diff()
         share = weights.numel() // tables
         if share < int(widths.max()):
-            raise InitializerError(
-                f"{context.op}: {weights.numel()} weights for {tables} tables of {widths.tolist()[:4]} columns"
-            )
+            raise InitializerError(f"{context.op}: {weights.numel()} weights are too few for {tables} tables")
         states = [largest for number in (1, 2) if (largest := _largest(context, _STATES, number)) is not None]
         limit = min((state.numel() // tables for state in states), default=share)
         rows = (share // widths).clamp(min=1, max=max(1, limit))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 
 import torch
 
@@ -145,8 +146,9 @@ def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:
     """How often each element of a mask is used on a target. Raises InitializerError where it cannot be."""
     if not fill.broadcastable(mask.shape, target.shape):
         raise InitializerError(f"a mask of {list(mask.shape)} on a tensor of {list(target.shape)}")
-    both = torch.broadcast_shapes(mask.shape, target.shape)
-    return max(1, math.prod(both) // max(1, mask.numel()))
+    both = zip_longest(reversed(mask.shape), reversed(target.shape), fillvalue=1)
+    elements = math.prod(size if other == 1 else other for size, other in both)
+    return max(1, elements // max(1, mask.numel()))
 
 
 def choose(mask: torch.Tensor, count: int, generator: torch.Generator) -> None:

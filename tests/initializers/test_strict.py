@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,12 +15,12 @@ from click.testing import CliRunner
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.main import opreplay
-from opreplay.initializers.applying import apply
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError
+from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.registry import built_in
 from opreplay.replay.arguments.work import registry as work
 from opreplay.replay.arguments.work.expected import contents_of
+from opreplay.replay.execute.options import RunOptions
 from opreplay.traces.errors import InternalError, lacks_memory
 from opreplay.traces.samples.catalog import sample_path
 from tests.initializers.mutated_calls import calls, scramble
@@ -86,22 +87,14 @@ def test_a_slip_in_a_helper_is_an_internal_error_that_names_the_op(
         list(attempts(embedding()))
 
 
-def test_a_slip_of_a_users_initializer_is_an_error_of_the_user() -> None:
-    class Mine(CustomInit):
-        name, op_patterns = "mine", ("aten::embedding",)
-
-        def initialize(self, context: InitContext) -> str:
-            raise TypeError("of mine")
-
-    with pytest.raises(InitializerError, match="of mine"):
-        apply(Mine(), embedding())
-
-
 @pytest.mark.parametrize("helper", ["opreplay.initializers.fill.integers", f"{COUNTERS}.distinct_of"])
 def test_a_run_with_a_slip_ends_as_an_internal_error(
     helper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helper, Mock(side_effect=TypeError("a slip")))
+    monkeypatch.setattr(
+        "opreplay.replay.execute.options.RunOptions", partial(RunOptions, isolation="none")
+    )  # where the slip is
     measured = tmp_path / "run.jsonl"
     chosen = ["--op", "aten::embedding", "--op", "aten::rms_norm", "--op-time", "10ms", "--check-work"]
     command = ["run", str(sample_path("transformer_infer")), *chosen, "--output", str(measured)]

@@ -157,3 +157,12 @@ def test_tokens_without_a_prefix_take_the_suffix_alone(op: Op) -> None:
     torch.testing.assert_close(out, torch.cat((joined[:3], suffix[3:])))
     total = (weights[0].exp() + weights[1].exp()).log()
     torch.testing.assert_close(sums, torch.cat((total[:, :3], weights[1][:, 3:]), 1))
+
+
+def test_experts_come_in_the_dtype_that_is_asked_for(call: Callable[..., Any]) -> None:
+    x, weights, ids = torch.randn(5, 8), torch.rand(5, 2), torch.randint(0, 3, (5, 2), dtype=torch.int32)
+    arguments: dict[str, Any] = {"w1": torch.randn(3, 12, 8), "w2": torch.randn(3, 8, 6), "topk_weight": weights}
+    arguments |= {"hidden_states": x, "topk_ids": ids}
+    plain = call("vllm::rocm_aiter_fused_moe", **arguments)
+    half = call("vllm::rocm_aiter_fused_moe", **arguments, output_dtype=torch.bfloat16)
+    assert torch.equal(half, plain.to(torch.bfloat16))

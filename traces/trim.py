@@ -26,9 +26,8 @@ from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector, Tracks
 from opreplay.traces.reading.columns import EXACT_LIMIT_US, INVALID, Array, to_ids, to_ns
 from opreplay.traces.reading.decoding import NOT_JSON, EventDecoder, decoded_args
-from opreplay.traces.reading.head import ExecutionTraceFound
 from opreplay.traces.reading.native.blocks import CompiledPlaces
-from opreplay.traces.reading.scan import Scanned, Scanner
+from opreplay.traces.reading.scan import Scanner
 from opreplay.traces.reading.source import Source
 
 LAG_SPANS = 3
@@ -134,7 +133,7 @@ def first_time_ns(path: str | Path, limits: Limits | None = None) -> int:
     limits = limits or Limits()
     earliest = _Earliest(limits)
     with Source(path, limits) as source:
-        _run(_scanner(source, earliest))
+        _scanner(source, earliest).run()
     if earliest.ns is None:
         raise TraceError(f"{path} has no event with a time", hint="Is it a profiler trace?")
     return earliest.ns // 1000 * 1000
@@ -166,7 +165,7 @@ def trim(
         scanner = _scanner(source, picker, progress)
         picker.layout = lambda: scanner.out.layout
         try:
-            scanned = _run(scanner)
+            scanned = scanner.run()
             picker.finish(scanned.keys, scanned.layout)
         except BaseException:
             target.unlink(missing_ok=True)
@@ -187,13 +186,6 @@ def trim(
 
 def _scanner(source: Source, collector: Collector, progress: Progress | None = None) -> Scanner:
     return Scanner(source, progress=progress, timing=(_PlaceDecoder(collector.tracks), collector))
-
-
-def _run(scanner: Scanner) -> Scanned:
-    try:
-        return scanner.run()
-    except ExecutionTraceFound as err:
-        raise TraceError(f"{scanner.source.path} is an ExecutionTrace", hint="It records no times to cut at.") from err
 
 
 def _zipped(path: Path) -> bool:

@@ -182,8 +182,8 @@ def test_device_work_that_waits_for_its_launch_is_not_held_in_memory(tmp_path: P
 
 
 def test_an_execution_trace_has_no_times(shared_traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="ExecutionTrace"):
+    with pytest.raises(TraceError):
         first_time_ns(shared_traces / "param_linear_et.json.gz")
-    with pytest.raises(TraceError, match="ExecutionTrace"):
+    with pytest.raises(TraceError):
         trim(shared_traces / "param_linear_et.json.gz", tmp_path / "o.json", Wanted(spans=((0, 10**18),)))
     assert not (tmp_path / "o.json").exists()

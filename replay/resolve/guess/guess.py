@@ -102,7 +102,7 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
 
     `known` holds the arguments that are settled, by name; lists of index tensors count as one argument.
     """
-    tried = search(spec, known, context)
+    tried = search(spec, known, context, by_rules)
     if tried is not None and arg.name in tried.values:
         return Guess(value=tried.values[arg.name], why=tried.why)
     return by_rules(spec, arg, known, context)

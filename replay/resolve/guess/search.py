@@ -9,22 +9,32 @@ whose result nothing shows (`views`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, islice, product
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, recorded_args
 from opreplay.replay.resolve.guess import copies, inside
-from opreplay.replay.resolve.guess.values import NOT_INSIDE, Context, Known, Relatives, Shape, recorded_shape, value
+from opreplay.replay.resolve.guess.values import (
+    NOT_INSIDE,
+    Context,
+    Guess,
+    Known,
+    Relatives,
+    Shape,
+    recorded_shape,
+    value,
+)
 from opreplay.replay.resolve.match import best_match
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.traces.model import TensorMeta
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_RANK = 12
 """Of tensors whose dimensions are tried."""
@@ -47,6 +57,7 @@ SEARCHED = _aten(
     "split unsafe_split tensor_split"
 )
 """Views whose arguments are tried: a call on a meta tensor costs next to nothing."""
+_STRIDED = _aten("as_strided as_strided_ _reshape_alias")
 _VIEWS = SEARCHED | _aten("split_with_sizes diagonal unfold expand_as view_as")
 """Views whose result is that of the view that they make inside."""
 _REVERSED = re.compile(
@@ -77,12 +88,21 @@ class Target:
     """It may be that of what the view is taken of, too."""
 
 
-def search(spec: OpSpec, known: Known, context: Context) -> Tried | None:
-    """The first choice of the open arguments whose result something in the trace shows; None where none is shown."""
+Usual = Callable[[OpSpec, ArgSpec, Known, Context], Guess | None]
+
+
+def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried | None:
+    """The first choice of the open arguments whose result something in the trace shows; None where none is shown.
+
+    `usual` guesses the arguments of a view around the call where nothing shows that one's result either.
+    """
     own = inside.own_meta(known)
+    if own is not None and spec.name in _STRIDED:
+        made = _result_of_parent(own, context, usual)
+        return None if made is None else replace(made, values={"size": made.shape, "stride": made.strides})
     if own is None or spec.name not in SEARCHED or len(own.shape) > MAX_RANK:
         return None
-    targets = list(islice(_targets(spec.name, own, context), MAX_TARGETS))
+    targets = list(islice(_targets(spec.name, own, context, usual), MAX_TARGETS))
     results = _results(spec, own, known, context.relatives(), [target.shape for target in targets])
     for target in targets:
         tried = results.get(target.shape)
@@ -91,10 +111,8 @@ def search(spec: OpSpec, known: Known, context: Context) -> Tried | None:
     return None
 
 
-def result_of_parent(own: TensorMeta, context: Context) -> Tried | None:
+def _result_of_parent(own: TensorMeta, context: Context, usual: Usual) -> Tried | None:
     """What the view that makes a call gives, with its own arguments as they are guessed; None where none makes it."""
-    from opreplay.replay.resolve.guess import guess  # whose rules come here
-
     around = context.relatives()
     call, above = around.parent, around.above
     if call is None or above is None or call.name not in _VIEWS or recorded_shape(call) != own.shape:
@@ -109,9 +127,9 @@ def result_of_parent(own: TensorMeta, context: Context) -> Tried | None:
             known[arg.name] = ReplayArg(name=arg.name, type="Tensor", tensors=(recorded.tensor,))
         elif recorded.kind in ("scalar", "scalars") and recorded.value is not MISSING:
             known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=recorded.value)
-    tried, why, shown = search(match.spec, known, caller), "recorded", True
+    tried, why, shown = search(match.spec, known, caller, usual), "recorded", True
     for arg in _positional(match.spec):
-        guessed = guess.by_rules(match.spec, arg, known, caller) if tried is None and arg.name not in known else None
+        guessed = usual(match.spec, arg, known, caller) if tried is None and arg.name not in known else None
         if guessed is not None:
             known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=guessed.value)
             why, shown = guessed.why, False
@@ -134,6 +152,8 @@ def _plain(known: Known, arg: ArgSpec) -> Any:
 
 
 def _on_meta(meta: TensorMeta) -> torch.Tensor:
+    import torch
+
     return torch.empty(meta.shape, dtype=getattr(torch, meta.dtype or "float32", torch.float32), device="meta")
 
 
@@ -145,6 +165,8 @@ def _called(
     bounded = not spec.returns_list or named.keys() & {"chunks", "sections", "split_sizes"}
     if not bounded and max(own.shape, default=0) > MAX_PIECES * max(1, named.get("split_size") or 1):
         return None
+    import torch
+
     overload = getattr(getattr(torch.ops.aten, spec.name.partition("::")[2]), spec.overload or "default")
     with suppress(RuntimeError, IndexError, ValueError, TypeError):
         result: Any = overload(_on_meta(own), *values)
@@ -225,11 +247,11 @@ def _order(own: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
     return tuple(dims)
 
 
-def _targets(op: str, own: TensorMeta, context: Context) -> Iterator[Target]:
+def _targets(op: str, own: TensorMeta, context: Context, usual: Usual) -> Iterator[Target]:
     """Sizes that the result of a view may have, the surest first."""
     around = context.relatives()
     made, following = inside.composite_of(around), around.following
-    outer = result_of_parent(own, context)
+    outer = _result_of_parent(own, context, usual)
     if outer is not None and outer.shown:
         yield Target(shape=outer.shape, why=outer.why, sure=True)
     if made is not None:

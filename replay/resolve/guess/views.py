@@ -25,7 +25,6 @@ from opreplay.replay.resolve.guess.inside import (
 )
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.results import REDUCTIONS
-from opreplay.replay.resolve.guess.search import result_of_parent
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
@@ -82,15 +81,12 @@ def _strided_in_place(meta: TensorMeta, made: Composite) -> Guess:
 
 
 def _strided(which: str) -> Rule:
-    """Size or strides of a view that another call makes: those of that call's result, where that is a view itself; else
-    what a composite makes of what it was given."""
+    """Size or strides of a view that a composite makes of what it was given."""
 
     def rule(known: Known, context: Context) -> Guess | None:
         meta = own_meta(known)
         if meta is None:
             return None
-        if (made := result_of_parent(meta, context)) is not None:
-            return Guess(value=made.shape if which == "size" else made.strides, why=made.why)
         if which == "stride":
             size = value(known, "size")
             return _strides(meta, size) if isinstance(size, tuple) else None

@@ -12,13 +12,14 @@ from typing import Literal, get_args
 
 import msgspec
 
-from opreplay.traces.errors import InternalError, OpReplayError, internal_error, is_own_fault
+from opreplay.traces.errors import InternalError, OpReplayError, internal_error, is_own_fault, lacks_memory
 
 ReasonKind = Literal[
     "collective",
     "triton kernel",
     "label, not an op",
     "metadata missing",
+    "layout not recorded",
     "policy",
     "budget",
     "out of time",
@@ -35,6 +36,7 @@ MEANINGS: dict[ReasonKind, str] = {
     "triton kernel": "generated code, of which a trace records neither source nor arguments",
     "label, not an op": "a name that a framework or autograd gave to a stretch of time; nothing to call",
     "metadata missing": "the trace does not hold what the call needs, and nothing in it tells",
+    "layout not recorded": "takes a tensor that is not strided; a trace holds neither its layout nor how full it is",
     "policy": "not allowed to run or to be imported; see the page on security",
     "budget": "needs more memory or time, or returns more tensors, than allowed",
     "out of time": "the run had no time left for it; continuing the run is another chance",
@@ -49,6 +51,7 @@ MEANINGS: dict[ReasonKind, str] = {
 DETAILED: frozenset[ReasonKind] = frozenset(
     {
         "metadata missing",
+        "layout not recorded",
         "policy",
         "budget",
         "out of time",
@@ -145,8 +148,6 @@ def _total(kind: str, sums: dict[str, list[float]]) -> ReasonTotal:
 
 DETAIL_CHARS = 300
 """Errors of torch can be pages long; a reason is one line."""
-MEMORY_SIGNS = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "unable to mmap")
-"""What torch, oneDNN and the C++ library say when an allocation fails."""
 
 
 def reason_for(error: Exception) -> Reason:
@@ -160,7 +161,7 @@ def reason_for(error: Exception) -> Reason:
         return Reason("internal error", str(internal_error("its replay", error)))
     text = str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")[:DETAIL_CHARS]
-    if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY_SIGNS):
+    if lacks_memory(error):
         return Reason("budget", f"memory: {line or 'an allocation failed'} (--max-op-memory)")
     return Reason("failed", f"{type(error).__name__}: {line}" if line else type(error).__name__)
 

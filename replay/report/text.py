@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from opreplay.replay.ir.describe import DASH, digits, time_text
+from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.results.summary import whole
 
 __all__ = [
@@ -15,16 +15,13 @@ __all__ = [
     "end",
     "middle",
     "plural",
+    "quotient",
     "ratio_text",
     "safe",
     "share_text",
     "shown_json",
     "time_text",
 ]
-
-
-_ACTED_ON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that JSON leaves as they are and a terminal acts on."""
 
 
 def safe(text: str) -> str:
@@ -45,8 +42,7 @@ def shown_json(value: Any) -> str:
     """
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    return _ACTED_ON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+    return plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2)).decode() + "\n"
 
 
 def _escaped(code: int) -> str:
@@ -85,11 +81,16 @@ def share_text(share: float | None) -> str:
     return f"{min(percent, 99.9) if percent < 100 else percent:.1f} %"
 
 
+def quotient(value: float | None, base: float | None) -> float | None:
+    """How many times `base` a value is; None where one of them is missing or base is 0."""
+    return value / base if value is not None and base else None
+
+
 def ratio_text(value: float | None, base: float | None) -> str:
     """How many times `base` a value is: "0.42×", "1.85×", "37×"; a dash where one of them is missing or base is 0."""
-    if value is None or not base:
+    ratio = quotient(value, base)
+    if ratio is None:
         return DASH
-    ratio = value / base
     if 0 < ratio < 0.005:
         return "<0.01×"
     return f"{ratio:.2f}×" if ratio < 10 else f"{digits(ratio, 2) if ratio < 100 else round(ratio)}×"

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from opreplay.initializers.base import BatchLengths, InitContext
+from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
 from opreplay.replay.arguments.work.amounts import Work
+from opreplay.traces.errors import strict
 
 Counter = Callable[[InitContext, "BatchLengths | None"], "Work | None"]
-"""(call, lengths handed around it) -> its work; None where this call has no argument that its work depends on."""
+"""(call, lengths handed around it) -> its work; None or InitializerError where the call lacks what that depends on."""
 
 FAMILIES = ("attention", "moe", "indices")
 """Modules of this package that register counters."""
@@ -52,8 +53,15 @@ def counted_ops() -> list[str]:
 def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:
     """The work that the values of a call's arguments cause; None for an op whose work its shapes alone decide.
 
-    `lengths` are the batch's where the op gets them through no argument. Imports torch.
+    Also None for a call that lacks what its work depends on. `lengths` are the batch's where the op gets them through
+    no argument. Raises InternalError for a counter that fails. Imports torch.
     """
     _load()
     counter = _counters.get(context.op)
-    return None if counter is None else counter(context, lengths)
+    if counter is None:
+        return None
+    with strict(f"counter of work {counter.__name__} for {context.op}"):
+        try:
+            return counter(context, lengths)
+        except InitializerError:
+            return None

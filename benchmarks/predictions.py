@@ -40,7 +40,7 @@ def files(named: list[Path]) -> list[Path]:
 
 def of_traces(paths: list[Path], soc: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(trace and op, facts) of every op of every plan."""
-    from opreplay.replay.arguments.work.expected import ExpectedContents
+    from opreplay.replay.ops.work.expected import ExpectedContents
 
     device = load_device(soc)
     for path in paths:
@@ -53,22 +53,25 @@ def of_traces(paths: list[Path], soc: str) -> Iterator[tuple[str, dict[str, Any]
         for op in plan.ops:
             amounts = contents(op)
             simulated = simulate_op(op, device, contents=amounts)
-            yield f"{path.name} {op.id}", {
-                "op": op.name,
-                "resolved": op.resolved_by,
-                "via": op.via,
-                "reason": msgspec.to_builtins(op.reason),
-                "assumptions": msgspec.to_builtins(op.assumptions),
-                "outputs": msgspec.to_builtins(op.outputs),
-                "contents": msgspec.to_builtins(amounts),
-                "kernels": msgspec.to_builtins(lower(op, amounts).kernels),
-                "simulated": msgspec.to_builtins(simulated),
-            }
+            yield (
+                f"{path.name} {op.id}",
+                {
+                    "op": op.name,
+                    "resolved": op.resolved_by,
+                    "via": op.via,
+                    "reason": msgspec.to_builtins(op.reason),
+                    "assumptions": msgspec.to_builtins(op.assumptions),
+                    "outputs": msgspec.to_builtins(op.outputs),
+                    "contents": msgspec.to_builtins(amounts),
+                    "kernels": msgspec.to_builtins(lower(op, amounts).kernels),
+                    "simulated": msgspec.to_builtins(simulated),
+                },
+            )
 
 
 def of_references() -> Iterator[tuple[str, dict[str, Any]]]:
     """(op, facts) of every op with a reference implementation."""
-    from tests.replay.ascend.lowering.vendor.test_every_stand_in import NAMES, of_schema, versions_of
+    from tests.replay.ops.costs.vendor.test_every_stand_in import NAMES, of_schema, versions_of
 
     registry = open_registry()
     for name in NAMES:

@@ -22,13 +22,14 @@ from opreplay.replay.host.dispatcher import has_computed_kernel, parse_schema, r
 from opreplay.replay.ir.model import Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ops import aten as portable
+from opreplay.replay.ops.catalog import library_of
+from opreplay.replay.ops.register import canonical_name, is_reference, register_namespace
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy, refuse_arguments, refuse_name, refuse_value
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.executors import EXECUTORS
 from opreplay.replay.resolve.user.python_functions import PythonFunction, python_function, refused_text
-from opreplay.replay.standins import aten as portable
-from opreplay.replay.standins import canonical_name, is_reference, library_of, register_namespace
 
 RENAMED: dict[str, str] = {
     **portable.RENAMED,

@@ -33,13 +33,13 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.resolve.meta.forked",
     "opreplay.replay.resolve.meta.check",
     "opreplay.replay.resolve.meta.outputs",
-    "opreplay.replay.standins.aten",
+    "opreplay.replay.ops.aten",
     "opreplay.replay.standins",
     "opreplay.replay.resolve.names",
     "opreplay.replay.resolve.schema",
     "opreplay.replay.arguments.tensors",
     "opreplay.replay.arguments.float32",
-    "opreplay.replay.arguments.work",
+    "opreplay.replay.ops.work",
     "opreplay.replay.tile.programs",
 )
 """Modules and packages that may import torch when they are imported: they make, run or resolve ops."""

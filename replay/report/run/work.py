@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from opreplay.replay.arguments.work.amounts import work_text
+from opreplay.replay.ops.work.amounts import work_text
 from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.text import end, plural, safe, share_text
 from opreplay.replay.results.records import OpResult

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from opreplay.replay.arguments.work.amounts import Amount, Work, work
+from opreplay.replay.ops.work.amounts import Amount, Work, work
 from opreplay.replay.report.run import csv_, markdown
 from opreplay.replay.report.run.work import work_cell, work_notes, work_table
 from opreplay.replay.results.records import OpResult

@@ -19,6 +19,7 @@ ReasonKind = Literal[
     "triton kernel",
     "label, not an op",
     "metadata missing",
+    "layout not recorded",
     "policy",
     "budget",
     "out of time",
@@ -35,6 +36,7 @@ MEANINGS: dict[ReasonKind, str] = {
     "triton kernel": "generated code, of which a trace records neither source nor arguments",
     "label, not an op": "a name that a framework or autograd gave to a stretch of time; nothing to call",
     "metadata missing": "the trace does not hold what the call needs, and nothing in it tells",
+    "layout not recorded": "takes a tensor that is not strided; a trace holds neither its layout nor how full it is",
     "policy": "not allowed to run or to be imported; see the page on security",
     "budget": "needs more memory or time, or returns more tensors, than allowed",
     "out of time": "the run had no time left for it; continuing the run is another chance",
@@ -49,6 +51,7 @@ MEANINGS: dict[ReasonKind, str] = {
 DETAILED: frozenset[ReasonKind] = frozenset(
     {
         "metadata missing",
+        "layout not recorded",
         "policy",
         "budget",
         "out of time",

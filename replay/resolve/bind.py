@@ -78,7 +78,7 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
     """The arguments of the matched overload by name, in schema order, and what was assumed for them.
 
     Arguments that the schema has gained since the recording are left out: their defaults apply. Raises Unbound with
-    reason "metadata missing" or "policy".
+    reason "metadata missing", "layout not recorded" or "policy".
     """
     notes: list[Assumption] = _alignment_notes(match)
     pairs = list(zip(match.spec.args, match.recorded, strict=False))
@@ -125,7 +125,7 @@ def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
     """A tensor without strides where others have them is sparse, which says nothing of how full it is."""
     odd = next((arg.name for arg, rec in pairs if rec.unlike_strided), None)
     if odd is not None:
-        raise Unbound(Reason("metadata missing", f"layout of {odd} (sizes without strides: it is sparse or opaque)"))
+        raise Unbound(Reason("layout not recorded", f"{odd} has sizes and no strides: it is sparse or opaque"))
     for arg, rec in pairs:
         for meta in (rec.tensor, *(rec.tensors or ())):
             if meta is not None and meta.dtype in QUANTIZED:

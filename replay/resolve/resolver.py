@@ -230,7 +230,7 @@ class Resolver:
         """`op` as a call of the matched overload, in the way that the device has for it."""
         layout = wanted_layout(match.spec)
         if layout is not None:
-            raise Unbound(Reason("metadata missing", f"{layout} layout, and the op takes no other"))
+            raise Unbound(Reason("layout not recorded", f"the op takes {layout} tensors alone"))
         pairs = list(zip(match.spec.args, match.recorded, strict=False))
         values = {arg.name: encode(arg, rec.value) for arg, rec in pairs if _is_told(rec)}
         dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}

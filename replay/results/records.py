@@ -25,9 +25,11 @@ record "sequence", measurements in a sequence; 4 `reason` of an op is a value, w
 Status = Literal["replayed", "skipped", "failed"]
 
 
-By = Literal["user estimator", "user properties", "tile program", "user rule", "rule", "invented sizes", "bytes"]
+By = Literal[
+    "user estimator", "user properties", "tile program", "user rule", "rule", "invented sizes", "bytes", "nothing"
+]
 """What made a prediction, in the order in which they go before each other; "invented sizes" is a built-in rule on sizes
-that are in no argument, or that the recorded time refutes."""
+that are in no argument, "nothing" no prediction: its time is 0, and no total has it."""
 
 
 L2State = Literal["cold", "warm", "sequence"]
@@ -51,7 +53,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     by: By | None = None
     """What made the prediction; None in files of older versions."""
     source: str = ""
-    """Of a user's registration: "function (file.py:line)"; of sizes that nothing tells or bounds, what they are."""
+    """Of a user's registration: "function (file.py:line)"; of no prediction, why there is none."""
     l2: L2State = "sequence"
     """What the caches were taken to hold when the op starts: nothing of its data; its data and code, as in a loop; what
     the calls before it leave there."""

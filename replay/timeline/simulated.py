@@ -419,7 +419,7 @@ def _lowered_ops(
                 of_kernels = held.get(op.id, ()) if held is not None else ()
                 amounts = contents(op) if contents is not None else None
                 one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
-                if one.time_us > 0.0 or (op.reason is None and one.by != "invented sizes"):
+                if one.time_us > 0.0 or (op.reason is None and one.by != "nothing"):
                     known[signature] = one, families
         found = known[signature]
         if found is None:

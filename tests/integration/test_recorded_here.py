@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from opreplay.replay.ascend import simulate_op
+from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.simulate.step import simulate_step
 from opreplay.replay.execute.attempt import attempt
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import MeasureOptions
@@ -221,8 +224,8 @@ def test_ops_of_sparse_tensors_say_that_the_layout_is_missing(tmp_path: Path, ex
         torch.eye(3).to_sparse_csr().crow_indices()
 
     reasons = {reason.partition(": ")[0]: reason for reason in left_out(recorded(step, tmp_path), executor)}
-    assert reasons["aten::coalesce"] == "aten::coalesce: metadata missing: sparse layout, and the op takes no other"
-    assert "compressed sparse layout" in reasons["aten::crow_indices"]
+    assert reasons["aten::coalesce"] == "aten::coalesce: layout not recorded: the op takes sparse tensors alone"
+    assert "compressed sparse" in reasons["aten::crow_indices"]
     assert not any("failed" in reason for reason in reasons.values())
 
 
@@ -238,8 +241,30 @@ def test_sparse_and_quantized_tensors_lack_what_a_profile_does_not_record(tmp_pa
         dense * 2
 
     plan = recorded(step, tmp_path)
-    assert str(named(plan, "aten::_sparse_mm").reason).startswith("metadata missing: layout of sparse")
+    product = named(plan, "aten::_sparse_mm")
+    assert product.reason is not None
+    assert product.reason.kind == "layout not recorded"
     assert str(named(plan, "aten::dequantize").reason) == (
         "metadata missing: scale of self, a quantized tensor (quint8)"
     )
     assert named(plan, "aten::mul").reason is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ops_of_sparse_tensors_are_in_no_simulated_total_and_named(tmp_path: Path) -> None:
+    """They were predicted as dense ones of the same sizes, or by bytes that they do not have."""
+    matrix, dense = torch.randn(6, 6).relu().to_sparse().coalesce(), torch.randn(6, 6)
+
+    def step() -> None:
+        torch.sparse.mm(matrix, dense)
+        dense.sparse_mask(matrix)
+        matrix.to_dense()
+        dense.cosh()
+
+    plan = recorded(step, tmp_path)
+    sparse = {named(plan, name).id for name in ("aten::_sparse_mm", "aten::sparse_mask", "aten::to_dense")}
+    simulated = simulate_step(plan.ops, load_device("910b3"))
+    assert sparse <= simulated.failed.keys()
+    assert not sparse & {one.id for one in simulated.ops}
+    assert named(plan, "aten::cosh").id in {one.id for one in simulated.ops}
+    assert all(simulate_op(op, load_device("910b3")).by == "nothing" for op in plan.ops if op.id in sparse)

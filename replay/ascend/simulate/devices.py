@@ -98,7 +98,7 @@ def simulate_on(
         else:
             if is_predicted(op, one):
                 made[name] = one
-            elif one.by == "invented sizes" and failed is not None:
+            elif one.by == "nothing" and one.source and failed is not None:
                 failed.setdefault(op.id, []).append(f"not predicted for {name}: {one.source}")
     return made
 

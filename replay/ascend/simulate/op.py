@@ -65,12 +65,10 @@ def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
 
     Never for a call that no machine has the memory for.
     """
-    if is_absurd(op):
+    if is_absurd(op) or simulated.by == "nothing":
         return False
     if simulated.by in BY_USER:
         return True
-    if simulated.by == "invented sizes":
-        return simulated.time_us > 0
     if simulated.by == "bytes":
         return simulated.time_us > 0 and (op.reason is None or op.reason.kind not in _OPAQUE)
     return op.reason is None or simulated.time_us > 0
@@ -117,11 +115,13 @@ def _combine(
 
 
 def _by(lowering: Lowering) -> By:
+    if lowering.unbounded:
+        return "nothing"
     if not lowering.known:
         return "bytes"
     if lowering.source:
         return "user rule"
-    return "invented sizes" if lowering.invented or lowering.unbounded else "rule"
+    return "invented sizes" if lowering.invented else "rule"
 
 
 def _bound(by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPrediction]], total: float) -> str:
@@ -209,6 +209,8 @@ def _by_kernels(
     l2: L2State,
 ) -> tuple[Simulated, dict[str, float]]:
     """The same of the kernels that the op is lowered to."""
+    if op.reason is not None and op.reason.kind == "layout not recorded":
+        return msgspec.structs.replace(_NOTHING, source=str(op.reason)), {}
     lowering = lower(op, contents)
     if any(_is_absurd_kernel(call) for call in lowering.kernels):
         return _NOTHING, {}
@@ -227,7 +229,7 @@ def _by_kernels(
     if lowering.source:
         made = msgspec.structs.replace(made, taken_for=_taken_for(lowering, device))
     if op.refuted and made.by in ("rule", "invented sizes", "bytes"):
-        return msgspec.structs.replace(_NOTHING, by="invented sizes", source=op.assumptions[-1].what), {}
+        return msgspec.structs.replace(_NOTHING, source=op.assumptions[-1].what), {}
     return _marked(made, missing_path(op, lowering, device)), families
 
 
@@ -243,7 +245,7 @@ def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
 
 
 _NOTHING = Simulated(
-    time_us=0.0, bound="none", terms_us={}, kernels=(), confidence="uncalibrated", low_us=0.0, high_us=0.0, by="bytes"
+    time_us=0.0, bound="none", terms_us={}, kernels=(), confidence="uncalibrated", low_us=0.0, high_us=0.0, by="nothing"
 )
 """No prediction, see `is_predicted`."""
 

@@ -56,7 +56,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     hbm_bytes: float | None = None
     """Memory of the device."""
     failed: dict[str, str] = {}
-    """Op id → why it has no prediction, where a function of the user's failed or nothing bounds invented sizes."""
+    """Op id → why it has no prediction, where a function of the user's failed, or nothing tells what it costs."""
     pass_us: float = 0.0
     """Of one pass through the plan's recorded or captured step; `total_us` is of all calls. 0 without such a step."""
     pass_bytes: int = 0
@@ -127,7 +127,7 @@ def simulate_step(
         except CustomOpError as error:
             failed[op.id] = f"no prediction for {device.name}: {error}"
             continue
-        if simulated.by == "invented sizes" and simulated.time_us <= 0:
+        if simulated.by == "nothing" and simulated.source:
             failed[op.id] = f"not predicted: {simulated.source}"
         elif is_predicted(op, simulated):
             made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))

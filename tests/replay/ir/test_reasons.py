@@ -24,6 +24,7 @@ def test_the_list_is_what_is_documented() -> None:
             "triton kernel",
             "label, not an op",
             "metadata missing",
+            "layout not recorded",
             "policy",
             "budget",
             "out of time",

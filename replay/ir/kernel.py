@@ -52,6 +52,7 @@ class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of a collective: how it runs on the links."""
 
 
+HALF = frozenset({"float16", "bfloat16"})
 UNKNOWN_BYTES = 4
 """Of one element of a dtype that nobody knows, as a wrong guess is better than free work."""
 UNIFIED_BUFFER = 192 << 10

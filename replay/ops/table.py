@@ -1,7 +1,7 @@
 # pyright: strict
 """What opreplay knows of each op, in one table: a row is an op, a family gives its rows what holds for all of them.
 
-A family's folder has `families.py`, or files of cost rules, which need no torch, and modules that import torch:
+A family's folder has `families`, or files of cost rules, which need no torch, and modules that import torch:
 `reference_*` (functions that compute what the op does) and `formulas` (what these are checked against). Nothing is
 imported before it is asked for. What users register goes before the table and is not in it.
 """

@@ -1,7 +1,7 @@
 # pyright: strict
 """What runs a matched overload on a device: its own kernel, a portable equivalent, or nothing.
 
-Owns that choice; which kernels there are is torch's (`host.dispatcher`), the equivalents are in `standins.aten`.
+Owns that choice; which kernels there are is torch's (`host.dispatcher`), the equivalents are in `ops.aten`.
 """
 
 from __future__ import annotations

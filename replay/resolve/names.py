@@ -4,7 +4,7 @@
 Order: the dispatcher's table by name, an allow-listed import of the library, a plain function of a module that the user
 named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is ever used as an
 attribute, and the policy is asked each time, since a plan file is as untrusted as a trace. Does not own matching
-(`match`) nor equivalents (`standins`).
+(`match`) nor equivalents (`ops.aten`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import msgspec
 from opreplay.replay.ir.kernel import UNKNOWN_BYTES, KernelCall, TensorSpec
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 
-HALF = frozenset({"float16", "bfloat16"})
 WIDE = frozenset({"int64", "uint64", "float64", "complex64", "complex128"})
 
 

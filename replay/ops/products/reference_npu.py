@@ -1,4 +1,4 @@
-"""torch_npu's and vllm-ascend's quantised products and experts' layers beyond `norms_and_casts` and `moe`."""
+"""torch_npu's and vllm-ascend's quantised products and experts' layers beyond `norms.reference_npu` and `moe`."""
 
 from __future__ import annotations
 

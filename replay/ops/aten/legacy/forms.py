@@ -27,7 +27,7 @@ class Legacy:
     via: str
     """The op that does the work today; "plain torch" for a composition of several."""
     function: str = ""
-    """"module.function" of `standins.aten`, which takes the arguments of `schema`; "" calls `via` with those of its
+    """"module.function" of `ops.aten`, which takes the arguments of `schema`; "" calls `via` with those of its
     arguments that `schema` has by name."""
     given: tuple[tuple[str, Any], ...] = ()
     """Arguments of `via` that the old form did not have."""

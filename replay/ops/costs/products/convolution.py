@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import cast
 
-from opreplay.replay.ascend.cost.sizes import HALF
-from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+from opreplay.replay.ir.kernel import HALF, KernelCall, TensorSpec
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta

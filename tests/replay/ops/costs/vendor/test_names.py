@@ -9,9 +9,7 @@ import pytest
 
 from opreplay.replay.ascend import lower
 from opreplay.replay.ascend.cost.cube import gemm_of
-from opreplay.replay.ascend.lowering import find_rule
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
-from opreplay.replay.ops.costs.vendor.names import SAME, WIDEST
 from opreplay.traces.model import TensorMeta
 from tests.factories import meta as any_meta
 
@@ -78,9 +76,3 @@ def test_groups_of_rows_are_one_product_each() -> None:
         w_scale=meta(4, 256, dtype="float32"),
     )
     assert [one.type for one in lower(stacked).kernels] == ["GroupedMatmul"]
-
-
-def test_every_name_has_its_rule_and_none_twice() -> None:
-    names = [name for _, group in SAME for name in group] + list(WIDEST)
-    assert len(names) == len(set(names))
-    assert all(find_rule(name) for name in names)

@@ -22,6 +22,7 @@ from opreplay.replay.host.libraries import LIBRARY_OF
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
+from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ops.aten import EQUIVALENTS, legacy_form
@@ -79,7 +80,7 @@ class Bundle:
         extra = {"version": BUNDLE_VERSION, "inputs": self.inputs, "instead": self.instead, "left_out": left_out}
         extra |= {"executors": self.executors} if self.executors else {}
         extra |= {"namespaces": self.namespaces} if self.namespaces else {}
-        return msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1) + b"\n"
+        return plain_json(msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1)) + b"\n"
 
     def why(self, one: LeftOut) -> str:
         """The reason as the bundle may tell it: in full, or its kind alone where the detail may hold names."""

@@ -14,6 +14,7 @@ import msgspec
 from opreplay.replay.export.whole import spec_of
 from opreplay.replay.ir.model import PlainValue, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import SHORT_DTYPES
+from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -51,7 +52,7 @@ def input_configs(plan: ReplayPlan) -> Exported:
 
 def json_text(found: Exported) -> str:
     """As JSON: {op: {signature: calls}}."""
-    return msgspec.json.format(msgspec.json.encode(found.ops), indent=2).decode() + "\n"
+    return plain_json(msgspec.json.format(msgspec.json.encode(found.ops), indent=2)).decode() + "\n"
 
 
 def log_text(found: Exported) -> str:

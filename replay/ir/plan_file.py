@@ -9,6 +9,7 @@ import msgspec
 
 from opreplay.replay.ir.extremes import extreme
 from opreplay.replay.ir.model import SCHEMA_VERSION, ReplayPlan
+from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.ir.verify import verify
 from opreplay.traces.errors import FormatError, UsageError
 from opreplay.traces.names import printable
@@ -23,7 +24,7 @@ class _Version(msgspec.Struct):
 
 def dump_plan(plan: ReplayPlan) -> bytes:
     """The plan as JSON on one line."""
-    return msgspec.json.encode(plan) + b"\n"
+    return plain_json(msgspec.json.encode(plan)) + b"\n"
 
 
 def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:

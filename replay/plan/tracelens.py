@@ -44,9 +44,7 @@ def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = Fals
     Raises UsageError when the file exists and `force` is not set, or cannot be written.
     """
     entries = [entry for entry in map(entry_of, plan.ops) if entry is not None]
-    text = json.dumps(entries, indent=2, ensure_ascii=False)
-    if not is_unicode(text):
-        text = json.dumps(entries, indent=2)
+    text = json.dumps(entries, indent=2)  # ASCII
     try:
         with Path(path).open("w" if force else "x", encoding="utf-8") as file:
             file.write(text + "\n")

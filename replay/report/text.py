@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from opreplay.replay.ir.describe import DASH, digits, time_text
+from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.results.summary import whole
 
 __all__ = [
@@ -21,10 +21,6 @@ __all__ = [
     "shown_json",
     "time_text",
 ]
-
-
-_ACTED_ON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that JSON leaves as they are and a terminal acts on."""
 
 
 def safe(text: str) -> str:
@@ -45,8 +41,7 @@ def shown_json(value: Any) -> str:
     """
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    return _ACTED_ON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+    return plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2)).decode() + "\n"
 
 
 def _escaped(code: int) -> str:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.replay.results.records import Record
 from opreplay.traces.errors import EnvironmentRefused, UsageError
@@ -93,7 +94,7 @@ class JsonLinesSink:
 
     def write(self, record: Record) -> None:
         """Write one line. Raises EnvironmentRefused when the file takes no more, OSError when a stream does not."""
-        line = self._encoder.encode(record) + b"\n"
+        line = plain_json(self._encoder.encode(record)) + b"\n"
         if not self._close:
             self._stream.write(line)
             self._stream.flush()

@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -190,6 +191,9 @@ def _filled(op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[
 
 class NoTensors:
     """What the passes of a sequence do with tensors where there are none."""
+
+    def as_called(self, call: partial[Any]) -> partial[Any]:
+        return call
 
     def flat(self, returned: Any) -> list[Any]:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from opreplay.initializers.base import BatchLengths
@@ -19,6 +20,10 @@ Found = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
 
 class Tools(Protocol):
     """What a pass needs to know of tensors."""
+
+    def as_called(self, call: partial[Any]) -> partial[Any]:
+        """The same call as a program makes it."""
+        ...
 
     def flat(self, returned: Any) -> list[Any]:
         """The results of a call, lists flattened, as plans list them."""

@@ -278,7 +278,7 @@ class SequenceRun:
             raise NotReplayable(Reason("budget", f"needs {needs}, all tensors may take {limit} (--max-live-memory)"))
         filled = self._parts.fill(found, function, self._seed, notes)
         self._ops[index], self._functions[index] = filled.op, function
-        self._forms[index] = Form(filled).without_tensors()
+        self._forms[index] = Form(filled, self._parts.tools)
         self._said[index] = (filled.initializer, filled.filling, (*part.assumptions, *filled.assumptions))
         if filled.ruled:
             self._ruled.add(op.id)

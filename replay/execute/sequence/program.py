@@ -10,8 +10,9 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from opreplay.replay.execute.executors.sequence_tools import Filled, Tools
 from opreplay.replay.execute.executors.timers import Timer
@@ -95,7 +96,7 @@ class Program:
             if reader is not None and not self._tools.in_domain(tensor, *self._name(*reader)):
                 self._tools.fit(tensor, *self._name(*reader))
             elif not self._tools.is_finite(tensor):
-                self._tools.copy_into(tensor, Form(self._fill(one.op)).tensors[one.argument])
+                self._tools.copy_into(tensor, tensors_in(self._fill(one.op))[one.argument])
             else:
                 continue
             mended += 1
@@ -218,7 +219,7 @@ class Program:
     def _anew(self, index: int) -> list[Any]:
         """All tensor arguments of an op, made for one call."""
         started = perf_counter()
-        made = Form(self._fill(index)).tensors
+        made = tensors_in(self._fill(index))
         self.aside_s += perf_counter() - started
         return made
 
@@ -254,7 +255,7 @@ class Program:
         for index, numbers in wanted.items():
             filled = fill(index)
             # What another rule made, such as indices, or the user gave, stays.
-            plain, tensors = filled.initializer in PLAIN, Form(filled).tensors
+            plain, tensors = filled.initializer in PLAIN, tensors_in(filled)
             first = min(self._plan.linked.outside[number].occurrence for number in numbers)
             memos: dict[int, dict[int, Any]] = defaultdict(dict)
             for number in numbers:
@@ -301,34 +302,49 @@ class Program:
         return list(found)
 
 
+def tensors_in(filled: Filled) -> list[Any]:
+    """The tensor arguments that the initializer made, lists flattened."""
+    values = [(arg, filled.args[arg.name]) for arg in filled.op.args if arg.tensors]
+    return [one for arg, value in values for one in ([value] if arg.type == "Tensor" else value)]
+
+
 class Form:
-    """How an op is called, with places for its tensors."""
+    """How an op is called, with places for its tensors; holds none of them."""
 
-    def __init__(self, filled: Filled) -> None:
-        self.function = filled.function
-        self.tensors: list[Any] = []
-        """Those that the initializer made, lists flattened."""
-        self._positional: list[tuple[Any, slice | int | None]] = []
-        self._named: dict[str, tuple[Any, slice | int | None]] = {}
-        for arg in filled.op.args:
-            value, place = filled.args[arg.name], None
-            if arg.tensors:
-                count = len(self.tensors)
-                place = count if arg.type == "Tensor" else slice(count, count + len(arg.tensors))
-                self.tensors += [value] if arg.type == "Tensor" else value
-                value = None
-            if arg.keyword_only:
-                self._named[arg.name] = (value, place)
-            else:
-                self._positional.append((value, place))
-
-    def without_tensors(self) -> Form:
-        """This, with the memory of its tensors given back."""
-        self.tensors = []
-        return self
+    def __init__(self, filled: Filled, tools: Tools) -> None:
+        args = [filled.args[arg.name] for arg in filled.op.args if not arg.keyword_only]
+        named = {arg.name: filled.args[arg.name] for arg in filled.op.args if arg.keyword_only}
+        call = tools.as_called(partial(filled.function, *args, **named))
+        places: defaultdict[int, list[int]] = defaultdict(list)
+        for place, tensor in enumerate(tensors_in(filled)):
+            if tensor is not None:
+                places[id(tensor)].append(place)
+        self.function = call.func
+        self._positional = [_slot(value, places) for value in call.args]
+        self._named = {name: _slot(value, places) for name, value in call.keywords.items()}
 
     def arguments(self, tensors: Sequence[Any]) -> tuple[list[Any], Mapping[str, Any]]:
         """Positional and named arguments with these tensors."""
-        args = [value if place is None else tensors[place] for value, place in self._positional]
-        named = {name: value if place is None else tensors[place] for name, (value, place) in self._named.items()}
-        return args, named
+        named = {name: _put(slot, tensors) for name, slot in self._named.items()}
+        return [_put(slot, tensors) for slot in self._positional], named
+
+
+class _Place(NamedTuple):
+    """Where a call has a tensor."""
+
+    number: int
+
+
+def _slot(value: Any, places: Mapping[int, list[int]]) -> Any:
+    """An argument with places for its tensors, in the order of the call where it has one twice."""
+    if isinstance(value, list):
+        slots = [_slot(item, places) for item in cast("list[Any]", value)]
+        return slots if any(isinstance(slot, _Place) for slot in slots) else cast("list[Any]", value)
+    numbers = places.get(id(value))
+    return value if not numbers else _Place(numbers.pop(0))
+
+
+def _put(slot: Any, tensors: Sequence[Any]) -> Any:
+    if isinstance(slot, _Place):
+        return tensors[slot.number]
+    return [_put(item, tensors) for item in cast("list[Any]", slot)] if isinstance(slot, list) else slot

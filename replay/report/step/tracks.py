@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
+from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.report.text import safe
 from opreplay.replay.timeline.graph.model import LAUNCH, NODE_KINDS, Floats, StepGraph
 from opreplay.replay.timeline.job.study import JobStudy
@@ -90,7 +91,7 @@ def _write(made: Iterable[Event], stream: BinaryIO) -> int:
     stream.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
     count = 0
     for event in made:
-        stream.write((b",\n" if count else b"") + orjson.dumps(event))
+        stream.write((b",\n" if count else b"") + plain_json(orjson.dumps(event)))
         count += 1
     stream.write(b"\n]}\n")
     return count

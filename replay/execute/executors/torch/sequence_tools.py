@@ -13,6 +13,7 @@ from opreplay.initializers import fill
 from opreplay.initializers.rules.domains import domain_of
 from opreplay.replay.arguments.tensors import DTYPES, flattened
 from opreplay.replay.execute.executors.timers import EventTimer, HostTimer, Timer
+from opreplay.replay.execute.executors.torch.python_call import python_call
 from opreplay.replay.host import environment
 from opreplay.replay.plan.step.linking import key_of
 from opreplay.traces.model import TensorMeta, contiguous_strides
@@ -29,6 +30,9 @@ class TorchTools:
         self._device = device
         self._generator = torch.Generator(device=device)
         self._generator.manual_seed(0)
+
+    def as_called(self, call: partial[Any]) -> partial[Any]:
+        return python_call(call)
 
     def flat(self, returned: Any) -> list[Any]:
         return list(flattened(returned))

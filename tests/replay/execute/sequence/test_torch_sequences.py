@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -372,3 +373,53 @@ def test_calls_that_were_interrupted_in_most_passes_are_marked(executor: Watched
     outcome = served(executor, [RELU, NEG], [0, 1])
     kinds = [{kind_of(one) for one in outcome.times[each.id].measurement.warnings} for each in (RELU, NEG)]
     assert ["interrupted" in found for found in kinds] == [True, False]
+
+
+class Asked(HostTimer):
+    """Keeps what each call of a pass calls, and with what."""
+
+    def __init__(self) -> None:
+        self.functions: list[Any] = []
+        super().__init__()
+
+    def timed(self, function: Any, args: Any, named: Any) -> Any:
+        self.functions.append(function)
+        return super().timed(function, args, named)
+
+
+WINDOW = ("dim", "start", "end", "step")
+SLICE = op(
+    31,
+    "aten::slice",
+    [
+        tensor("self", 8, 8),
+        *(ReplayArg(name=name, type="int", value=value) for name, value in zip(WINDOW, (0, 1, 5, 1), strict=True)),
+    ],
+    meta(4, 8),
+    overload="Tensor",
+)
+CAT = op(
+    32,
+    "aten::cat",
+    [
+        ReplayArg(name="tensors", type="Tensor[]", tensors=(meta(8, 8), meta(4, 8))),
+        ReplayArg(name="dim", type="int", value=0),
+    ],
+    meta(12, 8),
+)
+
+
+def test_a_sequence_calls_what_an_op_alone_calls() -> None:
+    """It called by torch.ops, whose boxed arguments cost 1 to 3 us an op."""
+    policy, timer = Policy(), Asked()
+    executor = TorchExecutor("cpu", lambda wanted: find_overload(wanted, policy), memory_bytes=1 << 26, threads=1)
+    parts = replace(executor.for_sequences(), timer=timer)
+    executor.for_sequences = lambda: parts
+    ops = [RELU, ADD_, SLICE, CAT]
+    outcome = served(executor, ops, [0, 1, 2, 3])
+    alone = [executor.prepare(one, seed=0).call.func for one in ops]
+    executor.close()
+    assert outcome.reasons == {}
+    assert timer.functions[-4:] == alone
+    assert not any(isinstance(function, torch._ops.OpOverload) for function in alone)
+    assert (outcome.tensors.results, outcome.tensors.outside) == (4, 2), "all of them are handed on"

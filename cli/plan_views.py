@@ -194,10 +194,10 @@ def captured_file(text: str) -> ReplayPlan | None:
     Raises UsageError for a plan of a trace, which has nothing to inspect beyond what `plan` shows.
     """
     from opreplay.replay.ir.plan_file import load_plan
-    from opreplay.replay.plan.inputs import kind_of_file
+    from opreplay.replay.plan.inputs import PLAN, plan_dialect
     from opreplay.traces.errors import UsageError
 
-    if kind_of_file(text) != "plan":
+    if plan_dialect(text) is not PLAN:
         return None
     plan = load_plan(text)
     if not plan.captured:

@@ -300,7 +300,8 @@ class TraceInfo:
     """What the file says of the run as a whole; None where it does not say."""
 
     path: str
-    dialect: Literal["kineto", "ascend", "execution_trace"]
+    dialect: str
+    """"kineto", "ascend", "execution_trace", ..."""
     bytes_read: int
     """Decompressed bytes."""
     events: int

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 from opreplay.replay.ops.catalog import ALIASES, LIBRARIES, PROFILER_WRAPPERS
+from opreplay.replay.ops.modes import computed, is_computed, untaken_modes
 from opreplay.replay.ops.table import Reference, find, load, row, rows
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 
@@ -171,23 +172,6 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """The fake kernel of an op that only writes to its arguments."""
 
 
-INERT = frozenset({"backend", "config", "kernelName", "kernel_type", "layer_name", "mfma_type", "schedule", "dst_type"})
-"""Texts that choose a kernel, or name what is called, and change no value: a stand-in need not take them. `dst_type` is
-that of the output, which is given as well."""
-ONE_MODE = frozenset(
-    {("npu::npu_scatter_pa_kv_cache_functional", "cache_mode"), ("npu::npu_apply_rotary_pos_emb", "layout")}
-)
-"""(op, text) of which every value that the stand-in's shapes allow means the same."""
-
-
-def untaken_modes(run: Callable[..., Any], schema: Any) -> tuple[str, ...]:
-    """Texts of the schema that change what an op computes, and that its stand-in does not take: layouts, roundings,
-    reductions. Any value but the default is refused, as a mode that is not known would give wrong values."""
-    taken = inspect.signature(run).parameters
-    texts = [argument for argument in schema.arguments if str(argument.type) in ("str", "Optional[str]")]
-    return tuple(one.name for one in texts if one.name not in taken and one.name not in INERT)
-
-
 def _adapt(run: Callable[..., Any], schema: Any, stand_in: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """A kernel that hands `run` the arguments it names; the dispatcher leaves out those that equal their default.
 
@@ -204,16 +188,22 @@ def _adapt(run: Callable[..., Any], schema: Any, stand_in: Callable[..., Any] | 
         raise ValueError(f"{schema.name}: {run.__name__} wants {', '.join(unknown)}, which the schema does not have")
     wanted = tuple(name for name in wanted if name in names)
     defaults = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
-    modes = frozenset(mode for mode in untaken_modes(stand_in or run, schema) if (schema.name, mode) not in ONE_MODE)
+    modes = {mode: computed(schema, mode) for mode in untaken_modes(stand_in or run, schema)}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        for mode in modes:
-            if given.get(mode) != defaults.get(mode):
-                raise ValueError(f"{schema.name}: {mode}={given[mode]!r} is not stood in for")
+        for mode, values in modes.items():
+            if mode in given and not is_computed(given[mode], values):
+                raise ValueError(f"{schema.name}: {mode}={_brief(given[mode])} is not stood in for")
         return run(**{name: given[name] for name in wanted})
 
     return kernel
+
+
+def _brief(value: Any) -> str:
+    import torch
+
+    return f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _default(argument: Any) -> Any:

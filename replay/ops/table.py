@@ -16,9 +16,11 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Any, Literal
 
+from opreplay.initializers.base import InitializerError
 from opreplay.replay import ops as room
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ops.op_view import OpView
+from opreplay.traces.errors import strict
 
 if TYPE_CHECKING:
     from opreplay.initializers.base import BatchLengths, InitContext
@@ -264,10 +266,17 @@ def counted_ops() -> list[str]:
 def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:
     """The work that the values of a call's arguments cause; None for an op whose work its shapes alone decide.
 
-    `lengths` are the batch's where the op gets them through no argument. Imports torch.
+    Also None for a call that lacks what its work depends on. `lengths` are the batch's where the op gets them through
+    no argument. Raises InternalError for a counter that fails. Imports torch.
     """
     counter = counter_of(context.op)
-    return None if counter is None else counter(context, lengths)
+    if counter is None:
+        return None
+    with strict(f"counter of work {counter.__name__} for {context.op}"):
+        try:
+            return counter(context, lengths)
+        except InitializerError:
+            return None
 
 
 def formula_of(name: str) -> Formula | None:

@@ -9,82 +9,77 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from json import JSONDecodeError, JSONDecoder
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from opreplay.replay.plan.make import make_plan
 from opreplay.replay.plan.selection import Selection
-from opreplay.traces import the_one_path
+from opreplay.traces import Limits, the_one_path
+from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.errors import UsageError
 from opreplay.traces.names import file_name
+from opreplay.traces.reading.opening import OPENING_BYTES, Opening
+from opreplay.traces.reading.source import Source
 
 if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.traces import Limits, Trace
+    from opreplay.traces import Trace
 
-
-Kind = Literal["trace", "plan", "tracelens", "comms", "results"]
-_PEEK_BYTES = 1 << 20
-_SPACE = " \t\r\n"
 
 Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None] | None]"]
 """Makes what is entered while one file is read and told how far it is: bytes read, of how many."""
 
 
-def kind_of_file(path: str) -> Kind:
-    """What the first MiB of a plain file looks like: "trace" for all that is no plan, no list of ops or collectives,
-    and no results.
+def _plan(source: Source, want: Want) -> ReplayPlan:
+    from opreplay.replay.ir.plan_file import load_plan
+
+    return load_plan(source.path)
+
+
+def _comms(source: Source, want: Want) -> ReplayPlan:
+    from opreplay.replay.plan.collectives.in_plan import plan_of_comms
+    from opreplay.traces.dialects.param_comms import read_comms_trace
+
+    return plan_of_comms(read_comms_trace(source.path, source.limits))
+
+
+def _tracelens(source: Source, want: Want) -> ReplayPlan:
+    from opreplay.replay.plan.tracelens import read_tracelens_ir
+
+    return read_tracelens_ir(source.path)
+
+
+def _results(source: Source, want: Want) -> ReplayPlan:
+    raise UsageError(
+        f"{source.path} holds the results of a run, not a trace",
+        hint="`opreplay report` and `opreplay compare` show them.",
+    )
+
+
+RESULTS = Dialect("results", sniff=lambda o: o.layout == "object" and "record" in o.keys, read=_results)
+PLAN = Dialect("plan", sniff=lambda o: o.layout == "object" and "schema_version" in o.keys, read=_plan)
+TRACELENS = Dialect(
+    "tracelens", sniff=lambda o: o.layout == "list" and {"op_name", "replay_ir"} <= o.keys.keys(), read=_tracelens
+)
+COMMS = Dialect("comms", sniff=lambda o: o.layout == "list" and "comms" in o.keys, read=_comms)
+PLANS = (RESULTS, PLAN, TRACELENS, COMMS)
+"""Files that are no profile, in the order in which they are asked."""
+
+
+def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
+    """Which of `PLANS` a plain file is; None for a profile and for all else.
 
     Never raises for what a file holds or lacks: the reader of the kind says what is wrong with it.
     """
     if not os.path.isfile(path):
-        return "trace"
+        return None
     try:
         with open(path, "rb") as file:
-            text = file.read(_PEEK_BYTES).decode("utf-8", "replace").lstrip("\ufeff" + _SPACE)
+            opening = Opening(file.read(OPENING_BYTES))
     except OSError:
-        return "trace"
-    if text.startswith("{"):
-        keys = _first_keys(text)
-        return "results" if "record" in keys else "plan" if "schema_version" in keys else "trace"
-    if text.startswith("["):
-        inner = text[1:].lstrip(_SPACE)
-        keys = _first_keys(inner)
-        return "tracelens" if {"op_name", "replay_ir"} <= keys else "comms" if "comms" in keys else "trace"
-    return "trace"
-
-
-def _first_keys(text: str) -> set[str]:
-    """Keys of the object that `text` starts with, as far as it is there and sound."""
-    decoder = JSONDecoder()
-    keys: set[str] = set()
-    at = 1 if text.startswith("{") else len(text)
-    try:
-        while at < len(text):
-            at = _skip(text, at)
-            if not text.startswith('"', at):
-                break
-            key, at = decoder.raw_decode(text, at)
-            at = _skip(text, at)
-            if not text.startswith(":", at):
-                break
-            keys.add(key)
-            _, at = decoder.raw_decode(text, _skip(text, at + 1))
-            at = _skip(text, at)
-            if not text.startswith(",", at):
-                break
-            at += 1
-    except (JSONDecodeError, RecursionError, ValueError):
-        return keys
-    return keys
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
-        at += 1
-    return at
+        return None
+    return next((one for one in PLANS if one.sniff(opening)), None)
 
 
 def open_input(
@@ -113,31 +108,17 @@ def open_input(
     cannot be read.
     """
     path = the_one_path(text)
-    kind = kind_of_file(path)
-    if kind != "trace" and kernel_details is not None:
-        raise UsageError("--kernel-details completes a trace; a plan has its kernels", hint="Leave it out.")
-    if kind != "trace" and capture is not None:
-        raise UsageError("--capture completes a trace; a plan has its ops", hint="Leave it out.")
-    if kind != "trace" and execution_trace is not None:
-        raise UsageError("--execution-trace completes a trace; a plan has its arguments", hint="Leave it out.")
-    if kind == "results":
-        raise UsageError(
-            f"{path} holds the results of a run, not a trace",
-            hint="`opreplay report` and `opreplay compare` show them.",
-        )
-    if kind == "plan":
-        from opreplay.replay.ir.plan_file import load_plan
-
-        return load_plan(path)
-    if kind == "comms":
-        from opreplay.replay.plan.collectives.in_plan import plan_of_comms
-        from opreplay.traces.dialects.param_comms import read_comms_trace
-
-        return plan_of_comms(read_comms_trace(path, limits))
-    if kind == "tracelens":
-        from opreplay.replay.plan.tracelens import read_tracelens_ir
-
-        return read_tracelens_ir(path)
+    dialect = plan_dialect(path)
+    if dialect is not None:
+        for option, value, has in (
+            ("--kernel-details", kernel_details, "kernels"),
+            ("--capture", capture, "ops"),
+            ("--execution-trace", execution_trace, "arguments"),
+        ):
+            if value is not None:
+                raise UsageError(f"{option} completes a trace; a plan has its {has}", hint="Leave it out.")
+        with Source(path, limits or Limits()) as source:
+            return dialect.read(source, Want())
     return open_trace(
         path,
         limits=limits,
@@ -166,7 +147,6 @@ def open_trace(
     Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
     beside the trace is left unused, and `info.kernel_details` says why.
     """
-    from opreplay.traces import Limits
     from opreplay.traces.joins.execution_trace import join_shapes
     from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_beside
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
@@ -184,7 +164,7 @@ def open_trace(
 
 def refuse_plan(path: str) -> None:
     """Raises UsageError for a plan, captured or written, where only a trace says when things ran."""
-    if kind_of_file(path) == "plan":
+    if plan_dialect(path) is PLAN:
         raise UsageError(
             f"{path} is a plan: it says what is called, not when it ran",
             hint=f"`opreplay simulate {path} --soc 910b3` predicts its ops and adds them up, and says whether a "
@@ -201,7 +181,7 @@ def _read(
     activity: bool = False,
     gradients: bool = True,
 ) -> Trace:
-    from opreplay.traces import Limits, read_trace
+    from opreplay.traces import read_trace
 
     with progress() as told:
         return read_trace(
@@ -238,7 +218,8 @@ def join_notes(joined: Trace) -> list[str]:
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
-    of_table = loss_notes(joined.info.report.losses, file_name(joined.info.path))
+    name = file_name(joined.info.path)
+    of_table = [*loss_notes(joined.info.report.losses, name), *impossible_notes(joined, name)]
     if table is not None:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
@@ -259,6 +240,15 @@ def join_notes(joined: Trace) -> list[str]:
             "the arguments are those of another model"
         )
     return [*notes, *of_table]
+
+
+def impossible_notes(trace: Trace, name: str) -> list[str]:
+    """A warning where recorded device times cannot be right, none for a sound trace."""
+    from opreplay.traces.times.impossible import impossible_kernels
+
+    faults = impossible_kernels(trace)
+    shown = ", ".join(f"{one.kind} ({one.kernels:,} = {100 * one.share:.1f} %)" for one in faults)
+    return [f"opreplay: warning: {name}: kernel times that no device has, in all totals: {shown}"] if faults else []
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opreplay.traces import Limits, Trace, expand_paths, read_trace, reader, summarize
+from opreplay.traces import Limits, Trace, expand_paths, read_trace, summarize
+from opreplay.traces.dialects import trace_events
 from opreplay.traces.errors import Malformed, TooLarge, TraceError, UnknownDialect
 from opreplay.traces.model import TensorMemories
 from opreplay.traces.reading import collect, parallel
@@ -340,13 +341,13 @@ def events_with_arrows(correlated: list[bool]) -> list[dict[str, Any]]:
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each time that one process reads a file, whether all arrows are kept."""
     asked: list[bool] = []
-    scan = reader.scan
+    scan = trace_events.scan
 
     def watched(*args: Any, arrows: bool, **kwargs: Any) -> Any:
         asked.append(arrows)
         return scan(*args, arrows=arrows, **kwargs)
 
-    monkeypatch.setattr(reader, "scan", watched)
+    monkeypatch.setattr(trace_events, "scan", watched)
     return asked
 
 

@@ -79,12 +79,12 @@ def is_chakra(head: bytes) -> bool:
 class ChakraStream:
     """Iterates over lists of nodes, in bounded memory; afterwards `header` and `losses` are complete."""
 
-    def __init__(self, source: Source, prefix: bytes) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
         self.header: dict[str, Any] = {}
         self.losses: Counter[str] = Counter()
         self.repairs: Counter[str] = Counter()
-        self._held = prefix
+        self._held = b""
 
     def __iter__(self) -> Iterator[list[Node]]:
         """A node that cannot be read is counted and left out. Raises TooLarge."""

@@ -67,8 +67,6 @@ class NodeStream:
     """Iterates over lists of nodes; afterwards `header`, `losses` and `repairs` are complete."""
 
     source: Source
-    prefix: bytes = b""
-    """Bytes already taken from the source."""
     header: dict[str, Any] = field(default_factory=dict[str, Any])
     """Keys beside "nodes": schema, pid, time, start_ts, finish_ts."""
     losses: Counter[str] = field(default_factory=Counter[str])
@@ -103,7 +101,7 @@ class NodeStream:
 
     def _head(self, limits: Limits) -> bytes:
         """Read up to the array of nodes; the bytes after its "["."""
-        text, searched, tries = self.prefix.removeprefix(_BOM), 0, 0
+        text, searched, tries = b"", 0, 0
         while tries < _MOST_JOINED:
             for match in _NODES.finditer(text, searched):
                 before = text[: match.start()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +16,7 @@ import numpy as np
 
 from opreplay.traces.dialects.chakra import ChakraStream, is_chakra
 from opreplay.traces.dialects.chakra_collectives import told_collective
+from opreplay.traces.dialects.dialect import Dialect
 from opreplay.traces.dialects.et_memories import MemoryColumn
 from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
 from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, signature_of
@@ -36,7 +36,7 @@ from opreplay.traces.model import (
     Trace,
     TraceInfo,
 )
-from opreplay.traces.reading.source import Source
+from opreplay.traces.reading.opening import Opening
 
 Nodes = NodeStream | ChakraStream
 """Lists of nodes, from JSON or from protobuf, and what was lost on the way."""
@@ -50,34 +50,38 @@ _PROCESS_GROUPS = "## process_group:init ##"
 _MAX_ANCESTORS = 10_000
 
 
-def read_execution_trace(path: str | Path, limits: Limits | None = None, *, block_bytes: int = BLOCK_BYTES) -> Trace:
-    """Read an ExecutionTrace, plain or gzip; see `read_nodes` for what the Trace holds and the errors."""
-    with Source(path, limits or Limits()) as source:
-        return read_nodes(source, block_bytes=block_bytes)
+def _is_execution_trace(opening: Opening) -> bool:
+    keys = list(opening.keys)
+    return opening.layout == "object" and opening.keys.get("nodes") == "[" and "schema" in keys[: keys.index("nodes")]
 
 
-def read_nodes(source: Source, prefix: bytes = b"", *, block_bytes: int = BLOCK_BYTES) -> Trace:
-    """The nodes of an open source, `prefix` being what was already taken from it.
+def _read(stream: Nodes) -> Trace:
+    """The nodes of a file.
 
     Ops are in file order (children before parents) with `OpTable.parent` set; start and duration are 0 unless the file
     was linked with times. User annotations become annotations. Raises UnknownDialect for JSON that has no such nodes,
     Malformed for no JSON, TooLarge over a limit.
     """
-    stream: Nodes
-    if is_chakra(prefix):
-        stream = ChakraStream(source, prefix)
-    else:
-        stream = NodeStream(source=source, prefix=prefix, block_bytes=block_bytes)
-    builder = _Builder(limits=source.limits)
+    builder = _Builder(limits=stream.source.limits)
     for nodes in stream:
         for node in nodes:
             builder.add(node)
     if builder.nodes and not builder.ids:
         raise UnknownDialect(
-            f"{source.path} has nodes, but none with an id and a name: no ExecutionTrace",
+            f"{stream.source.path} has nodes, but none with an id and a name: no ExecutionTrace",
             hint="An ExecutionTrace is what torch.profiler.ExecutionTraceObserver writes.",
         )
     return builder.trace(stream)
+
+
+CHAKRA = Dialect(
+    "chakra", sniff=lambda opening: is_chakra(opening.data), read=lambda source, want: _read(ChakraStream(source))
+)
+EXECUTION_TRACE = Dialect(
+    "execution_trace",
+    sniff=_is_execution_trace,
+    read=lambda source, want: _read(NodeStream(source=source, block_bytes=want.block_bytes or BLOCK_BYTES)),
+)
 
 
 @dataclass(slots=True, kw_only=True)

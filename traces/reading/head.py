@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from opreplay.traces.dialects.chakra import is_chakra
 from opreplay.traces.errors import Malformed, UnknownDialect
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading.blocks import Buffer
@@ -20,21 +19,12 @@ from opreplay.traces.reading.repair import repairs
 from opreplay.traces.reading.salvage import Tally
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*')
-_NODES = re.compile(rb'"nodes"\s*:\s*\[')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _SPACE = b" \t\r\n"
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 HINT = "opreplay reads what torch.profiler's export_chrome_trace writes: JSON with traceEvents, plain or gzip."
 EXACT_DUPLICATES_BYTES = 4 << 20
 """Text up to this size is searched for duplicate keys."""
-
-
-class ExecutionTraceFound(Exception):
-    """The file is an ExecutionTrace; `prefix` is what was read of it."""
-
-    def __init__(self, prefix: bytes) -> None:
-        super().__init__("an ExecutionTrace")
-        self.prefix = prefix
 
 
 @dataclass(slots=True)
@@ -50,13 +40,11 @@ class Head:
 
 
 def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
-    """Move the buffer to the first event. Raises Malformed, UnknownDialect, TooLarge or ExecutionTraceFound."""
+    """Move the buffer to the first event. Raises Malformed, UnknownDialect or TooLarge."""
     more = True
     while more:
         more = buffer.fill(limits.metadata_bytes, "metadata_bytes", "bytes before traceEvents")
         text = buffer.text(buffer.lo, buffer.hi)
-        if is_chakra(text):
-            raise ExecutionTraceFound(text)
         skipped = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         body = text[skipped:].lstrip(_SPACE)
         if not body:
@@ -71,8 +59,6 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
         found = _object_head(buffer, body, start, tally)
         if found is not None:
             return found
-        if _is_execution_trace(body):
-            raise ExecutionTraceFound(text)
     return _no_events(buffer, buffer.text(buffer.lo, buffer.hi), tally)
 
 
@@ -139,13 +125,6 @@ def _after_bracket(buffer: Buffer, keys: dict[str, bytes]) -> Head:
         buffer.lo += 1
         return Head("object", keys, empty=True)
     return Head("object", keys)
-
-
-def _is_execution_trace(body: bytes) -> bool:
-    """Whether the text up to "nodes": [ proves to be the head of an ExecutionTrace."""
-    match = _NODES.search(body)
-    keys = _keys_of(body[: match.end()] + b"]}") if match else None
-    return keys is not None and "schema" in keys
 
 
 def _no_events(buffer: Buffer, text: bytes, tally: Tally) -> Head:

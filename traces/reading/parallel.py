@@ -24,7 +24,6 @@ from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import smallest
 from opreplay.traces.reading.decoding import NOT_JSON
 from opreplay.traces.reading.fields import AnyEvent
-from opreplay.traces.reading.head import ExecutionTraceFound
 from opreplay.traces.reading.scan import Progress, Scanned, Scanner
 from opreplay.traces.reading.source import Source
 
@@ -119,10 +118,7 @@ def scan_parallel(
             scanner = Scanner(
                 source, block_bytes=block_bytes, progress=progress, last=False, numbered=numbered, arrows=arrows
             )
-            try:
-                first = scanner.run()
-            except ExecutionTraceFound:
-                return None
+            first = scanner.run()
         if not first.complete or not first.collector.events:
             return None
         parts = [_receive(worker) for worker in workers]

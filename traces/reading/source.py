@@ -114,6 +114,7 @@ class Source:
                 raise Malformed(f"{self.path} is {what}, not a trace", hint="Give a JSON trace, plain or gzip.")
         self.gzip = self._head.startswith(b"\x1f\x8b")
         self._thread = _Inflate(self, limits) if self.gzip else None
+        self._ahead = memoryview(b"")
 
     def _read_some(self, n: int) -> bytes:
         """Up to n bytes; fewer only at the end of the file (a pipe may return short reads)."""
@@ -132,11 +133,26 @@ class Source:
 
     def readinto(self, view: memoryview) -> int:
         """Fill the view from the front; the number of bytes, 0 at the end. Raises TooLarge."""
-        n = self._thread.readinto(view) if self._thread else self._readinto_plain(view)
+        if n := min(len(self._ahead), len(view)):
+            view[:n] = self._ahead[:n]
+            self._ahead = self._ahead[n:]
+        else:
+            n = self._take(view)
         self.bytes_out += n
         if self.start + self.bytes_out > self.limits.decompressed_bytes:
             raise too_large("decompressed_bytes", self.limits.decompressed_bytes, self.bytes_out, "bytes in the trace")
         return n
+
+    def peek(self, most: int) -> bytes:
+        """The first bytes of a source of which nothing was read yet; they stay to be read."""
+        block, n = memoryview(bytearray(most)), 0
+        while n < most and (got := self._take(block[n:])):
+            n += got
+        self._ahead = block[:n]
+        return bytes(self._ahead)
+
+    def _take(self, view: memoryview) -> int:
+        return self._thread.readinto(view) if self._thread else self._readinto_plain(view)
 
     def _readinto_plain(self, view: memoryview) -> int:
         if self._left is not None:

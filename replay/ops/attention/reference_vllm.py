@@ -113,8 +113,16 @@ def merge_attn_states(
     prefix_lse: Tensor,
     suffix_output: Tensor,
     suffix_lse: Tensor,
+    prefill_tokens_with_context: int | None = None,
 ) -> None:
-    """Join two partial attentions [T, H, D] by their log-sum-exps [H, T]."""
+    """Join two partial attentions [T, H, D] by their log-sum-exps [H, T].
+
+    Tokens from `prefill_tokens_with_context` on have no prefix: theirs is the suffix alone.
+    """
+    if prefill_tokens_with_context is not None:
+        alone = torch.arange(prefix_lse.shape[1], device=prefix_lse.device) >= prefill_tokens_with_context
+        prefix_output = prefix_output.masked_fill(alone[:, None, None], 0)
+        prefix_lse = prefix_lse.masked_fill(alone, -torch.inf)
     total = torch.logaddexp(prefix_lse.float(), suffix_lse.float())
     finite = total.masked_fill(total == -torch.inf, 0.0)
     share = torch.exp(prefix_lse - finite).t().unsqueeze(-1)

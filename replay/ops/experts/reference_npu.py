@@ -69,25 +69,26 @@ def npu_moe_gating_top_k(
     return weights.to(x.dtype), ids.to(torch.int32), scores if out_flag else scores.new_empty((0,))
 
 
-def _fake_init(x: Tensor, expert_idx: Tensor) -> _Three:
+def _fake_init(x: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
     number = expert_idx.numel()
     return (
-        x.new_empty((number, x.shape[1])),
+        x.new_empty((min(number, active_num * expert_idx.shape[1]), x.shape[1])),
         x.new_empty((number,), dtype=torch.int32),
         x.new_empty((number,), dtype=torch.int32),
     )
 
 
 @stands_for("npu::npu_moe_init_routing", fake=_fake_init)
-def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor) -> _Three:
-    """x [T, H], row_idx and expert_idx [T, k] → (rows in expert order [T · k, H], where each (slot, token) went, the
-    experts in order). All rows are expanded, as with active_num ≥ T."""
+def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
+    """x [T, H], row_idx and expert_idx [T, k] → (rows in expert order [min(T, active_num) · k, H], where each (slot,
+    token) went, the experts in order)."""
     experts, order = torch.sort(expert_idx.flatten(), stable=True)
     source = row_idx.flatten()[order].to(torch.int64)
     place = torch.empty_like(source).scatter_(
         0, source.clamp(0, source.numel() - 1), torch.arange(source.numel(), device=source.device)
     )
-    return x.index_select(0, source % x.shape[0]), place.to(torch.int32), experts.to(torch.int32)
+    active = source[: active_num * expert_idx.shape[1]]
+    return x.index_select(0, active % x.shape[0]), place.to(torch.int32), experts.to(torch.int32)
 
 
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -115,13 +116,16 @@ def npu_moe_init_routing_v2(
     quant_mode: int,
     active_expert_range: list[int],
     row_idx_type: int,
+    active_num: int = -1,
 ) -> _Four:
     """x [T, H], expert_idx [T, k] → (rows in expert order, row index, tokens of each expert, scales of the rows).
 
     The row index says where flat position t · k + slot went (row_idx_type 0) or came from (1); counts are cumulative
     (expert_tokens_num_type 0) or plain (1). Rows of experts outside the range come last, with index −1. Raises
-    ValueError for capacity dropping, quantisation, and key/value counts.
+    ValueError for capacity dropping, quantisation, key/value counts, and fewer active rows than there are.
     """
+    if 0 <= active_num < expert_idx.numel():
+        raise ValueError(f"active_num={active_num} of {expert_idx.numel()} rows is not implemented")
     if drop_pad_mode or quant_mode != -1 or expert_tokens_num_type not in (0, 1):
         raise ValueError("capacity dropping, quantisation and key/value counts are not implemented")
     topk = expert_idx.shape[1]

@@ -129,8 +129,8 @@ def gemm_a8w8(
     return scaled_linear(A, B, As, Bs, bias, output_dtype)
 
 
-def _fake_hidden(hidden_states: Tensor) -> Tensor:
-    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+def _fake_hidden(hidden_states: Tensor, output_dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format, dtype=output_dtype)
 
 
 @stands_for("vllm::rocm_aiter_fused_moe", fake=_fake_hidden)
@@ -147,6 +147,7 @@ def rocm_aiter_fused_moe(
     w2_scale: Tensor | None,
     bias1: Tensor | None = None,
     bias2: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The experts of `aiter::fused_moe`; weights are read as plain rows, though real ones are often pre-shuffled."""
     return run_aiter_experts(
@@ -157,7 +158,7 @@ def rocm_aiter_fused_moe(
         expert_mask=expert_mask,
         activation=activation_method,
         weigh_input=doweight_stage1,
-    )
+    ).to(output_dtype or hidden_states.dtype)
 
 
 def run_aiter_experts(

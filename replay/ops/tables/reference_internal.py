@@ -63,9 +63,9 @@ def _dense_size(size: int) -> int:
 @stands_for(
     "fb::to_dense_representation", fake=lambda values, size: values.new_empty((values.shape[0], _dense_size(size)))
 )
-def to_dense_representation(values: Tensor, keys: Tensor, size: int) -> Tensor:
-    """Assumed: [n, size] with values[i] at (i, keys[i]), zeros elsewhere."""
-    out = values.new_zeros((values.shape[0], _dense_size(size)))
+def to_dense_representation(values: Tensor, keys: Tensor, size: int, default: float) -> Tensor:
+    """Assumed: [n, size] with values[i] at (i, keys[i]), the default elsewhere."""
+    out = values.new_full((values.shape[0], _dense_size(size)), default)
     column = keys[: values.shape[0]].to(torch.int64).clamp(0, out.shape[1] - 1)
     return out.scatter_(1, column.unsqueeze(1), values.unsqueeze(1))
 

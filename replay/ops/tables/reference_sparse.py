@@ -138,15 +138,26 @@ def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -
 
 
 @stands_for("fbgemm::bounds_check_indices")
-def bounds_check_indices(rows_per_table: Tensor, indices: Tensor, offsets: Tensor, warning: Tensor) -> None:
-    """Indices outside their table become 0 (−1, a pruned row, stays), bad offsets are cut; warning counts them."""
+def bounds_check_indices(
+    rows_per_table: Tensor, indices: Tensor, offsets: Tensor, bounds_check_mode: int, warning: Tensor
+) -> None:
+    """Indices outside their table become 0 (−1, a pruned row, stays), and bad offsets are cut.
+
+    Mode 0 raises ValueError for them, 1 counts them in warning, 2 says nothing. ValueError for any other mode, too.
+    """
+    if bounds_check_mode not in (0, 1, 2):
+        raise ValueError(f"bounds_check_mode={bounds_check_mode} is not implemented")
     tables = max(rows_per_table.numel(), 1)
     batch = (offsets.numel() - 1) // tables
     good = offsets.clamp(0, indices.numel()).cummax(0).values
     edges = good[:: max(batch, 1)][: tables + 1].contiguous()
     table = (torch.searchsorted(edges, _places(indices, edges), right=True) - 1).clamp(0, tables - 1)
     bad = (indices >= rows_per_table[table]) | (indices < -1)
-    warning[:1] += bad.sum() + (good != offsets).sum()
+    faults = bad.sum() + (good != offsets).sum()
+    if bounds_check_mode == 0 and faults:
+        raise ValueError(f"{int(faults)} indices or offsets are out of bounds")
+    if bounds_check_mode == 1:
+        warning[:1] += faults
     indices.masked_fill_(bad, 0)
     offsets.copy_(good)
 

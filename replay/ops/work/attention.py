@@ -10,6 +10,7 @@ import torch
 from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.initializers.draws import argument_names as names
 from opreplay.initializers.draws.paging import Pool, find_pool
+from opreplay.initializers.fill import whole
 from opreplay.initializers.rules.paged_attention import UNIFIED
 from opreplay.replay.ops.work.amounts import Amount, Work, work
 
@@ -80,7 +81,7 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
         seen = seen.clamp(max=limit)
     seen = torch.where(query > 0, seen, 0)
     pairs = query * seen
-    if context.args.get("is_causal", context.args.get("causal", True)):
+    if context.flag("is_causal", context.flag("causal", True)):
         # The last query sees all of the context, each one before it a token less.
         inside = torch.minimum(query, seen)
         pairs = inside * seen - inside * (inside - 1) // 2
@@ -89,10 +90,6 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
 
 def _find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
     return next((t for name in wanted if (t := context.tensor(name)) is not None and t.numel()), None)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).to("cpu", torch.int64)
 
 
 def _listed(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
@@ -117,7 +114,7 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
     if lengths is not None:
         return torch.tensor(lengths.kv, dtype=torch.int64)
     if (direct := _find(context, names.SEEN)) is not None:
-        return _whole(direct)
+        return whole(direct)
     wanted = ("actual_seq_lengths_kv", "actual_seq_kvlen")
     if context.op == "npu::npu_incre_flash_attention":
         wanted = (*wanted, "actual_seq_lengths")
@@ -126,14 +123,18 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
         return _lengths_of_ends(listed) if ends else listed
     pages = _find(context, ("kv_indptr",))
     if pool is not None and pages is not None:
-        held = _whole(pages).diff()
+        held = whole(pages).diff()
         last = _find(context, ("kv_last_page_lens",))
         tokens = held * pool.page
-        return tokens if last is None else torch.where(held > 0, tokens - pool.page + _whole(last), 0)
+        return (
+            tokens
+            if last is None or last.numel() != len(held)
+            else torch.where(held > 0, tokens - pool.page + whole(last), 0)
+        )
     if (edges := _find(context, CUMULATIVE_SEEN)) is not None:
-        return _whole(edges).diff()
+        return whole(edges).diff()
     if (edges := _find(context, CUMULATIVE_NEW)) is not None:
-        return _whole(edges).diff()
+        return whole(edges).diff()
     return None
 
 
@@ -142,9 +143,9 @@ def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tenso
     if lengths is not None:
         return torch.tensor(lengths.query, dtype=torch.int64)
     if (edges := _find(context, CUMULATIVE_NEW)) is not None:
-        return _whole(edges).diff()
+        return whole(edges).diff()
     if (used := context.tensor("seqused_q")) is not None and used.numel():
-        return _whole(used)
+        return whole(used)
     listed = _listed(context, LENGTHS_OF_QUERIES)
     if listed is not None and context.op != "npu::npu_incre_flash_attention":
         return _lengths_of_ends(listed) if _layout(context) in PACKED_LAYOUTS else listed
@@ -158,9 +159,9 @@ def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tenso
 def _query_rows(context: InitContext) -> int | None:
     """Query tokens that the shapes hold; None without a query."""
     query = _find(context, names.QUERY)
-    if query is None:
+    if query is None or not query.dim():
         return None
-    if query.dim() < 4 and "input_layout" not in context.args:
+    if query.dim() == 1 or (query.dim() < 4 and "input_layout" not in context.args):
         return query.shape[0]
     if query.dim() == 4:
         return query.shape[0] * query.shape[2 if _layout(context) == "BNSD" and "input_layout" in context.args else 1]
@@ -181,8 +182,8 @@ def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int 
         value: Any = context.args.get(name)
         held = value[0] if isinstance(value, (list, tuple)) and value else value
         if isinstance(held, torch.Tensor) and held.dim() > 1:
-            whole = held.shape[0] if held.dim() < 4 else held.shape[0] * held.shape[1]
-            return None, whole if context.op not in UNIFIED else None
+            tokens = held.shape[0] if held.dim() < 4 else held.shape[0] * held.shape[1]
+            return None, tokens if context.op not in UNIFIED else None
     return None, None
 
 
@@ -194,7 +195,7 @@ def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount
         rows = table.detach()[: len(seen)].to("cpu", torch.int64)
         named = rows[torch.arange(rows.shape[1]) < counts_of_pages[: len(rows)].unsqueeze(1)]
     elif listed is not None:
-        named = _whole(listed)[: int(counts_of_pages.sum())]
+        named = whole(listed)[: int(counts_of_pages.sum())]
     else:
         return None, None
     distinct = int(torch.unique(named).numel())
@@ -215,7 +216,7 @@ def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | No
     slots = next((t for name in SLOTS if (t := context.tensor(name)) is not None), None)
     if slots is None:
         return None
-    values = slots.detach().reshape(-1).to("cpu", torch.int64)
+    values = whole(slots)
     written = values[values >= 0]
     if "sgl" in context.op.partition("::")[0]:
         # All padding goes to the reserved slot; a single token may be meant.

@@ -30,7 +30,7 @@ from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.ops.work.attention import sequences_of
 from opreplay.replay.ops.work.routes import loads_of
-from opreplay.traces.errors import internal_error, is_own_fault
+from opreplay.traces.errors import strict
 from opreplay.traces.model import TensorMeta
 
 OPS = frozenset((*PagedAttentionInit.op_patterns, *MoeRoutingInit.op_patterns))
@@ -72,8 +72,9 @@ class ExpectedContents:
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
         """Raises InternalError for a fault of opreplay's own."""
         try:
-            filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
-            made = None if filled is None else contents_of(filled.context, filled.lengths)
+            with strict(f"contents of {op.name} ({op.id})", InitializerError):
+                filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
+                made = None if filled is None else contents_of(filled.context, filled.lengths)
             if filled is None or made is None:
                 return made
             if filled.impossible:
@@ -82,20 +83,8 @@ class ExpectedContents:
                 self.unrecorded[op.id] = f"{op.name}: {filled.unrecorded}"
             notes = (filled.impossible,) if filled.impossible else ()
             return msgspec.structs.replace(made, notes=notes, unrecorded=filled.unrecorded)
-        except (
-            InitializerError,
-            NotReplayable,
-            RuntimeError,
-            ValueError,
-            TypeError,
-            LookupError,
-            ArithmeticError,
-            AttributeError,
-            NameError,
-        ) as error:
-            # A trace may name any arguments; one op of it that makes no sense does not stop the others.
-            if is_own_fault(error):
-                raise internal_error(f"contents of {op.name} ({op.id})", error) from error
+        except (InitializerError, NotReplayable, MemoryError, RuntimeError) as error:
+            # A trace may name any arguments; one op of it that makes no sense, or asks for all memory, stops no other.
             self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
             return None
 
@@ -130,7 +119,7 @@ def fill_stand_ins(
     """Let the op's initializer fill stand-ins for its arguments; None where one has more than `most` whole numbers.
 
     Recorded values then replace what it made, except in stand-ins of one element.
-    Raises InitializerError and whatever arguments that fit no call make it raise.
+    Raises InitializerError and NotReplayable for arguments that fit no call.
     """
     if not all(_sane(arg, canonical_name(op.called), most) for arg in op.args):
         return None

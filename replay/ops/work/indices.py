@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
+from opreplay.initializers import fill
+from opreplay.initializers.base import BatchLengths, InitContext, extent
 from opreplay.initializers.rules import indices as names
 from opreplay.initializers.rules.jagged import LENGTHS, OFFSETS
 from opreplay.initializers.rules.positions import POSITIONS, table_rows
@@ -20,13 +21,9 @@ def count_rows(context: InitContext, lengths: BatchLengths | None) -> Work | Non
     """Distinct values of an index, of those that it may have."""
     argument, bound = names.RANGES[context.op]
     index = context.tensor(argument)
-    if index is None or index.dtype.is_floating_point:
+    if index is None or not (fill.is_integer(index.dtype) or index.dtype is torch.bool):
         return None
-    try:
-        rows = bound(context)
-    except InitializerError:
-        return None
-    return _rows(index, rows)
+    return _rows(index, bound(context))
 
 
 def _rows(index: torch.Tensor, rows: int) -> Work:
@@ -54,7 +51,7 @@ def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work
     shape = context.need("self").shape
     dim, places, most = 0, None, 1
     masked: int | None = None
-    for tensor in context.args.get("indices") or ():
+    for tensor in names.index_list(context):
         if tensor is None:
             dim += 1
             continue
@@ -64,8 +61,10 @@ def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work
         for part in parts:
             if dim >= len(shape):
                 return None
-            size = shape[dim]
-            values = part.detach().to(torch.int64) % max(1, size)
+            size = max(1, shape[dim])
+            values = part.detach().to(torch.int64) % size
+            if places is not None and not fill.broadcastable(places.shape, values.shape):
+                return None
             places = values if places is None else places * size + values
             most *= size
             dim += 1
@@ -79,13 +78,13 @@ def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | Non
     """Distinct rows of the table, and bags that hold any."""
     indices, weight = context.need("indices"), context.tensor("weight")
     said = context.args.get("num_weights")
-    rows = weight.shape[0] if weight is not None else said if isinstance(said, int) else 0
+    rows = extent(weight) if weight is not None else said if isinstance(said, int) else 0
     found = _rows(indices, rows)
     amounts, warnings = [*found.amounts], [*found.warnings]
     offsets = context.tensor("offsets")
     if offsets is not None and offsets.numel():
-        starts = offsets.detach().reshape(-1).to("cpu", torch.int64)
-        last = bool(context.args.get("include_last_offset"))
+        starts = fill.whole(offsets)
+        last = context.flag("include_last_offset")
         ends = starts[1:] if last else torch.cat((starts[1:], starts.new_tensor([indices.numel()])))
         sizes = ends - starts[: len(ends)]
         amounts.append(Amount(what="bags", done=int((sizes > 0).sum()), most=len(sizes)))
@@ -99,13 +98,13 @@ def count_repeats(context: InitContext, lengths: BatchLengths | None) -> Work | 
     repeats = context.tensor("repeats")
     if repeats is None:
         return None
-    return work(Amount(what="repeated elements", done=int(repeats.sum())))
+    return work(Amount(what="repeated elements", done=int(fill.whole(repeats).clamp(min=0).sum())))
 
 
 def count_packed(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Elements of a padded batch that are no padding."""
-    used = context.need("lengths")
-    return work(Amount(what="tokens packed", done=int(used.sum()), most=math.prod(context.need("input").shape[:2])))
+    tokens = int(fill.whole(context.need("lengths")).clamp(min=0).sum())
+    return work(Amount(what="tokens packed", done=tokens, most=math.prod(context.need("input").shape[:2])))
 
 
 SUMMED = (*LENGTHS, "t_in", "dim_sum_per_rank")
@@ -118,20 +117,20 @@ def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | N
     warnings: list[str] = []
     for name in SUMMED:
         if (found := context.tensor(name)) is not None and found.numel() and not found.dtype.is_floating_point:
-            values = found.detach().reshape(-1).to("cpu", torch.int64)
+            values = fill.whole(found)
             amounts.append(Amount(what=f"values in {name}", done=int(values.clamp(min=0).sum())))
             warnings += [f"{name} has negative entries"] if bool((values < 0).any()) else []
     for name in OFFSETS:
         given = context.args.get(name)
         levels = [t for t in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(t, torch.Tensor)]
         for level in levels[-1:]:
-            edges = level.detach().reshape(-1).to("cpu", torch.int64)
+            edges = fill.whole(level)
             sizes = edges.diff()
             amounts.append(Amount(what=f"values between {name}", done=int(sizes.clamp(min=0).sum())))
             warnings += [f"{name} descend"] if bool((sizes < 0).any()) else []
     for name in PERMUTES:
         if (order := context.tensor(name)) is not None and order.numel():
-            distinct = int(torch.unique(order.detach()).numel())
+            distinct = int(torch.unique(fill.whole(order)).numel())
             amounts.append(Amount(what="distinct rows permuted", done=distinct, most=order.numel()))
     if not amounts:
         return None
@@ -164,20 +163,17 @@ def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | 
     if context.op == "aten::_masked_softmax":
         visible = mask == 0
     else:
-        visible = mask if mask.dtype is torch.bool else mask > MASKED_SCORE
+        visible = mask if mask.dtype is torch.bool else mask.float() > MASKED_SCORE
     return work(Amount(what="scores visible", done=int(visible.sum()), most=mask.numel()))
 
 
 def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Distinct rows of the table of sines and cosines."""
     positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)
-    try:
-        rows = table_rows(context)
-    except InitializerError:
-        return None
     if positions is None:
         return None
-    values = torch.unique(positions.detach())
+    rows = table_rows(context)
+    values = torch.unique(fill.whole(positions))
     wrong = int(((values < 0) | (values >= rows)).sum())
     return work(
         Amount(what="distinct positions", done=len(values), most=min(rows, positions.numel())),
@@ -188,7 +184,7 @@ def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work 
 
 def count_new_tokens(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """New tokens of all sequences."""
-    return work(Amount(what="new tokens", done=int(context.need("extend_seq_lens").clamp(min=0).sum())))
+    return work(Amount(what="new tokens", done=int(fill.whole(context.need("extend_seq_lens")).clamp(min=0).sum())))
 
 
 def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | None:
@@ -198,8 +194,8 @@ def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | 
     if indices is None or offsets is None or widths is None:
         return None
     tables = max(1, widths.numel() - 1)
-    values = indices.detach().reshape(-1).to("cpu", torch.int64)
-    edges = offsets.detach().reshape(-1).to("cpu", torch.int64)
+    values = fill.whole(indices)
+    edges = fill.whole(offsets)
     sizes = edges.diff()
     bags = len(sizes) // tables
     per_table = sizes[: bags * tables].clamp(min=0).reshape(tables, bags).sum(1) if bags else sizes.new_zeros(tables)
@@ -208,7 +204,7 @@ def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | 
     warnings = ["offsets descend"] if bool((sizes < 0).any()) else []
     most = used
     if starts is not None and starts.numel() > tables:
-        rows = starts.detach().reshape(-1).to("cpu", torch.int64)[: tables + 1].diff()
+        rows = fill.whole(starts)[: tables + 1].diff()
         most = int(torch.minimum(per_table, rows.clamp(min=0)).sum())
         if wrong := int(((values[:used] < 0) | (values[:used] >= rows[table])).sum()):
             warnings.append(f"{wrong:,} indices are not in their table")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from opreplay.initializers import fill
 from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.initializers.rules import moe_routing as names
 from opreplay.replay.ops.work.amounts import Amount, Work, work
@@ -57,16 +58,14 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
     """Rows that belong to some expert's group, of all rows."""
     numbers = context.tensor("sorted_expert_for_source_row")
     if numbers is not None:
-        values = numbers.detach().reshape(-1).to("cpu", torch.int64)
+        values = fill.whole(numbers)
         warnings = ("the rows are not sorted by expert",) if bool((values.diff() < 0).any()) else ()
         return work(_used(values, names.expert_count(context)), warnings=warnings, same=True)
     sizes = group_sizes(context)
     if sizes is None:
         return None
-    listed = context.args.get("x")
-    hidden = listed[0] if isinstance(listed, (list, tuple)) and listed else find(context, names.HIDDEN)
     most = number(context, ("max_tokens_per_batch",))
-    room = most * len(sizes) if most else hidden.shape[0] if hidden is not None else None
+    room = most * len(sizes) if most else names.rows_of_groups(context)
     rows = int(sizes.clamp(min=0).sum())
     wrong = ["ends of the groups descend"] if bool((sizes < 0).any()) else []
     if room is not None and rows > room:
@@ -83,5 +82,5 @@ def count_returned(context: InitContext, lengths: BatchLengths | None) -> Work |
     order = find(context, ("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"))
     if order is None:
         return None
-    distinct = int(torch.unique(order.detach()).numel())
+    distinct = int(torch.unique(fill.whole(order)).numel())
     return work(Amount(what="rows brought back", done=distinct, most=order.numel()), same=True)

@@ -9,7 +9,8 @@ from typing import cast
 
 import torch
 
-from opreplay.initializers.base import InitContext
+from opreplay.initializers.base import InitContext, extent
+from opreplay.initializers.fill import whole
 from opreplay.initializers.rules import moe_routing as names
 
 TOP_K = ("topk", "top_k", "k", "num_experts_per_tok")
@@ -47,7 +48,9 @@ def find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
 def number(context: InitContext, wanted: tuple[str, ...]) -> int | None:
     """The first positive integer under one of the names."""
     found = (context.args.get(name) for name in wanted)
-    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
+    return next(
+        (v for v in found if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= names.MAX_NUMBER), None
+    )
 
 
 def routes_of(context: InitContext) -> Routes | None:
@@ -72,10 +75,10 @@ def group_sizes(context: InitContext) -> torch.Tensor | None:
     groups = find(context, ("group_list", "offs", "expert_num_tokens")) if context.op in names.GROUP_OPS else None
     if groups is None:
         return None
-    values = groups.detach().to("cpu", torch.int64)
-    if values.dim() == 2:
-        return values[:, 1]
-    if context.tensor("expert_num_tokens") is not None or context.args.get("group_list_type") == 1:
+    values = whole(groups)
+    if groups.dim() == 2:
+        return values.view(groups.shape)[:, -1]
+    if context.tensor("expert_num_tokens") is not None or number(context, ("group_list_type",)) == 1:
         return values
     return values.diff(prepend=values.new_zeros(1))
 
@@ -103,7 +106,7 @@ def _chosen(context: InitContext) -> Routes | None:
         return None
     experts = names.expert_count(context)
     tokens, topk = (ids.shape[0], math.prod(ids.shape[1:])) if ids.dim() > 1 else (ids.numel(), 1)
-    values = ids.detach().reshape(tokens, topk).to("cpu", torch.int64)
+    values = whole(ids).view(tokens, topk)
     there = (values >= 0) & (values < experts)
     ordered = values.sort(-1).values
     twice = int(((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] >= 0)).any(-1).sum())
@@ -140,9 +143,9 @@ def _sorted(context: InitContext) -> Routes | None:
     tokens, topk = _tokens(context)
     block = number(context, ("block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M"))
     block = block or max(1, -(-order.numel() // owners.numel()))
-    entries = order.detach().reshape(-1).to("cpu", torch.int64)
-    used = min(max(0, int(valid.detach().reshape(-1)[0])), len(entries), owners.numel() * block)
-    owner = owners.detach().reshape(-1).to("cpu", torch.int64).repeat_interleave(block)[:used]
+    entries = whole(order)
+    used = min(max(0, int(whole(valid)[0])), len(entries), owners.numel() * block)
+    owner = whole(owners).repeat_interleave(block)[:used]
     token, slot = (entries & TOKEN_MASK, entries >> names.TOKEN_BITS) if packed else (entries // topk, entries % topk)
     filler = topk << names.TOKEN_BITS | tokens if packed else tokens * topk
     real = (token[:used] < tokens) & (slot[:used] < topk) & (entries[:used] >= 0)
@@ -178,4 +181,4 @@ def _tokens(context: InitContext) -> tuple[int, int]:
         return weights.shape[0], weights.shape[1]
     hidden = context.tensor("hidden_states")
     hidden = hidden if hidden is not None else find(context, names.HIDDEN)
-    return (hidden.shape[0] if hidden is not None else 0), number(context, TOP_K) or 1
+    return (extent(hidden) if hidden is not None else 0), number(context, TOP_K) or 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from opreplay.replay.ir.model import ReplayPlan
-from opreplay.replay.plan.inputs import Progress, kind_of_file, open_input
+from opreplay.replay.plan.inputs import RESULTS, Progress, open_input, plan_dialect
 from opreplay.replay.plan.recorded.times import LEVELS, times_of_plan, times_of_trace
 from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Comparison, Method, What, compare
 from opreplay.replay.results.compare.pooling import pool
@@ -23,7 +23,7 @@ Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
 
 def open_operand(text: str, *, progress: Progress) -> Operand:
     """The result file, trace or plan that a path names. Raises TraceError for what cannot be read."""
-    if kind_of_file(text) == "results" or text.endswith(".jsonl"):
+    if plan_dialect(text) is RESULTS or text.endswith(".jsonl"):
         return read_result_file(text)
     return open_input(text, progress=progress)
 

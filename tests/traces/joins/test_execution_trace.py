@@ -10,7 +10,6 @@ import pytest
 
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.traces import read_trace
-from opreplay.traces.dialects.execution_trace import read_execution_trace
 from opreplay.traces.errors import UsageError
 from opreplay.traces.joins.execution_trace import _complete, join_shapes
 from opreplay.traces.model import OpSignature, ShapeJoin, Trace
@@ -37,7 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
             optimizer.step()
     profiler.export_chrome_trace(str(folder / "kineto.json"))
     observer.unregister_callback()
-    return read_trace(folder / "kineto.json", record_function_ids=True), read_execution_trace(folder / "et.json")
+    return read_trace(folder / "kineto.json", record_function_ids=True), read_trace(folder / "et.json")
 
 
 def stripped(trace: Trace, *, ids: bool) -> Trace:

@@ -53,7 +53,7 @@ from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.resolve.own_call import OwnCall
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.replay.results.records import Filling
-from opreplay.traces.errors import EnvironmentRefused, UsageError, internal_error
+from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
 """Calls in a row after which an op that writes to its arguments may still have finite values."""
@@ -273,10 +273,7 @@ class TorchExecutor:
         prepared.lengths = filled.lengths
         if self._check_work:
             context = self._context(op, args, seed_of(op, seed), seed)
-            try:
-                prepared.work = work_of(context, filled.lengths)
-            except (AttributeError, NameError) as error:
-                raise internal_error(f"counter of work for {op.name} ({op.id})", error) from error
+            prepared.work = work_of(context, filled.lengths)
         prepared.assumptions = filled.assumptions
         if op.gradients:
             require_gradients(args.values())

@@ -1,0 +1,38 @@
+# pyright: strict
+"""What a kind of file is to the reader: a name, how it is told by its first bytes, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from opreplay.traces.reading.opening import Opening
+from opreplay.traces.reading.source import Source
+
+Column = Literal["numbers", "calls", "activity"]
+"""Columns that are read where they are wanted: the numbers that torch and autograd gave each op, the names of runtime
+calls, and what else ran when, with collectives and memory."""
+Progress = Callable[[int, "int | None"], None]
+Read = TypeVar("Read", covariant=True)
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wanted of a file beside the columns that every reading fills, and how it may be read."""
+
+    columns: frozenset[Column] = frozenset()
+    processes: int = 1
+    progress: Progress | None = None
+    block_bytes: int | None = None
+    """Text decoded at a time; None for what suits the dialect."""
+
+
+class Dialect(msgspec.Struct, Generic[Read], frozen=True):
+    """One kind of file."""
+
+    name: str
+    sniff: Callable[[Opening], bool]
+    """Whether a file that begins so is of this kind; raises nothing."""
+    read: Callable[[Source, Want], Read]
+    """What an open file holds, from its first byte. Raises TraceError."""

@@ -1,0 +1,265 @@
+# pyright: strict
+"""Kineto's trace events, of any vendor, as a linked `Trace`: owns the order of the steps from a scan to its tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from typing import Any, Literal
+
+import numpy as np
+
+from opreplay.traces.activity.collect import TimingCollector
+from opreplay.traces.activity.events import TimingDecoder
+from opreplay.traces.dialects.ascend import owners_above_launches
+from opreplay.traces.dialects.dialect import Dialect, Want
+from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
+from opreplay.traces.links.annotations import AnnotationTable
+from opreplay.traces.links.autograd import recorded_by_autograd
+from opreplay.traces.links.device_time import LinkInput, graph_launches, link
+from opreplay.traces.model import (
+    KERNEL_CATEGORIES,
+    GraphJoin,
+    GraphLaunches,
+    KernelTable,
+    LinkStats,
+    OpTable,
+    ReadReport,
+    RuntimeCalls,
+    Trace,
+    TraceInfo,
+)
+from opreplay.traces.reading import fields
+from opreplay.traces.reading.collect import Collector
+from opreplay.traces.reading.columns import smallest
+from opreplay.traces.reading.scan import BLOCK_BYTES, Scanned, scan
+from opreplay.traces.reading.signatures import decode_name, decode_signatures
+from opreplay.traces.reading.source import Source
+
+TASK = KERNEL_CATEGORIES.index("task")
+
+
+def _read(source: Source, want: Want) -> Trace:
+    # Arrows are a tenth of many traces and hardly ever needed. Where the first kernels do without and a later one
+    # does not, the file is read a second time.
+    scanned = _scan(source, want, arrows=not os.path.isfile(source.path))
+    if scanned.collector.wants_arrows:
+        with Source(source.path, source.limits) as again:
+            scanned = _scan(again, want, arrows=True)
+    return _assemble(source.path, scanned)
+
+
+def _scan(source: Source, want: Want, *, arrows: bool) -> Scanned:
+    block_bytes, numbered = want.block_bytes or BLOCK_BYTES, "numbers" in want.columns
+    if want.processes > 1 and want.columns <= {"numbers"}:
+        from opreplay.traces.reading.parallel import scan_parallel
+
+        parts = scan_parallel(
+            source.path,
+            source.limits,
+            want.processes,
+            block_bytes=block_bytes,
+            progress=want.progress,
+            numbered=numbered,
+            arrows=arrows,
+        )
+        if parts is not None:
+            return parts
+    scanned = scan(
+        source,
+        source.limits,
+        block_bytes=block_bytes,
+        progress=want.progress,
+        numbered=numbered,
+        calls="calls" in want.columns,
+        arrows=arrows,
+        timing=(TimingDecoder(), TimingCollector(source.limits)) if "activity" in want.columns else None,
+    )
+    if want.progress:
+        want.progress(source.progress_bytes, source.total)
+    return scanned
+
+
+TRACE_EVENTS = Dialect("kineto", sniff=lambda opening: True, read=_read)
+
+
+def _assemble(path: str, scanned: Scanned) -> Trace:
+    """Tables of one scan → the linked trace."""
+    got, tally = scanned.collector, scanned.tally
+    got.settle_arrows()
+    for name, table in got.tables.items():
+        if table.dropped:
+            tally.losses[f"event without a readable time ({name})"] += table.dropped
+        if table.zeroed:
+            tally.losses[f"unreadable duration ({name})"] += table.zeroed
+        if table.inexact:
+            tally.losses["times not exact to the nanosecond"] += 1
+    signatures, remap = decode_signatures(list(got.signatures), tally.losses, tally.repairs)
+    tracks, track_remap = _ordered_tracks(list(got.tracks.texts))
+    ext = got.ops.take("ext")
+    numbered = "seq" in got.ops.kinds
+    ops = OpTable(
+        signature=remap[got.ops.take("signature")] if len(remap) else np.empty(0, np.uint32),
+        start_ns=got.ops.take("start"),
+        dur_ns=got.ops.take("dur"),
+        track=_take(track_remap, got.ops.take("track")),
+        record_function_id=got.ops.take("rf").astype(np.int64) if numbered else None,
+    )
+    if numbered:
+        sequence = got.ops.take("seq").astype(np.int64)
+        ops = dataclasses.replace(ops, sequence=sequence, gradients=recorded_by_autograd(ops, sequence, signatures))
+    launches = {name: got.launches.take(name) for name in got.launches.kinds}
+    launches["track"] = _take(track_remap, launches["track"])
+    kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches)
+    task_rows = int((kernels.category == TASK).sum())
+    del ext
+    level = metadata_level(signatures)
+    ascend = bool(task_rows) or "task type" in scanned.features
+    if ascend:
+        kernels = dataclasses.replace(kernels, owner=owners_above_launches(kernels.owner, ops, signatures))
+    facts = run_facts(scanned.keys, scanned.features, has_kernels=len(kernels) > 0, ascend=ascend)
+    categories = dict(sorted(got.by_category.items(), key=lambda item: (-item[1], item[0])))
+    era = None if ascend else era_of(scanned.features, scanned.keys, op_category=_op_category(categories), level=level)
+    notes = _notes(got, tally.repairs, track_remap)
+    kernel_names = _names(got.kernel_names, tally.repairs)
+    dialect: Literal["kineto", "ascend"] = "ascend" if ascend else "kineto"
+    info = TraceInfo(
+        path=path,
+        dialect=dialect,
+        bytes_read=scanned.bytes_read,
+        events=got.events,
+        events_by_category=categories,
+        metadata_level=level,
+        era=era,
+        torch_version=facts.torch_version or (ERAS[era] if era else None),
+        device_names=facts.device_names,
+        vendor=facts.vendor,
+        world_size=facts.world_size,
+        rank=facts.rank,
+        backend=facts.backend,
+        base_ns=facts.base_ns,
+        process_groups=facts.process_groups,
+        report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
+        links=stats,
+        graphs=_ran_in_graphs(graphs, kernels),
+    )
+    return Trace(
+        info=info,
+        signatures=signatures,
+        ops=ops,
+        tracks=tracks,
+        kernel_names=kernel_names,
+        kernels=kernels,
+        annotations=notes,
+        graphs=graphs,
+        calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
+        activity=got.activity(columns, track_remap, notes) if isinstance(got, TimingCollector) else None,
+    )
+
+
+def _ran_in_graphs(graphs: GraphLaunches | None, kernels: KernelTable) -> GraphJoin | None:
+    if graphs is None:
+        return None
+    device_ns = int(kernels.dur_ns[graphs.kernels].astype(np.int64).sum())
+    return GraphJoin(launches=len(graphs), kernels=len(graphs.kernels), device_us=device_ns / 1000)
+
+
+def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> RuntimeCalls:
+    return RuntimeCalls(
+        names=_names(got.call_names, repairs),
+        name=launches["name"],
+        kernel=launches["kernel"],
+        start_ns=launches["start"],
+        track=launches["track"],
+    )
+
+
+def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str], ...], Any]:
+    """(tracks sorted, new index by old): in what order they were met depends on how the file was cut into blocks."""
+    order = sorted(range(len(texts)), key=lambda i: [(len(text), text) for text in texts[i]])
+    remap = np.empty(len(texts), np.uint16 if len(texts) <= 1 << 16 else np.uint32)
+    remap[order] = np.arange(len(texts))
+    return tuple(texts[i] for i in order), remap
+
+
+def _take(remap: Any, indexes: Any) -> Any:
+    return remap[indexes] if len(indexes) else indexes
+
+
+def _kernels(
+    got: Collector, ops: OpTable, ext: Any, track_remap: Any, launches: dict[str, Any]
+) -> tuple[KernelTable, LinkStats, GraphLaunches | None, dict[str, Any]]:
+    table = {name: got.kernels.take(name) for name in got.kernels.kinds}
+    if got.by_category[fields.MTIA_CATEGORY]:
+        table = _mtia_work(table, list(got.kernel_names))
+    start, dur, track = table["start"], table["dur"], _take(track_remap, table["track"])
+    columns = LinkInput(
+        op_start=ops.start_ns,
+        op_dur=ops.dur_ns,
+        op_track=ops.track,
+        op_ext=ext,
+        kernel_start=start,
+        kernel_dur=dur,
+        kernel_track=track,
+        kernel_ext=table["ext"],
+        kernel_corr=table["corr"],
+        launch_start=launches["start"],
+        launch_track=launches["track"],
+        launch_corr=launches["corr"],
+        flow_start=got.flows.take("start"),
+        flow_track=_take(track_remap, got.flows.take("track")),
+        flow_id=got.flows.take("id"),
+        flow_is_end=got.flows.take("end"),
+    )
+    owner, stats = link(columns)
+    category = table["category"].astype(np.uint8)
+    kernels = KernelTable(
+        name=table["name"].astype(np.uint32),
+        category=category,
+        start_ns=start,
+        dur_ns=dur,
+        device=_int32(table["device"]),
+        stream=_int32(table["stream"]),
+        owner=owner,
+    )
+    return kernels, stats, graph_launches(columns, category), table
+
+
+def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
+    """Rows of the device without those that wait or mark; what moves data counts as a copy."""
+    waits = np.array([name.startswith(fields.MTIA_WAITS) for name in names], dtype=bool)
+    copies = np.array([name.startswith(fields.MTIA_COPIES) for name in names], dtype=bool)
+    kept = ~waits[table["name"]]
+    made = {name: column[kept] for name, column in table.items()}
+    moved = np.where(copies[made["name"]], KERNEL_CATEGORIES.index("memcpy"), made["category"])
+    return made | {"category": moved}
+
+
+def _int32(array: Any) -> Any:
+    """Device and stream numbers; those that do not fit (an NPU's process ids stand in for devices) wrap."""
+    return smallest(array, (np.int32,)).astype(np.int32)
+
+
+def _notes(got: Collector, repairs: Counter[str], track_remap: Any) -> AnnotationTable:
+    table = got.notes
+    names = _names(got.note_names, repairs)
+    track = _take(track_remap, table.take("track"))
+    return AnnotationTable(names, table.take("name"), table.take("start"), table.take("dur"), track)
+
+
+def _names(interned: dict[bytes, int], repairs: Counter[str]) -> tuple[str, ...]:
+    out: list[str] = []
+    for raw in interned:
+        name, repaired = decode_name(raw)
+        repairs["invalid UTF-8"] += repaired
+        out.append(name)
+    return tuple(out)
+
+
+def _op_category(categories: dict[str, int]) -> str:
+    return "Operator" if "Operator" in categories and "cpu_op" not in categories else "cpu_op"
+
+
+def _nonzero(counts: Counter[str]) -> dict[str, int]:
+    return {reason: n for reason, n in counts.items() if n}

@@ -1,0 +1,61 @@
+# pyright: strict
+"""How a file begins, for telling what it is: its first bytes and the keys of its first object; reads no file."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from json import JSONDecodeError, JSONDecoder
+from typing import Literal
+
+OPENING_BYTES = 1 << 20
+"""What is looked at of a file at most."""
+ARRAYS = frozenset(("traceEvents", "nodes"))
+"""Keys of arrays that are nearly all of a file: what comes behind is not looked for."""
+_SPACE = " \t\r\n"
+
+
+class Opening:
+    """The first bytes of a file, inflated where it is compressed, and what they say where they are JSON."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @cached_property
+    def _text(self) -> str:
+        # One character a byte: keys that are looked for are ASCII, and nothing is too broken to be looked at.
+        return self.data.removeprefix(b"\xef\xbb\xbf").decode("latin-1").lstrip(_SPACE)
+
+    @property
+    def layout(self) -> Literal["object", "list", ""]:
+        """What the file is as JSON: one object (or one a line), an array, or neither."""
+        return "object" if self._text.startswith("{") else "list" if self._text.startswith("[") else ""
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """Keys of the file's object, or of the first one of its array, in order and as far as they are there and sound;
+        of each the character that its value begins with."""
+        text = self._text if self.layout == "object" else self._text[1:].lstrip(_SPACE)
+        keys: dict[str, str] = {}
+        decoder, at = JSONDecoder(), 1 if text.startswith("{") else len(text)
+        try:
+            while text.startswith('"', at := _skip(text, at)):
+                key, at = decoder.raw_decode(text, at)
+                if not text.startswith(":", at := _skip(text, at)):
+                    break
+                at = _skip(text, at + 1)
+                keys[key] = text[at : at + 1]
+                if key in ARRAYS:
+                    break
+                _, at = decoder.raw_decode(text, at)
+                if not text.startswith(",", at := _skip(text, at)):
+                    break
+                at += 1
+        except (JSONDecodeError, RecursionError, ValueError):
+            return keys
+        return keys
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at

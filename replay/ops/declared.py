@@ -11,11 +11,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from importlib.resources import files
 from typing import Any
 
 from opreplay.replay.ops.register import reference
+from opreplay.replay.ops.table import Row, find, load
 
 _MARK = re.compile(r"(?<=Tensor)(?:\(\w+!?(?:\s*->\s*\*)?\)|!)")
 
@@ -85,6 +86,47 @@ def stands_for(
         return run
 
     return declare
+
+
+def declare_like(row: Row) -> None:
+    """Give an op the reference of `row.like`, whose optional arguments are None where its schema lacks them.
+
+    Raises ValueError for an op without a function of its own, and for a rename of what that or this op does not have.
+    """
+    target = find(row.like)
+    if target is not None and not target.like:
+        load("references", target.folder)
+        if row.references:  # declared on the way
+            return
+    if target is None or target.like or not target.references:
+        raise ValueError(f"{row.name} is like {row.like}, which has no reference of its own")
+    version = max(target.references, key=lambda known: known.since)
+    ours = set[str]().union(*(_words(schema) for _, schema in versions_of(row.name)))
+    for theirs, here in row.renames.items():
+        if theirs not in inspect.signature(version.run).parameters or here not in ours:
+            raise ValueError(f"{row.name} like={row.like} {theirs}={here}: no such argument")
+    fake = version.fake and _renamed(version.fake, row.renames, version.schema)
+    stands_for(row.name, fake=fake, assumes=version.assumes)(_renamed(version.run, row.renames, version.schema))
+
+
+def _renamed(run: Callable[..., Any], renames: dict[str, str], schema: str) -> Callable[..., Any]:
+    """A function with its arguments called otherwise; those that are optional in the schema may be left out."""
+    signature = inspect.signature(run)
+    theirs = {renames.get(name, name): name for name in signature.parameters}
+
+    def parameter(here: str) -> inspect.Parameter:
+        its = signature.parameters[theirs[here]]
+        optional = its.default is its.empty and re.search(rf"\? {its.name}\b", schema)
+        return its.replace(name=here, kind=its.KEYWORD_ONLY, default=None if optional else its.default)
+
+    absent = {name: None for name in theirs if parameter(name).default is None}
+
+    @wraps(run)
+    def filled(**given: Any) -> Any:
+        return run(**{theirs[here]: value for here, value in {**absent, **given}.items()})
+
+    filled.__dict__["__signature__"] = signature.replace(parameters=[parameter(here) for here in theirs])
+    return filled
 
 
 def _words(schema: str) -> set[str]:

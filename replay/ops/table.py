@@ -97,6 +97,10 @@ class Row:
     """The initializer that fills the arguments, by name."""
     work: str = ""
     """The counter of the work that the arguments' values cause, where it is not that of `inputs`."""
+    like: str = ""
+    """The op whose reference this one has, too."""
+    renames: dict[str, str] = field(default_factory=dict[str, str])
+    """An argument of `like` → what it is called here."""
     references: list[Reference] = field(default_factory=list["Reference"])
     formula: Formula | None = None
 
@@ -131,20 +135,28 @@ def family(
 ) -> None:
     """Add ops of one kind: names, apart by space, and on a line of them `inputs=` or `work=` where it is another.
 
+    `like=` an op gives a line that one's reference; `theirs=ours` beside it is an argument called otherwise here.
     `folder` is where their references are, `kernels` makes the rule of a line with `kernel=` and a CANN type. Raises
     ValueError for what an op has already, and for a key that is none.
     """
     for line in ops.splitlines():
         words = line.split()
         texts = dict(word.split("=", 1) for word in words if "=" in word)
-        kernel = texts.pop("kernel", "")
+        kernel, like = texts.pop("kernel", ""), texts.pop("like", "")
+        renames = {key: texts.pop(key) for key in texts.keys() - {"inputs", "work"}} if like else {}
         if not texts.keys() <= {"inputs", "work"} or bool(kernel) != (kernels is not None and bool(words)):
             raise ValueError(f"family {name}: {line.strip()!r} gives what a row does not have, or lacks its kernel")
         rule = kernels(kernel) if kernels is not None and kernel else cost
         rule = _left_out(uncosted) if uncosted else rule
         for op in (word for word in words if "=" not in word):
             row(op).give(
-                family=name, folder=folder, cost=rule, uncosted=uncosted, **{"inputs": inputs, "work": work, **texts}
+                family=name,
+                folder=folder,
+                cost=rule,
+                uncosted=uncosted,
+                like=like,
+                renames=renames,
+                **{"inputs": inputs, "work": work, **texts},
             )
 
 
@@ -208,6 +220,10 @@ def load(part: Part, folder: str | None = None) -> None:
         for place, module in _modules()[part]:
             if folder in (None, place):
                 import_module(module)
+        if part == "references":
+            for known in rows():
+                if known.like and not known.references and folder in (None, known.folder):
+                    import_module(f"{room.__name__}.declared").declare_like(known)
 
 
 def rows() -> Iterator[Row]:

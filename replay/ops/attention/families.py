@@ -14,7 +14,8 @@ family(
     """
         aiter::_flash_attn_forward aiter::fmha_v3_fwd flash_attn::_flash_attn_forward
         aiter::fmha_v3_varlen_fwd aiter::mha_varlen_fwd flash_attn::_flash_attn_varlen_forward inputs=paged_attention
-        flash_attn_3::_flash_attn_forward flash_attn_3::fwd sglang::flash_attn_varlen_func_op inputs=paged_attention
+        flash_attn_3::_flash_attn_forward like=flash_attn_3::fwd q_v=qv is_causal=causal inputs=paged_attention
+        flash_attn_3::fwd sglang::flash_attn_varlen_func_op inputs=paged_attention
         xformers::efficient_attention_forward_cutlass xformers_flash3::flash_fwd inputs=paged_attention
         xformers_flash::flash_fwd inputs=paged_attention
         aiter::mha_fwd vllm::flash_attn_maxseqlen_wrapper vllm::torch_sdpa_wrapper inputs=row_numbers

@@ -73,53 +73,6 @@ def fa3_fwd(
     return result.clone() if out is not None else result, lse, first, second
 
 
-@stands_for("flash_attn_3::_flash_attn_forward", fake=_fake_fa3)
-def fa3_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_new: Tensor | None,
-    qv: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    page_table: Tensor | None,
-    leftpad_k: Tensor | None,
-    rotary_cos: Tensor | None,
-    q_descale: Tensor | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-) -> _Four:
-    """As `flash_attn_3::fwd`."""
-    return fa3_fwd(
-        q,
-        k,
-        v,
-        k_new,
-        qv,
-        None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_k,
-        page_table,
-        leftpad_k,
-        rotary_cos,
-        q_descale,
-        k_descale,
-        v_descale,
-        softmax_scale,
-        causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-    )
-
-
 @stands_for(
     "flash_attn_3::fwd_combine",
     writes=("out",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from opreplay.initializers.registry import built_in
 from opreplay.replay.ops import table
 from opreplay.replay.ops.costs.vendor import shared
+from opreplay.replay.ops.declared import declare_like
 from opreplay.replay.ops.table import COUNTERS, cost_of, counter_of, family, find, load, rows
 
 
@@ -39,6 +41,29 @@ def test_a_line_gives_its_ops_what_differs() -> None:
 def test_what_a_row_does_not_have_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="gives what a row does not have"):
         family("mixed", "gates", line)
+
+
+def test_an_op_like_another_has_its_reference_under_its_own_names() -> None:
+    load("references")
+    theirs, ours = find("flash_attn_3::fwd"), find("flash_attn_3::_flash_attn_forward")
+    assert theirs is not None
+    assert ours is not None
+    names = inspect.signature(ours.references[0].run).parameters
+    assert {"qv", "causal"} <= set(names)
+    assert not {"q_v", "is_causal"} & set(names)
+    assert ours.references[0].run.__wrapped__ is theirs.references[0].run  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("renames", [{"q_w": "qv"}, {"q_v": "qw"}])
+def test_a_rename_of_no_argument_is_refused(renames: dict[str, str]) -> None:
+    row = table.Row("flash_attn_3::_flash_attn_forward", like="flash_attn_3::fwd", renames=renames)
+    with pytest.raises(ValueError, match="no such argument"):
+        declare_like(row)
+
+
+def test_an_op_like_one_without_a_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match="no reference of its own"):
+        declare_like(table.Row("flash_attn_3::_flash_attn_forward", like="flash_attn_3::nothing"))
 
 
 @pytest.mark.usefixtures("scratch")

@@ -42,7 +42,7 @@ def test_a_parameter_that_is_taken_is_read() -> None:
     unread = {
         (name, parameter)
         for name, run, _ in schemas()
-        for parameter in set(inspect.signature(run).parameters) - names_read(run)
+        for parameter in set(inspect.signature(inspect.unwrap(run)).parameters) - names_read(run)
     }
     assert unread == UNREAD
 

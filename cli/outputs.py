@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 
 from opreplay.cli.terminal import console
-from opreplay.replay.report.run import batch_markdown, csv_, markdown, sequence
+from opreplay.replay.report.run import report
 from opreplay.replay.results.reading import MemorySink, ResultFile
-from opreplay.replay.results.records import Header, OpResult, Record, Summary
+from opreplay.replay.results.records import OpResult, Record
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
-Render = Callable[[Header, Sequence[OpResult], Summary], str]
+Render = Callable[[report.Run], str]
 
 
 def command_line() -> str:
@@ -25,15 +25,15 @@ def command_line() -> str:
     return shlex.join(["opreplay", *sys.argv[1:]])
 
 
-def _page(header: Header, results: Sequence[OpResult], summary: Summary) -> str:
+def _page(run: report.Run) -> str:
     from opreplay.replay.report.page import of_run
 
-    return of_run.render(header, results, summary, command_line())
+    return of_run.render(run, command_line())
 
 
 PAGES: dict[str, Render] = {
-    ".csv": csv_.render,
-    ".md": markdown.render,
+    ".csv": report.csv,
+    ".md": report.markdown,
     ".html": _page,
 }
 """Suffix → format that is written as a whole at the end."""
@@ -141,17 +141,13 @@ class Outputs:
             sink.close()
         if kind is KeyboardInterrupt and not self._opened:
             console.narrate("opreplay: nothing was measured yet, and no file was written")
-        header, summary = self.memory.header, self.memory.summary
-        if header is None or summary is None:
+        run = report.run_of(self.memory)
+        if run is None:
             return
         for path in self._paths:
             render = PAGES.get(path.suffix.lower())
             if render is not None:
-                text = render(header, self.memory.results, summary)
-                if render is markdown.render:
-                    text += batch_markdown.render(self.memory.traces, self.memory.jobs)
-                    text += sequence.markdown(self.memory.sequence)
-                write_page(path, text, lines=self.results)
+                write_page(path, render(run), lines=self.results)
 
 
 def has_a_line(path: Path) -> bool:
@@ -207,11 +203,18 @@ def write_page(path: Path, text: str, *, lines: Path | None) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
-    """Write a whole file. Raises UsageError when it exists without `force`, or cannot be written."""
+    """Write a whole file. Raises UsageError when it exists without `force` or cannot be opened, EnvironmentRefused when
+    it does not take it all."""
     try:
-        with path.open("wb" if force else "xb") as stream:
-            stream.write(data)
+        stream = path.open("wb" if force else "xb")
     except FileExistsError:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+    try:
+        with stream:
+            stream.write(data)
+    except OSError as error:
+        raise EnvironmentRefused(
+            f"cannot write {path}: {error.strerror}", hint="Make room, or name a file on another disk."
+        ) from None

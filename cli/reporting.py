@@ -11,13 +11,10 @@ from opreplay.cli.terminal import console
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import RenderableType
-
     from opreplay.cli.outputs import Outputs
     from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
-    from opreplay.replay.results.reading import MemorySink, ResultFile
 
 
 def one_stdout(format_: str, output: Sequence[str]) -> None:
@@ -30,46 +27,34 @@ def one_stdout(format_: str, output: Sequence[str]) -> None:
 
 def show_json(outputs: Outputs) -> None:
     """The whole run as one JSON value on stdout, its coverage on stderr; nothing of a run that could not start."""
-    from opreplay.replay.report.run import json_
-    from opreplay.replay.report.run.facts import coverage_line
+    from opreplay.replay.report.run import report
 
-    kept = outputs.memory
-    if kept.header is None or kept.summary is None:
-        return
-    console.narrate(coverage_line(kept.header, kept.results, kept.summary))
-    console.write(json_.render(kept.header, kept.results, kept.summary, kept.traces, kept.jobs, kept.sequence))
+    run = report.run_of(outputs.memory)
+    if run is not None:
+        console.narrate(run.first_line)
+        console.write(report.json(run))
 
 
-def show_report(outputs: Outputs, *, coverage: bool = True, everything: bool = True) -> None:
-    """Coverage first, unless it was shown already, then the tables.
+def show_report(outputs: Outputs, *, everything: bool = True) -> None:
+    """Coverage first, then the tables; of a batch those of traces and jobs before those of ops.
 
     Where stdout takes the results themselves it is only the coverage, on stderr.
     """
-    from rich.console import Group
-
-    from opreplay.replay.report.run import sequence, table
-    from opreplay.replay.report.run.facts import coverage_line
+    from opreplay.replay.report.run import report
     from opreplay.replay.report.suspects import not_comparable
 
-    header, results, summary = outputs.memory.header, outputs.memory.results, outputs.memory.summary
-    if summary is None:
+    run = report.run_of(outputs.memory)
+    if run is None:
         return
-    line = coverage_line(header, results, summary)
     if outputs.was_finished:
-        console.narrate(f"opreplay: that run was finished: nothing of its {summary.ops:,} ops was measured again")
+        console.narrate(f"opreplay: that run was finished: nothing of its {run.summary.ops:,} ops was measured again")
     if outputs.to_stdout:
-        console.narrate(line)
+        console.narrate(run.first_line)
         return
-    if coverage:
-        console.show_line(line)
-    if warning := not_comparable(header):
+    console.show_line(run.first_line)
+    if warning := not_comparable(run.header):
         console.show_line(warning)
-    console.show_fitted(
-        lambda width: Group(
-            *sequence.tables(outputs.memory.sequence),
-            table.render(header, results, summary, width=width, everything=everything),
-        )
-    )
+    console.show_fitted(lambda width: report.render(run, width, everything=everything))
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> ExitCode:
@@ -145,34 +130,3 @@ def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: s
     from opreplay.replay.execute.run import worker_config
 
     return RayLanes(worker_config(options), limit_s=options.hard_limit_s(), lanes=lanes, address=address)
-
-
-def show_batch(outputs: Outputs) -> None:
-    """Coverage of all traces, how much they share, then traces, jobs and ops; only the former where stdout is taken."""
-    from rich.console import Group
-
-    from opreplay.cli.terminal import console
-    from opreplay.replay.report.run.facts import coverage_line
-
-    memory = outputs.memory
-    if memory.summary is None:
-        return
-    if outputs.to_stdout or not memory.traces:
-        show_report(outputs)
-        return
-    console.show_line(coverage_line(memory.header, memory.results, memory.summary))
-    console.show_fitted(lambda width: Group(*batch_tables(memory, width=width)))
-    show_report(outputs, coverage=False)
-
-
-def batch_tables(run: MemorySink | ResultFile, *, width: int, whole: bool = False) -> list[RenderableType]:
-    """How much the traces share, then a row a trace and a job, with `whole` all; nothing for a run of one trace."""
-    from rich.text import Text
-
-    from opreplay.replay.report.run import batch as view
-
-    if not run.traces:
-        return []
-    shared = Text(view.sharing_line(run.traces, len(run.results)))
-    rows = None if whole else view.MAX_ROWS
-    return [shared, view.render(run.traces, run.jobs, width=width, rows=rows)]

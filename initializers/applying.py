@@ -7,6 +7,7 @@ Owns the checks of results; which initializer a call gets is decided in `registr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from zlib import crc32
 
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.user_code import failed_at
-from opreplay.traces.errors import internal_error, is_own_fault
+from opreplay.traces.errors import InternalError, strict
 
 FINGERPRINT_BYTES = 1 << 24
 """Largest tensor whose bytes are looked at; of larger ones torch's count of writes tells."""
@@ -25,30 +26,30 @@ TEXT_LENGTH = 400
 def applies(rule: CustomInit, context: InitContext) -> bool:
     """Whether the initializer takes this call. Raises InitializerError when it cannot even say that.
 
-    Raises InternalError for a fault of opreplay's own.
+    Raises InternalError when one of opreplay's own raises anything else.
     """
     try:
-        return bool(rule.applies_to(context))
-    except InitializerError:
+        with _as_built_in(rule, context):
+            return bool(rule.applies_to(context))
+    except (InitializerError, InternalError):
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
-        _refuse_own_fault(error, rule, context)
         raise InitializerError(f"{rule.name}: applies_to: {_said(error)}") from error
 
 
 def apply(rule: CustomInit, context: InitContext) -> InitReport:
     """Let the initializer fill the tensors; its report, a line of text or nothing being taken for one.
 
-    Raises InternalError for a fault of opreplay's own, InitializerError for whatever else it raises, for a result of
-    another type, and for tensors that it resized or replaced instead of filling them.
+    Raises InternalError for whatever one of opreplay's own raises but InitializerError; InitializerError for whatever
+    a user's raises, for a result of another type, and for tensors that it resized or replaced instead of filling them.
     """
     before = list(_tensors(context.args))
     try:
-        result: Any = rule.initialize(context)
-    except InitializerError:
+        with _as_built_in(rule, context):
+            result: Any = rule.initialize(context)
+    except (InitializerError, InternalError):
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
-        _refuse_own_fault(error, rule, context)
         raise InitializerError(_said(error)) from error
     after = list(_tensors(context.args))
     for name, tensor, shape, dtype in before:
@@ -70,9 +71,11 @@ def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tupl
     return marks
 
 
-def _refuse_own_fault(error: BaseException, rule: CustomInit, context: InitContext) -> None:
-    if isinstance(error, Exception) and is_own_fault(error):
-        raise internal_error(f"initializer {rule.name} for {context.op}", error) from error
+def _as_built_in(rule: CustomInit, context: InitContext) -> AbstractContextManager[None]:
+    """Only InitializerError may leave an initializer that ships with opreplay; a user's may raise anything."""
+    if not type(rule).__module__.startswith("opreplay."):
+        return nullcontext()
+    return strict(f"initializer {rule.name} for {context.op}", InitializerError)
 
 
 def _tensors(args: Mapping[str, Any]) -> Iterator[tuple[str, Any, tuple[int, ...], Any]]:

@@ -72,12 +72,25 @@ class InitContext:
         value = self.args.get(name)
         return value if hasattr(value, "data_ptr") else None
 
-    def need(self, name: str) -> torch.Tensor:
-        """The tensor argument `name`. Raises InitializerError when there is none."""
+    def need(self, name: str, dims: int = 0) -> torch.Tensor:
+        """The tensor argument `name`. Raises InitializerError when there is none of at least `dims` dimensions."""
         value = self.tensor(name)
         if value is None:
             raise InitializerError(f"{self.op} has no tensor argument {name!r}")
+        if value.dim() < dims:
+            raise InitializerError(f"{self.op}: {name} has {value.dim()} dimensions, at least {dims} are needed")
         return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Whether the argument `name` is set. Raises InitializerError for what is no number."""
+        value = self.args.get(name, default)
+        if value is not None and not isinstance(value, (bool, int, float)):
+            raise InitializerError(f"{self.op}: {name} is neither true nor false")
+        return bool(value)
+
+    def first(self, names: Sequence[str]) -> torch.Tensor | None:
+        """The tensor argument under the first of these names that has one."""
+        return next((value for name in names if (value := self.tensor(name)) is not None), None)
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """All tensors with the names of their arguments, lists flattened."""
@@ -100,6 +113,13 @@ class InitReport:
     """Argument → what was assumed about its contents."""
     lengths: BatchLengths | None = None
     """The batch's lengths, for ops that cannot get them through an argument; handed to them around each call."""
+
+
+def extent(tensor: torch.Tensor, dim: int = 0) -> int:
+    """The size along a dimension. Raises InitializerError where the tensor has none of that number."""
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise InitializerError(f"a tensor of shape {list(tensor.shape)} has no dimension {dim}")
+    return tensor.shape[dim]
 
 
 class CustomInit:

@@ -14,6 +14,7 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.traces.errors import strict
 
 POSITIVE = frozenset(
     {
@@ -78,10 +79,13 @@ class DenseInit(CustomInit):
     name = "dense"
 
     def initialize(self, context: InitContext) -> InitReport:
-        """Fill every tensor; integers stay below every dimension that they could possibly index."""
+        """Fill every tensor; integers stay below every dimension that they could possibly index.
+
+        Raises InternalError for whatever goes wrong.
+        """
         high = safe_bound(context)
         assumed: dict[str, str] = {}
-        with fill.one_thread():
+        with strict(f"initializer dense for {context.op}"), fill.one_thread():
             for name, tensor in context.tensors():
                 _fill(tensor, values_for(name, tensor.dtype, high), context.generator)
                 if fill.is_integer(tensor.dtype) and tensor.numel():

@@ -9,11 +9,13 @@ The same generator state gives the same bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+
+from opreplay.initializers.base import InitializerError
 
 BLOCK = 1_000_003
 """Random elements before they repeat; a prime, so that rows of common widths differ."""
@@ -39,6 +41,13 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
 def elements(tensor: torch.Tensor) -> list[Any]:
     """The numbers of a 1-D tensor as Python's: torch leaves the type of `tolist` open."""
     return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """int64 [elements] on the CPU: the numbers of a tensor. Raises InitializerError for complex ones."""
+    if tensor.is_complex():
+        raise InitializerError("complex numbers where whole ones are needed")
+    return tensor.detach().reshape(-1).to("cpu", torch.int64)
 
 
 def is_integer(dtype: torch.dtype) -> bool:
@@ -108,7 +117,15 @@ def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values, broadcast and cast; where elements share storage the last one written stays."""
+    """Copy values, broadcast and cast; where elements share storage the last one written stays.
+
+    A list of as many values as the tensor has elements fills it in order, whatever its dimensions.
+    Raises InitializerError for values that can be spread over no tensor of this shape.
+    """
+    if values.dim() == 1 and values.numel() == tensor.numel():
+        values = values.reshape(tensor.shape)
+    if not spreads(values.shape, tensor.shape):
+        raise InitializerError(f"values of shape {list(values.shape)} do not fill a tensor of {list(tensor.shape)}")
     values = values.expand(tensor.shape)
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
@@ -119,6 +136,18 @@ def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
     flat = span(tensor)
     places = torch.arange(flat.numel(), device=tensor.device).as_strided(tensor.shape, tensor.stride())
     flat[places.reshape(-1)] = values.reshape(-1).to(tensor.dtype)
+
+
+def broadcastable(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether tensors of two shapes can be used together, element by element."""
+    return all(1 in sizes or sizes[0] == sizes[1] for sizes in zip(reversed(shape), reversed(other), strict=False))
+
+
+def spreads(shape: Sequence[int], over: Sequence[int]) -> bool:
+    """Whether values of one shape can be broadcast to another one."""
+    return len(shape) <= len(over) and all(
+        size in (1, wider) for size, wider in zip(reversed(shape), reversed(over), strict=False)
+    )
 
 
 def assign_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:

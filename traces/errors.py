@@ -18,6 +18,8 @@ Reasons why a single op was not replayed are no errors: see `opreplay.replay.ir.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -87,6 +89,33 @@ def internal_error(doing: str, error: Exception) -> InternalError:
         f"internal error: {doing}: {type(error).__name__}: {error}{place}",
         hint="This is a fault of opreplay, not of its input: please report it. --exclude NAME leaves the op out.",
     )
+
+
+MEMORY_SIGNS = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "unable to mmap")
+"""What torch, oneDNN and the C++ library say when an allocation fails."""
+_MACHINE = ("OutOfMemoryError", "AcceleratorError")
+"""Errors of torch that say nothing of the code that meets them: memory, or an earlier kernel of the device."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an allocation failed."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in MEMORY_SIGNS)
+
+
+@contextmanager
+def strict(doing: str, *expected: type[Exception]) -> Generator[None, None, None]:
+    """Code of opreplay's own that may raise errors of `expected` types and of this tree alone.
+
+    Raises InternalError for any other. Errors of the machine, as of memory that it has not, pass through.
+    """
+    try:
+        yield
+    except (OpReplayError, *expected):
+        raise
+    except Exception as error:
+        if lacks_memory(error) or type(error).__name__ in _MACHINE:
+            raise
+        raise internal_error(doing, error) from error
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

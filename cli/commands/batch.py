@@ -148,7 +148,7 @@ def command(
 
     from opreplay.cli.opening import parse_limits
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.reporting import engine_of, one_stdout, outcome_code, show_batch, show_json
+    from opreplay.cli.reporting import engine_of, one_stdout, outcome_code, show_json, show_report
     from opreplay.cli.setup import set_up
     from opreplay.cli.terminal.console import narrate
     from opreplay.cli.terminal.progress import FilesProgress, RunProgress
@@ -236,7 +236,7 @@ def command(
                 outputs.forget()  # refused: what the file holds is of another run
                 raise
             finally:
-                show_json(outputs) if format_ == "json" else show_batch(outputs)
+                show_json(outputs) if format_ == "json" else show_report(outputs)
     return _first(refused, _damaged(batch, allow_damaged), outcome_code(outputs, max_failed, unpredicted))
 
 

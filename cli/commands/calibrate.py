@@ -126,4 +126,4 @@ def refit_shipped(measured: list[Measured], folder: Path, *, version: str, forma
     if format_ == "json":
         console.write(console.json_text(view.cross_facts(across, elsewhere)))
     else:
-        console.show(view.render_cross(across, elsewhere))
+        console.show_fitted(lambda width: view.render_cross(across, elsewhere, width=width))

@@ -104,7 +104,6 @@ def command(
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import comparison as view
-    from opreplay.replay.report.views import comparison_markdown, comparison_table
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
 
     page = check_page(output, force=force or overwrite)
@@ -129,11 +128,11 @@ def command(
         told = {"violations": broken, "unchecked": untested, "warnings": warnings}
         console.write(console.json_text({**view.facts(found), **told}))
     elif format_ == "markdown":
-        console.write(comparison_markdown.render(found, everything=everything))
+        console.write(view.markdown(found, everything=everything))
     else:
         for line in (view.first_line(found), *view.side_lines(found)):
             console.show_line(line)
-        console.show_fitted(lambda width: comparison_table.render(found, width=width, everything=everything))
+        console.show_fitted(lambda width: view.render(found, width=width, everything=everything))
     for line in warnings:
         console.narrate(f"opreplay: warning: {line}")
     for line in (*broken, *untested):

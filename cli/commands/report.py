@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from opreplay.cli.options.shared import force_option, format_option, notes_option
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import RenderableType
 
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json", ".parquet": "parquet"}
 """What a file is written as where no --format is given."""
@@ -38,10 +38,8 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
     A file that was cut short is shown as far as it goes, and called interrupted.
     """
     from opreplay.cli.outputs import PAGES, check_writable, write_bytes, write_file
-    from opreplay.cli.reporting import batch_tables
     from opreplay.cli.terminal import console
-    from opreplay.replay.report.run import batch_markdown, json_, markdown, parquet, sequence, table
-    from opreplay.replay.report.run.facts import coverage_line
+    from opreplay.replay.report.run import report
     from opreplay.replay.report.suspects import not_comparable
     from opreplay.replay.results.reading import read_result_file
     from opreplay.replay.results.summary import summary_of
@@ -58,37 +56,32 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
     if format_ == "parquet" and output is None and sys.stdout.isatty():
         raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
     file = read_result_file(result)
-    run = (file.header, file.results, summary_of(file))
+    run = report.run_of(file, summary_of(file))
+    assert run is not None
     if format_ == "parquet":
-        body = parquet.render(*run)
+        body = report.parquet(run)
         if output is None:
             sys.stdout.buffer.write(body)
         else:
             write_bytes(Path(output), body, force=force)
         return
     if format_ == "table":
-        line = "\n".join(filter(None, (coverage_line(*run), not_comparable(file.header))))
+        line = "\n".join(filter(None, (run.first_line, not_comparable(run.header))))
 
-        def show(width: int) -> Group:
-            from rich.console import Group
-
+        def show(width: int) -> RenderableType:
             in_file = output is not None
-            rows = None if in_file else table.MAX_ROWS
-            ops = table.render(*run, width=width, everything=notes or in_file, rows=rows)
-            return Group(*batch_tables(file, width=width, whole=in_file), *sequence.tables(file.sequence), ops)
+            rows = None if in_file else report.MAX_ROWS
+            return report.render(run, width, everything=notes or in_file, rows=rows)
 
         if output is None:
             console.show_line(line)
             console.show_fitted(show)
             return
         text = console.plain_text(line, show)
-    elif format_ in ("csv", "html"):
-        text = PAGES[f".{format_}"](*run)
-    elif format_ == "markdown":
-        text = markdown.render(*run) + batch_markdown.render(file.traces, file.jobs)
-        text += sequence.markdown(file.sequence)
     else:
-        text = json_.render(*run, file.traces, file.jobs, file.sequence)
+        text = {"csv": PAGES[".csv"], "markdown": PAGES[".md"], "html": PAGES[".html"], "json": report.json}[format_](
+            run
+        )
     if output is None:
         console.write(text)
     else:

@@ -110,4 +110,4 @@ def command(
     if format_ == "json":
         console.write(console.json_text(view.facts(found, worst=worst)))
     else:
-        console.show(view.render(found, worst=worst))
+        console.show_fitted(lambda width: view.render(found, worst=worst, width=width))

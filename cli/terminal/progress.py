@@ -141,7 +141,7 @@ class RunProgress(_Bar):
             narrate(f"opreplay: warning: {result.name} {result.inputs}: {result.reason}; --resume tries it again")
         if self._bar is None and not self._rows:
             return
-        from opreplay.replay.report.run.table import live_line
+        from opreplay.replay.report.run.ops import live_line
 
         if self._bar is None:
             click.echo(live_line(result, LINE_WIDTH), file=sys.stderr)

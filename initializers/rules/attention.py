@@ -11,7 +11,7 @@ import math
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
 EXACT_SCORES = 4e6
 """Pairs of query and key up to which the saved output and logsumexp are computed: some 30 ms on two cores."""
@@ -51,10 +51,16 @@ class AttentionBackwardInit(CustomInit):
         lengths = _cut_evenly(context)
         query, key, value = (context.need(name) for name in ("query", "key", "value"))
         saved, output = context.need("logsumexp"), context.tensor("out")
+        if (
+            query.dim() != key.dim()
+            or query.dim() != value.dim()
+            or (output is not None and output.dim() < query.dim())
+        ):
+            raise InitializerError(f"{context.op}: query, key and value have different numbers of dimensions")
         if context.op in HEADS_LAST and query.dim() == 4:
             query, key, value = (t.transpose(1, 2) for t in (query, key, value))
             output = None if output is None else output.transpose(1, 2)
-        keys = max(1, key.shape[-2])
+        keys = max(1, extent(key, -2))
         biased = any(context.tensor(name) is not None for name in ("attn_bias", "bias", "attn_mask"))
         pairs = math.prod(query.shape[:-1]) * keys
         if query.dim() != 4 or pairs > EXACT_SCORES or lengths or biased or query.numel() == 0:
@@ -65,9 +71,11 @@ class AttentionBackwardInit(CustomInit):
                 summary=f"logsumexp about log({keys}) {lengths}".rstrip(),
                 assumed={"logsumexp": "about that of N(0, 1) scores", "out": "of the size of an average of values"},
             )
+        if not _go_together(query, key, value, output) or saved.shape[:2] != query.shape[:2]:
+            raise InitializerError(f"{context.op}: shapes of query, key, value, out and logsumexp do not go together")
         scale = context.args.get("scale")
         scale = scale if isinstance(scale, float) else query.shape[-1] ** -0.5
-        _save_forward(query, key, value, output, saved, scale, bool(context.args.get("is_causal")))
+        _save_forward(query, key, value, output, saved, scale, context.flag("is_causal"))
         return InitReport(summary="out and logsumexp of the forward pass")
 
 
@@ -94,6 +102,18 @@ def _cut_evenly(context: InitContext) -> str:
         fill.assign(cuts, torch.arange(sequences + 1, device=cuts.device) * tokens // sequences)
         done.append(f"{name}: {sequences} sequences of {tokens / sequences:.4g} tokens")
     return ", ".join(done)
+
+
+def _go_together(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor | None) -> bool:
+    """Whether these, [batch, heads, sequence, head size], belong to one call; a key head may serve several queries'."""
+    batch, heads, rows, size = query.shape
+    shared = key.shape[1] > 0 and heads % key.shape[1] == 0
+    return (
+        shared
+        and key.shape[:3] == value.shape[:3]
+        and (key.shape[0], key.shape[3]) == (batch, size)
+        and (output is None or output.shape == (batch, heads, rows, value.shape[3]))
+    )
 
 
 def _save_forward(

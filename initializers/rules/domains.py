@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
 Fill = Callable[[torch.Tensor, torch.Generator], None]
 
@@ -124,7 +124,8 @@ class SavedSoftmaxInit(CustomInit):
     def initialize(self, context: InitContext) -> InitReport:
         output = context.need("output")
         dim = context.args.get("dim")
-        dim = dim if isinstance(dim, int) else -1
+        dim = int(dim) if isinstance(dim, int) else -1
+        extent(output if output.dim() else output.reshape(1), dim)
         values = torch.softmax(output.float(), dim)
         if "log_softmax" in context.op:
             values = values.log()
@@ -162,7 +163,12 @@ class UnpoolIndicesInit(CustomInit):
     op_patterns = ("aten::max_unpool2d", "aten::max_unpool3d")
 
     def initialize(self, context: InitContext) -> InitReport:
-        plane = int(torch.Size(context.args["output_size"]).numel())
+        listed: object = context.args.get("output_size")
+        items = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else (None,)
+        sizes = [n for n in items if isinstance(n, int) and n > 0]
+        if len(sizes) < len(items):
+            raise InitializerError(f"{context.op}: output_size is not known")
+        plane = math.prod(sizes)
         fill.integers(context.need("indices"), context.generator, 0, plane)
         return InitReport(summary=f"indices in [0, {plane})", assumed={"indices": "uniform inside each plane"})
 
@@ -199,8 +205,9 @@ class WellConditionedInit(CustomInit):
         for name, tensor in context.tensors():
             if tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2] and tensor.numel():
                 size = tensor.shape[-1]
-                half = tensor / (2 * size)
-                fill.assign(tensor, half + half.mH + 2 * torch.eye(size, dtype=tensor.dtype, device=tensor.device))
+                exact = tensor if tensor.itemsize > 1 else tensor.float()  # torch adds no numbers of eight bits
+                half = exact / (2 * size)
+                fill.assign(tensor, half + half.mH + 2 * torch.eye(size, dtype=exact.dtype, device=tensor.device))
                 done.append(name)
         return InitReport(summary=f"{', '.join(done) or 'no matrix'} positive definite")
 

@@ -15,6 +15,7 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 
 WIDTH_STEP = 4
 """fbgemm's rows have a multiple of four elements."""
+MAX_COLUMNS = 1 << 40
 NO_POOLING = 2
 """The `pooling_mode` that gives a row for each index."""
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
@@ -62,7 +63,10 @@ class TableBatchedInit(CustomInit):
         weights = _largest(context, WEIGHTS)
         if tables < 1 or weights is None:
             raise InitializerError(f"{context.op}: no tables or no weights among its arguments")
-        edges = _width_edges(tables, _total_width(context, tables))
+        total = _total_width(context, tables)
+        if not tables <= total < MAX_COLUMNS:
+            raise InitializerError(f"{context.op}: {tables} tables of {total} columns in all")
+        edges = _width_edges(tables, total)
         widths = edges.diff()
         share = weights.numel() // tables
         if share < int(widths.max()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitReport, extent
 
 _PIVOTS = ("pivots", "LU_pivots")
 _FACTORS = ("LU", "LU_data", "LD", "self")
@@ -30,11 +30,11 @@ class PivotsInit(CustomInit):
         pivots = next((t for name in _PIVOTS if (t := context.tensor(name)) is not None), None)
         factors = next((t for name in _FACTORS if (t := context.tensor(name)) is not None and t.dim() >= 2), None)
         if factors is not None and factors.numel() and factors.is_floating_point():
-            size = min(factors.shape[-2:])
-            torch.diagonal(factors, dim1=-2, dim2=-1).add_(2 * size)
+            diagonal = torch.diagonal(factors, dim1=-2, dim2=-1)
+            fill.assign(diagonal, diagonal.float() + 2 * diagonal.shape[-1])
         if pivots is None or not pivots.numel():
             return InitReport(summary="no pivots")
-        count = pivots.shape[-1]
+        count = extent(pivots, -1)
         first = torch.arange(count, device=pivots.device)
         if context.op == "aten::linalg_ldl_solve":
             fill.assign(pivots, first + 1)  # a swap of LDL is written in pairs; without swaps every block is 1 by 1

@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 from opreplay.initializers.draws.distributions import IndexRule, draw_indices
 from opreplay.initializers.rules.masks import choose
 
@@ -32,8 +32,8 @@ def _along(argument: str) -> Bound:
         dim = context.args.get("dim")
         if not isinstance(dim, int):
             raise InitializerError(f"{context.op}: dim is not known, so the range of the index is not either")
-        shape = context.need(argument).shape
-        return shape[dim] if shape else 1
+        tensor = context.need(argument)
+        return extent(tensor, dim) if tensor.dim() else 1
 
     return bound
 
@@ -52,22 +52,22 @@ def _elements(argument: str) -> Bound:
 
 def _classes(context: InitContext) -> int:
     """Classes of a loss: dimension 1 of the scores, 0 when there is no batch."""
-    shape = context.need("self").shape
-    return shape[1] if len(shape) > 1 else shape[0]
+    scores = context.need("self")
+    return extent(scores, 1 if scores.dim() > 1 else 0)
 
 
-def _along_sizes(context: InitContext) -> int:
-    sizes, dim = context.args.get("sizes"), context.args.get("dim")
-    if not isinstance(sizes, (list, tuple)) or not isinstance(dim, int):
-        raise InitializerError(f"{context.op}: sizes or dim is not known")
-    return cast("Sequence[int]", sizes)[dim]
+def _along_recorded(argument: str) -> Bound:
+    """The number of a list of sizes that the op's `dim` names."""
 
+    def bound(context: InitContext) -> int:
+        listed, dim = context.args.get(argument), context.args.get("dim")
+        sizes = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else ()
+        size = sizes[dim] if isinstance(dim, int) and -len(sizes) <= dim < len(sizes) else None
+        if not isinstance(size, int):
+            raise InitializerError(f"{context.op}: {argument} or dim is not known")
+        return size
 
-def _along_recorded_size(context: InitContext) -> int:
-    sizes, dim = context.args.get("self_sizes"), context.args.get("dim")
-    if not isinstance(sizes, (list, tuple)) or not isinstance(dim, int):
-        raise InitializerError(f"{context.op}: self_sizes or dim is not known")
-    return cast("Sequence[int]", sizes)[dim]
+    return bound
 
 
 _SCATTERS = (
@@ -97,7 +97,7 @@ RANGES: dict[str, tuple[str, Bound]] = {
     "aten::embedding_backward": ("indices", _number("num_weights")),
     "aten::embedding_sparse_backward": ("indices", _number("num_weights")),
     **{f"aten::{base}": ("index", _along("self")) for base in _SCATTERS},
-    "aten::index_select_backward": ("index", _along_recorded_size),
+    "aten::index_select_backward": ("index", _along_recorded("self_sizes")),
     "aten::take": ("index", _elements("self")),
     "aten::put": ("index", _elements("self")),
     "aten::put_": ("index", _elements("self")),
@@ -114,7 +114,7 @@ RANGES: dict[str, tuple[str, Bound]] = {
     "sgl_kernel::shuffle_rows": ("dst2src_map", _size("input", 0)),
     "sgl_kernel::apply_shuffle_mul_sum": ("permutation", _size("input", 0)),
     "_C_cache_ops::cp_fused_concat_and_cache_mla": ("cp_local_token_select_indices", _size("kv_c", 0)),
-    "aten::value_selecting_reduction_backward": ("indices", _along_sizes),
+    "aten::value_selecting_reduction_backward": ("indices", _along_recorded("sizes")),
     "aten::take_along_dim": ("indices", _along("self")),
     **{f"aten::{base}": ("target", _classes) for base in (
         "nll_loss", "nll_loss_forward", "nll_loss_backward", "nll_loss_nd", "nll_loss2d", "nll_loss2d_forward",
@@ -145,6 +145,15 @@ class IndexInit(IndexRule):
         return _draw(context, argument, context.need(argument), bound(context))
 
 
+def index_list(context: InitContext) -> list[torch.Tensor | None]:
+    """The index tensors of `x[i, :, j]`. Raises InitializerError where something else is in their place."""
+    listed: object = context.args.get("indices")
+    items = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else (listed,)
+    if any(item is not None and not isinstance(item, torch.Tensor) for item in items):
+        raise InitializerError(f"{context.op}: indices are no tensors")
+    return cast("list[torch.Tensor | None]", list(items))
+
+
 class IndexListInit(IndexRule):
     """The list of index tensors of `x[i, :, j]`: the n-th indexes the n-th dimension, a mask as many as it has."""
 
@@ -161,7 +170,7 @@ class IndexListInit(IndexRule):
         dim = 0
         parts: list[str] = []
         how = "uniform"
-        for tensor in context.args.get("indices") or ():
+        for tensor in index_list(context):
             if tensor is None:
                 dim += 1
             elif tensor.dtype in (torch.bool, torch.uint8):
@@ -193,17 +202,17 @@ class BagInit(IndexRule):
     def initialize(self, context: InitContext) -> InitReport:
         indices = context.need("indices")
         weight = context.tensor("weight")
-        rows = weight.shape[0] if weight is not None else _number("num_weights")(context)
+        rows = extent(weight) if weight is not None else _number("num_weights")(context)
         report = _draw(context, "indices", indices, rows)
         offsets = context.tensor("offsets")
         if offsets is not None and offsets.numel():
             grad = context.tensor("grad")  # of a bag less than offsets, where these end with the number of indices
             ended = grad is not None and grad.dim() == 2 and grad.shape[0] == offsets.numel() - 1
-            ended = ended or bool(context.args.get("include_last_offset"))
+            ended = ended or context.flag("include_last_offset")
             fill.assign(offsets, _cut_points(offsets.numel(), indices.numel(), ended).to(offsets.device))
         grad, bags = context.tensor("grad"), context.tensor("offset2bag")
         if bags is not None and bags.numel() and grad is not None:
-            ids = torch.arange(bags.numel(), device=bags.device) * grad.shape[0] // bags.numel()
+            ids = torch.arange(bags.numel(), device=bags.device) * extent(grad) // bags.numel()
             fill.assign(bags, ids)
             sizes = context.tensor("bag_size")
             if sizes is not None and sizes.numel() == grad.shape[0]:
@@ -225,7 +234,7 @@ class SortedInit(CustomInit):
     def initialize(self, context: InitContext) -> InitReport:
         for name in self.arguments:
             if (tensor := context.tensor(name)) is not None and tensor.numel():
-                fill.assign(tensor, tensor.sort(dim=-1).values)
+                fill.assign(tensor, tensor.to(_sortable(tensor.dtype)).sort(dim=-1).values)
         return InitReport(summary="ascending boundaries")
 
 
@@ -286,7 +295,7 @@ class CtcInit(CustomInit):
     )
 
     def initialize(self, context: InitContext) -> InitReport:
-        scores, targets = context.need("log_probs"), context.need("targets")
+        scores, targets = context.need("log_probs", 2), context.need("targets")
         fill.assign(scores, scores.float().log_softmax(-1))
         fill.integers(targets, context.generator, 1, scores.shape[-1])
         if (lengths := context.tensor("input_lengths")) is not None:
@@ -306,7 +315,7 @@ class PackInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         source, lengths = context.need("input"), context.need("lengths")
-        longest = source.shape[1 if context.args.get("batch_first") else 0]
+        longest = extent(source, 1 if context.flag("batch_first") else 0)
         count = lengths.numel()
         fill.assign(lengths, longest - torch.arange(count, device=lengths.device) * (longest - 1) // max(1, count))
         return InitReport(summary=f"lengths from {longest} down", assumed={"lengths": "descending evenly"})
@@ -318,6 +327,13 @@ def _draw(context: InitContext, name: str, tensor: torch.Tensor, bound: int) -> 
         raise InitializerError(f"{context.op}: {name} has {tensor.numel()} elements but nothing to index")
     how = draw_indices(context, tensor, bound)
     return InitReport(summary=f"{tensor.numel()} {name} in [0, {bound})", assumed={name: how})
+
+
+def _sortable(dtype: torch.dtype) -> torch.dtype:
+    """A type that torch sorts and that holds the values of `dtype`."""
+    if dtype.is_complex:
+        raise InitializerError("complex numbers have no order")
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize == 1 else dtype
 
 
 def _mask_index(context: InitContext, mask: torch.Tensor) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
 CUMSUMS = (
     "fb::asynchronous_complete_cumsum",
@@ -49,6 +49,8 @@ VALUES = ("values", "x_values", "a_values", "indices", "ids", "t_in", "grad_outp
 """Arguments whose rows the lengths or offsets divide, the surest first."""
 LENGTHS = ("lengths", "x_lengths")
 OFFSETS = ("offsets", "x_offsets", "a_offsets", "csr_seg", "input_offset", "output_offset")
+MAX_TOTAL = 1 << 48
+"""Rows beyond which no tensor has them."""
 TABLE_ROWS = 100_000
 """Rows of a table where the number itself is an argument."""
 
@@ -99,6 +101,8 @@ def _held(context: InitContext, count: int, total: int) -> int:
 
 def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor:
     """int64 [count], adding up to `total`; each between about half and one and a half times the mean."""
+    if not 0 <= total < MAX_TOTAL:
+        raise InitializerError(f"{count} lengths that add up to {total}")
     edges = (torch.rand(count, generator=generator, dtype=torch.float64) + 0.5).cumsum(0)
     edges = (edges / edges[-1] * total).round().to(torch.int64)
     return edges.diff(prepend=edges.new_zeros(1))
@@ -108,12 +112,14 @@ def _offsets(context: InitContext, name: str, total: int, generator: torch.Gener
     """Ascending from 0 to the number of values; of several levels each divides the rows of the next one."""
     given = context.args[name]
     levels = [t for t in (given if isinstance(given, (list, tuple)) else [given]) if hasattr(t, "numel") and t.numel()]
+    if not levels:
+        return {}
     for level, inner in zip(levels, [*levels[1:], None], strict=True):
         end = total if inner is None else inner.numel() - 1
         lengths = _lengths(max(1, level.numel() - 1), end, generator)
         edges = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))[: level.numel()]
         fill.assign(level, edges.view(level.shape).to(level.device))
-    return {name: f"{levels[-1].numel() - 1} rows over {total} values"} if levels else {}
+    return {name: f"{levels[-1].numel() - 1} rows over {total} values"}
 
 
 def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str]:
@@ -134,9 +140,9 @@ def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str
 def _blocks(context: InitContext, order: torch.Tensor) -> None:
     """Columns of pooled embeddings in even blocks, before and after the permutation."""
     pooled, before = context.tensor("pooled_embs"), context.tensor("offset_dim_list")
-    if pooled is None or before is None or before.numel() < 2:
+    if pooled is None or before is None or before.numel() != len(order) + 1:
         return
-    edges = torch.arange(before.numel()) * pooled.shape[-1] // (before.numel() - 1)
+    edges = torch.arange(before.numel()) * extent(pooled, -1) // (before.numel() - 1)
     fill.assign(before, edges.to(before.device))
     if (inverse := context.tensor("inv_permute_list")) is not None and inverse.numel() == len(order):
         fill.assign(inverse, order.argsort().to(inverse.device))
@@ -154,7 +160,7 @@ def _bounded(context: InitContext) -> dict[str, str]:
         assumed["rows_per_table"] = f"{TABLE_ROWS} each"
     if (blocks := context.tensor("block_sizes")) is not None:
         ranks = context.args.get("my_size")
-        fill.assign(blocks, torch.tensor(max(1, TABLE_ROWS // (ranks if isinstance(ranks, int) else 1))))
+        fill.assign(blocks, torch.tensor(max(1, TABLE_ROWS // (ranks if isinstance(ranks, int) and ranks > 0 else 1))))
         assumed["block_sizes"] = f"even parts of {TABLE_ROWS} rows"
     if context.op == "fbgemm::jagged_index_select":
         bound = context.need("lengths").numel()
@@ -166,7 +172,7 @@ def _bounded(context: InitContext) -> dict[str, str]:
             assumed[name] = f"uniform in [0, {bound})"
     widths, starts = context.tensor("dim_sum_per_rank"), context.tensor("cumsum_dim_sum_per_rank")
     if widths is not None and widths.numel():
-        edges = torch.arange(widths.numel() + 1) * context.need("grad_output").shape[-1] // widths.numel()
+        edges = torch.arange(widths.numel() + 1) * extent(context.need("grad_output"), -1) // widths.numel()
         fill.assign(widths, edges.diff().to(widths.device))
         assumed["dim_sum_per_rank"] = "even"
         if starts is not None and starts.numel() == widths.numel():
@@ -182,7 +188,7 @@ def _short_sums(context: InitContext) -> dict[str, str]:
     lengths = context.need("t_in")
     if not fill.is_integer(lengths.dtype) or not lengths.numel():
         return {}
-    high = max(2, min(100, torch.iinfo(lengths.dtype).max // lengths.shape[-1]))
+    high = max(2, min(100, torch.iinfo(lengths.dtype).max // extent(lengths, -1)))
     fill.integers(lengths, context.generator, 0, high)
     return {"t_in": f"lengths in [0, {high})"}
 

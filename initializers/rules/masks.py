@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 
-import numpy as np
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
 DENSITY = 0.5
 """Share of true elements where nothing says otherwise."""
@@ -61,6 +61,8 @@ class PaddingMaskInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         mask = context.need("mask")
+        if mask.dim() != 2:
+            raise InitializerError(f"{context.op}: a padding mask has 2 dimensions, this one {mask.dim()}")
         rows, longest = mask.shape
         lengths = torch.zeros(rows, 1, dtype=torch.int64, device=mask.device)
         fill.integers(lengths, context.generator, 1, longest + 1)
@@ -78,9 +80,9 @@ class SelectedInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         grad, mask, source = context.need("grad"), context.need("mask"), context.need("input")
-        copies = max(1, math.prod(np.broadcast_shapes(tuple(mask.shape), tuple(source.shape))) // max(1, mask.numel()))
-        choose(mask, min(mask.numel(), grad.numel() // copies), context.generator)
-        return InitReport(summary=f"{int(mask.sum())} of {mask.numel()} elements selected")
+        count = min(mask.numel(), grad.numel() // _copies(mask, source))
+        choose(mask, count, context.generator)
+        return InitReport(summary=f"{count} of {mask.numel()} elements selected")
 
 
 class MaskedScatterInit(CustomInit):
@@ -91,10 +93,9 @@ class MaskedScatterInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         mask, source, target = context.need("mask"), context.need("source"), context.need("self")
-        copies = max(1, math.prod(np.broadcast_shapes(tuple(mask.shape), tuple(target.shape))) // max(1, mask.numel()))
-        count = min(mask.numel(), source.numel() // copies)
-        choose(mask, min(count, max(1, round(mask.numel() * DENSITY))) if count else 0, context.generator)
-        return InitReport(summary=f"{int(mask.sum())} of {mask.numel()} elements selected")
+        count = min(mask.numel(), source.numel() // _copies(mask, target), max(1, round(mask.numel() * DENSITY)))
+        choose(mask, count, context.generator)
+        return InitReport(summary=f"{count} of {mask.numel()} elements selected")
 
 
 class AttentionMaskInit(CustomInit):
@@ -132,13 +133,22 @@ class AttentionMaskInit(CustomInit):
             fill.assign(mask, seen)
         else:
             lowest = torch.finfo(mask.dtype).min if mask.dtype.is_floating_point else 0
-            fill.assign(mask, torch.zeros_like(seen, dtype=mask.dtype).masked_fill(~seen, lowest))
+            fill.assign(mask, torch.zeros_like(seen, dtype=torch.float64).masked_fill(~seen, lowest))
         return InitReport(summary="causal mask", assumed={"mask": "causal, aligned at the end"})
 
     @staticmethod
     def _mask(context: InitContext) -> torch.Tensor | None:
         found = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
         return next((mask for mask in found if mask is not None and mask.numel()), None)
+
+
+def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:
+    """How often each element of a mask is used on a target. Raises InitializerError where it cannot be."""
+    if not fill.broadcastable(mask.shape, target.shape):
+        raise InitializerError(f"a mask of {list(mask.shape)} on a tensor of {list(target.shape)}")
+    both = zip_longest(reversed(mask.shape), reversed(target.shape), fillvalue=1)
+    elements = math.prod(size if other == 1 else other for size, other in both)
+    return max(1, elements // max(1, mask.numel()))
 
 
 def choose(mask: torch.Tensor, count: int, generator: torch.Generator) -> None:

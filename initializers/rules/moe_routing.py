@@ -6,18 +6,28 @@ How experts are drawn and sorted is in `expert_choice`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
 
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option, OptionValue
+from opreplay.initializers.base import (
+    CustomInit,
+    InitContext,
+    InitializerError,
+    InitReport,
+    Option,
+    OptionValue,
+    extent,
+)
 from opreplay.initializers.draws import expert_choice
 from opreplay.initializers.draws.distributions import check_histogram, read_histogram
 
 MAX_EXPERTS = 1 << 16
 """A trace may name any number of experts; models have some hundreds."""
+MAX_NUMBER = 1 << 31
+"""Largest number of tokens, slots or rows that an argument may say."""
 DISTINCT_SCORES = 1 << 18
 """Router scores drawn before their rows repeat."""
 TOKEN_BITS = 24
@@ -180,7 +190,7 @@ def _find(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:
 
 def _number(context: InitContext, *names: str) -> int | None:
     found = (context.args.get(name) for name in names)
-    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
+    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_NUMBER), None)
 
 
 def expert_count(context: InitContext) -> int:
@@ -197,7 +207,9 @@ def expert_count(context: InitContext) -> int:
         return weights.shape[0]
     listed = context.args.get("weight")
     if isinstance(listed, (list, tuple)) and listed:
-        return listed[0].shape[0] if len(listed) == 1 and listed[0].dim() == 3 else len(listed)
+        several = cast("Sequence[object]", listed)
+        whole = several[0] if len(several) == 1 else None
+        return whole.shape[0] if isinstance(whole, torch.Tensor) and whole.dim() == 3 else len(several)
     chosen = _find(context, CHOSEN)
     return max(8, 2 * chosen.shape[-1]) if chosen is not None and chosen.dim() == 2 else 8
 
@@ -270,7 +282,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     hidden = context.need("hidden_states") if context.tensor("hidden_states") is not None else _find(context, HIDDEN)
     topk = _number(context, "topk", "top_k") or 1
     weights = _find(context, ("topk_weights",))
-    tokens = hidden.shape[0] if hidden is not None else 0
+    tokens = extent(hidden) if hidden is not None else 0
     if weights is not None and weights.dim() == 2:
         tokens, topk = weights.shape
     experts = expert_count(context)
@@ -294,7 +306,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
         flat = torch.cat((share.flatten(), share.new_zeros(1)))
         fill.assign(given, flat.index_select(0, positions).reshape(given.shape).to(given.device))
     if weights is not None:
-        fill.assign(weights, share.reshape(weights.shape).to(weights.device))
+        fill.assign(weights, share.flatten().to(weights.device))
     assumed = {"sorted_token_ids": _how(context)}
     if made.dropped:
         assumed["capacity"] = f"{made.dropped} of {filler} routed slots find no place and are dropped"
@@ -310,6 +322,14 @@ def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
     return torch.cat((table.flatten(), filler)).index_select(0, positions)
 
 
+def rows_of_groups(context: InitContext) -> int | None:
+    """Rows of what is split into groups, the first one of a list; None where the call has none."""
+    listed = context.args.get("x")
+    several = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else ()
+    hidden = several[0] if several else _find(context, HIDDEN)
+    return extent(hidden) if isinstance(hidden, torch.Tensor) else None
+
+
 def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
     """Rows of each expert's group: counts, cumulative ends, or sorted expert numbers."""
     if (numbers := context.tensor("sorted_expert_for_source_row")) is not None:
@@ -320,11 +340,9 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
     groups = _find(context, ("group_list", "offs", "expert_num_tokens"))
     if groups is None:
         return InitReport(summary="no groups among its arguments")
-    experts = groups.shape[0]
+    experts = extent(groups)
     most = _number(context, "max_tokens_per_batch")
-    listed = context.args.get("x")
-    hidden = listed[0] if isinstance(listed, (list, tuple)) and listed else _find(context, HIDDEN)
-    rows = most * experts // 2 if most else hidden.shape[0] if hidden is not None else 0
+    rows = most * experts // 2 if most else rows_of_groups(context) or 0
     counts = torch.bincount(
         torch.multinomial(_chance(context, experts), max(1, rows), True, generator=generator)[:rows], minlength=experts
     )
@@ -332,10 +350,9 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
     if most and (over := int((counts - most).clamp(min=0).sum())):
         counts = counts.clamp(max=most)
         assumed["capacity"] = f"{over} of {rows} rows are over capacity and dropped"
-    kind = context.args.get("group_list_type")
     if groups.dim() == 2:
         made = torch.stack((torch.arange(experts), counts), 1)
-    elif context.tensor("expert_num_tokens") is not None or kind == 1:
+    elif context.tensor("expert_num_tokens") is not None or _number(context, "group_list_type") == 1:
         made = counts
     else:
         made = counts.cumsum(0)
@@ -354,7 +371,7 @@ def _return(context: InitContext, generator: torch.Generator) -> InitReport:
         tokens, topk = weights.shape
         fill.assign(weights, expert_choice.routing_weights(tokens, topk, generator).to(weights.device))
     if (starts := context.tensor("expert_first_token_offset")) is not None and starts.numel():
-        rows = context.need("permuted_hidden_states").shape[0]
+        rows = context.need("permuted_hidden_states", 1).shape[0]
         edges = torch.arange(starts.numel()) * rows // max(1, starts.numel() - 1)
         fill.assign(starts, edges.to(starts.device))
     if (chosen := context.tensor("export_for_source_row")) is not None and chosen.dim() == 2:

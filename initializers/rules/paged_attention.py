@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import InitContext, InitializerError, InitReport
+from opreplay.initializers.base import InitContext, InitializerError, InitReport, extent
 from opreplay.initializers.draws.argument_names import CUMULATIVE_NEW, CUMULATIVE_SEEN, LONGEST, QUERY, SEEN, TABLES
 from opreplay.initializers.draws.distributions import LengthRule, length_distribution
 from opreplay.initializers.draws.paging import Pool, consecutive, find_pool, page_list, shared_generator, slots_of
@@ -140,7 +140,7 @@ class CacheSlotsInit(LengthRule):
 
 
 def _first(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:
-    return next((t for name in names if (t := context.tensor(name)) is not None and t.numel()), None)
+    return next((t for name in names if (t := context.tensor(name)) is not None and t.dim() and t.numel()), None)
 
 
 def _sequences(context: InitContext) -> int | None:
@@ -172,7 +172,7 @@ def _room(context: InitContext, pool: Pool | None) -> Room:
     elif keys is not None:
         limits.append(keys.shape[0] if packed else keys.shape[1] if keys.dim() > 1 else 1)
     elif (gathered := context.tensor("dst")) is not None:
-        limits.append(gathered.shape[0])
+        limits.append(extent(gathered))
     together = pool is None and keys is not None and rows == keys.shape[0]
     return Room(
         sequences=sequences,
@@ -198,8 +198,9 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
     said = context.args.get("actual_seq_lengths_kv")
     if said is None and context.op == "npu::npu_incre_flash_attention":
         said = context.args.get("actual_seq_lengths")
-    if isinstance(said, (list, tuple)) and len(cast("Sequence[int]", said)) == len(batch.kv) and said:
-        kv = torch.tensor(said, dtype=torch.int64)
+    listed = cast("Sequence[object]", said) if isinstance(said, (list, tuple)) else ()
+    if listed and len(listed) == len(batch.kv) and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in listed):
+        kv = torch.tensor(listed, dtype=torch.int64)
         return Batch(query=batch.query, kv=kv, assumed="lengths as recorded")
     keys, pages = _first(context, ("k", "key")), _first(context, ("kv_page_indices",))
     kv = batch.kv
@@ -252,6 +253,8 @@ def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, st
         table = context.tensor(name)
         if table is None or table.dim() != 2 or table.shape[0] != len(counts):
             continue
+        if not fill.is_integer(table.dtype):
+            raise InitializerError(f"{context.op}: {name} holds no whole numbers")
         width = table.shape[1]
         named = counts.clamp(max=width).numpy()
         values = torch.zeros(table.numel(), dtype=table.dtype)
@@ -261,6 +264,8 @@ def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, st
         assumed[name] = said
     listed, edges = context.tensor("kv_page_indices"), context.tensor("kv_indptr")
     if listed is not None and edges is not None:
+        if total > listed.numel():
+            raise InitializerError(f"{context.op}: {total} pages, but room for {listed.numel()} in kv_page_indices")
         values = torch.zeros(listed.numel(), dtype=torch.int64)
         values[:total] = pages
         fill.assign(listed, values.to(listed.device))

@@ -102,8 +102,8 @@ class NewTokensInit(CustomInit):
             generator=shared_generator(context, "lengths"),
         )
         seen = batch.kv if known is not None else batch.query
-        fill.assign(new, batch.query.reshape(new.shape).to(new.device))
-        fill.assign(cached, (seen - batch.query).reshape(cached.shape).to(cached.device))
+        fill.assign(new, batch.query.to(new.device))
+        fill.assign(cached, (seen - batch.query).to(cached.device))
         what = batch.assumed if known is not None else "128 new tokens a sequence, none cached"
         return InitReport(summary=f"{int(batch.query.sum())} new tokens", assumed={"extend_seq_lens": what})
 

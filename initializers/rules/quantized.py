@@ -11,7 +11,7 @@ import math
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
 PACKED = (
     "aten::_weight_int4pack_mm",
@@ -160,6 +160,8 @@ def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
 def _finite_codes(context: InitContext) -> str:
     """Bytes whose exponent is not all ones, which would stand for infinity and for what is no number."""
     codes, bits = context.need("input"), context.args.get("ebits")
+    if not fill.is_integer(codes.dtype):
+        raise InitializerError(f"{context.op}: codes of 8-bit floats are bytes, not {codes.dtype}")
     bits = bits if isinstance(bits, int) and 0 < bits < 8 else 5 if context.args.get("forward") is False else 4
     exponent = (1 << bits) - 1 << 7 - bits
     fill.assign(codes, torch.where(codes & exponent == exponent, codes ^ 0x40, codes))
@@ -180,6 +182,8 @@ def _fake(context: InitContext) -> InitReport:
     """Scales that map N(0, 1) to some codes either way; zero points inside the range; nothing switched off."""
     low, high = context.args.get("quant_min"), context.args.get("quant_max")
     low, high = (low, high) if isinstance(low, int) and isinstance(high, int) else (0, 127)
+    if not -(1 << 31) <= low <= high < 1 << 32:
+        raise InitializerError(f"{context.op}: no codes from {low} to {high}")
     for name in ("scale", "scales"):
         if (scale := context.tensor(name)) is not None:
             size = 8.0 / max(1, high - low)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitReport, extent
 from opreplay.initializers.rules.segments import even_cuts
 
 Kind = Callable[[InitContext, torch.Tensor], str]
@@ -139,7 +139,7 @@ def block_pairs(caches: str) -> Kind:
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         half = max(1, _size(caches)(context) // 2)
-        places = torch.arange(tensor.shape[0], device=tensor.device) % half
+        places = torch.arange(extent(tensor), device=tensor.device) % half
         fill.assign(tensor, torch.stack((places, places + (half if half > 0 else 0)), 1)[:, : tensor.shape[-1]])
         return f"blocks 0 to {half} to those after them"
 

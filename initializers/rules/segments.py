@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
 
 class BatchSizesInit(CustomInit):
@@ -41,7 +41,7 @@ class BatchSizesInit(CustomInit):
             raise InitializerError(f"{context.op}: no data to be packed in steps")
         fill.assign(sizes, packed_sizes(sizes.numel(), rows.shape[0], _sequences(context)).to(sizes.device))
         return InitReport(
-            summary=f"{int(sizes[0])} sequences of up to {sizes.numel()} steps",
+            summary=f"{int(sizes.flatten()[0])} sequences of up to {sizes.numel()} steps",
             assumed={"batch_sizes": "one sequence of full length, the others of equal length"},
         )
 
@@ -74,7 +74,8 @@ def _sequences(context: InitContext) -> int | None:
     sizes: Any = context.args.get("input_size")
     extents = cast("Sequence[Any]", sizes) if isinstance(sizes, (list, tuple)) else ()
     if len(extents) > 1:
-        return extents[0 if context.args.get("batch_first") else 1]
+        size = extents[0 if context.flag("batch_first") else 1]
+        return size if isinstance(size, int) else None
     return None
 
 
@@ -88,11 +89,11 @@ class SegmentsInit(CustomInit):
         data, axis = context.need("data"), context.args.get("axis")
         axis = axis if isinstance(axis, int) else 0
         lengths, offsets = context.tensor("lengths"), context.tensor("offsets")
-        total = data.shape[axis]
+        total = extent(data, axis)
         if lengths is not None and lengths.numel():
-            fill.assign(lengths, even_cuts(lengths.shape[-1], total).diff().to(lengths.device))
+            fill.assign(lengths, even_cuts(extent(lengths, -1), total).diff().to(lengths.device))
         if offsets is not None and offsets.numel():
-            cuts = even_cuts(max(1, offsets.shape[-1] - 1), total)[: offsets.shape[-1]]
+            cuts = even_cuts(max(1, extent(offsets, -1) - 1), total)[: offsets.shape[-1]]
             fill.assign(offsets, cuts.to(offsets.device))
         return InitReport(summary="segments of equal size", assumed={"lengths": "equal"})
 
@@ -124,7 +125,7 @@ class CompressedInit(CustomInit):
             return InitReport(summary="rows of equal size", assumed={"self": "rows of equal size"})
         pointers = self._first(context, "crow_indices", "compressed_indices", "ccol_indices")
         plain = self._first(context, "col_indices", "plain_indices", "row_indices")
-        if pointers.shape[-1] < 2 or not plain.numel():
+        if extent(pointers, -1) < 2 or not extent(plain, -1) or not plain.numel():
             pointers.zero_()
             return InitReport(summary="no elements")
         rows, count = pointers.shape[-1] - 1, plain.shape[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
 
 def _even(total: int, count: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ class AdaptersInit(CustomInit):
         rows = _one(context, "inputs", "x")
         lengths = next((t for n in ("seq_len_tensor", "seq_len") if (t := context.tensor(n)) is not None), None)
         if lengths is not None:
-            tokens = rows.shape[1] if rows.dim() == 3 else rows.shape[0]
+            tokens = extent(rows, 1 if rows.dim() == 3 else 0)
             made = _even(tokens, lengths.numel())
             fill.assign(lengths, made.to(lengths.device))
             if (starts := context.tensor("b_seq_start_loc")) is not None:
@@ -103,7 +103,7 @@ class StateSlotsInit(CustomInit):
         states = next(
             (t for name in ("conv_states", "conv_state", "ssm_states") if (t := context.tensor(name)) is not None), None
         )
-        slots = states.shape[0] if states is not None and states.dim() else 1
+        slots = max(1, states.shape[0]) if states is not None and states.dim() else 1
         assumed = {}
         for name in ("cache_indices", "conv_state_indices"):
             if (chosen := context.tensor(name)) is not None:
@@ -113,7 +113,7 @@ class StateSlotsInit(CustomInit):
                 assumed[name] = "slots in random order"
         if (edges := context.tensor("query_start_loc")) is not None and edges.numel() > 1:
             x = _one(context, "x", "u")
-            made = torch.cat((torch.zeros(1, dtype=torch.int64), _even(x.shape[-1], edges.numel() - 1).cumsum(0)))
+            made = torch.cat((torch.zeros(1, dtype=torch.int64), _even(extent(x, -1), edges.numel() - 1).cumsum(0)))
             fill.assign(edges, made.to(edges.device))
             assumed["query_start_loc"] = "sequences of even length"
         if (started := context.tensor("has_initial_state")) is not None:
@@ -150,7 +150,7 @@ class RowLimitsInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         scores = _one(context, "logits", "score")
-        columns, rows = scores.shape[-1], scores.shape[0]
+        columns, rows = extent(scores, -1), scores.shape[0]
         assumed = {}
         for name in ("rowEnds", "lengths", "seq_lens", "seqLens"):
             if (limits := context.tensor(name)) is not None:
@@ -181,7 +181,7 @@ class GroupSizesInit(CustomInit):
         rows = _one(context, "a", "a_tensors")
         out = _one(context, "output", "out_tensors")
         counts = _even(rows.shape[0], sizes.shape[0])
-        fixed = torch.tensor([out.shape[1], rows.shape[1]]).expand(sizes.shape[0], 2)
+        fixed = torch.tensor([extent(out, 1), extent(rows, 1)]).expand(sizes.shape[0], 2)
         fill.assign(sizes, torch.cat((counts.unsqueeze(1), fixed), 1).to(sizes.device))
         edges = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
         fill.assign(offsets, edges[: offsets.numel()].to(offsets.device))
@@ -202,9 +202,11 @@ class RegroupInit(CustomInit):
         if not isinstance(given, (list, tuple)) or not isinstance(wanted, (list, tuple)) or not given:
             raise InitializerError(f"{context.op}: no tensors or no widths of the results among its arguments")
         reverse = bool(context.args.get("reverse"))
-        pieces = _pieces([t.shape[1] for t in given], [int(n) for n in wanted], permutes.shape[0])
+        if not all(isinstance(t, torch.Tensor) for t in given) or not all(isinstance(n, int) for n in wanted):
+            raise InitializerError(f"{context.op}: pooled_embs are no tensors or out_lengths no numbers")
+        pieces = _pieces([extent(t, 1) for t in given], list(wanted), extent(permutes))
         rows = [(b, a, y, x, n, 0) if reverse else (a, b, x, y, n, 0) for a, b, x, y, n in pieces]
-        fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).reshape(permutes.shape).to(permutes.device))
+        fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).flatten().to(permutes.device))
         return InitReport(summary=f"{len(rows)} pieces", assumed={"permutes": "columns in order"})
 
 

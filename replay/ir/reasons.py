@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from opreplay.traces.errors import InternalError, OpReplayError, internal_error, is_own_fault
+from opreplay.traces.errors import InternalError, OpReplayError, internal_error, is_own_fault, lacks_memory
 
 ReasonKind = Literal[
     "collective",
@@ -148,8 +148,6 @@ def _total(kind: str, sums: dict[str, list[float]]) -> ReasonTotal:
 
 DETAIL_CHARS = 300
 """Errors of torch can be pages long; a reason is one line."""
-MEMORY_SIGNS = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "unable to mmap")
-"""What torch, oneDNN and the C++ library say when an allocation fails."""
 
 
 def reason_for(error: Exception) -> Reason:
@@ -163,7 +161,7 @@ def reason_for(error: Exception) -> Reason:
         return Reason("internal error", str(internal_error("its replay", error)))
     text = str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")[:DETAIL_CHARS]
-    if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY_SIGNS):
+    if lacks_memory(error):
         return Reason("budget", f"memory: {line or 'an allocation failed'} (--max-op-memory)")
     return Reason("failed", f"{type(error).__name__}: {line}" if line else type(error).__name__)
 

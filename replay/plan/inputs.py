@@ -218,7 +218,8 @@ def join_notes(joined: Trace) -> list[str]:
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
-    of_table = loss_notes(joined.info.report.losses, file_name(joined.info.path))
+    name = file_name(joined.info.path)
+    of_table = [*loss_notes(joined.info.report.losses, name), *impossible_notes(joined, name)]
     if table is not None:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
@@ -239,6 +240,15 @@ def join_notes(joined: Trace) -> list[str]:
             "the arguments are those of another model"
         )
     return [*notes, *of_table]
+
+
+def impossible_notes(trace: Trace, name: str) -> list[str]:
+    """A warning where recorded device times cannot be right, none for a sound trace."""
+    from opreplay.traces.times.impossible import impossible_kernels
+
+    faults = impossible_kernels(trace)
+    shown = ", ".join(f"{one.kind} ({one.kernels:,} = {100 * one.share:.1f} %)" for one in faults)
+    return [f"opreplay: warning: {name}: kernel times that no device has, in all totals: {shown}"] if faults else []
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +10,13 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.report.columns import Column, OpCell, names_room, ops_table
-from opreplay.replay.report.run.csv_ import cell
+from opreplay.replay.report import formats
+from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, Unit, names_room, terminal
 from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
 from opreplay.traces.times.breakdown import Breakdown, Row
 from opreplay.traces.times.peaks import TF32, Peak
 
+_OfRow = Column[Row]
 COLUMNS = (
     "name",
     "calls",
@@ -45,13 +44,8 @@ def facts(found: Breakdown, top: int | None) -> dict[str, Any]:
 
 def csv_text(found: Breakdown, top: int | None) -> str:
     """One row each; times in microseconds, shares from 0 to 1."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in found.rows[:top]:
-        values = [getattr(row, name) for name in COLUMNS]
-        writer.writerow([cell(value) if isinstance(value, str) else value for value in values])
-    return out.getvalue()
+    columns = [_OfRow(name, lambda row, name=name: getattr(row, name)) for name in COLUMNS]
+    return formats.csv_text(Table("Rows", columns, found.rows[:top]))
 
 
 def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
@@ -59,9 +53,8 @@ def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
     shown = found.rows[:top]
     parts: list[RenderableType] = [Text(f"{time_text(found.total_us)} of {found.clock} time by {found.by}")]
     if shown:
-        room = names_room([safe(row.name) for row in shown])
-        cells = [OpCell(name=row.name) for row in shown]
-        parts += ops_table(_columns(shown), cells, width=width, title=found.by, room=room)
+        room = names_room(row.name for row in shown)
+        parts += terminal(Table("Rows", columns_of(found, shown), shown), width, room=room)[1:]
     if rest := found.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
         parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more", style="dim"))
@@ -87,26 +80,27 @@ def _peak_text(peak: Peak) -> str:
     return f"{rates}; {peak.gb_per_s:,g} GB/s (datasheet, dense){told}; GB/s counts arguments and known results once"
 
 
-def _columns(rows: Sequence[Row]) -> list[Column]:
-    made = [
-        Column(title="share", cells=tuple(share_text(row.share) for row in rows)),
-        Column(title="time", cells=tuple(time_text(row.time_us) for row in rows)),
-        Column(title="calls", cells=tuple(f"{row.calls:,}" for row in rows), gives_way=5),
-        Column(title="median", cells=tuple(time_text(row.median_us) for row in rows), gives_way=4),
+def _rate(form: str) -> Unit:
+    return Unit(lambda value: DASH if value is None else form.format(value))
+
+
+def _of_peak(row: Row) -> str:
+    return f"{share_text(row.peak_share)} {_SHORT.get(row.peak_kind, row.peak_kind)}".strip()
+
+
+def columns_of(found: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
+    """What is known of the rows; the name has the room that is left."""
+    columns = [
+        _OfRow("share", lambda row: row.share, SHARE),
+        _OfRow("time", lambda row: row.time_us, TIME, key="time_us"),
+        _OfRow("calls", lambda row: row.calls, COUNT, drop=5),
+        _OfRow("median", lambda row: row.median_us, TIME, key="median_us", drop=4),
     ]
-    rates = (
-        ("TFLOP/s", [row.tflops_per_s for row in rows], "{:,.3g}"),
-        ("GB/s", [row.gb_per_s for row in rows], "{:,.4g}"),
-    )
-    for title, values, form in rates:
-        if any(value is not None for value in values):
-            cells = tuple(DASH if value is None else form.format(value) for value in values)
-            made.append(Column(title=title, cells=cells, gives_way=3))
-    if any(row.peak_share is not None for row in rows):
-        cells = tuple(
-            f"{share_text(row.peak_share)} {_SHORT.get(row.peak_kind, row.peak_kind)}".strip() for row in rows
-        )
-        made.append(Column(title="of peak", cells=cells, gives_way=2))
-    if any(row.kind for row in rows):
-        made.append(Column(title="kind", cells=tuple(row.kind for row in rows), left=True, gives_way=6))
-    return made
+    maybe = [
+        _OfRow("TFLOP/s", lambda row: row.tflops_per_s, _rate("{:,.3g}"), key="tflops_per_s", drop=3),
+        _OfRow("GB/s", lambda row: row.gb_per_s, _rate("{:,.4g}"), key="gb_per_s", drop=3),
+        _OfRow("of peak", lambda row: row.peak_share, SHARE, key="peak_share", text=_of_peak, drop=2),
+        _OfRow("kind", lambda row: row.kind or None, drop=6),
+    ]
+    columns += [column for column in maybe if any(column.value(row) is not None for row in rows)]
+    return [*columns, _OfRow(found.by, lambda row: row.name, key="name", form="name")]

@@ -10,14 +10,15 @@ import msgspec
 
 from opreplay.replay.check.model import CheckResult, Finding, PointResult, Verdict, counts
 from opreplay.replay.ir.describe import time_text
-from opreplay.replay.report.page.model import Cell, Column, Page, Table
-from opreplay.replay.report.run.markdown import code, escaped
+from opreplay.replay.report import formats
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.table import COUNT, NUMBER, Column, Table, terminal
 from opreplay.replay.report.text import end, safe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from opreplay.replay.check.fidelity.fidelity import Fidelity, StandIn
+    from opreplay.replay.check.fidelity import Fidelity, StandIn
 
 STYLES: dict[Verdict, str] = {
     "pass": "green",
@@ -35,6 +36,7 @@ MARKS: dict[Verdict, str] = {
     "refused": "🟡",
     "not applicable": "⚪",
 }
+DETAIL_CHARS = 300
 CASES_SHOWN = 3
 """Failing cases of a point that tables list."""
 
@@ -57,25 +59,49 @@ def first_line(found: CheckResult, failed: Sequence[PointResult]) -> str:
     return f"{found.op} on {found.device}: {ended} ({tally}); held against {found.against}"
 
 
+_OfPoint = Column[PointResult]
+_POINT = _OfPoint("point", lambda one: one.point)
+_VERDICT = _OfPoint("verdict", lambda one: one.verdict, style=lambda one: STYLES[one.verdict])
+_CASES = _OfPoint("cases", lambda one: len(one.cases), COUNT)
+_DETAIL = _OfPoint("detail", lambda one: one.detail, form="fold")
+_OfCase = Column[tuple[PointResult, Finding]]
+
+
+def _cases_table(found: CheckResult, title: str, most: int | None = None) -> Table[tuple[PointResult, Finding]]:
+    """Every case of every point, or the first that each fails by."""
+    rows = [(one, case) for one in found.points for case in (one.cases if most is None else one.of("fail")[:most])]
+    columns = [
+        _OfCase(title, lambda row: row[0].point),
+        *([_OfCase("verdict", lambda row: row[1].verdict)] if most is None else []),
+        _OfCase("case", lambda row: row[1].case, form="code"),
+        *([_OfCase("ulp", lambda row: row[1].ulp, NUMBER)] if most is None else []),
+        _OfCase("detail", lambda row: row[1].detail if most is None else end(row[1].detail, DETAIL_CHARS)),
+    ]
+    return Table("Cases", columns, rows)
+
+
 def render(found: CheckResult, *, width: int) -> RenderableType:
     """One row a point, below it the cases that it fails by."""
     from rich.console import Group
-    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width)
-    table.add_column("point", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("cases", justify="right")
-    table.add_column("", overflow="fold", ratio=1)
+    rows: list[tuple[PointResult | None, str]] = []
     for one in found.points:
-        style = STYLES[one.verdict]
-        table.add_row(one.point, Text(one.verdict, style=style), str(len(one.cases)), Text(safe(one.detail)))
-        for case in one.of("fail")[1:CASES_SHOWN]:
-            table.add_row("", "", "", Text(safe(_case_line(case)), style="dim"))
-        if len(one.of("fail")) > CASES_SHOWN:
-            table.add_row("", "", "", Text(f"and {len(one.of('fail')) - CASES_SHOWN} more cases (--format json)"))
-    return Group(table, *(Text(safe(line)) for line in notes(found)))
+        failing = one.of("fail")
+        rows += [(one, one.detail), *((None, _case_line(case)) for case in failing[1:CASES_SHOWN])]
+        if len(failing) > CASES_SHOWN:
+            rows.append((None, f"and {len(failing) - CASES_SHOWN} more cases (--format json)"))
+    column = Column[tuple["PointResult | None", str]]
+    columns = [
+        column("point", lambda row: row[0] and row[0].point),
+        column(
+            "verdict", lambda row: row[0] and row[0].verdict, style=lambda row: STYLES[row[0].verdict] if row[0] else ""
+        ),
+        column("cases", lambda row: str(len(row[0].cases)) if row[0] else "", right=True),
+        column("detail", lambda row: row[1], form="fold", style=lambda row: "" if row[0] else "dim"),
+    ]
+    table = terminal(Table("Points", columns, rows), width)[1:]
+    return Group(*table, *(Text(safe(line)) for line in notes(found)))
 
 
 def _case_line(case: Finding) -> str:
@@ -105,17 +131,12 @@ def notes(found: CheckResult) -> list[str]:
 
 def markdown(found: CheckResult, failed: Sequence[PointResult]) -> str:
     """The same, short enough for a comment on a pull request."""
-    lines = [f"### opreplay check: {escaped(first_line(found, failed))}", ""]
-    lines += ["| point | verdict | cases | |", "|---|---|---:|---|"]
-    for one in found.points:
-        cells = (one.point, f"{MARKS[one.verdict]} {one.verdict}", str(len(one.cases)), escaped(end(one.detail, 300)))
-        lines.append(f"| {' | '.join(cells)} |")
-    failing = [(one.point, case) for one in found.points for case in one.of("fail")[:CASES_SHOWN]]
-    if failing:
-        lines += ["", "| fails | case | |", "|---|---|---|"]
-        lines += [f"| {point} | {code(case.case)} | {escaped(end(case.detail, 300))} |" for point, case in failing]
-    lines += ["", *(f"- {escaped(line)}" for line in notes(found))]
-    return "\n".join(lines) + "\n"
+    marked = _VERDICT.with_text(lambda one: f"{MARKS[one.verdict]} {one.verdict}")
+    detail = _OfPoint("", lambda one: end(one.detail, DETAIL_CHARS))
+    lines = [f"### opreplay check: {formats.escaped(first_line(found, failed))}"]
+    lines += formats.markdown(Table("Points", [_POINT, marked, _CASES, detail], found.points))
+    lines += formats.markdown(_cases_table(found, "fails", CASES_SHOWN))
+    return "\n".join([*lines, *formats.bullets(notes(found))]) + "\n"
 
 
 def page(found: CheckResult, failed: Sequence[PointResult], command: str) -> Page:
@@ -126,45 +147,8 @@ def page(found: CheckResult, failed: Sequence[PointResult], command: str) -> Pag
         command=command,
         facts=tuple((name, str(value)) for name, value in found.environment.items()),
         tables=(
-            Table(
-                title="Points",
-                columns=(
-                    Column(title="point"),
-                    Column(title="verdict"),
-                    Column(title="cases", number=True),
-                    Column(title="detail"),
-                ),
-                rows=tuple(
-                    (
-                        Cell(text=one.point),
-                        Cell(text=one.verdict),
-                        Cell(text=str(len(one.cases)), value=float(len(one.cases))),
-                        Cell(text=one.detail),
-                    )
-                    for one in found.points
-                ),
-            ),
-            Table(
-                title="Cases",
-                columns=(
-                    Column(title="point"),
-                    Column(title="verdict"),
-                    Column(title="case"),
-                    Column(title="ulp", number=True),
-                    Column(title="detail"),
-                ),
-                rows=tuple(
-                    (
-                        Cell(text=one.point),
-                        Cell(text=case.verdict),
-                        Cell(text=case.case),
-                        Cell(text="" if case.ulp is None else f"{case.ulp:.3g}", value=case.ulp),
-                        Cell(text=case.detail),
-                    )
-                    for one in found.points
-                    for case in one.cases
-                ),
-            ),
+            Table("Points", [_POINT, _VERDICT, _CASES, _DETAIL], found.points),
+            _cases_table(found, "point"),
         ),
         notes=tuple(notes(found)),
     )
@@ -201,6 +185,6 @@ def fidelity_lines(found: Fidelity) -> list[str]:
 
 def fidelity_markdown(found: Fidelity) -> str:
     """The same for a page."""
-    lines = [f"### opreplay check: {escaped(fidelity_line(found))}", ""]
-    lines += [f"- {code(row.op)}: {escaped(end(row.detail, 300))}" for row in found.failed]
+    lines = [f"### opreplay check: {formats.escaped(fidelity_line(found))}", ""]
+    lines += [f"- {formats.code(row.op)}: {formats.escaped(end(row.detail, DETAIL_CHARS))}" for row in found.failed]
     return "\n".join(lines) + "\n"

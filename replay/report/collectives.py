@@ -3,87 +3,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich.console import RenderableType
-from rich.text import Text
+from collections.abc import Callable, Sequence
 
 from opreplay.replay.collectives.mapping import size_text
 from opreplay.replay.collectives.model import Bandwidth, CollectiveFacts
 from opreplay.replay.ir.describe import SHORT_DTYPES
-from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.text import DASH, digits, plural, time_text
+from opreplay.replay.report.table import TIME, Column, Table, Unit
+from opreplay.replay.report.text import DASH, digits, plural
 from opreplay.replay.results.records import OpResult
 
 MAX_ROWS = 40
-WIDE = 124
-"""Characters that the whole table needs without simulated devices; each of those needs `WIDE_SOC` more."""
-WIDE_SOC = 20
-NARROW = ("collective", "size", "ranks", "time", "busbw", "wait", "check")
-"""What is shown where there is less room; the first of two of a name."""
-HEADERS = ("collective", "size", "ranks", "time", "algbw", "busbw", "wait", "recorded", "busbw", "check")
-"""Of a table, before one column a simulated device; bandwidths in GB/s."""
+NARROW_DROP = 2
+"""Columns that go first in a terminal: the algorithm's bandwidth, what was recorded, simulated devices."""
+_Call = tuple[OpResult, CollectiveFacts]
+_Column = Column[_Call]
+_SIZE = Unit(size_text, "int")
+_RATE = Unit(lambda value: DASH if value is None else digits(value))
+"""GB/s by the conventions of nccl-tests."""
 
 
-def of_collectives(results: Sequence[OpResult]) -> list[tuple[OpResult, CollectiveFacts]]:
+def of_collectives(results: Sequence[OpResult]) -> list[_Call]:
     """The results that are of collectives."""
     return [(result, result.collective) for result in results if result.collective is not None]
 
 
-def headers(socs: Sequence[str]) -> list[str]:
-    """The head of the table, in the order of `cells`."""
-    return [*HEADERS, *(part for soc in socs for part in (soc, "busbw"))]
-
-
-def cells(facts: CollectiveFacts, socs: Sequence[str]) -> list[str]:
-    """One row; times a call, bandwidths in GB/s."""
-    one, ran = facts.collective, facts.replayed
-    recorded = "?" if one.group_size is None else str(one.group_size)
-    ranks = recorded if ran is None or ran.ranks == one.group_size else f"{recorded} → {ran.ranks}"
-    made = [
-        f"{one.kind} {SHORT_DTYPES.get(one.dtype, one.dtype)}",
-        size_text(facts.size_bytes),
-        ranks,
-        *_rates(facts.measured),
-        time_text(None if ran is None else ran.wait_us),
-        time_text(None if facts.recorded is None else facts.recorded.time_us),
-        _rates(facts.recorded)[2],
-        DASH if ran is None else ran.checked,
+def table(results: Sequence[OpResult], socs: Sequence[str]) -> Table[_Call]:
+    """One row a collective: times a call, bandwidths in GB/s."""
+    columns = [
+        _Column("collective", lambda row: f"{row[1].collective.kind} {_dtype(row[1])}", style=_style),
+        _Column("size", lambda row: row[1].size_bytes, _SIZE, style=_style),
+        _Column("ranks", _ranks, right=True, style=_style),
+        *_rates("time", "measured", lambda facts: facts.measured, algorithm=True),
+        _Column("wait", lambda row: row[1].replayed and row[1].replayed.wait_us, TIME, style=_style),
+        *_rates("recorded", "recorded", lambda facts: facts.recorded, drop=NARROW_DROP),
+        _Column("check", lambda row: row[1].replayed.checked if row[1].replayed else DASH, style=_style),
     ]
     for soc in socs:
-        found = _rates(facts.simulated.get(soc))
-        made += [found[0], found[2]]
-    return made
+        columns += _rates(soc, soc, lambda facts, soc=soc: facts.simulated.get(soc), drop=NARROW_DROP)
+    return Table("Collectives", columns, of_collectives(results), noun="collective")
 
 
-def _rates(found: Bandwidth | None) -> tuple[str, str, str]:
-    if found is None:
-        return DASH, DASH, DASH
-    return time_text(found.time_us), digits(found.algorithm_gb_s), digits(found.bus_gb_s)
+def _rates(
+    title: str, name: str, of: Callable[[CollectiveFacts], Bandwidth | None], drop: float = 0, algorithm: bool = False
+) -> list[_Column]:
+    """A time and the bandwidths that it amounts to."""
+
+    def rate(title: str, key: str, field: str, drop: float) -> _Column:
+        unit = TIME if field == "time_us" else _RATE
+        return _Column(title, lambda row: getattr(of(row[1]), field, None), unit, key=key, style=_style, drop=drop)
+
+    columns = [rate(title, f"{name}_us", "time_us", drop)]
+    columns += [rate("algbw", f"{name}_algbw", "algorithm_gb_s", NARROW_DROP + 1)] if algorithm else []
+    return [*columns, rate("busbw", f"{name}_busbw", "bus_gb_s", drop)]
 
 
-def table(
-    results: Sequence[OpResult], socs: Sequence[str], *, width: int, rows: int | None = MAX_ROWS
-) -> list[RenderableType]:
-    """One row a collective, at most `rows`, fitted to `width` characters; nothing where there is none."""
-    found = of_collectives(results)
-    if not found:
-        return []
-    whole = headers(socs)
-    shown = range(len(whole)) if width >= WIDE + WIDE_SOC * len(socs) else [whole.index(name) for name in NARROW]
-    made = plain_table()
-    for place in shown:
-        left = whole[place] in ("collective", "check")
-        made.add_column(Text(whole[place]), justify="left" if left else "right", no_wrap=True)
-    for _, facts in found[:rows]:
-        style = "red" if facts.replayed is not None and facts.replayed.checked == "wrong" else ""
-        row = cells(facts, socs)
-        made.add_row(*(Text(row[place], style=style) for place in shown))
-    rest = len(found) - len(found[:rows])
-    more = [Text(f"… {plural(rest, 'more collective')}; --output FILE holds all", style="dim")] if rest > 0 else []
-    if len(shown) < len(whole):
-        more.append(Text(f"no room at {width} columns for algbw, recorded and simulated times of them", style="dim"))
-    return [Text(), made, *more]
+def _dtype(facts: CollectiveFacts) -> str:
+    return SHORT_DTYPES.get(facts.collective.dtype, facts.collective.dtype)
+
+
+def _ranks(row: _Call) -> str:
+    size, ran = row[1].collective.group_size, row[1].replayed
+    recorded = "?" if size is None else str(size)
+    return recorded if ran is None or ran.ranks == size else f"{recorded} → {ran.ranks}"
+
+
+def _style(row: _Call) -> str:
+    return "red" if row[1].replayed is not None and row[1].replayed.checked == "wrong" else ""
 
 
 def notes(results: Sequence[OpResult]) -> list[str]:

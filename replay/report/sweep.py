@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ir.model import BY_PROGRAM
-from opreplay.replay.report.columns import Column, OpCell, ops_table
+from opreplay.replay.report import formats
 from opreplay.replay.report.doubts import marks, thread_notes
-from opreplay.replay.report.run.csv_ import cell
-from opreplay.replay.report.text import plural, safe, time_text
+from opreplay.replay.report.table import COUNT, OP, TEXT, TIME, Column, OpCell, Table, Unit, terminal
+from opreplay.replay.report.text import plural, safe
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.records import Simulated
 
@@ -72,34 +69,85 @@ def prediction_notes(one: Simulated) -> list[str]:
     )
 
 
-def render(found: Cases, *, width: int) -> RenderableType:
-    """One row a call, fitted to `width` characters; calls that differ in sizes alone begin with these."""
-    cases = found.cases
-    names = list(dict.fromkeys(name for one in cases for name in one.sizes))
-    columns = [
-        Column(title=safe(name), cells=tuple(str(one.sizes.get(name, "")) for one in cases), style="bold")
+_OfCase = Column[Case]
+SIZE = Unit(lambda value: "" if value is None else str(value), "int")
+_NAME = _OfCase("op", lambda one: one.result.name)
+_INPUTS = _OfCase("inputs", lambda one: one.result.inputs)
+_CALL = _OfCase("call", lambda one: one.call, form="paste")
+_MEASURED = _OfCase("measured", lambda one: one.result.measured_us, TIME, key="measured_us")
+_NOTES = _OfCase("notes", lambda one: "; ".join(notes_of(one)))
+
+
+def _sizes(found: Cases) -> list[_OfCase]:
+    """The sizes that calls name."""
+    names = dict.fromkeys(name for one in found.cases for name in one.sizes)
+    return [
+        _OfCase(
+            name,
+            lambda one, name=name: one.sizes.get(name),
+            COUNT,
+            text=lambda one, name=name: str(one.sizes.get(name, "")),
+            style="bold",
+        )
         for name in names
     ]
-    if found.device is not None:
-        columns.append(Column(title="measured", cells=tuple(time_text(one.result.measured_us) for one in cases)))
-    for soc in found.socs:
-        cells = tuple(time_text(one.result.simulated_us.get(soc)) for one in cases)
-        columns.append(Column(title=safe(soc), cells=cells))
-    if found.socs:
-        columns.append(Column(title="bound", cells=tuple(one.result.bound or "" for one in cases), left=True))
-    columns.append(_notes_column(found))
-    kept = [one for one in columns if any(one.cells)]
-    ops = [OpCell(name=one.result.name, detail=one.result.inputs) for one in cases]
+
+
+def _predictions(found: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
+    """Of each device: its time, then the given fields of the prediction, whose keys end with the device."""
+
+    def column(soc: str, field: str, unit: Unit) -> _OfCase:
+        key = f"{'simulated_us' if field == 'time_us' else field}_{soc}"
+        title = soc if field == "time_us" else field
+        return _OfCase(title, lambda one: getattr(one.result.simulated.get(soc), field, None), unit, key=key)
+
+    return [column(soc, field, unit) for soc in found.socs for field, unit in (("time_us", TIME), *fields)]
+
+
+def page_columns(found: Cases) -> list[_OfCase]:
+    """What a page shows of a call."""
+    measured = [_MEASURED] if found.device is not None else []
+    return [*_sizes(found), *measured, *_predictions(found, ("bound", TEXT)), _NAME, _INPUTS, _CALL, _NOTES]
+
+
+def csv_text(found: Cases) -> str:
+    """One row a call; times in microseconds."""
+    columns = [
+        _NAME,
+        _INPUTS,
+        _CALL,
+        *_sizes(found),
+        _MEASURED,
+        *(
+            _OfCase(field, lambda one, field=field: getattr(one.result.measurement, field, None))
+            for field in ("ci_low_us", "ci_high_us", "samples")
+        ),
+        *_predictions(
+            found, ("low_us", TIME), ("high_us", TIME), ("bound", TEXT), ("confidence", TEXT), ("extrapolated", TEXT)
+        ),
+        _OfCase("reason", lambda one: one.result.reason and str(one.result.reason)),
+        _NOTES,
+    ]
+    return formats.csv_text(Table("Calls", columns, found.cases))
+
+
+def render(found: Cases, *, width: int) -> RenderableType:
+    """One row a call, fitted to `width` characters; calls that differ in sizes alone begin with these."""
+    cases, sizes, marks = found.cases, _sizes(found), _marks(found)
+    columns = [
+        *sizes,
+        *([_MEASURED] if found.device is not None else []),
+        *_predictions(found),
+        *([_OfCase("bound", lambda one: one.result.bound)] if found.socs else []),
+        # Marks, whose meaning stands below the table: the reasons may be long.
+        _OfCase("", lambda one: "".join(marks[note] for note in notes_of(one))),
+    ]
+    columns = [column for column in columns if any(map(column.shown, cases))]
+    ops = _OfCase("op", lambda one: OpCell(name=one.result.name, detail=one.result.inputs), OP)
     texts = dict.fromkeys(one.written for one in cases)
-    head = [Text(safe(text), style="dim") for text in texts] if names else []
-    return Group(*head, *ops_table(kept, ops, width=width), *(Text(f"· {safe(line)}") for line in foot_lines(found)))
-
-
-def _notes_column(found: Cases) -> Column:
-    """Marks, whose meaning stands below the table: the reasons may be long."""
-    marks = _marks(found)
-    cells = tuple("".join(marks[note] for note in notes_of(one)) for one in found.cases)
-    return Column(title="", cells=cells, left=True)
+    head = [Text(safe(text), style="dim") for text in texts] if sizes else []
+    table = terminal(Table("Calls", [*columns, ops], cases), width)[1:]
+    return Group(*head, *table, *(Text(f"· {safe(line)}") for line in foot_lines(found)))
 
 
 def _marks(found: Cases) -> dict[str, str]:
@@ -162,30 +210,3 @@ def _case_facts(case: Case) -> dict[str, Any]:
         "assumptions": msgspec.to_builtins(result.assumptions),
         "notes": notes_of(case),
     }
-
-
-def csv_text(found: Cases) -> str:
-    """One row a call; times in microseconds."""
-    names = list(dict.fromkeys(name for one in found.cases for name in one.sizes))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    each = ("simulated_us", "low_us", "high_us", "bound", "confidence", "extrapolated")
-    writer.writerow(
-        ["op", "inputs", "call", *map(cell, names), "measured_us", "ci_low_us", "ci_high_us", "samples"]
-        + [cell(f"{name}_{soc}") for soc in found.socs for name in each]
-        + ["reason", "notes"]
-    )
-    for one in found.cases:
-        writer.writerow(_row(one, names, list(found.socs)))
-    return out.getvalue()
-
-
-def _row(case: Case, names: Sequence[str], socs: Sequence[str]) -> list[Any]:
-    result, measured = case.result, case.result.measurement
-    row: list[Any] = [cell(result.name), cell(result.inputs), cell(case.call), *(case.sizes.get(n) for n in names)]
-    row.append(result.measured_us)
-    row += [measured.ci_low_us, measured.ci_high_us, measured.samples] if measured else [None] * 3
-    for soc in socs:
-        s = result.simulated.get(soc)
-        row += [None] * 6 if s is None else [s.time_us, s.low_us, s.high_us, s.bound, s.confidence, s.extrapolated]
-    return [*row, cell(str(result.reason) if result.reason else ""), cell("; ".join(notes_of(case)))]

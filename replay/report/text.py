@@ -15,6 +15,7 @@ __all__ = [
     "end",
     "middle",
     "plural",
+    "quotient",
     "ratio_text",
     "safe",
     "share_text",
@@ -80,11 +81,16 @@ def share_text(share: float | None) -> str:
     return f"{min(percent, 99.9) if percent < 100 else percent:.1f} %"
 
 
+def quotient(value: float | None, base: float | None) -> float | None:
+    """How many times `base` a value is; None where one of them is missing or base is 0."""
+    return value / base if value is not None and base else None
+
+
 def ratio_text(value: float | None, base: float | None) -> str:
     """How many times `base` a value is: "0.42×", "1.85×", "37×"; a dash where one of them is missing or base is 0."""
-    if value is None or not base:
+    ratio = quotient(value, base)
+    if ratio is None:
         return DASH
-    ratio = value / base
     if 0 < ratio < 0.005:
         return "<0.01×"
     return f"{ratio:.2f}×" if ratio < 10 else f"{digits(ratio, 2) if ratio < 100 else round(ratio)}×"

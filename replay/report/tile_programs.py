@@ -12,9 +12,9 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
-from opreplay.replay.report.text import DASH, plural, safe, time_text
-from opreplay.replay.tile.chip import TileTime
+from opreplay.replay.report.table import COUNT, OP, SIGNED_PERCENT, TEXT, TIME, Column, OpCell, Table, Unit, terminal
+from opreplay.replay.report.text import DASH, plural, safe
+from opreplay.replay.tile.chip import LineTime, TileTime
 from opreplay.replay.tile.measured import Calibration
 from opreplay.replay.tile.study import Looked, Study
 
@@ -129,16 +129,20 @@ def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
     asked = [one for one in found.looked if not one.case.checked_only]
     plain = [one for one in asked if one.measured is None]
     measured = [one for one in asked if one.measured is not None]
-    parts: list[RenderableType] = _cases(plain, width) if plain else []
+    more = "--format json holds all"
+    parts = terminal(cases_table(plain), width, most=MOST_SHOWN, rest=more)
     if measured:
-        parts += [*([Text()] if plain else []), *_measured(measured, width)]
+        parts += terminal(measured_table(measured), width, most=MOST_SHOWN, rest=more)
+        parts.append(Text("held out: by the factor that the other cases alone give", style="dim"))
+    parts = parts[1:]
     refused = [one for one in found.looked if one.error is not None]
     if refused:
         parts += [Text(), _refused(refused)]
     if lines:
         for one in of_first_case(asked):
             if one.time is not None:
-                parts += [Text(), _lines(one, one.time)]
+                table = lines_table(one, one.time)
+                parts += [Text(), Text(safe(table.title), style="bold"), *terminal(table)[1:]]
     notes: list[str] = []
     if lines and len({_named(one) for one in asked}) > 1:
         notes.append("lines are those of the first case that fits; --format json has them all")
@@ -187,36 +191,37 @@ def _calibration_text(one: Calibration) -> str:
     )
 
 
-def _measured(looked: Sequence[Looked], width: int) -> list[RenderableType]:
+_OfLooked = Column[Looked]
+SETTINGS = _OfLooked("settings", lambda one: " ".join(f"{name}={value}" for name, value in one.case.settings.items()))
+DEVICE = _OfLooked("device", lambda one: one.soc)
+CASE = _OfLooked("case", lambda one: OpCell(name=one.case.program.name, detail=one.case.text), OP)
+
+
+def varied(column: _OfLooked, rows: Sequence[Looked]) -> list[_OfLooked]:
+    """The column where it tells rows apart."""
+    return [column] if len(set(map(column.value, rows))) > 1 else []
+
+
+def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
     """Measured beside predicted: by the program alone, and by the factor of the other cases."""
-    shown = [(one, one.measured) for one in looked[:MOST_SHOWN] if one.measured is not None]
-    settings = tuple(" ".join(f"{name}={value}" for name, value in one.case.settings.items()) for one, _ in shown)
-    cores = tuple("all" if row.cores is None else str(row.cores) for _, row in shown)
+
+    def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _OfLooked:
+        return _OfLooked(title, lambda one: getattr(one.measured, field), unit, key=field, drop=drop)
+
+    rows = [one for one in looked if one.measured is not None]
+    cores = column("most cores", "cores", Unit(lambda value: "all" if value is None else str(value), "int"), 2)
     columns = [
-        *([Column(title="settings", cells=tuple(map(safe, settings)), left=True)] if len(set(settings)) > 1 else []),
-        Column(title="device", cells=tuple(safe(one.soc) for one, _ in shown), left=True),
-        *([Column(title="most cores", cells=cores, gives_way=2)] if len(set(cores)) > 1 else []),
-        Column(title="in L2", cells=tuple(row.l2 for _, row in shown), left=True, gives_way=3),
-        Column(title="measured", cells=tuple(time_text(row.measured_us) for _, row in shown)),
-        Column(title="predicted", cells=tuple(time_text(row.predicted_us) for _, row in shown)),
-        Column(title="error", cells=tuple(error_text(row.error) for _, row in shown)),
-        Column(title="held out", cells=tuple(error_text(row.held_out_error) for _, row in shown)),
+        *varied(SETTINGS, rows),
+        DEVICE,
+        *varied(cores, rows),
+        column("in L2", "l2", drop=3),
+        column("measured", "measured_us", TIME),
+        column("predicted", "predicted_us", TIME),
+        column("error", "error", SIGNED_PERCENT),
+        column("held out", "held_out_error", SIGNED_PERCENT),
+        CASE,
     ]
-    parts = ops_table(
-        columns,
-        [OpCell(name=safe(one.case.program.name), detail=safe(one.case.text)) for one, _ in shown],
-        width=width,
-        title="measured case",
-    )
-    if len(looked) > MOST_SHOWN:
-        parts.append(Text(f"{len(looked) - MOST_SHOWN} more rows in --format json", style="dim"))
-    parts.append(Text("held out: by the factor that the other cases alone give", style="dim"))
-    return parts
-
-
-def error_text(error: float | None) -> str:
-    """ "-3.2 %"; a dash where there is none."""
-    return DASH if error is None else f"{100 * error:+.1f} %"
+    return Table("Measured beside predicted by the program alone, and by the factor of the other cases", columns, rows)
 
 
 def _named(one: Looked) -> tuple[str, str, str]:
@@ -248,41 +253,37 @@ def l2_text(found: Study, looked: Sequence[Looked]) -> str:
     return f"{part} % of what a kernel touches is taken to be in L2 when it starts (--l2 {found.l2}; cold: none)"
 
 
-def _cases(looked: Sequence[Looked], width: int) -> list[RenderableType]:
-    shown = looked[:MOST_SHOWN]
-    times = [None if one.error is not None else one.time for one in shown]
-    settings = tuple(" ".join(f"{name}={value}" for name, value in one.case.settings.items()) for one in shown)
+def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
+    """Values and times of cases, and what bounds them."""
 
-    def column(title: str, cell: Callable[[TileTime], str], gives_way: float = 0, left: bool = False) -> Column:
-        cells = tuple(DASH if time is None else safe(cell(time)) for time in times)
-        return Column(title=title, cells=cells, gives_way=gives_way, left=left)
+    def column(title: str, value: Callable[[TileTime], Any], unit: Unit, drop: float = 0) -> _OfLooked:
+        return _OfLooked(title, lambda one: None if (t := _time(one)) is None else value(t), unit, drop=drop)
 
-    broken = tuple(
-        f"broken: {one.error.limit}" if one.error is not None else time.bound if time is not None else DASH
-        for one, time in zip(shown, times, strict=True)
-    )
-    built_in = tuple(DASH if one.built_in_us is None else time_text(one.built_in_us) for one in shown)
     columns = [
-        *([Column(title="settings", cells=tuple(map(safe, settings)), left=True)] if len(set(settings)) > 1 else []),
-        Column(title="values", cells=tuple(shown_values(one) for one in shown)),
-        Column(title="device", cells=tuple(safe(one.soc) for one in shown), left=True),
-        column("time", lambda time: time_text(time.time_us)),
-        column("overlapped", lambda time: time_text(time.overlapped_us), 4),
-        column("serial", lambda time: time_text(time.serial_us), 5),
-        Column(title="bound", cells=broken, left=True),
-        column("cores", lambda time: str(time.cores), 6),
-        column("fullest", _fullest, 3, left=True),
-        Column(title="built-in", cells=built_in, gives_way=2),
+        *varied(SETTINGS, rows),
+        _OfLooked("values", shown_values, right=True),
+        DEVICE,
+        column("time", lambda time: time.time_us, TIME),
+        column("overlapped", lambda time: time.overlapped_us, TIME, 4),
+        column("serial", lambda time: time.serial_us, TIME, 5),
+        _OfLooked("bound", _bound),
+        column("cores", lambda time: time.cores, COUNT, 6),
+        column("fullest", _fullest, TEXT, 3),
+        _OfLooked("built-in", lambda one: one.built_in_us, TIME, drop=2),
+        CASE,
     ]
-    parts = ops_table(
-        columns,
-        [OpCell(name=safe(one.case.program.name), detail=safe(one.case.text)) for one in shown],
-        width=width,
-        title="case",
-    )
-    if len(looked) > MOST_SHOWN:
-        parts.append(Text(f"{len(looked) - MOST_SHOWN} more rows in --format json", style="dim"))
-    return parts
+    return Table("Cases", columns, rows)
+
+
+def _time(one: Looked) -> TileTime | None:
+    """None of a case that broke."""
+    return one.time if one.error is None else None
+
+
+def _bound(one: Looked) -> str:
+    if one.error is not None:
+        return f"broken: {one.error.limit}"
+    return DASH if one.time is None else one.time.bound
 
 
 def _fullest(time: TileTime) -> str:
@@ -319,20 +320,19 @@ def _refused(looked: Sequence[Looked]) -> RenderableType:
     return Group(*parts)
 
 
-def _lines(one: Looked, time: TileTime) -> RenderableType:
-    table = plain_table()
-    table.add_column("line", justify="right", no_wrap=True)
-    table.add_column("pipe", no_wrap=True)
-    table.add_column("busy", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("source", overflow="fold")
+def lines_table(one: Looked, time: TileTime) -> Table[LineTime]:
+    """The lines of a case, busiest first."""
     core = time.time_us - time.launch_us
-    for line in sorted(time.lines, key=lambda line: -line.busy_us):
-        source = _source(line.file, line.line)
-        share = f"{100 * line.busy_us / core:.0f} %" if core else DASH
-        table.add_row(*(Text(safe(c)) for c in (str(line.line), line.pipe, time_text(line.busy_us), share, source)))
-    title = Text(safe(f"{one.case.program.name} {one.case.text} on {one.soc}, busiest core, by line"), style="bold")
-    return Group(title, table)
+    column = Column[LineTime]
+    columns = [
+        column("line", lambda line: line.line, COUNT),
+        column("pipe", lambda line: line.pipe),
+        column("busy", lambda line: line.busy_us, TIME),
+        column("share", lambda line: f"{100 * line.busy_us / core:.0f} %" if core else DASH, right=True),
+        column("source", lambda line: _source(line.file, line.line), form="fold"),
+    ]
+    title = f"{one.case.program.name} {one.case.text} on {one.soc}, busiest core, by line"
+    return Table(title, columns, sorted(time.lines, key=lambda line: -line.busy_us))
 
 
 def _source(file: str, line: int) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.simulate.step import Step
     from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.report.run.report import Run
 
 LOSERS = 10
 """Ops that a simulation lists as those that would lose most."""
@@ -50,19 +51,21 @@ class Results(Shown):
 
         return summary_of(self.file)
 
-    def _line(self) -> str:
-        from opreplay.replay.report.run.facts import coverage_line
+    @property
+    def _run(self) -> Run:
+        from opreplay.replay.report.run.report import run_of
 
-        return coverage_line(self.header, self.ops, self.summary)
+        run = run_of(self.file, self.summary)
+        assert run is not None
+        return run
+
+    def _line(self) -> str:
+        return self._run.first_line
 
     def _table(self, width: int) -> RenderableType:
-        from rich.console import Group
+        from opreplay.replay.report.run.report import render
 
-        from opreplay.replay.report.run import sequence, table
-
-        return Group(
-            *sequence.tables(self.file.sequence), table.render(self.header, self.ops, self.summary, width=width)
-        )
+        return render(self._run, width)
 
 
 class _Both:
@@ -106,10 +109,10 @@ def run(
 
     Raises UsageError where worker processes lack what this program registered, EnvironmentRefused without the device.
     """
-    from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.host.device_lock import held
+    from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.plan.inputs import trace_facts, with_recorded_children
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
@@ -178,7 +181,7 @@ class Simulation(Shown):
     def _table(self, width: int) -> RenderableType:
         from rich.console import Group
 
-        from opreplay.replay.report.run.table import notes_lines
+        from opreplay.replay.report.table import notes_lines
         from opreplay.replay.report.text import safe
         from opreplay.replay.report.views.simulation import render
 
@@ -191,8 +194,8 @@ def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) 
 
     Raises UsageError for an unknown device, and where none is named.
     """
-    from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import simulate_plan
+    from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.traces.errors import UsageError
 
     devices = devices_of(soc)
@@ -228,7 +231,7 @@ class Comparison(Shown):
         return first_line(self.found)
 
     def _table(self, width: int) -> RenderableType:
-        from opreplay.replay.report.views.comparison_table import render
+        from opreplay.replay.report.views.comparison import render
 
         return render(self.found, width=width)
 

@@ -405,7 +405,7 @@ def make_tagged(categories: dict[str, type[Struct]]) -> dict[str, type[Struct]]:
     }
 
 
-def _exact(text: str) -> Decimal:
+def exact_decimal(text: str) -> Decimal:
     """The number as it stands; infinity or 0 where its exponent is beyond what Decimal holds."""
     try:
         return Decimal(text)
@@ -415,7 +415,7 @@ def _exact(text: str) -> Decimal:
 
 def make_decoders(tagged: dict[str, type[Struct]], *, exact: bool) -> tuple[Any, Any]:
     """(decoder of blocks of known categories, decoder of blocks of any events); `exact` keeps decimals as Decimal."""
-    hook = _exact if exact else None
+    hook = exact_decimal if exact else None
     union = Union[tuple(tagged.values())]  # noqa: UP007  # the members are only known at run time
     return (
         msgspec.json.Decoder(list[union], float_hook=hook),

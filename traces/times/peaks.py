@@ -36,7 +36,7 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     # Datasheets of NVIDIA (GB200, B200, GH200, H200, H100, A100, L40, L40S, L4, A10, V100, T4) and AMD (MI100, MI210,
     # MI250X, MI300A, MI300X, MI325X, MI355X), as the vendors publish them; devices without a public one (H800, H20,
     # A800) have no row. Of what they quote with sparsity, half. float32 of the MI100 and MI200s is that of their matrix
-    # units.
+    # units. Units × clock × operations a clock, and pins × their rate, give the same: tests/traces/times/test_peaks.py.
     #                                                    half    TF32  float32    memory  cache
     ("GB200", _half("GB200",                            2500.0, 1250.0,   80.0, 8000.0, 126)),
     ("GH200", _half("GH200",                             989.0,  495.0,   67.0, 4000.0, 60)),
@@ -56,7 +56,7 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
     ("V100-PCIE", Peak(device="V100 PCIe", tflops={"float16": 112.0, "float32": 14.0}, cache_mib=6, gb_per_s=900.0)),
     ("V100", Peak(device="V100 SXM", tflops={"float16": 125.0, "float32": 15.7}, cache_mib=6, gb_per_s=900.0)),
     ("T4", Peak(device="T4", tflops={"float16": 65.0, "float32": 8.1}, cache_mib=4, gb_per_s=320.0)),
-    ("MI355X", _half("MI355X",                          2500.0,   None,  157.3, 8000.0, 256)),
+    ("MI355X", _half("MI355X",                          2516.6,   None,  157.3, 8000.0, 256)),
     ("MI325X", _half("MI325X",                          1307.4,  653.7,  163.4, 6000.0, 256)),
     ("MI300X", _half("MI300X",                          1307.4,  653.7,  163.4, 5300.0, 256)),
     ("MI300A", _half("MI300A",                           980.6,  490.3,  122.6, 5300.0, 256)),

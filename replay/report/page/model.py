@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from opreplay.replay.report.table import AnyTable
+
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """One name with a value for each series; None where there is none."""
@@ -84,32 +86,6 @@ class Strip(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[Lane, ...]
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """One column of the table."""
-
-    title: str
-    number: bool = False
-    pasted: bool = False
-    """Text to paste somewhere: in one line, however long, and taken whole by a click."""
-
-
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell shows, and the number that it is sorted by."""
-
-    text: str
-    value: float | None = None
-
-
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows that can be sorted and filtered."""
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    left_out: int = 0
-    """Rows that there was no room for, the least heavy ones."""
-
-
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Everything."""
 
@@ -122,6 +98,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     bars: tuple[Bars, ...] = ()
     rooflines: tuple[Roofline, ...] = ()
     curves: tuple[Curve, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[AnyTable, ...] = ()
+    """Those without rows are not drawn."""
     notes: tuple[str, ...] = ()
     """Coverage, assumptions, what to know before trusting the numbers."""

@@ -5,51 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opreplay.replay.report.page.model import Cell, Column, Curve, Line, Page, Table
-from opreplay.replay.report.page.parts import MOST_ROWS, count_cell, numbers, time_cell
-from opreplay.replay.report.sweep import foot_lines, head_line, notes_of
-from opreplay.replay.results.cases import Case, Cases
+from opreplay.replay.report.page.model import Curve, Line, Page
+from opreplay.replay.report.sweep import foot_lines, head_line, page_columns
+from opreplay.replay.report.table import PAGE_ROWS, Table, cut
+from opreplay.replay.results.cases import Cases
 
 MOST_LINES = 10
 
 
 def page(found: Cases, command: str) -> Page:
     """Everything that a page shows of them."""
-    names = list(dict.fromkeys(name for one in found.cases for name in one.sizes))
     texts = list(dict.fromkeys(one.written for one in found.cases))
-    shown = found.cases[:MOST_ROWS]
     return Page(
         title=texts[0] if len(texts) == 1 else f"{len(texts)} calls",
         headline=head_line(found),
         command=command,
         facts=tuple((soc, version) for soc, version in found.socs.items()),
         curves=tuple(_curves(found)),
-        tables=(
-            Table(
-                title="One call",
-                columns=(
-                    *numbers(*names),
-                    *(numbers("measured") if found.device is not None else ()),
-                    *(one for soc in found.socs for one in (*numbers(soc), Column(title="bound"))),
-                    *(Column(title=title, pasted=title == "call") for title in ("op", "inputs", "call", "notes")),
-                ),
-                rows=tuple(_row(one, names, found) for one in shown),
-                left_out=len(found.cases) - len(shown),
-            ),
-        ),
+        tables=(cut(Table("One call", page_columns(found), found.cases), PAGE_ROWS),),
         notes=tuple(foot_lines(found)),
     )
-
-
-def _row(case: Case, names: list[str], found: Cases) -> tuple[Cell, ...]:
-    result = case.result
-    cells = [count_cell(case.sizes[name]) if name in case.sizes else Cell(text="") for name in names]
-    cells += [time_cell(result.measured_us)] if found.device is not None else []
-    for soc in found.socs:
-        one = result.simulated.get(soc)
-        cells += [time_cell(None if one is None else one.time_us), Cell(text="" if one is None else one.bound)]
-    texts = (result.name, result.inputs, case.call, "; ".join(notes_of(case)))
-    return (*cells, *(Cell(text=text) for text in texts))
 
 
 def _curves(found: Cases) -> Iterator[Curve]:

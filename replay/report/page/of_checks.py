@@ -4,26 +4,16 @@
 from __future__ import annotations
 
 from opreplay.replay.ascend.calibrate.validate import Validation
-from opreplay.replay.ascend.simulate.op import describe
-from opreplay.replay.report.page.model import Cell, Column, Page, Table
-from opreplay.replay.report.page.parts import (
-    bars_by_name,
-    count_cell,
-    heaviest,
-    numbers,
-    ratio_cell,
-    share_cell,
-    time_cell,
-)
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.text import share_text, time_text
-from opreplay.replay.report.views.comparison import first_line, notes, side_lines
+from opreplay.replay.report.views.comparison import classes_table, first_line, notes, page_table, side_lines
+from opreplay.replay.report.views.validation import kernels_table
 from opreplay.replay.results.compare.judge import Comparison
 
 
 def of_comparison(found: Comparison, command: str) -> Page:
     """Everything of a comparison that a page shows."""
-    order = heaviest([max(op.before_us or 0.0, op.after_us or 0.0) * op.count for op in found.ops])
-    ops = [found.ops[i] for i in order]
     series: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for op in found.ops:
         for name, us in (("before", op.before_us), ("after", op.after_us)):
@@ -40,33 +30,7 @@ def of_comparison(found: Comparison, command: str) -> Page:
             ("an op counts as changed from", share_text(found.applied)),
         ),
         bars=(bars_by_name("Time by op, all calls", series),),
-        tables=(
-            Table(
-                title="Ops",
-                left_out=len(found.ops) - len(ops),
-                columns=(
-                    Column(title="op"),
-                    Column(title="inputs"),
-                    *numbers("calls"),
-                    Column(title="verdict"),
-                    *numbers("before", "after", "after ÷ before"),
-                    Column(title="note"),
-                ),
-                rows=tuple(
-                    (
-                        Cell(text=op.name),
-                        Cell(text=op.inputs),
-                        count_cell(op.count),
-                        Cell(text=op.verdict),
-                        time_cell(op.before_us),
-                        time_cell(op.after_us),
-                        ratio_cell(op.ratio),
-                        Cell(text=op.note),
-                    )
-                    for op in ops
-                ),
-            ),
-        ),
+        tables=(page_table(found), classes_table(found)),
         notes=tuple(notes(found)),
     )
 
@@ -74,8 +38,6 @@ def of_comparison(found: Comparison, command: str) -> Page:
 def of_validation(found: Validation, command: str) -> Page:
     """Everything of a validation that a page shows."""
     overall = found.figures.overall
-    order = heaviest([one.absolute_us for one in found.compared])
-    kernels = [found.compared[i] for i in order]
     measured: dict[str, float] = {}
     predicted: dict[str, float] = {}
     for one in found.compared:
@@ -92,29 +54,7 @@ def of_validation(found: Validation, command: str) -> Page:
             *((soc, f"{errors.n:,} kernels, error {share_text(errors.mape)}") for soc, errors in found.socs.items()),
         ),
         bars=(bars_by_name("Time by kernel type, all launches", {"measured": measured, "predicted": predicted}),),
-        tables=(
-            Table(
-                title="Kernels, those that lose most time first",
-                left_out=len(found.compared) - len(kernels),
-                columns=(
-                    Column(title="type"),
-                    Column(title="inputs"),
-                    *numbers("launches", "measured", "predicted", "predicted ÷ measured", "error"),
-                ),
-                rows=tuple(
-                    (
-                        Cell(text=one.call.type),
-                        Cell(text=" · ".join(describe(s) for s in one.call.inputs)),
-                        count_cell(one.count),
-                        time_cell(one.measured_us),
-                        time_cell(one.predicted_us),
-                        ratio_cell(one.predicted_us / one.measured_us if one.measured_us else None),
-                        share_cell(one.ape if one.measured_us else None),
-                    )
-                    for one in kernels
-                ),
-            ),
-        ),
+        tables=(kernels_table(found),),
         notes=(f"{found.fitted_to:,} of these kernels were measured neighbours that the device was fitted to.",)
         if found.fitted_to
         else (),

@@ -1,3 +1,4 @@
+# pyright: strict
 """The page of a run or a batch: recorded, measured and simulated times of every op."""
 
 from __future__ import annotations
@@ -5,44 +6,52 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from opreplay.replay.report.page.model import Cell, Column, Page, Roofline, Table
-from opreplay.replay.report.page.parts import (
-    bars_by_name,
-    count_cell,
-    heaviest,
-    numbers,
-    point_of,
-    ratio_cell,
-    share_cell,
-    time_cell,
-)
+from opreplay.replay.report.page.model import Page, Roofline
+from opreplay.replay.report.page.parts import bars_by_name, point_of
 from opreplay.replay.report.page.render import render as render_page
-from opreplay.replay.report.run.facts import coverage_line, has_device_time, notes, recorded_us, socs_of, totals
+from opreplay.replay.report.run import batch, sequence
+from opreplay.replay.report.run.facts import recorded_us, socs_of, totals
+from opreplay.replay.report.run.ops import (
+    CALL,
+    CALLS,
+    INPUTS,
+    MEASURED,
+    NAME,
+    REASON,
+    RECORDED_SHARE,
+    bound_of,
+    ratio,
+    recorded,
+    recorded_title,
+    simulated,
+)
+from opreplay.replay.report.run.report import Run, tables
+from opreplay.replay.report.table import heaviest
 from opreplay.replay.report.text import time_text
-from opreplay.replay.results.records import Header, OpResult, Summary
+from opreplay.replay.results.records import OpResult
 
 
-def render(header: Header, results: Sequence[OpResult], summary: Summary, command: str) -> str:
+def render(run: Run, command: str) -> str:
     """The HTML of a run."""
-    return render_page(page(header, results, summary, command))
+    return render_page(page(run, command))
 
 
-def page(header: Header, results: Sequence[OpResult], summary: Summary, command: str) -> Page:
+def page(run: Run, command: str) -> Page:
     """Everything of a run that a page shows."""
-    device = has_device_time(header, results)
-    clock = "recorded" if device else "recorded (host)"
+    header, results, device = run.header, run.results, run.by_device
     socs = socs_of(results)
     source = str(header.trace.get("source") or header.trace.get("path") or "a trace")
-    series: dict[str, dict[str, float]] = {clock: _sums(results, lambda r: recorded_us(r, device=device))}
+    series = {recorded_title(device=device): _sums(results, lambda r: recorded_us(r, device=device))}
     if any(r.measured_us is not None for r in results):
-        series["measured"] = _sums(results, lambda r: r.measured_us)
+        series[MEASURED.title] = _sums(results, lambda r: r.measured_us)
     for soc in socs:
         series[soc] = _sums(results, lambda r, soc=soc: r.simulated_us.get(soc))
-    order = heaviest([r.recorded_share for r in results])
-    reasons = any(r.reason for r in results)
+    columns = [NAME, INPUTS, RECORDED_SHARE, CALLS, recorded(device=device), MEASURED]
+    columns += [column for soc in socs for column in (simulated(soc), bound_of(soc))]
+    columns += [ratio(MEASURED, device=device), *([REASON] if any(r.reason for r in results) else []), CALL]
     return Page(
         title=f"opreplay: {source}",
-        headline=coverage_line(header, results, summary),
+        headline=run.first_line,
         command=command,
         facts=(
             ("started", header.started_at),
@@ -56,22 +65,12 @@ def page(header: Header, results: Sequence[OpResult], summary: Summary, command:
         bars=(bars_by_name("Time by op, all calls", series),),
         rooflines=tuple(_roofline(soc, results) for soc in socs),
         tables=(
-            Table(
-                title="Ops",
-                left_out=len(results) - len(order),
-                columns=(
-                    Column(title="op"),
-                    Column(title="inputs"),
-                    *numbers("share", "calls", clock, "measured"),
-                    *(c for soc in socs for c in (*numbers(soc), Column(title=f"{soc} bound"))),
-                    *numbers("measured ÷ recorded"),
-                    *([Column(title="not replayed because")] if reasons else []),
-                    Column(title="for opreplay op", pasted=True),
-                ),
-                rows=tuple(_row(results[i], socs, device=device, reasons=reasons) for i in order),
-            ),
+            heaviest("Ops", columns, results, lambda r: r.recorded_share),
+            *tables(run),
+            *batch.tables(run.traces, run.jobs),
+            *([sequence.table(run.sequence)] if run.sequence is not None else []),
         ),
-        notes=tuple(notes(header, results, summary)),
+        notes=(*run.notes, *batch.notes(run.traces, run.jobs)),
     )
 
 
@@ -99,15 +98,3 @@ def _roofline(soc: str, results: Sequence[OpResult]) -> Roofline:
             if soc in r.simulated
         ),
     )
-
-
-def _row(r: OpResult, socs: Sequence[str], *, device: bool, reasons: bool) -> tuple[Cell, ...]:
-    recorded = recorded_us(r, device=device)
-    cells = [Cell(text=r.name), Cell(text=r.inputs), share_cell(r.recorded_share), count_cell(r.count)]
-    cells += [time_cell(recorded), time_cell(r.measured_us)]
-    for soc in socs:
-        cells += [time_cell(r.simulated_us.get(soc))]
-        cells += [Cell(text=r.simulated[soc].bound if soc in r.simulated else "")]
-    ratio = r.measured_us / recorded if recorded and r.measured_us is not None else None
-    why = [Cell(text=str(r.reason or ""))] if reasons else []
-    return (*cells, ratio_cell(ratio), *why, Cell(text=r.call))

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.ir.describe import describe_inputs
-from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.report import first_screen
-from opreplay.replay.report.page.model import Cell, Column, Page, Roofline, Table
-from opreplay.replay.report.page.parts import bars_by_name, count_cell, heaviest, numbers, point_of, time_cell
+from opreplay.replay.report.page.model import Page, Roofline
+from opreplay.replay.report.page.parts import bars_by_name, point_of
+from opreplay.replay.report.run.ops import recorded_title
+from opreplay.replay.report.table import COUNT, TIME, Column, heaviest
 from opreplay.replay.report.text import share_text, time_text
 from opreplay.replay.report.views.simulation import band_text, head_line
 
@@ -18,27 +20,23 @@ from opreplay.replay.report.views.simulation import band_text, head_line
 def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
     """Everything of a simulation that a page shows."""
     by_id = {op.id: op for op in plan.ops}
-    found = [{one.id: one for one in step.ops} for step in steps]
     device = plan.device_us_total > 0
+    clock = recorded_title(device=device)
 
     def recorded(id_: str) -> float:
-        told = by_id[id_].recorded
-        return told.device_us_total if device else told.host_us_total
+        times = by_id[id_].recorded
+        return times.device_us_total if device else times.host_us_total
 
-    clock = "recorded" if device else "recorded (host)"
     series = {clock: _by_name({op.id: recorded(op.id) for op in plan.ops}, plan)}
     for step in steps:
         series[step.device] = _by_name({one.id: one.simulated.time_us * one.count for one in step.ops}, plan)
-    order = [plan.ops[i] for i in heaviest([recorded(op.id) for op in plan.ops])]
-    rows: list[tuple[Cell, ...]] = []
-    for op in order:
-        cells = [Cell(text=op.name), Cell(text=describe_inputs(op)), count_cell(op.count)]
-        cells.append(time_cell(recorded(op.id) / op.count if op.count else None))
-        for one in found:
-            made = one.get(op.id)
-            cells.append(time_cell(made.simulated.time_us if made else None))
-            cells.append(Cell(text=f"{made.simulated.bound}, {made.simulated.confidence}" if made else ""))
-        rows.append(tuple(cells))
+    columns = [
+        Column[ReplayOp]("op", lambda op: op.name),
+        Column[ReplayOp]("inputs", describe_inputs),
+        Column[ReplayOp]("count", lambda op: op.count, COUNT),
+        Column[ReplayOp](clock, lambda op: recorded(op.id) / op.count if op.count else None, TIME),
+        *(column for step in steps for column in _predicted(step)),
+    ]
     return Page(
         title=f"Simulated: {plan.source}",
         headline=head_line(plan, steps),
@@ -73,24 +71,25 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
             )
             for step in steps
         ),
-        tables=(
-            Table(
-                title="Ops, one call",
-                rows=tuple(rows),
-                left_out=len(plan.ops) - len(order),
-                columns=(
-                    Column(title="op"),
-                    Column(title="inputs"),
-                    *numbers("calls", clock),
-                    *(c for step in steps for c in (*numbers(step.device), Column(title="bound, confidence"))),
-                ),
-            ),
-        ),
+        tables=(heaviest("Ops, one call", columns, plan.ops, lambda op: recorded(op.id)),),
         notes=(
             *first_screen.capture_lines(plan),
             "Sums over ops: `opreplay timeline --soc` says what the step takes.",
         ),
     )
+
+
+def _predicted(step: Step) -> list[Column[ReplayOp]]:
+    """The time on a device, and what bounds it."""
+    found = {one.id: one.simulated for one in step.ops}
+
+    def bound(op: ReplayOp) -> str:
+        return f"{found[op.id].bound}, {found[op.id].confidence}" if op.id in found else ""
+
+    return [
+        Column(step.device, lambda op: found[op.id].time_us if op.id in found else None, TIME),
+        Column("bound, confidence", bound),
+    ]
 
 
 def _by_name(us: dict[str, float], plan: ReplayPlan) -> dict[str, float]:

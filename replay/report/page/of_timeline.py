@@ -8,10 +8,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from opreplay.replay.report.page.model import Cell, Column, Lane, Page, Stretch, Strip, Table
-from opreplay.replay.report.page.parts import bars_by_name, count_cell, numbers, time_cell
-from opreplay.replay.report.step.text import CATEGORY_ROWS, band_text, head_line, memory_text, note_lines
+from opreplay.replay.report.page.model import Lane, Page, Stretch, Strip
+from opreplay.replay.report.page.parts import bars_by_name
+from opreplay.replay.report.step.text import (
+    CATEGORY_ROWS,
+    band_text,
+    head_line,
+    memory_text,
+    note_lines,
+    path_table,
+    slack_table,
+)
 from opreplay.replay.report.step.tracks import Process, processes
+from opreplay.replay.report.table import cut
 from opreplay.replay.report.text import plural, time_text
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS, StepGraph
 from opreplay.replay.timeline.job.values import JobChange
@@ -60,25 +69,7 @@ def page(study: Study, command: str) -> Page:
             bars_by_name("What the device did", by_category),
             bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
         ),
-        tables=(
-            Table(
-                title="Critical path",
-                left_out=max(0, len(found.critical_path) - MOST_ROWS),
-                columns=(Column(title="what"), Column(title="where"), *numbers("time", "stretches")),
-                rows=tuple(
-                    (Cell(text=part.name), Cell(text=part.where), time_cell(part.us), count_cell(part.times))
-                    for part in found.critical_path[:MOST_ROWS]
-                ),
-            ),
-            Table(
-                title="Off the critical path",
-                left_out=max(0, len(found.slack) - MOST_ROWS),
-                columns=(Column(title="what"), *numbers("time", "least slack")),
-                rows=tuple(
-                    (Cell(text=one.name), time_cell(one.us), time_cell(one.slack_us)) for one in found.slack[:MOST_ROWS]
-                ),
-            ),
-        ),
+        tables=(cut(path_table(found), MOST_ROWS), cut(slack_table(found), MOST_ROWS)),
         notes=tuple(note_lines(found)),
     )
 

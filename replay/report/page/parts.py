@@ -1,46 +1,17 @@
 # pyright: strict
-"""Parts that pages have in common: cells, bars by family, points of a roofline, from simulated results."""
+"""Parts that pages have in common: bars by family, points of a roofline, from simulated results."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from opreplay.replay.ascend.cost.predict import BOUNDS, MOVING
-from opreplay.replay.report.page.model import Bar, Bars, Cell, Column, Point
-from opreplay.replay.report.text import DASH, share_text, time_text
+from opreplay.replay.report.page.model import Bar, Bars, Point
 from opreplay.replay.results.records import Simulated
 
-MOST_ROWS = 500
 MOST_BARS = 14
 _ARITHMETIC, _MEMORY = ("cube", "vector"), ("hbm", "l2")
-
-
-def time_cell(us: float | None) -> Cell:
-    """A time, or a dash."""
-    return Cell(text=time_text(us), value=us)
-
-
-def share_cell(share: float | None) -> Cell:
-    """A share, or a dash."""
-    return Cell(text=share_text(share), value=share)
-
-
-def count_cell(count: int) -> Cell:
-    """A number."""
-    return Cell(text=f"{count:,}", value=count)
-
-
-def ratio_cell(value: float | None) -> Cell:
-    """A ratio, or a dash."""
-    known = value is not None and math.isfinite(value)
-    return Cell(text=f"{value:.3g}×" if known else DASH, value=value if known else None)
-
-
-def numbers(*titles: str) -> tuple[Column, ...]:
-    """Columns of numbers."""
-    return tuple(Column(title=title, number=True) for title in titles)
 
 
 def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], note: str = "") -> Bars:
@@ -73,8 +44,3 @@ def point_of(name: str, detail: str, simulated: Simulated, share: float) -> Poin
         memory_us=max((terms[b] for b in _MEMORY), default=0.0),
         share=share,
     )
-
-
-def heaviest(weights: Sequence[float]) -> list[int]:
-    """Places of the `MOST_ROWS` largest, largest first."""
-    return sorted(range(len(weights)), key=lambda i: -weights[i])[:MOST_ROWS]

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.text import DASH, middle, plural, safe, share_text, time_text
-from opreplay.replay.results.records import JobResult, TraceResult
+from opreplay.replay.report.run.ops import recorded_title
+from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Table, terminal
+from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
+from opreplay.replay.results.records import CollectivesResult, JobResult, RankSum, TraceResult
 
 MOST_DISAGREEMENTS = 10
 MOST_DAMAGED = 10
@@ -19,8 +21,9 @@ MOST = 0.98
 """Of the recorded time: sums of less are said to be of a part."""
 MAX_ROWS = 40
 """Rows printed of each table; the files hold all."""
-LEAST_NAME, OTHER_COLUMNS = 16, 52
-"""Characters of a name at least, and those that the numbers beside it take about."""
+_OfTrace = Column[TraceResult]
+_OfJob = Column[JobResult]
+_OfCollectives = Column[tuple[JobResult, CollectivesResult, RankSum]]
 
 
 def sharing_line(traces: Sequence[TraceResult], unique_ops: int) -> str:
@@ -29,64 +32,74 @@ def sharing_line(traces: Sequence[TraceResult], unique_ops: int) -> str:
     return f"{plural(len(traces), 'trace')} with {plural(ops, 'op')} are {plural(unique_ops, 'unique op')}"
 
 
-def render(
+def tables(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[AnyTable]:
+    """One row a trace, and one a job where jobs have several ranks, then of their collectives."""
+    jobs = with_ranks(jobs)
+    return [traces_table(traces), jobs_table(jobs), collectives_table([job for job in jobs if job.collectives])]
+
+
+def with_ranks(jobs: Sequence[JobResult]) -> list[JobResult]:
+    """The jobs with several ranks."""
+    return [job for job in jobs if job.ranks]
+
+
+def rendered(
     traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: int, rows: int | None = MAX_ROWS
-) -> RenderableType:
-    """One row a trace, and one a job where jobs have several ranks; at most `rows` of each, None for all."""
-    parts: list[RenderableType] = [Text(), traces_table(traces[:rows], width=width)]
-    if rest := len(traces) - len(traces[:rows]):
-        parts.append(Text(f"and {plural(rest, 'more trace')}", style="dim"))
-    parts += [Text(safe(line), style="yellow") for line in loss_lines(traces)]
-    parts += [Text(line, style="dim") for line in part_lines(traces)]
-    merged = [job for job in jobs if job.ranks]
-    if merged:
-        parts += [Text(), jobs_table(merged[:rows], width=width)]
-    talking = [job for job in merged if job.collectives is not None]
-    if talking:
-        parts += [Text(), collectives_table(talking[:rows], width=width)]
-        parts += [Text(safe(line), style="bold red") for line in disagreement_lines(talking)]
-        parts += [Text(safe(line), style="dim") for line in collective_notes(talking)]
-    if rest := len(merged) - len(merged[:rows]):
-        parts.append(Text(f"and {plural(rest, 'more job')}", style="dim"))
-    return Group(*parts)
+) -> list[RenderableType]:
+    """The tables for a terminal, at most `rows` rows of each, None for all, with the notes on each below it."""
+    of_traces, of_jobs, of_collectives = (terminal(one, width, most=rows) for one in tables(traces, jobs))
+    jobs = with_ranks(jobs)[:rows]
+    return [
+        *of_traces,
+        *(Text(safe(line), style="yellow") for line in loss_lines(traces)),
+        *(Text(f"· {line}", style="dim") for line in part_lines(traces)),
+        *of_jobs,
+        *of_collectives,
+        *(Text(safe(line), style="bold red") for line in disagreement_lines(jobs)),
+        *(Text(safe(f"· {line}"), style="dim") for line in collective_notes(jobs)),
+    ]
 
 
-def traces_table(traces: Sequence[TraceResult], *, width: int) -> RenderableType:
+def notes(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[str]:
+    """What the tables do not say: losses, disagreements, how collectives were matched."""
+    return [*loss_lines(traces), *part_lines(traces), *disagreement_lines(jobs), *collective_notes(jobs)]
+
+
+def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
     """Times of all calls of a trace together; simulated ones on each SoC."""
     socs = tuple(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
-    table = plain_table()
-    table.add_column("trace", no_wrap=True)
-    for title in ("rank", "ops", "replayed", "covered", recorded_title(traces), "measured", *socs):
-        table.add_column(Text(safe(title)), justify="right", no_wrap=True)
-    room = _room(width, len(socs))
-    for trace in traces:
-        table.add_row(
-            Text(marked(short(trace.source, room - 2), trace)),
-            "" if trace.rank is None else str(trace.rank),
-            f"{trace.ops:,}",
-            f"{trace.replayed:,}",
-            share_text(trace.covered_share),
-            recorded_text(trace, traces),
-            time_text(trace.measured_us),
-            *(time_text(trace.simulated_us.get(soc)) for soc in socs),
-        )
-    return table
+    columns = [
+        _OfTrace("trace", lambda t: t.source, text=_name_of_trace, form="name"),
+        _OfTrace("rank", lambda t: t.rank, text=lambda t: "" if t.rank is None else str(t.rank), right=True),
+        _OfTrace("ops", lambda t: t.ops, COUNT),
+        _OfTrace("replayed", lambda t: t.replayed, COUNT),
+        _OfTrace("covered", lambda t: t.covered_share, SHARE, key="covered_share"),
+        _recorded(traces),
+        _OfTrace("measured", lambda t: t.measured_us, TIME, key="measured_us"),
+        *map(_simulated, socs),
+    ]
+    return Table("Traces", columns, traces, noun="trace")
 
 
-def recorded_title(rows: Sequence[TraceResult] | Sequence[JobResult]) -> str:
-    """What the recorded times of all rows are: the host's say so."""
-    return "host rec." if {row.clock for row in rows} <= {"host", None} else "recorded"
+def _simulated(soc: str) -> _OfTrace:
+    return _OfTrace(soc, lambda t: t.simulated_us.get(soc), TIME, key=f"simulated_us_{soc}")
 
 
-def recorded_text(row: TraceResult | JobResult, rows: Sequence[TraceResult] | Sequence[JobResult]) -> str:
-    """A recorded time, with its clock where rows have several: "3.1 ms device", "12 ms host"."""
-    several = len({one.clock for one in rows if one.clock is not None}) > 1
-    return time_text(row.recorded_us) + (f" {row.clock}" if several and row.clock is not None else "")
-
-
-def marked(name: str, trace: TraceResult) -> str:
-    """The name with a `!` where not all of the file could be read."""
+def _name_of_trace(trace: TraceResult) -> str:
+    """The name without the suffix that all have, with a `!` where not all of the file could be read."""
+    name = trace.source.removesuffix(".gz").removesuffix(".json")
     return f"! {name}" if trace.losses else name
+
+
+def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
+    """Recorded times, with their clocks where rows have several: "3.1 ms device", "12 ms host"."""
+    clocks = {row.clock for row in rows} - {None}
+
+    def text(row: TraceResult | JobResult) -> str:
+        return time_text(row.recorded_us) + (f" {row.clock}" if len(clocks) > 1 and row.clock is not None else "")
+
+    title = recorded_title(device=not clocks <= {"host"})
+    return Column(title, lambda row: row.recorded_us, TIME, key="recorded_us", text=text)
 
 
 def part_lines(traces: Sequence[TraceResult]) -> list[str]:
@@ -98,7 +111,7 @@ def part_lines(traces: Sequence[TraceResult]) -> list[str]:
     if not of:
         return []
     return [
-        f"· times of a trace are those of its ops in this run, {' and '.join(of)}: not what --quick, --top or filters "
+        f"times of a trace are those of its ops in this run, {' and '.join(of)}: not what --quick, --top or filters "
         "left out, and what no op owns"
     ]
 
@@ -128,54 +141,43 @@ def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
     return [*told, f"! {plural(rest, 'more trace')} not read in full; --format json holds all"] if rest else told
 
 
-def jobs_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
+def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
     """Ranks of a job together: what it has in common, and its slowest rank."""
-    table = plain_table()
-    table.add_column("job", no_wrap=True)
-    for title in ("ranks", "ops", "unique", recorded_title(jobs), "slowest", "measured"):
-        table.add_column(title, justify="right", no_wrap=True)
-    room = _room(width, 1)
-    for job in jobs:
-        table.add_row(
-            Text(short(job.job, room)),
-            ranks_text(job),
-            f"{job.rank_ops:,}",
-            f"{job.ops:,}",
-            recorded_text(job, jobs),
-            time_text(job.slowest_rank_us),
-            time_text(job.measured_us),
-        )
-    return table
-
-
-COLLECTIVE_TITLES = ("collectives", "skew", "waiting", "transfer", "latest", "late by")
-
-
-def collectives_table(jobs: Sequence[JobResult], *, width: int) -> RenderableType:
-    """Collectives of each job's ranks: waiting apart from transfer, and who is late."""
-    table = plain_table()
-    table.add_column("job", no_wrap=True)
-    for title in COLLECTIVE_TITLES:
-        table.add_column(title, justify="right", no_wrap=True)
-    for job in jobs:
-        table.add_row(Text(short(job.job, _room(width, 1))), *collective_cells(job))
-    return table
-
-
-def collective_cells(job: JobResult) -> list[str]:
-    """One cell for each of `COLLECTIVE_TITLES`."""
-    found = job.collectives
-    if found is None:
-        return [DASH] * len(COLLECTIVE_TITLES)
-    worst = max(found.ranks, key=lambda one: one.late_us)
-    return [
-        f"{found.matched:,}",
-        time_text(found.skew_us),
-        time_text(found.waiting_us),
-        time_text(found.transfer_us),
-        f"rank {worst.rank}, {worst.late}×" if worst.late else DASH,
-        time_text(worst.late_us) if worst.late else DASH,
+    columns = [
+        _JOB,
+        _OfJob("ranks", ranks_text, right=True),
+        _OfJob("ops", lambda job: job.rank_ops, COUNT, key="rank_ops"),
+        _OfJob("unique", lambda job: job.ops, COUNT, key="ops"),
+        _OfJob("covered", lambda job: job.covered_share, SHARE, key="covered_share", drop=1),
+        _recorded(jobs),
+        _OfJob("slowest", lambda job: job.slowest_rank_us, TIME, key="slowest_rank_us"),
+        _OfJob("measured", lambda job: job.measured_us, TIME, key="measured_us"),
     ]
+    return Table("Jobs", columns, jobs, noun="job")
+
+
+_JOB = _OfJob(
+    "job", lambda job: job.job, text=lambda job: job.job.removesuffix(".gz").removesuffix(".json"), form="name"
+)
+
+
+def collectives_table(jobs: Sequence[JobResult]) -> Table[Any]:
+    """Collectives of each job's ranks: waiting apart from transfer, and who is late."""
+    rows = [
+        (job, job.collectives, max(job.collectives.ranks, key=lambda rank: rank.late_us))
+        for job in jobs
+        if job.collectives is not None
+    ]
+    columns = [
+        _OfCollectives("job", lambda r: r[0].job, text=lambda r: _JOB.shown(r[0]), form="name"),
+        _OfCollectives("collectives", lambda r: r[1].matched, COUNT),
+        _OfCollectives("skew", lambda r: r[1].skew_us, TIME),
+        _OfCollectives("waiting", lambda r: r[1].waiting_us, TIME),
+        _OfCollectives("transfer", lambda r: r[1].transfer_us, TIME),
+        _OfCollectives("latest", lambda r: f"rank {r[2].rank}, {r[2].late}×" if r[2].late else DASH, right=True),
+        _OfCollectives("late by", lambda r: r[2].late_us if r[2].late else None, TIME),
+    ]
+    return Table("Collectives by job", columns, rows, noun="job")
 
 
 def disagreement_lines(jobs: Sequence[JobResult]) -> list[str]:
@@ -201,36 +203,26 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
         missing = max(found.missing, (job.world_size or 0) - len(found.ranks))
         if found.inferred:
             lines.append(
-                f"· {job.job}: {found.inferred} of {found.matched} collectives carry no sequence number: matched by "
+                f"{job.job}: {found.inferred} of {found.matched} collectives carry no sequence number: matched by "
                 "order or overlap in time (inferred)"
             )
         if found.unmatched:
             lines.append(
-                f"· {job.job}: {plural(found.unmatched, 'collective')} of these traces without a counterpart on "
+                f"{job.job}: {plural(found.unmatched, 'collective')} of these traces without a counterpart on "
                 "another rank given: in no number here"
             )
         if missing > 0:
             lines.append(
-                f"· {job.job}: {plural(missing, 'rank')} not given: waiting for them is in the transfer, so waiting is "
+                f"{job.job}: {plural(missing, 'rank')} not given: waiting for them is in the transfer, so waiting is "
                 "at least, and transfer at most, what is shown"
             )
         if moved := [clock for clock in found.clocks if clock.corrected]:
             most = max(moved, key=lambda clock: abs(clock.shift_us))
             told = f"that of rank {most.rank} by {most.shift_us:+,.1f} µs"
-            lines.append(f"· {job.job}: {plural(len(moved), 'clock')} moved, {told}")
+            lines.append(f"{job.job}: {plural(len(moved), 'clock')} moved, {told}")
     return lines
 
 
 def ranks_text(job: JobResult) -> str:
     """ "8 of 8"; "2" where the world size is not known."""
     return f"{len(job.ranks)}" + ("" if job.world_size is None else f" of {job.world_size}")
-
-
-def short(source: str, width: int) -> str:
-    """The name of a file without the suffix that all have."""
-    return middle(safe(source.removesuffix(".gz").removesuffix(".json")), width)
-
-
-def _room(width: int, more_columns: int) -> int:
-    """Characters for names."""
-    return max(LEAST_NAME, width - OTHER_COLUMNS - 11 * more_columns)

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.text import DASH, end, middle, plural, safe, share_text, time_text
+from opreplay.replay.report.table import COUNT, TIME, Column, Table, terminal
+from opreplay.replay.report.text import DASH, end, plural, safe, share_text, time_text
 from opreplay.replay.results.records import OpResult
-from opreplay.traces.links.npu_kernels import OpKernels
+from opreplay.traces.links.npu_kernels import OpKernels, OwnedKernel
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.simulate.agreement import KernelAgreement
@@ -25,58 +24,57 @@ DIFFERING_SHOWN = 10
 TYPES_LISTED = 6
 NO_OP = "(no op)"
 _TYPE_CHARS = 32
-_NARROW = 100
-"""Width below which shapes are left out."""
+_TENSOR_CHARS = 48
 
 
-def kernels_table(ops: Sequence[OpKernels], *, width: int) -> Table:
+_OfKernel = Column[tuple[str, OwnedKernel, int]]
+"""Rows: the op, at its first kernel; a kernel; how many types of kernels below it are not shown."""
+
+
+def kernels_table(ops: Sequence[OpKernels]) -> Table[tuple[str, OwnedKernel, int]]:
     """The heaviest ops with the heaviest of their kernels: type, launches, time, core and, if there is room, shapes."""
-    table = plain_table()
-    table.add_column("op", no_wrap=True)
-    for title in ("time", "launches"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("kernel", no_wrap=True)
-    wide = width >= _NARROW
-    if wide:
-        table.add_column("core", no_wrap=True, style="dim")
-        table.add_column("waited", justify="right", no_wrap=True, style="dim")
-        table.add_column("heaviest", no_wrap=True, style="dim", overflow="ellipsis")
+    rows: list[tuple[str, OwnedKernel, int]] = []
     for op in ops[:OPS_SHOWN]:
-        name = middle(safe(op.op or NO_OP), 40 if wide else 24)
-        for kernel in op.kernels[:KERNELS_SHOWN]:
-            cells = [name, time_text(kernel.total_us), f"{kernel.count:,}", end(safe(kernel.type), _TYPE_CHARS)]
-            more = [safe(kernel.core), time_text(kernel.wait_us), safe(kernel.tensors)] if wide else []
-            table.add_row(*map(Text, (*cells, *more)))
-            name = ""
-        if len(op.kernels) > KERNELS_SHOWN:
-            table.add_row("", "", "", Text(f"and {len(op.kernels) - KERNELS_SHOWN} more types", style="dim"))
-    if len(ops) > OPS_SHOWN:
-        rest = sum(op.device_us for op in ops[OPS_SHOWN:])
-        table.add_row(Text(plural(len(ops) - OPS_SHOWN, "more op"), style="dim"), Text(time_text(rest), style="dim"))
-    return table
+        shown = op.kernels[:KERNELS_SHOWN]
+        names = [op.op or NO_OP, *[""] * (len(shown) - 1)]
+        hidden = [*[0] * (len(shown) - 1), len(op.kernels) - len(shown)]
+        rows += zip(names, shown, hidden, strict=True)
+    columns = [
+        _OfKernel("op", lambda row: row[0], form="name"),
+        _OfKernel("time", lambda row: row[1].total_us, TIME),
+        _OfKernel("launches", lambda row: row[1].count, COUNT),
+        _OfKernel("kernel", _type),
+        _OfKernel("core", lambda row: row[1].core, style="dim", drop=2),
+        _OfKernel("waited", lambda row: row[1].wait_us, TIME, style="dim", drop=3),
+        _OfKernel("heaviest", lambda row: row[1].tensors, style="dim", drop=4, chars=_TENSOR_CHARS),
+    ]
+    return Table("NPU kernels by op", columns, rows, max(len(ops) - OPS_SHOWN, 0), "op")
 
 
-def results_table(results: Sequence[OpResult]) -> list[RenderableType]:
+def _type(row: tuple[str, OwnedKernel, int]) -> str:
+    return end(row[1].type, _TYPE_CHARS) + (f" and {plural(row[2], 'more type')}" if row[2] else "")
+
+
+def results_table(results: Sequence[OpResult]) -> Table[OpResult]:
     """What the recorded NPU ran for each op, a call, beside what the first simulated one would; heaviest ops first."""
-    known = [result for result in results if result.npu_kernels]
-    if not known:
-        return []
-    soc = next(iter(known[0].simulated), None)
-    table = plain_table()
-    table.add_column("NPU kernels of", no_wrap=True)
-    table.add_column("recorded", overflow="fold")
-    table.add_column(Text(safe(soc) if soc else "simulated"), overflow="fold", style="cyan")
-    known.sort(key=lambda result: -sum(kernel.total_us for kernel in result.npu_kernels))
-    for result in known[:OPS_SHOWN]:
-        shown = [
+    known = sorted((r for r in results if r.npu_kernels), key=lambda r: -sum(k.total_us for k in r.npu_kernels))
+    soc = next(iter(known[0].simulated), None) if known else None
+
+    def recorded(result: OpResult) -> str:
+        return ", ".join(
             f"{launches({kernel.type: kernel.count / result.count})} {time_text(kernel.total_us / result.count)}"
             for kernel in result.npu_kernels[:TYPES_LISTED]
-        ]
-        simulated = Counter(result.simulated[soc].kernels if soc in result.simulated else ())
-        table.add_row(Text(middle(safe(result.name), 32)), Text(", ".join(shown)), Text(launches(simulated)))
-    if len(known) > OPS_SHOWN:
-        table.add_row(Text(plural(len(known) - OPS_SHOWN, "more op"), style="dim"))
-    return [Text(), table]
+        )
+
+    def simulated(result: OpResult) -> str:
+        return launches(Counter(result.simulated[soc].kernels if soc in result.simulated else ()))
+
+    columns = [
+        Column[OpResult]("NPU kernels of", lambda r: r.name, chars=32),
+        Column[OpResult]("recorded", recorded, form="fold"),
+        Column[OpResult](soc or "simulated", simulated, form="fold", style="cyan"),
+    ]
+    return Table("NPU kernels", columns, known, noun="op")
 
 
 def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]:
@@ -95,18 +93,15 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
         if chosen:
             counts.append(f"{len(chosen):,} ({share_text(sum(chosen) / total_us)} of the time) {text}")
     head = Text(f"lowering against {plural(len(compared), 'op')} with recorded kernel types: {', '.join(counts)}")
+    column = Column["KernelAgreement"]
+    columns = [
+        column("lowered to other kernels", lambda one: one.name, chars=32),
+        column("recorded", lambda one: one.recorded_us, TIME),
+        column("kernels recorded", lambda one: launches(one.recorded), form="fold"),
+        column("kernels simulated", lambda one: launches(one.lowered), form="fold"),
+    ]
     other = [one for one in compared if one.verdict == "differs"][:DIFFERING_SHOWN]
-    if not other:
-        return [Text(), head]
-    table = plain_table()
-    table.add_column("lowered to other kernels", no_wrap=True)
-    table.add_column("recorded", justify="right", no_wrap=True)
-    table.add_column("kernels recorded", overflow="fold")
-    table.add_column("kernels simulated", overflow="fold")
-    for one in other:
-        cells = (middle(safe(one.name), 32), time_text(one.recorded_us), launches(one.recorded), launches(one.lowered))
-        table.add_row(*map(Text, cells))
-    return [Text(), head, Text(), table]
+    return [Text(), head, *terminal(Table("Lowered to other kernels", columns, other))]
 
 
 def launches(types: Mapping[str, float]) -> str:

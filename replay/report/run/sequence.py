@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
-from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.doubts import MARK
-from opreplay.replay.report.run.markdown import escaped
-from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.run.ops import RATIO_TITLE
+from opreplay.replay.report.table import RATIO, TIME, Column, Table, notes_lines, terminal
+from opreplay.replay.report.text import middle, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import SequenceResult, SharedStepResult
 
 STEP_CHARS = 40
 """Of a step's name in a line."""
-RATIO = "÷ rec."
 MEDIANS = "replayed, each at its op's median"
 ALIKE = 0.02
 """Two sums that differ by less need no explanation."""
@@ -177,31 +173,25 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
     return found
 
 
-def tables(sequence: SequenceResult | None) -> list[RenderableType]:
+def table(sequence: SequenceResult) -> Table[Row]:
+    """The recorded step and its calls beside their replay."""
+    columns = [
+        Column[Row]("sequence", lambda row: row[0]),
+        Column[Row]("time", lambda row: row[1], TIME, key="time_us"),
+        Column[Row](
+            RATIO_TITLE,
+            lambda row: quotient(row[1], row[2]),
+            RATIO,
+            text=lambda row: "" if row[2] is None else ratio_text(row[1], row[2]),
+            style="dim",
+        ),
+        Column[Row]("", lambda row: row[3], form="fold", style="dim", key="note"),
+    ]
+    return Table("Sequence", columns, rows(sequence))
+
+
+def rendered(sequence: SequenceResult | None) -> list[RenderableType]:
     """For a terminal; nothing where the run was none of a sequence."""
     if sequence is None:
         return []
-    table: Table = plain_table()
-    table.add_column(Text("sequence"), no_wrap=True)
-    table.add_column(Text("time"), justify="right", no_wrap=True)
-    table.add_column(Text(RATIO), justify="right", no_wrap=True, style="dim")
-    table.add_column(Text(""), style="dim", overflow="fold")
-    for title, time_us, base_us, more in rows(sequence):
-        ratio = "" if base_us is None else ratio_text(time_us, base_us)
-        table.add_row(*map(Text, (title, time_text(time_us), ratio, more)))
-    grid = Table.grid(padding=(0, 1))
-    for note in notes(sequence):
-        grid.add_row(Text("·", style="dim"), Text(note, style="dim", overflow="fold"))
-    return [Text(first_line(sequence), overflow="fold"), Text(), table, Text(), grid]
-
-
-def markdown(sequence: SequenceResult | None) -> str:
-    """The same as Markdown; nothing where the run was none of a sequence."""
-    if sequence is None:
-        return ""
-    lines = ["", escaped(first_line(sequence)), "", f"| sequence | time | {RATIO} | |", "| --- | ---: | ---: | --- |"]
-    for title, time_us, base_us, more in rows(sequence):
-        ratio = DASH if base_us is None else ratio_text(time_us, base_us)
-        lines.append(f"| {title} | {time_text(time_us)} | {ratio} | {more} |")
-    listed: Sequence[str] = notes(sequence)
-    return "\n".join([*lines, "", *(f"- {escaped(note)}" for note in listed)]) + "\n"
+    return [Text(first_line(sequence), overflow="fold"), *terminal(table(sequence)), *notes_lines(notes(sequence))]

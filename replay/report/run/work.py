@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from opreplay.replay.arguments.work.amounts import work_text
-from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.text import end, plural, safe, share_text
+from opreplay.replay.ops.work.amounts import work_text
+from opreplay.replay.report.text import end, plural, safe
 from opreplay.replay.results.records import OpResult
 
-MAX_ROWS = 40
 LISTED = 4
 """Ops that a note names before it says how many more there are."""
 TEXT_CHARS = 400
@@ -34,25 +29,6 @@ def work_cell(result: OpResult) -> str:
 def counted(results: Sequence[OpResult]) -> list[OpResult]:
     """The results whose work was counted."""
     return [result for result in results if work_cell(result)]
-
-
-def work_table(results: Sequence[OpResult], *, rows: int | None = MAX_ROWS) -> list[RenderableType]:
-    """One row an op with its share of the recorded time and its work, at most `rows`; nothing where none has any."""
-    found = counted(results)
-    if not found:
-        return []
-    table = plain_table()
-    table.add_column(Text("share"), justify="right", no_wrap=True)
-    table.add_column(Text("op"), overflow="fold")
-    table.add_column(Text("work"), overflow="fold")
-    for result in found[:rows]:
-        style = "yellow" if result.work is not None and (result.work.idle or result.work.warnings) else ""
-        table.add_row(
-            Text(share_text(result.recorded_share)), Text(safe(result.name)), Text(work_cell(result), style=style)
-        )
-    rest = len(found) - len(found[:rows])
-    more = [Text(f"… {plural(rest, 'more op')}; --output FILE holds all", style="dim")] if rest > 0 else []
-    return [Text(), table, *more]
 
 
 def work_notes(results: Sequence[OpResult]) -> list[str]:

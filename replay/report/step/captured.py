@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from opreplay.replay.ir.captured import Capture, Check
+from opreplay.replay.ir.captured import Capture, Check, PhasePeak
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.sizes import readable
-from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.table import Column, Table, terminal
 from opreplay.replay.report.text import DASH, digits, plural, safe
 
 SCHEMA_VERSION = 1
@@ -79,7 +79,7 @@ def render(plan: ReplayPlan, found: Check | None) -> RenderableType:
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
-    parts: list[RenderableType] = [_phases(capture, sequence.phases)]
+    parts = terminal(_phases(capture, sequence.phases))[1:]
     if sequence.cut:
         parts.append(Text(f"the plan leaves out the last {plural(sequence.cut, 'call')}: there is a limit"))
     for names in shared_parameters(capture)[:SHOWN]:
@@ -121,20 +121,28 @@ def check_lines(found: Check) -> list[RenderableType]:
     return lines
 
 
-def _phases(capture: Capture, phases: tuple[str, ...]) -> Table:
+_Quantity = tuple[str, Callable[[PhasePeak], str]]
+"""Its name, and what it is in a phase."""
+
+
+def _phases(capture: Capture, phases: tuple[str, ...]) -> Table[_Quantity]:
     """One column a phase: its calls and operations, and what is alive when most is."""
-    table = plain_table()
-    table.add_column("", no_wrap=True)
-    for one in capture.peaks:
-        table.add_column(one.phase, justify="right", no_wrap=True)
-    table.add_row("calls", *(f"{phases.count(one.phase):,}" for one in capture.peaks))
-    table.add_row("FLOPs", *(flops_text(capture.flops.get(one.phase)) for one in capture.peaks))
-    table.add_row("peak memory", *(readable(one.peak_bytes) for one in capture.peaks))
+    rows: list[_Quantity] = [
+        ("calls", lambda one: f"{phases.count(one.phase):,}"),
+        ("FLOPs", lambda one: flops_text(capture.flops.get(one.phase))),
+        ("peak memory", lambda one: readable(one.peak_bytes)),
+    ]
     for kind in KINDS:
-        sizes = [{str(name): size for name, size in one.by_kind.items()}.get(kind) for one in capture.peaks]
-        if any(sizes):
-            table.add_row(Text(f"  {kind}", style="dim"), *(readable(size) if size else DASH for size in sizes))
-    return table
+
+        def size(one: PhasePeak, kind: str = kind) -> str:
+            size = {str(name): size for name, size in one.by_kind.items()}.get(kind)
+            return readable(size) if size else DASH
+
+        if any(size(one) != DASH for one in capture.peaks):
+            rows.append((f"  {kind}", size))
+    columns = [Column[_Quantity]("", lambda row: row[0], style=lambda row: "dim" if row[0].startswith(" ") else "")]
+    columns += [Column[_Quantity](one.phase, lambda row, one=one: row[1](one), right=True) for one in capture.peaks]
+    return Table("Phases", columns, rows)
 
 
 def flops_text(flops: int | None) -> str:

@@ -7,14 +7,28 @@ from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.run.table import decisive, notes_lines
-from opreplay.replay.report.step.text import PATH_SHOWN, WHAT_IF_WIDTH, gain_cells, name_width, of_devices, telling
-from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
-from opreplay.replay.timeline.job.values import LEAST_COMMON, JobTimeline, StepCollective
+from opreplay.replay.report.run.ops import RATIO_TITLE
+from opreplay.replay.report.step.text import (
+    PATH_SHOWN,
+    WHAT_IF_WIDTH,
+    changes_table,
+    of_devices,
+    rest_of_path,
+    telling,
+)
+from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, decisive, notes_lines, terminal
+from opreplay.replay.report.text import DASH, middle, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.timeline.job.values import (
+    LEAST_COMMON,
+    JobSoc,
+    JobTimeline,
+    RankPathPart,
+    RankStep,
+    StepCollective,
+)
 
 RANKS_SHOWN = 32
 COLLECTIVES_SHOWN = 12
@@ -41,24 +55,24 @@ def head_line(found: JobTimeline) -> str:
 def render(found: JobTimeline, width: int = 80, *, everything: bool = True) -> RenderableType:
     """Ranks, collectives, disagreements, the path across ranks, and what changes gain; without `everything` the notes
     that may change a decision alone, and how many more there are."""
-    room = name_width(width)
-    parts: list[RenderableType] = [_sums(found), Text(), _ranks(found, width)]
-    if found.collectives:
-        parts += [Text(), _collectives(found, room, width)]
-    if found.disagreements:
-        parts += [Text(), *_disagreements(found)]
-    if found.socs:
-        parts += [Text(), _socs(found)]
-    parts += [Text(), _path(found, room)]
-    if found.what_if:
-        parts += [Text(), _what_if(found)]
+    collectives = collectives_table(found)
+    waited = time_text(sum(one.waiting_us for one in collectives.rows[COLLECTIVES_SHOWN:]))
+    parts: list[RenderableType] = [_sums(found), *terminal(ranks_table(found), width, most=RANKS_SHOWN)]
+    parts += terminal(collectives, width, most=COLLECTIVES_SHOWN, rest=f"{waited} of waiting")
+    lines = [Text(safe(line), style="bold red") for line in disagreements(found)]
+    parts += [Text(), *lines] if lines else []
+    parts += terminal(_socs(found))
+    parts += terminal(path_table(found), width, most=PATH_SHOWN, rest=rest_of_path(found.critical_path))
+    changes = [(one.change, one) for one in found.what_if]
+    table = changes_table("what if, on every rank", changes, found.retimed_step_us, found.socs)
+    parts += terminal(table, width, room=WHAT_IF_WIDTH)
     told = note_lines(found) if everything else decisive(note_lines(found), _decisive_lines(found))
     parts += notes_lines([safe(line) for line in told])
     return Group(*parts)
 
 
-def _sums(found: JobTimeline) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
+def _sums(found: JobTimeline) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     if found.least_common < LEAST_COMMON:
@@ -91,61 +105,49 @@ def _late(found: JobTimeline) -> str:
     return f"most for rank {worst.rank}: last in {times}, {time_text(worst.late_us)} after all others"
 
 
-def _ranks(found: JobTimeline, width: int) -> Table:
-    """Columns that a narrow terminal has no room for are left out, not cut: JSON and the page have them all."""
-    least = {"rank": 0, "step": 0, "begins": 70, "waits": 0, "transfers": 60, "late": 0, "late by": 0}
-    least["clock"] = 80
-    table = plain_table()
-    for title, room in least.items():
-        if width >= room:
-            table.add_column(title, justify="right", no_wrap=True)
-    for one in found.ranks[:RANKS_SHOWN]:
-        cells = {
-            "rank": str(one.rank),
-            "step": time_text(one.recorded_step_us),
-            "begins": f"+{time_text(one.begins_us)}",
-            "waits": time_text(one.waiting_us) if found.collectives else DASH,
-            "transfers": time_text(one.transfer_us) if found.collectives else DASH,
-            "late": f"{one.late}×" if one.late else DASH,
-            "late by": time_text(one.late_us) if one.late else DASH,
-            "clock": f"{one.clock.shift_us:+,.1f} µs" if one.clock.corrected else "recorded",
-        }
-        table.add_row(*(cell for title, cell in cells.items() if width >= least[title]))
-    if len(found.ranks) > RANKS_SHOWN:
-        table.add_row(f"+{len(found.ranks) - RANKS_SHOWN}", *[DASH] * (len(table.columns) - 1))
-    return table
+_OfRank = Column[RankStep]
 
 
-def _collectives(found: JobTimeline, room: int, width: int) -> Table:
-    least = {"elements": 80, "ranks": 60, "skew": 80, "waiting": 0, "transfer": 0, "last": 0}
-    table = plain_table()
-    table.add_column("collective", no_wrap=True)
-    for title, needs in least.items():
-        if width >= needs:
-            table.add_column(title, justify="right", no_wrap=True)
-    order = sorted(found.collectives, key=lambda one: -one.waiting_us)
-    for one in order[:COLLECTIVES_SHOWN]:
-        given, size = len(one.members), one.group_size
-        cells = {
-            "elements": DASH if one.elements is None else f"{one.elements:,}",
-            "ranks": f"{given}" if size in (None, given) else f"{given} of {size}",
-            "skew": time_text(one.skew_us),
-            "waiting": time_text(one.waiting_us),
-            "transfer": time_text(one.transfer_us),
-            "last": f"rank {one.late_rank}" if one.late_us > 0.0 else DASH,
-        }
-        table.add_row(
-            Text(safe(middle(collective_name(one), min(room, max(12, width - 44))))),
-            *(cell for title, cell in cells.items() if width >= least[title]),
-        )
-    rest = order[COLLECTIVES_SHOWN:]
-    if rest:
-        waited = time_text(sum(one.waiting_us for one in rest))
-        titles = [title for title in least if width >= least[title]]
-        table.add_row(
-            Text(f"{len(rest):,} others", style="dim"), *(waited if title == "waiting" else "" for title in titles)
-        )
-    return table
+def ranks_table(found: JobTimeline) -> Table[RankStep]:
+    """Steps, waits and clocks of the ranks; what waits is not known of ranks without a common collective."""
+    met = bool(found.collectives)
+    columns = [
+        _OfRank("rank", lambda one: str(one.rank), right=True),
+        _OfRank("trace", lambda one: one.source, drop=5),
+        _OfRank("step", lambda one: one.recorded_step_us, TIME),
+        _OfRank("begins", lambda one: one.begins_us, TIME, text=lambda one: f"+{time_text(one.begins_us)}", drop=3),
+        _OfRank("waits", lambda one: one.waiting_us if met else None, TIME),
+        _OfRank("transfers", lambda one: one.transfer_us if met else None, TIME, drop=2),
+        _OfRank("late", lambda one: one.late, COUNT, text=lambda one: f"{one.late}×" if one.late else DASH),
+        _OfRank("late by", lambda one: one.late_us if one.late else None, TIME),
+        _OfRank("clock", lambda one: one.clock.shift_us if one.clock.corrected else None, TIME, text=_clock, drop=4),
+    ]
+    return Table("Ranks", columns, found.ranks, noun="rank")
+
+
+def _clock(one: RankStep) -> str:
+    return f"{one.clock.shift_us:+,.1f} µs" if one.clock.corrected else "recorded"
+
+
+def collectives_table(found: JobTimeline) -> Table[StepCollective]:
+    """Collectives of the step, those that wait longest first."""
+    column = Column[StepCollective]
+    columns = [
+        column("collective", collective_name, form="name"),
+        column("matched by", lambda one: one.matched_by, drop=5),
+        column("elements", lambda one: one.elements, COUNT, drop=4),
+        column("ranks", _members, right=True, drop=2),
+        column("skew", lambda one: one.skew_us, TIME, drop=3),
+        column("waiting", lambda one: one.waiting_us, TIME),
+        column("transfer", lambda one: one.transfer_us, TIME),
+        column("last", lambda one: f"rank {one.late_rank}" if one.late_us > 0.0 else DASH, right=True),
+    ]
+    return Table("Collectives", columns, sorted(found.collectives, key=lambda one: -one.waiting_us), noun="collective")
+
+
+def _members(one: StepCollective) -> str:
+    given = len(one.members)
+    return f"{given}" if one.group_size in (None, given) else f"{given} of {one.group_size}"
 
 
 def collective_name(one: StepCollective) -> str:
@@ -153,7 +155,8 @@ def collective_name(one: StepCollective) -> str:
     return f"{one.kind}{number}" + (f" in group {one.group}" if one.group is not None else "")
 
 
-def _disagreements(found: JobTimeline) -> list[RenderableType]:
+def disagreements(found: JobTimeline) -> list[str]:
+    """What ranks record differently of one collective."""
     lines = [
         f"{one.what} of collective {one.collective} disagree: "
         + ", ".join(f"rank {rank}: {value}" for rank, value in list(one.values.items())[:6])
@@ -161,59 +164,33 @@ def _disagreements(found: JobTimeline) -> list[RenderableType]:
     ]
     if len(found.disagreements) > DISAGREEMENTS_SHOWN:
         lines.append(f"{len(found.disagreements) - DISAGREEMENTS_SHOWN} more disagreements: --format json has them")
-    return [Text(safe(line), style="bold red") for line in lines]
+    return lines
 
 
-def _socs(found: JobTimeline) -> Table:
-    table = plain_table()
-    table.add_column("simulated", no_wrap=True)
-    for title in ("step", "÷ recorded", "waiting for ranks"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, one in found.socs.items():
-        ratio = f"{one.step_us / found.recorded_step_us:.2f}×" if found.recorded_step_us else DASH
-        waiting = time_text(one.waiting_us) if found.collectives else DASH
-        table.add_row(Text(safe(name), style="bold"), time_text(one.step_us), ratio, waiting)
-    return table
+def _socs(found: JobTimeline) -> Table[tuple[str, JobSoc]]:
+    column = Column[tuple[str, JobSoc]]
+    columns = [
+        column("simulated", lambda row: row[0], style="bold"),
+        column("step", lambda row: row[1].step_us, TIME),
+        column(RATIO_TITLE, lambda row: quotient(row[1].step_us, found.recorded_step_us), RATIO),
+        column("waiting for ranks", lambda row: row[1].waiting_us if found.collectives else None, TIME),
+    ]
+    return Table("Simulated", columns, list(found.socs.items()))
 
 
-def _path(found: JobTimeline, room: int) -> Table:
-    table = plain_table()
-    table.add_column("critical path across ranks", no_wrap=True)
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for title in ("time", "share"):
-        table.add_column(title, justify="right", no_wrap=True)
+def path_table(found: JobTimeline) -> Table[RankPathPart]:
+    """What the step of all ranks waited for, most time first."""
     total = sum(part.us for part in found.critical_path)
-    for part in found.critical_path[:PATH_SHOWN]:
-        table.add_row(
-            Text(safe(middle(part.name, room))),
-            DASH if part.rank is None else str(part.rank),
-            Text(part.where, style="dim"),
-            time_text(part.us),
-            share_text(part.us / total if total else None),
-        )
-    rest = found.critical_path[PATH_SHOWN:]
-    if rest:
-        spent = sum(part.us for part in rest)
-        share = share_text(spent / total if total else None)
-        table.add_row(Text(f"{len(rest):,} others", style="dim"), "", "", time_text(spent), share)
-    return table
-
-
-def _what_if(found: JobTimeline) -> Table:
-    table = plain_table()
-    table.add_column("what if, on every rank", overflow="fold", min_width=WHAT_IF_WIDTH)
-    for title in ("step", "gain", ""):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name in found.socs:
-        table.add_column(Text(safe(name)), justify="right", no_wrap=True)
-    for one in found.what_if:
-        table.add_row(
-            Text(safe(one.change)),
-            *gain_cells(one, found.retimed_step_us),
-            *(time_text(one.socs_us.get(name)) for name in found.socs),
-        )
-    return table
+    column = Column[RankPathPart]
+    columns = [
+        column("critical path across ranks", lambda part: part.name, form="name"),
+        column("rank", lambda part: DASH if part.rank is None else str(part.rank), right=True),
+        column("where", lambda part: part.where, style="dim"),
+        column("time", lambda part: part.us, TIME),
+        column("share", lambda part: quotient(part.us, total), SHARE),
+        column("stretches", lambda part: part.times, COUNT, drop=1),
+    ]
+    return Table("Critical path across ranks", columns, found.critical_path, noun="part")
 
 
 def note_lines(found: JobTimeline) -> list[str]:

@@ -4,23 +4,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
-from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.coverage import LEAST
-from opreplay.replay.report.run.table import decisive, notes_lines
-from opreplay.replay.report.text import DASH, middle, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.run.ops import RATIO_TITLE
+from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, decisive, notes_lines, terminal
+from opreplay.replay.report.text import DASH, middle, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
-from opreplay.replay.timeline.job.values import JobChange
+from opreplay.replay.timeline.job.values import JobChange, RankPathPart
 from opreplay.replay.timeline.memory import MemoryUse
+from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
@@ -28,14 +29,11 @@ PATH_SHOWN = 12
 MODULES_SHOWN = 8
 SLACK_SHOWN = 6
 NAME_WIDTH = 36
-"""Characters of a name on a terminal of 80."""
-MOST_NAME_WIDTH = 100
+"""Characters of a step's name."""
 WHAT_IF_WIDTH = 12
 """Least characters of a change, which goes on in the next line: it is what the reader typed."""
 CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Characters of a category, and of a time with its share."""
-SOC_WIDTH = 84
-"""From which on simulated steps have all their columns."""
 _FOLDERS = re.compile(r"^[^(<]*/(?=[^/(]+\(\d+\): )")
 """Of a frame, "torch/utils/data/dataloader.py(701): __next__": the file and the function tell it apart."""
 UNEVEN = 1.25
@@ -59,11 +57,6 @@ _OF_OTHER_STREAMS = (EDGE_KINDS[CROSS_STREAM], EDGE_KINDS[SHARED])
 """Dependencies without which no task waited for another stream."""
 
 
-def name_width(width: int) -> int:
-    """Characters of a name on a terminal that wide: what the columns of numbers beside it leave."""
-    return min(MOST_NAME_WIDTH, max(NAME_WIDTH, width - 80 + NAME_WIDTH))
-
-
 def facts(found: Timeline) -> dict[str, Any]:
     """The stable JSON form; see docs/timeline.md."""
     return msgspec.to_builtins(found)
@@ -72,19 +65,18 @@ def facts(found: Timeline) -> dict[str, Any]:
 def render(found: Timeline, width: int = 80, *, everything: bool = True) -> RenderableType:
     """Step, categories, critical path, slack, and what the changes gain; without `everything` the notes that may change
     a decision alone, and how many more there are."""
-    room = name_width(width)
-    parts: list[RenderableType] = [_head(found), Text(), _categories(found, width)]
-    if found.socs:
-        parts += [Text(), _socs(found, width)]
-    parts += [Text(), _path(found, room)]
+    parts: list[RenderableType] = [_head(found), *terminal(_categories(found, width))]
+    parts += terminal(_socs(found), width)
+    parts += terminal(path_table(found), width, most=PATH_SHOWN, rest=rest_of_path(found.critical_path))
     if len(found.critical_path_modules_us) > 1:
-        parts += [Text(), _modules(found, room)]
-    if found.critical_path_python_us:
-        parts += [Text(), _python(found, room)]
-    if found.slack:
-        parts += [Text(), _slack(found, room)]
-    if found.what_if:
-        parts += [Text(), _what_if(found, width)]
+        modules = list(found.critical_path_modules_us.items())
+        parts += terminal(_times_table("critical path by module", modules), width)
+    python = [(_FOLDERS.sub("", name), us) for name, us in found.critical_path_python_us.items()]
+    parts += terminal(_times_table("of it Python, between ops", python), width)
+    parts += terminal(slack_table(found), width, most=SLACK_SHOWN, rest="")
+    changes: list[_Change] = [(one.change, one) for one in found.what_if]
+    changes += [("all of these", found.what_if_together)] if found.what_if_together is not None else []
+    parts += terminal(changes_table("what if", changes, found.retimed_step_us, found.socs), width, room=WHAT_IF_WIDTH)
     told = note_lines(found) if everything else decisive(note_lines(found), decisive_lines(found))
     parts += notes_lines([safe(line) for line in told])
     return Group(*parts)
@@ -109,8 +101,8 @@ def head_line(found: Timeline) -> str:
     )
 
 
-def _head(found: Timeline) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
+def _head(found: Timeline) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     step = found.step
@@ -149,52 +141,62 @@ def memory_text(memory: MemoryUse) -> str:
     return text + "".join(f"; {safe(soc)}: {verdict}" for soc, verdict in memory.verdicts.items())
 
 
-def _categories(found: Timeline, width: int) -> Table:
+class _Clock(msgspec.Struct, frozen=True):
+    """The recorded step, or that of a device: its times and their sum."""
+
+    name: str
+    times: Categories
+    step_us: float
+
+
+_Category = tuple[str, str, bool]
+"""A row of `CATEGORY_ROWS`; field "" is the whole step."""
+
+
+def _categories(found: Timeline, width: int) -> Table[_Category]:
     """Shares are left out, not cut, where the terminal has no room for them."""
-    table = plain_table()
-    table.add_column("time of the step", no_wrap=True)
-    columns: list[tuple[str, Categories, float]] = [("recorded", found.categories_us, found.recorded_step_us)]
-    columns += [(name, one.categories_us, one.step_us) for name, one in found.socs.items()]
-    shares = width >= CATEGORY_WIDTH + SHARED_WIDTH * len(columns)
-    for title, _, _ in columns:
-        table.add_column(Text(safe(title)), justify="right", no_wrap=True)
-        if shares:
-            table.add_column("", justify="right", no_wrap=True)
-    for told, field, part in CATEGORY_ROWS:
-        alone = field == "idle_dependency" and not any(kind in found.edges for kind in _OF_OTHER_STREAMS)
-        title = "gaps between tasks" if alone else told
-        values = [getattr(made, field) for _, made, _ in columns]
-        if part and not any(values):
-            continue
-        cells: list[str] = []
-        for value, (_, _, total) in zip(values, columns, strict=True):
-            cells += [time_text(value), *([share_text(value / total if total else None)] if shares else [])]
-        table.add_row(Text(f"  {title}" if part else title, style="dim" if part else ""), *cells)
-    total_cells = [
-        cell for _, _, total in columns for cell in ((time_text(total), "") if shares else (time_text(total),))
-    ]
-    table.add_row(Text("step", style="bold"), *total_cells)
-    return table
+    clocks = [_Clock("recorded", found.categories_us, found.recorded_step_us)]
+    clocks += [_Clock(name, one.categories_us, one.step_us) for name, one in found.socs.items()]
+    waits = any(kind in found.edges for kind in _OF_OTHER_STREAMS)
+
+    def title(row: _Category) -> str:
+        name = "gaps between tasks" if row[1] == "idle_dependency" and not waits else row[0]
+        return f"  {name}" if row[2] else name
+
+    def style(row: _Category) -> str:
+        return "dim" if row[2] else "" if row[1] else "bold"
+
+    columns = [Column[_Category]("time of the step", title, style=style)]
+    for clock in clocks:
+        columns += _of_clock(clock, share=width >= CATEGORY_WIDTH + SHARED_WIDTH * len(clocks))
+    rows = [row for row in CATEGORY_ROWS if not row[2] or any(getattr(clock.times, row[1]) for clock in clocks)]
+    return Table("Time of the step", columns, [*rows, ("step", "", False)])
 
 
-def _socs(found: Timeline, width: int) -> Table:
-    titles = ("step with gaps", "80 % band", "÷ recorded", "predicted", "uncalibrated")[
-        : 5 if width >= SOC_WIDTH else 3
+def _of_clock(clock: _Clock, *, share: bool) -> list[Column[_Category]]:
+    """The time of a category on a clock and, where there is room, its share."""
+
+    def time_us(row: _Category) -> float:
+        return getattr(clock.times, row[1]) if row[1] else clock.step_us
+
+    def share_of(row: _Category) -> str:
+        return share_text(quotient(time_us(row), clock.step_us)) if row[1] else ""
+
+    shares = [Column[_Category]("", share_of, right=True)] if share else []
+    return [Column[_Category](clock.name, time_us, TIME), *shares]
+
+
+def _socs(found: Timeline) -> Table[tuple[str, SocStep]]:
+    column = Column[tuple[str, SocStep]]
+    columns = [
+        column("simulated", lambda row: row[0], style="bold"),
+        column("step with gaps", lambda row: row[1].step_us, TIME),
+        column("80 % band", lambda row: band_text(row[1]), right=True),
+        column(RATIO_TITLE, lambda row: quotient(row[1].step_us, found.recorded_step_us), RATIO),
+        column("predicted", lambda row: row[1].predicted_share, SHARE, drop=1),
+        column("uncalibrated", lambda row: row[1].uncalibrated_share, SHARE, drop=2),
     ]
-    table = plain_table()
-    table.add_column("simulated", no_wrap=True)
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, one in found.socs.items():
-        cells = (
-            time_text(one.step_us),
-            band_text(one),
-            ratio_text(one.step_us, found.recorded_step_us),
-            share_text(one.predicted_share),
-            share_text(one.uncalibrated_share),
-        )
-        table.add_row(Text(safe(name), style="bold"), *cells[: len(titles)])
-    return table
+    return Table("Simulated", columns, list(found.socs.items()))
 
 
 def band_text(one: SocStep) -> str:
@@ -206,74 +208,66 @@ def band_text(one: SocStep) -> str:
     return f"none: {share_text(one.computing_predicted_share)} of the computing is predicted"
 
 
-def _path(found: Timeline, room: int) -> Table:
-    table = plain_table()
-    table.add_column("critical path", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for title in ("time", "share", "stretches"):
-        table.add_column(title, justify="right", no_wrap=True)
+def path_table(found: Timeline) -> Table[PathPart]:
+    """What the step waited for, most time first."""
     total = sum(part.us for part in found.critical_path)
-    for part in found.critical_path[:PATH_SHOWN]:
-        table.add_row(
-            Text(safe(middle(part.name, room))),
-            Text(part.where, style="dim"),
-            time_text(part.us),
-            share_text(part.us / total if total else None),
-            f"{part.times:,}",
-        )
-    rest = found.critical_path[PATH_SHOWN:]
-    if rest:
-        spent = sum(part.us for part in rest)
-        table.add_row(Text(f"{len(rest):,} others", style="dim"), "", time_text(spent), share_text(spent / total), DASH)
-    return table
+    columns = [
+        Column[PathPart]("critical path", lambda part: part.name, form="name"),
+        Column[PathPart]("where", lambda part: part.where, style="dim"),
+        Column[PathPart]("time", lambda part: part.us, TIME),
+        Column[PathPart]("share", lambda part: quotient(part.us, total), SHARE),
+        Column[PathPart]("stretches", lambda part: part.times, COUNT),
+    ]
+    return Table("Critical path", columns, found.critical_path, noun="part")
 
 
-def _modules(found: Timeline, room: int) -> Table:
-    table = plain_table()
-    table.add_column("critical path by module", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    for name, us in list(found.critical_path_modules_us.items())[:MODULES_SHOWN]:
-        table.add_row(Text(safe(middle(name, room))), time_text(us))
-    return table
+def rest_of_path(path: Sequence[PathPart] | Sequence[RankPathPart]) -> str:
+    """What the parts of a path that are not shown amount to."""
+    rest, total = sum(part.us for part in path[PATH_SHOWN:]), sum(part.us for part in path)
+    return f"{time_text(rest)}, {share_text(quotient(rest, total))}"
 
 
-def _python(found: Timeline, room: int) -> Table:
-    table = plain_table()
-    table.add_column("of it Python, between ops", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    for name, us in list(found.critical_path_python_us.items())[:MODULES_SHOWN]:
-        table.add_row(Text(safe(middle(_FOLDERS.sub("", name), room))), time_text(us))
-    return table
+def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[str, float]]:
+    """Names with their times."""
+    column = Column[tuple[str, float]]
+    columns = [column(title, lambda row: row[0], form="name"), column("time", lambda row: row[1], TIME)]
+    return Table(title, columns, rows[:MODULES_SHOWN])
 
 
-def _slack(found: Timeline, room: int) -> Table:
-    table = plain_table()
-    table.add_column("off the path", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("least slack", justify="right", no_wrap=True)
-    for one in found.slack[:SLACK_SHOWN]:
-        table.add_row(Text(safe(middle(one.name, room))), time_text(one.us), time_text(one.slack_us))
-    return table
+def slack_table(found: Timeline) -> Table[Slack]:
+    """What is not on the critical path, and how much longer it could take."""
+    column = Column[Slack]
+    columns = [
+        column("off the path", lambda one: one.name, form="name"),
+        column("time", lambda one: one.us, TIME),
+        column("least slack", lambda one: one.slack_us, TIME),
+    ]
+    return Table("Off the critical path", columns, found.slack)
 
 
-def _what_if(found: Timeline, width: int) -> Table:
-    whole = width >= WHAT_IF_WIDTH + 44 + 10 * len(found.socs)
-    table = plain_table()
-    table.add_column("what if", overflow="fold", min_width=WHAT_IF_WIDTH)
-    for title in ("step", "gain", "", "work alone") if whole else ("step", "gain"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name in found.socs:
-        table.add_column(Text(safe(name)), justify="right", no_wrap=True)
-    rows = [*found.what_if, *([found.what_if_together] if found.what_if_together is not None else [])]
-    for index, one in enumerate(rows):
-        name = "all of these" if index == len(found.what_if) else one.change
-        table.add_row(
-            Text(safe(name)),
-            *gain_cells(one, found.retimed_step_us)[: 3 if whole else 2],
-            *([time_text(one.work_gain_us) if one.matched else DASH] if whole else []),
-            *(time_text(one.socs_us.get(name)) for name in found.socs),
-        )
-    return table
+_Change = tuple[str, "WhatIf | JobChange"]
+
+
+def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Iterable[str]) -> Table[_Change]:
+    """What changes make of the step, and of that on each simulated device."""
+    column = Column[_Change]
+    columns = [
+        column(title, lambda row: row[0], form="fold"),
+        *(
+            column(name, lambda row, place=place: gain_cells(row[1], step_us)[place], right=True, drop=drop)
+            for place, (name, drop) in enumerate((("step", 0), ("gain", 0), ("", 3)))
+        ),
+        column(
+            "work alone",
+            lambda row: row[1].work_gain_us if isinstance(row[1], WhatIf) and row[1].matched else None,
+            TIME,
+            drop=4,
+        ),
+        *(column(soc, lambda row, soc=soc: row[1].socs_us.get(soc), TIME) for soc in socs),
+    ]
+    if not any(isinstance(change, WhatIf) for _, change in rows):
+        columns = [one for one in columns if one.title != "work alone"]
+    return Table("What if", columns, rows)
 
 
 def gain_cells(one: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:

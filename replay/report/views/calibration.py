@@ -11,10 +11,11 @@ from rich.text import Text
 
 from opreplay.replay.ascend.calibrate.recalibrate import Recalibration
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors, errors_by_type, errors_of
-from opreplay.replay.report.columns import plain_table
-from opreplay.replay.report.text import middle, safe
+from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
+from opreplay.replay.report.text import safe
 from opreplay.replay.report.views.validation import errors_facts
 
+_Row = tuple[str, Errors, Errors]
 FEW = 12
 """Kernels below which figures say little."""
 
@@ -51,22 +52,24 @@ def verdict(found: Recalibration) -> str:
 def render(found: Recalibration, *, output: str) -> RenderableType:
     """Median error and time-weighted error by kernel type, before and after, in percent."""
     after = found.compared_held_out or found.compared_after
-    table = plain_table()
-    table.add_column("kernel type", no_wrap=True)
-    for title in ("n", "median before", "after", "WAPE before", "after"):
-        table.add_column(title, justify="right", no_wrap=True)
     late = errors_by_type(after)
-    rows: list[tuple[str, Errors, Errors]] = [
+    rows: list[_Row] = [
         (name, early, late[name]) for name, early in errors_by_type(found.compared_before).items() if name in late
     ]
     rows.append(("all", errors_of(found.compared_before), errors_of(after)))
-    for name, early, now in rows:
-        numbers = (early.median_ape, now.median_ape, early.wape, now.wape)
-        table.add_row(Text(safe(middle(name, 30))), str(early.n), *(f"{100 * value:.1f}" for value in numbers))
+    percent = Unit(lambda value: f"{100 * value:.1f}")
+    columns = [
+        Column[_Row]("kernel type", lambda row: row[0], chars=30),
+        Column[_Row]("n", lambda row: row[1].n, COUNT),
+        Column[_Row]("median before", lambda row: row[1].median_ape, percent),
+        Column[_Row]("after", lambda row: row[2].median_ape, percent),
+        Column[_Row]("WAPE before", lambda row: row[1].wape, percent),
+        Column[_Row]("after", lambda row: row[2].wape, percent),
+    ]
     parts: list[RenderableType] = [
         Text(f"{safe(found.before.name)} → {safe(output)}", style="bold"),
         Text(verdict(found)),
     ]
     if len(found.compared_before) < FEW:
         parts.append(Text(f"only {len(found.compared_before)} unique kernels: figures this few say little"))
-    return Group(*parts, Text(), table)
+    return Group(*parts, *terminal(Table("Errors", columns, rows)))

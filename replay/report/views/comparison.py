@@ -1,13 +1,30 @@
 # pyright: strict
-"""What every form of a comparison says: the first line, rows worth showing, notes, and the facts as plain values."""
+"""A comparison in every form: the first line, the ops, classes of work, notes, and the facts as plain values."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import msgspec
+from rich.console import Group, RenderableType
 
-from opreplay.replay.report.text import plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report import formats
+from opreplay.replay.report.table import (
+    COUNT,
+    OP,
+    TIME,
+    Column,
+    OpCell,
+    Table,
+    Unit,
+    cut,
+    heaviest,
+    more_line,
+    notes_lines,
+    terminal,
+)
+from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total, Verdict
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
@@ -95,8 +112,10 @@ def against_times(found: Comparison, op: OpComparison) -> str:
 
 
 def precise(ratio: float | None) -> str:
-    """A ratio with three decimals below ten: a change of 1 % is worth seeing here."""
-    return f"{ratio:.3f}×" if ratio is not None and 0.001 <= ratio < 10 else ratio_text(ratio, 1.0)
+    """A ratio with three decimals below ten, below 0.1 with three digits: a change of 1 % is worth seeing here."""
+    if ratio is None or not 0.001 <= ratio < 10:
+        return ratio_text(ratio, 1.0)
+    return f"{ratio:.3f}×" if ratio >= 0.1 else f"{ratio:.3g}×"
 
 
 def interval(op: OpComparison | Total) -> str:
@@ -148,3 +167,83 @@ def facts(found: Comparison) -> dict[str, object]:
     ops = body.pop("ops")
     counts = {verdict: len(found.of(verdict)) for verdict in ORDER}
     return {"counts": counts, "whole": found.whole, **body, "ops": ops}
+
+
+MAX_ROWS = 50
+"""In Markdown: GitHub takes 65,536 characters for a comment."""
+STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", "unclear": "yellow"}
+MARKS = {"slower": "🔴", "lost": "🔴", "faster": "🟢", "gained": "🟢"}
+_OfOp = Column[OpComparison]
+_RATIO = Unit(precise)
+
+
+def _style(op: OpComparison) -> str:
+    return STYLES.get(op.verdict, "")
+
+
+_VERDICT = _OfOp("verdict", lambda op: op.verdict, style=_style)
+_NAME = _OfOp("op", lambda op: op.name, form="code")
+_TIMES = [
+    _OfOp("before", lambda op: op.before_us, TIME, key="before_us", drop=2),
+    _OfOp("after", lambda op: op.after_us, TIME, key="after_us"),
+]
+_CALLS = _OfOp("count", lambda op: op.count, COUNT, style="dim", drop=8)
+
+
+def ops_table(found: Comparison, *last: _OfOp, everything: bool = False) -> Table[OpComparison]:
+    """The ops that changed, or all, with their intervals and the given last columns."""
+    columns = [
+        _VERDICT,
+        _OfOp("ratio", lambda op: op.ratio, _RATIO, style=_style),
+        _OfOp(level(found), lambda op: interval(op) or DASH, right=True, style="dim", drop=4),
+        *_TIMES,
+        _CALLS,
+        *last,
+    ]
+    return Table("Ops", columns, rows(found, everything=everything), noun="op")
+
+
+def page_table(found: Comparison) -> Table[OpComparison]:
+    """All ops with both their times, as a page sorts them."""
+    columns = [
+        _NAME,
+        _OfOp("inputs", lambda op: op.inputs, form="code"),
+        _CALLS,
+        _VERDICT,
+        *_TIMES,
+        _OfOp("ratio", lambda op: op.ratio, _RATIO),
+        _OfOp(level(found), interval),
+        _OfOp("note", lambda op: op.note),
+    ]
+    return heaviest("Ops", columns, found.ops, lambda op: max(op.before_us or 0.0, op.after_us or 0.0) * op.count)
+
+
+def classes_table(found: Comparison) -> Table[Any]:
+    """Totals by class of work; without rows where all is of one class."""
+    columns = [
+        Column[Any]("class of work", lambda one: one.name),
+        Column[Any]("before", lambda one: one.before_us or None, TIME, key="before_us"),
+        Column[Any]("after", lambda one: one.after_us or None, TIME, key="after_us"),
+        Column[Any]("ops on both", lambda one: one.matched_ops, COUNT, key="matched_ops"),
+        Column[Any]("ratio of these", lambda one: one.ratio, _RATIO, key="ratio"),
+    ]
+    return Table("Classes of work", columns, found.classes if len(found.classes) > 1 else ())
+
+
+def render(found: Comparison, *, width: int, everything: bool = False) -> RenderableType:
+    """The ops that changed, or all, fitted to `width` characters, and notes; the first line comes before it."""
+    op = _OfOp("op", lambda op: OpCell(name=op.name, detail=detail_of(found, op)), OP)
+    ops = terminal(ops_table(found, op, everything=everything), width)
+    return Group(*ops, *terminal(classes_table(found)), *notes_lines(notes(found)))
+
+
+def markdown(found: Comparison, *, everything: bool = False) -> str:
+    """The first line as a heading, the ops that changed, or all, and notes: short enough for a pull request."""
+    detail = _OfOp("inputs", lambda op: detail_of(found, op), form="code")
+    ops = cut(ops_table(found, _NAME, detail, everything=everything), MAX_ROWS)
+    marked = _VERDICT.with_text(lambda op: f"{MARKS.get(op.verdict, '')} {op.verdict}".strip())
+    ops = msgspec.structs.replace(ops, columns=[marked, *ops.columns[1:]])
+    lines = [f"### opreplay: {formats.escaped(first_line(found))}", *formats.bullets(side_lines(found))]
+    lines += [*formats.markdown(ops), *(["", more_line(ops, "")] if ops.left_out else [])]
+    lines += [*formats.markdown(classes_table(found)), *formats.bullets(notes(found))]
+    return "\n".join(lines) + "\n"

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from opreplay.replay.ascend import DeviceProfile
 from opreplay.replay.ascend.cost.nearby import sizes_at
 from opreplay.replay.ascend.devices.file import canonical_name, load_file, load_model
 from opreplay.replay.ascend.profile import FamilyCost, Quantity
-from opreplay.replay.report.columns import GAP, plain_table
+from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
 from opreplay.replay.report.text import digits, safe
 
 GB = 1e9
@@ -35,46 +34,25 @@ def calibrated_families(device: DeviceProfile) -> tuple[int, int]:
     return sum(bool(family.samples) for family in device.families.values()), len(device.families)
 
 
-COLUMNS = ("device", "cube", "vector", "MHz", "fp16 TFLOP/s", "HBM GB", "GB/s", "L2 MiB", "calibrated")
-GIVE_WAY = ("MHz", "L2 MiB", "vector", "cube", "HBM GB", "GB/s", "calibrated")
-"""Columns that go where room is short, first those that go first."""
+_OfDevice = Column[DeviceProfile]
+_UNIT = Unit(lambda value: f"{value:.0f}")
+COLUMNS = [
+    _OfDevice("device", lambda device: device.name, style="bold"),
+    _OfDevice("cube", lambda device: device.aic_cores, COUNT, drop=4),
+    _OfDevice("vector", lambda device: device.aiv_cores, COUNT, drop=5),
+    _OfDevice("MHz", lambda device: device.freq_hz / 1e6, _UNIT, drop=7),
+    _OfDevice("fp16 TFLOP/s", lambda device: peak_tflops(device, "float16"), Unit(digits)),
+    _OfDevice("HBM GB", lambda device: device.hbm_bytes / GB, _UNIT, drop=3),
+    _OfDevice("GB/s", lambda device: device.hbm_bytes_per_s / GB, _UNIT, drop=2),
+    _OfDevice("L2 MiB", lambda device: device.l2_bytes / MIB, _UNIT, drop=6),
+    _OfDevice("calibrated", lambda device: "{} of {}".format(*calibrated_families(device)), right=True, drop=1),
+]
 
 
 def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
     """One row a device, as many columns as there is room for; those that are left out are named below."""
-    rows = [_row(device) for device in devices]
-    widest = [max(map(cell_len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    shown, left_out = list(range(len(COLUMNS))), list[str]()
-    for title in GIVE_WAY:
-        if sum(widest[i] for i in shown) + GAP * len(shown) > width:
-            shown.remove(COLUMNS.index(title))
-            left_out.append(title)
-    table = plain_table()
-    for i in shown:
-        table.add_column(COLUMNS[i], justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(row[i], style="" if i else "bold") for i in shown))
-    parts: list[RenderableType] = [table, Text()]
-    if left_out:
-        text = f"no room at {width} columns for {', '.join(left_out)}; --format json holds all"
-        parts.append(Text(text, style="dim", overflow="fold"))
     hint = Text("`opreplay devices --show NAME` says where each number comes from", style="dim", overflow="fold")
-    return Group(*parts, hint)
-
-
-def _row(device: DeviceProfile) -> tuple[str, ...]:
-    have, total = calibrated_families(device)
-    return (
-        safe(device.name),
-        str(device.aic_cores),
-        str(device.aiv_cores),
-        f"{device.freq_hz / 1e6:.0f}",
-        digits(peak_tflops(device, "float16")),
-        f"{device.hbm_bytes / GB:.0f}",
-        f"{device.hbm_bytes_per_s / GB:.0f}",
-        f"{device.l2_bytes / MIB:.0f}",
-        f"{have} of {total}",
-    )
+    return Group(*terminal(Table("Devices", COLUMNS, devices), width)[1:], Text(), hint)
 
 
 def details(device: DeviceProfile) -> RenderableType:
@@ -92,9 +70,8 @@ def details(device: DeviceProfile) -> RenderableType:
         _quantities(device.datasheet.items()),
     ]
     rates = _rates(device).items()
-    return Group(
-        *parts, Text(), Text("Rates of the cost model", style="bold"), _quantities(rates), Text(), _families(device)
-    )
+    parts += [Text(), Text("Rates of the cost model", style="bold"), _quantities(rates)]
+    return Group(*parts, *terminal(_families(device)))
 
 
 def facts(device: DeviceProfile) -> dict[str, Any]:
@@ -143,35 +120,34 @@ def _rates(device: DeviceProfile) -> dict[str, Quantity]:
 
 def _quantities(items: Iterable[tuple[str, Quantity]]) -> RenderableType:
     """One row a number; sources, which are long and repeat, as footnotes."""
-    table = plain_table()
-    table.add_column("name", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("unit", no_wrap=True)
-    table.add_column("confidence", no_wrap=True)
-    table.add_column("source", justify="right", no_wrap=True, style="dim")
-    sources: dict[str, int] = {}
-    for name, quantity in items:
-        number = sources.setdefault(quantity.source, len(sources) + 1)
-        cells = (name, _number(quantity.value), quantity.unit, quantity.confidence, f"[{number}]")
-        table.add_row(*(Text(safe(cell)) for cell in cells))
-    grid = Table.grid(padding=(0, 1))
-    for source, number in sources.items():
+    rows = list(items)
+    numbers = {source: place for place, source in enumerate(dict.fromkeys(one.source for _, one in rows), 1)}
+    column = Column[tuple[str, Quantity]]
+    columns = [
+        column("name", lambda row: row[0]),
+        column("value", lambda row: row[1].value, Unit(_number)),
+        column("unit", lambda row: row[1].unit),
+        column("confidence", lambda row: row[1].confidence),
+        column("source", lambda row: f"[{numbers[row[1].source]}]", right=True, style="dim"),
+    ]
+    grid = RichTable.grid(padding=(0, 1))
+    for source, number in numbers.items():
         grid.add_row(Text(f"[{number}]", style="dim"), Text(safe(source), style="dim", overflow="fold"))
-    return Group(table, grid)
+    return Group(*terminal(Table("Quantities", columns, rows))[1:], grid)
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
 
 
-def _families(device: DeviceProfile) -> Table:
+def _families(device: DeviceProfile) -> Table[FamilyCost]:
     """Kernel families with how well each is known here."""
-    table = plain_table()
-    table.add_column("kernel family", no_wrap=True)
-    table.add_column("form", no_wrap=True)
-    for title in ("measured here", "elsewhere", "80 % band"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for family in sorted(device.families.values(), key=lambda f: (-f.samples, f.name)):
-        cells = (family.name, family.form, str(family.samples), str(family.samples_elsewhere), f"× {family.band:.2f}")
-        table.add_row(*(Text(safe(cell)) for cell in cells))
-    return table
+    column = Column[FamilyCost]
+    columns = [
+        column("kernel family", lambda family: family.name),
+        column("form", lambda family: family.form),
+        column("measured here", lambda family: family.samples, COUNT),
+        column("elsewhere", lambda family: family.samples_elsewhere, COUNT),
+        column("80 % band", lambda family: f"× {family.band:.2f}", right=True),
+    ]
+    return Table("Families", columns, sorted(device.families.values(), key=lambda f: (-f.samples, f.name)))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from opreplay.replay.ascend import Explanation
@@ -19,8 +19,8 @@ from opreplay.replay.ir.describe import schema_text, shorter_float
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of, readable
-from opreplay.replay.report.columns import plain_table
 from opreplay.replay.report.snippet import snippet
+from opreplay.replay.report.table import Column, Table, terminal
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
 from opreplay.replay.report.views.meta import STYLES
 from opreplay.replay.resolve.defining_files import registered_by
@@ -48,7 +48,7 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
     """Sections: the op, its arguments, what ran in the trace, and each simulated device."""
     parts: list[RenderableType] = [Text.assemble((safe(op.name), "bold"), f"  ({op.id})"), _overview(op, result)]
     if op.args:
-        parts += [Text(), Text("Arguments", style="bold"), _arguments(op)]
+        parts += [Text(), Text("Arguments", style="bold"), *terminal(_arguments(op))[1:]]
     for explanation in explanations.values():
         parts += [Text(), *_device(explanation)]
     return Group(*parts)
@@ -77,8 +77,8 @@ def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation
     }
 
 
-def _overview(op: ReplayOp, result: OpResult) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
+def _overview(op: ReplayOp, result: OpResult) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
 
@@ -109,27 +109,30 @@ def _overview(op: ReplayOp, result: OpResult) -> Table:
     return grid
 
 
-def _arguments(op: ReplayOp) -> Table:
-    table = plain_table()
-    table.add_column("name", no_wrap=True)
-    table.add_column("type", no_wrap=True, style="dim")
-    table.add_column("value", overflow="fold")
-    table.add_column("note", overflow="fold", style="yellow")
+_Note = tuple["ReplayArg | None", str, str]
+"""An argument, or the name of one that the op has not, and what is to be known of it."""
+
+
+def _arguments(op: ReplayOp) -> Table[_Note]:
     sharing = aliasing.sharing(op.args)
-    for arg in op.args:
+
+    def notes(arg: ReplayArg) -> str:
         notes = [a.what for a in op.assumptions if a.argument == arg.name]
         if arg.name in sharing:
             others = ", ".join(name for name in sharing[arg.name] if name != arg.name) or "itself"
             notes.append(f"shares memory with {others}")
-        if arg.mutated:
-            notes.append("written to")
-        cells = (arg.name, arg.type, argument_text(arg), "; ".join(notes))
-        table.add_row(*(Text(safe(cell)) for cell in cells))
+        return "; ".join([*notes, *(["written to"] if arg.mutated else [])])
+
     known = {arg.name for arg in op.args}
-    for assumption in op.assumptions:
-        if assumption.argument not in known:
-            table.add_row(Text(safe(assumption.argument)), "", "", Text(safe(assumption.what)))
-    return table
+    rows: list[_Note] = [(arg, arg.name, notes(arg)) for arg in op.args]
+    rows += [(None, one.argument, one.what) for one in op.assumptions if one.argument not in known]
+    columns = [
+        Column[_Note]("name", lambda row: row[1]),
+        Column[_Note]("type", lambda row: row[0] and row[0].type, style="dim"),
+        Column[_Note]("value", lambda row: row[0] and argument_text(row[0]), form="fold"),
+        Column[_Note]("note", lambda row: row[2], form="fold", style="yellow"),
+    ]
+    return Table("Arguments", columns, rows)
 
 
 def argument_text(arg: ReplayArg) -> str:

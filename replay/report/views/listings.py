@@ -13,7 +13,7 @@ from rich.text import Text
 from opreplay.initializers.base import CustomInit
 from opreplay.replay.host.doctor import Check
 from opreplay.replay.plugins import Registration
-from opreplay.replay.report.columns import plain_table
+from opreplay.replay.report.table import plain_table
 from opreplay.replay.report.text import safe
 
 

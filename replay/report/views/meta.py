@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from rich.console import RenderableType
-
-from opreplay.replay.ir.reasons import total_reasons
+from opreplay.replay.ir.reasons import ReasonTotal, total_reasons
 from opreplay.replay.ir.verdicts import META_WRONG, MetaCheck, MetaStatus
-from opreplay.replay.report.columns import Column, OpCell
-from opreplay.replay.report.run import table
+from opreplay.replay.report.run import ops
+from opreplay.replay.report.run.ops import OpColumn
+from opreplay.replay.report.run.report import totals_by_kind
+from opreplay.replay.report.table import OpCell, Table
 from opreplay.replay.report.text import DASH, plural
 from opreplay.replay.results.records import OpResult
 
@@ -38,30 +38,32 @@ def line(results: Sequence[OpResult]) -> str:
     return f"on meta tensors: {', '.join(parts)}" + (f"; {plural(left_out, 'op')} not called" if left_out else "")
 
 
-def column(results: Sequence[OpResult]) -> Column:
-    """The verdict on each op."""
-    status = [None if r.meta is None else r.meta.status for r in results]
-    return Column(
-        title="meta",
-        cells=tuple(DASH if s is None else SHORT.get(s, s) for s in status),
-        styles=tuple(STYLES.get(s or "", "") for s in status),
-        left=True,
-        gives_way=1,
-    )
+def _status(result: OpResult) -> str:
+    return "" if result.meta is None else result.meta.status
+
+
+COLUMN = OpColumn(
+    "meta",
+    _status,
+    text=lambda r: SHORT.get(_status(r), _status(r)) or DASH,
+    style=lambda r: STYLES.get(_status(r), ""),
+    drop=1,
+)
+"""The verdict on each op."""
 
 
 def op_cell(result: OpResult) -> OpCell:
     """The op with its arguments; what speaks against it on meta tensors in their place, as a reason would be."""
     if result.status != "replayed" or result.meta is None or result.meta.status not in META_WRONG:
-        return table.op_cell(result)
+        return ops.op_cell(result)
     return OpCell(name=result.name, detail=result.meta.detail, style=STYLES[result.meta.status])
 
 
-def problems(results: Sequence[OpResult]) -> list[RenderableType]:
+def problems(results: Sequence[OpResult]) -> Table[ReasonTotal]:
     """One row a verdict other than ok, with unique ops, calls and share, and the ops that it is about."""
     wrong = [(r, r.meta) for r in results if r.meta is not None and r.meta.status != "ok"]
     found = total_reasons((check.status, _about(r, check), r.count, r.recorded_share) for r, check in wrong)
-    return table.totals_by_kind("on meta tensors", found)
+    return totals_by_kind("on meta tensors", found)
 
 
 def _about(result: OpResult, check: MetaCheck) -> str:

@@ -18,7 +18,6 @@ from opreplay.replay.ir.sizes import need_of, over_budget, readable
 from opreplay.replay.ir.verdicts import MetaCheck
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, suspects
-from opreplay.replay.report.columns import Column, OpCell, ops_table
 from opreplay.replay.report.run.facts import (
     assumption_notes,
     confidence_notes,
@@ -27,17 +26,9 @@ from opreplay.replay.report.run.facts import (
     telling_notes,
     unowned_notes,
 )
-from opreplay.replay.report.run.table import (
-    MAX_ROWS,
-    decisive,
-    no_ops,
-    notes_lines,
-    reasons_table,
-    recorded_columns,
-    rest_line,
-    simulated_columns,
-    with_what_tells,
-)
+from opreplay.replay.report.run.ops import OpColumn, op_column, predictions, recordings
+from opreplay.replay.report.run.report import MAX_ROWS, no_ops, reasons_table, rest_line
+from opreplay.replay.report.table import Table, decisive, notes_lines, terminal
 from opreplay.replay.report.text import DASH
 from opreplay.replay.report.views import meta
 from opreplay.replay.resolve.defining_files import registered_by
@@ -108,19 +99,18 @@ def render(
 
     Without `everything` only the notes that may change a decision, and how many others there are.
     """
-    shown, ops = results[:MAX_ROWS], plan.ops[:MAX_ROWS]
-    ranks = [Column(title="#", cells=tuple(str(i + 1) for i in range(len(shown))), style="dim")] if ranked else []
-    how = tuple("no" if r.status != "replayed" else r.resolved_by or DASH for r in shown)
+    shown, by_id = results[:MAX_ROWS], {op.id: op for op in plan.ops}
+    ranks = {result.id: str(place) for place, result in enumerate(shown, 1)}
     columns = [
-        *ranks,
-        *recorded_columns(shown, device=plan.device_us_total > 0),
-        *simulated_columns(shown, None),
-        Column(title="memory", cells=tuple(memory_text(op) for op in ops), gives_way=5),
-        Column(title="runs by", cells=how, left=True, gives_way=4),
+        *([OpColumn("#", lambda r: ranks[r.id], right=True, style="dim")] if ranked else []),
+        *recordings(shown, device=plan.device_us_total > 0),
+        *predictions(socs_of(shown)),
+        OpColumn("memory", lambda r: memory_text(by_id[r.id]), right=True, drop=5),
+        OpColumn("runs by", lambda r: "no" if r.status != "replayed" else r.resolved_by or DASH, drop=4),
+        *([meta.COLUMN] if any(r.meta is not None for r in results) else []),
+        op_column(shown, meta.op_cell),
     ]
-    if any(r.meta is not None for r in results):
-        columns.append(meta.column(shown))
-    parts = ops_table(columns, _cells(shown), width=width, one_line=True) if results else [no_ops()]
+    parts = terminal(Table("Ops", columns, shown), width, one_line=True)[1:] or [no_ops()]
     head = first_screen.rendered([*first_screen.capture_lines(plan), *first_screen.lines(where, plan.device, results)])
     kinds = None if where is None else where.unowned
     chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total, kinds)
@@ -129,13 +119,9 @@ def render(
     found += [note for soc in socs_of(results) for note in confidence_notes(soc, results) if note not in chosen]
     before = [*head, *suspects.rendered(suspects.lines(results))]
     parts = [*before, Text(), *parts] if before else parts
-    tables = [*reasons_table(results), *meta.problems(results)]
+    tables = [*terminal(reasons_table(results)), *terminal(meta.problems(results))]
     notes = found if everything else decisive(found, chosen)
-    return Group(*parts, *rest_line(results[MAX_ROWS:]), *tables, *notes_lines(notes))
-
-
-def _cells(results: Sequence[OpResult]) -> list[OpCell]:
-    return with_what_tells([meta.op_cell(r) for r in results], results)
+    return Group(*parts, *rest_line(results, MAX_ROWS), *tables, *notes_lines(notes))
 
 
 def memory_text(op: ReplayOp) -> str:

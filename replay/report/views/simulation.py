@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,15 +18,28 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.plan.recorded.where import Where
-from opreplay.replay.report import first_screen
-from opreplay.replay.report.columns import ONE_LINE_WIDTH, Column, OpCell, names_room, ops_table, plain_table
+from opreplay.replay.report import first_screen, formats
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.run import npu
-from opreplay.replay.report.run.csv_ import cell
 from opreplay.replay.report.run.facts import no_path_notes
-from opreplay.replay.report.run.table import beside_numbers, decisive, notes_lines, telling_sizes
+from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
 from opreplay.replay.report.suspects import MARK, SHOWN, rendered
-from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.table import (
+    COUNT,
+    ONE_LINE_WIDTH,
+    OP,
+    RATIO,
+    SHARE,
+    TIME,
+    Column,
+    OpCell,
+    Table,
+    decisive,
+    names_room,
+    notes_lines,
+    terminal,
+)
+from opreplay.replay.report.text import DASH, plural, quotient, safe, share_text, time_text
 from opreplay.replay.results.of_plan import call_of
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.results.suspects import suspicions
@@ -42,7 +53,7 @@ SHARES_SHOWN = 5
 """Bounds and families of a device on the first screen."""
 KINDS_SHOWN = 4
 """Kinds of assumptions that a note names."""
-ID_CHARS = 6
+_OfOp = Column[ReplayOp]
 WHOLE_STEP = 0.95
 """Share of the recorded time from which on a total is called that of the step."""
 MOST_WITH_SHARES = 3
@@ -169,71 +180,68 @@ def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
 
 def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     """One row an op; times in microseconds a call."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    each = ("simulated_us", "low_us", "high_us", "bound", "confidence", "by", "l2", "extrapolated")
-    names = ["id", "name", "count", "inputs", "recorded_device_us", "recorded_host_us"]
-    writer.writerow([*names, *(cell(f"{name}_{step.device}") for step in steps for name in each)])
-    found = [{one.id: one.simulated for one in step.ops} for step in steps]
-    for op in plan.ops:
-        row: list[Any] = [cell(op.id), cell(op.name), op.count, cell(describe_inputs(op))]
-        if plan.captured:
-            row += [None, None]
-        else:
-            row += [op.recorded.device_us_total / op.count, op.recorded.host_us_total / op.count]
-        for by_id in found:
-            s = by_id.get(op.id)
-            row += (
-                [None] * len(each)
-                if s is None
-                else [s.time_us, s.low_us, s.high_us, s.bound, s.confidence, s.by, s.l2, s.extrapolated]
-            )
-        writer.writerow(row)
-    return out.getvalue()
+
+    def recorded(key: str, total_us: Callable[[ReplayOp], float]) -> _OfOp:
+        return _OfOp(key, lambda op: None if plan.captured else total_us(op) / op.count, TIME)
+
+    columns = [
+        _OfOp("id", lambda op: op.id),
+        _OfOp("name", lambda op: op.name),
+        _OfOp("count", lambda op: op.count, COUNT),
+        _OfOp("inputs", describe_inputs),
+        recorded("recorded_device_us", lambda op: op.recorded.device_us_total),
+        recorded("recorded_host_us", lambda op: op.recorded.host_us_total),
+        *(column for step in steps for column in _predictions(step)),
+    ]
+    return formats.csv_text(Table("Ops", columns, plan.ops))
 
 
-def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, float]], most: int) -> RenderableType:
-    table = plain_table()
-    table.add_column(title, no_wrap=True)
-    shares = len(steps) <= MOST_WITH_SHARES
-    for step in steps:
-        table.add_column(Text(safe(step.device)), justify="right", no_wrap=True)
-        if shares:
-            table.add_column("", justify="right", no_wrap=True)
+def _predictions(step: Step) -> list[_OfOp]:
+    """What is predicted of a call on a device, under keys that end with its name."""
+    found = {one.id: one.simulated for one in step.ops}
+    fields = ("time_us", "low_us", "high_us", "bound", "confidence", "by", "l2", "extrapolated")
+    return [
+        _OfOp(
+            f"{'simulated_us' if field == 'time_us' else field}_{step.device}",
+            lambda op, field=field: getattr(found.get(op.id), field, None),
+        )
+        for field in fields
+    ]
+
+
+def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, float]], most: int) -> Table[str]:
+    columns = [Column[str](title, lambda name: name)]
+    for step, us in zip(steps, times, strict=True):
+        columns += _with_share(step, us, share=len(steps) <= MOST_WITH_SHARES)
     order = sorted({name for one in times for name in one}, key=lambda name: -max(t.get(name, 0.0) for t in times))
-    for name in order[:most]:
-        cells = []
-        for step, one in zip(steps, times, strict=True):
-            us = one.get(name)
-            cells.append(time_text(us))
-            if shares:
-                cells.append(share_text(us / step.total_us if us is not None and step.total_us else None))
-        table.add_row(Text(safe(name)), *cells)
-    return table
+    return Table(title, columns, order[:most])
 
 
-def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool) -> RenderableType:
-    table = plain_table()
-    table.add_column("device", no_wrap=True)
-    ratio = () if plan.captured else ("÷ recorded",)
-    for title in (covers(plan, steps), "80 % band", *ratio, "uncalibrated"):
-        table.add_column(title, justify="right", no_wrap=True)
+def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column[str]]:
+    """The time of each part on a device and, where there is room, its share."""
+    of = Column[str]("", lambda name: us[name] / step.total_us if name in us and step.total_us else None, SHARE)
+    return [Column[str](step.device, us.get, TIME), *([of] if share else [])]
+
+
+def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool) -> Table[Step | None]:
+    """A row a device; None is what was recorded."""
     done = {one.id for one in steps[0].ops}
     recorded = sum(op.recorded.device_us_total for op in plan.ops if op.id in done)
-    if recorded:
-        # Where the head names the device, a short word leaves the columns their room.
-        table.add_row(
-            Text(safe(plan.device or "recorded")) if names_device else "recorded", time_text(recorded), DASH, DASH, DASH
-        )
-    for step in steps:
-        table.add_row(
-            Text(safe(step.device), style="bold"),
-            time_text(step.total_us if step.ops else None),
-            band_text(step),
-            *((ratio_text(step.total_us, recorded or None),) if ratio else ()),
-            share_text(step.uncalibrated_share),
-        )
-    return table
+    # Where the head names the device, a short word leaves the columns their room.
+    name = (plan.device or "recorded") if names_device else "recorded"
+    column = Column["Step | None"]
+
+    def total(step: Step | None) -> float | None:
+        return recorded if step is None else step.total_us if step.ops else None
+
+    columns = [
+        column("device", lambda step: name if step is None else step.device, style=lambda step: "bold" if step else ""),
+        column(covers(plan, steps), total, TIME),
+        column("80 % band", lambda step: DASH if step is None else band_text(step), right=True),
+        *([] if plan.captured else [column(RATIO_TITLE, lambda step: step and quotient(total(step), recorded), RATIO)]),
+        column("uncalibrated", lambda step: step and step.uncalibrated_share, SHARE),
+    ]
+    return Table("Totals", columns, [*([None] if recorded else []), *steps])
 
 
 def band_text(step: Step) -> str:
@@ -243,22 +251,29 @@ def band_text(step: Step) -> str:
     return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
 
 
-def _losing_table(step: Step, lost: Sequence[tuple[ReplayOp, OpStep, float]], width: int) -> list[RenderableType]:
-    columns = [
-        Column(title="id", cells=tuple(op.id[:ID_CHARS] for op, _, _ in lost), style="dim"),
-        Column(title="lost", cells=tuple(time_text(us) for _, _, us in lost)),
-        Column(title="recorded", cells=tuple(time_text(op.recorded.device_us_total) for op, _, _ in lost), gives_way=2),
-        Column(title="simulated", cells=tuple(time_text(one.simulated.time_us * one.count) for _, one, _ in lost)),
-        Column(title="bound", cells=tuple(one.simulated.bound for _, one, _ in lost), left=True, gives_way=3),
-    ]
-    short = telling_sizes([(op.id, op.name, describe_inputs(op)) for op, _, _ in lost])
-    room = max(ONE_LINE_WIDTH, names_room([safe(op.name) for op, _, _ in lost]))
+_Loss = tuple[ReplayOp, OpStep, float]
+"""An op, its prediction, and how much more time that is than was recorded, all calls."""
+
+
+def _losing_table(step: Step, lost: Sequence[_Loss], width: int) -> list[RenderableType]:
+    ops = [(op.id, op.name, describe_inputs(op)) for op, _, _ in lost]
+    sizes = telling_sizes(ops)
     numbers = telling_arguments([(op.id, op.name, describe_inputs(op), call_of(op)) for op, _, _ in lost])
-    cells = [
-        beside_numbers(OpCell(name=op.name, detail=describe_inputs(op)), short[op.id], numbers[op.id])
-        for op, _, _ in lost
+
+    def cell(loss: _Loss) -> OpCell:
+        op = loss[0]
+        return beside_numbers(OpCell(name=op.name, detail=describe_inputs(op)), sizes[op.id], numbers[op.id])
+
+    columns = [
+        Column[_Loss]("id", lambda loss: loss[0].id[:ID_CHARS], style="dim"),
+        Column[_Loss]("lost", lambda loss: loss[2], TIME),
+        Column[_Loss]("recorded", lambda loss: loss[0].recorded.device_us_total, TIME, drop=2),
+        Column[_Loss]("simulated", lambda loss: loss[1].simulated.time_us * loss[1].count, TIME),
+        Column[_Loss]("bound", lambda loss: loss[1].simulated.bound, drop=3),
+        Column[_Loss](f"loses most on {step.device}", cell, OP),
     ]
-    return ops_table(columns, cells, width=width, title=f"loses most on {safe(step.device)}", one_line=True, room=room)
+    room = max(ONE_LINE_WIDTH, names_room(name for _, name, _ in ops))
+    return terminal(Table("Loses most", columns, lost), width, one_line=True, room=room)
 
 
 def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
@@ -436,7 +451,7 @@ def render(
         counted,
         *first_screen.rendered([] if where is None else first_screen.where_lines(where, plan.device)),
         *rendered(suspect_lines(plan, steps)),
-        _totals_table(plan, steps, names_device=where is None or where.clock != "device"),
+        *terminal(_totals_table(plan, steps, names_device=where is None or where.clock != "device"))[1:],
         *[Text(line, style="yellow", overflow="fold") for line in first_screen.capture_lines(plan)],
         *memory_lines(plan, steps),
         *_streaming_lines(steps),
@@ -446,15 +461,15 @@ def render(
     ]
     predicted = [step for step in steps if step.ops]
     if everything and predicted:
-        parts += [Text(), _shares_table("time by bound", steps, [s.by_bound for s in steps], MOST_OPS), Text()]
-        parts += [_shares_table("time by kernel family", steps, [s.by_family for s in steps], MOST_FAMILIES)]
+        parts += terminal(_shares_table("time by bound", steps, [s.by_bound for s in steps], MOST_OPS))
+        parts += terminal(_shares_table("time by kernel family", steps, [s.by_family for s in steps], MOST_FAMILIES))
     else:
         for step in predicted:
             parts += [_shares_line(step, "bound", step.by_bound), _shares_line(step, "kernel family", step.by_family)]
     for step in steps:
         lost = losing(step, plan.ops, losers)
         if lost:
-            parts += [Text(), *_losing_table(step, lost, width)]
+            parts += _losing_table(step, lost, width)
     parts += npu.agreement_lines(compare_all(plan.ops))
     if plan.device_us_total <= 0 and not plan.captured:
         parts += [Text(), Text("the trace recorded no device time: nothing to compare with", style="dim")]

@@ -6,15 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
-from opreplay.replay.report.columns import Column, OpCell, ops_table, plain_table
 from opreplay.replay.report.run import npu
-from opreplay.replay.report.text import coarse_text, end, middle, plural, safe, share_text, time_text
+from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Table, terminal
+from opreplay.replay.report.text import coarse_text, end, plural, safe, share_text, time_text
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
+from opreplay.traces.summary import BatchSummary, Interval, TopOp
 from opreplay.traces.times.busy import DeviceBusy
 
 MEANING: dict[str, str] = {
@@ -27,8 +28,6 @@ MEANING: dict[str, str] = {
 OPS_SHOWN = 12
 ANNOTATIONS_SHOWN = 8
 BATCHES_SHOWN = 12
-WIDTH_WITH_TIMES = 80
-"""Below it the table of batches leaves its times out."""
 CATEGORIES_SHOWN = 12
 CLASSES_SHOWN = 8
 LEAST_CLASS = 0.001
@@ -39,22 +38,24 @@ DEVICES_SHOWN = 8
 def render(summary: TraceSummary, *, width: int) -> RenderableType:
     """Facts, then the ops with most device time, annotations and categories, fitted to `width` characters."""
     parts: list[RenderableType] = [_facts(summary)]
-    if summary.top_ops:
-        clock = "device time" if summary.device_time_us else "own time on the host"
-        parts += [Text(), Text(f"Ops by {clock}", style="bold"), *_top_ops(summary, width)]
-    if summary.npu_ops:
-        parts += [Text(), Text("NPU kernels by op", style="bold"), npu.kernels_table(summary.npu_ops, width=width)]
-    if summary.batches:
-        parts += [Text(), Text("Iterations by batch", style="bold"), _batches(summary, width)]
-    if summary.annotations:
-        parts += [Text(), Text("Annotations by time", style="bold"), _annotations(summary, width)]
+    clock = "device time" if summary.device_time_us else "own time on the host"
+    parts += _section(f"Ops by {clock}", _top_ops(summary), width)
+    parts += _section("NPU kernels by op", npu.kernels_table(summary.npu_ops), width)
+    parts += _section("Iterations by batch", _batches(summary), width, most=BATCHES_SHOWN)
+    parts += _section("Annotations by time", _annotations(summary), width)
     if summary.categories:
         parts += [Text(), Text("Events by category", style="bold"), Text(_categories(summary.categories), style="dim")]
     return Group(*parts)
 
 
-def _facts(summary: TraceSummary) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
+def _section(title: str, table: AnyTable, width: int, most: int | None = None) -> list[RenderableType]:
+    """The table under its title; nothing without rows."""
+    parts = terminal(table, width, most=most, rest="--format json holds all")
+    return [Text(), Text(title, style="bold"), *parts[1:]] if parts else []
+
+
+def _facts(summary: TraceSummary) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
 
@@ -168,51 +169,47 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{what} ({count:,})" for what, count in counts.items())
 
 
-def _top_ops(summary: TraceSummary, width: int) -> list[RenderableType]:
-    shown = summary.top_ops[:OPS_SHOWN]
+_Op = Column[TopOp]
+
+
+def _top_ops(summary: TraceSummary) -> Table[TopOp]:
     total = summary.device_time_us or sum(row.time_us for row in summary.work) or 1.0
-    times = [op.device_us or op.host_us for op in shown]
     columns = [
-        Column(title="share", cells=tuple(share_text(us / total) for us in times)),
-        Column(title="time", cells=tuple(map(time_text, times))),
-        Column(title="calls", cells=tuple(f"{op.calls:,}" for op in shown)),
-        Column(title="unique", cells=tuple(f"{op.signatures:,}" for op in shown)),
+        _Op("share", lambda op: (op.device_us or op.host_us) / total, SHARE),
+        _Op("time", lambda op: op.device_us or op.host_us, TIME),
+        _Op("calls", lambda op: op.calls, COUNT),
+        _Op("unique", lambda op: op.signatures, COUNT),
+        _Op("op", lambda op: op.name, form="name"),
     ]
-    return ops_table(columns, [OpCell(name=op.name) for op in shown], width=width)
+    return Table("Ops", columns, summary.top_ops[:OPS_SHOWN])
 
 
-def _batches(summary: TraceSummary, width: int) -> Table:
+def _batches(summary: TraceSummary) -> Table[BatchSummary]:
     """For each batch, of one iteration: sequences, their new tokens and the tokens seen; then times of all together."""
-    table = plain_table()
-    titles = ["count", "phase", "prefill", "new", "seen", "decode", "new", "seen"]
-    times = ["host", "device"] if width >= WIDTH_WITH_TIMES else []
-    for title in titles + times:
-        table.add_column(title, justify="left" if title == "phase" else "right", no_wrap=True)
-    for one in summary.batches[:BATCHES_SHOWN]:
-        cells = [f"{one.iterations:,}", one.phase or "empty"]
-        cells += [_number(n) for n in (one.prefill_sequences, one.prefill_tokens, one.prefill_context)]
-        cells += [_number(n) for n in (one.decode_sequences, one.decode_tokens, one.decode_context)]
-        if times:
-            cells += [time_text(one.total_us), time_text(one.device_us) if one.device_us else "–"]
-        table.add_row(*cells)
-    if (more := len(summary.batches) - BATCHES_SHOWN) > 0:
-        table.add_row("", f"{more:,} more")
-    return table
+    column = Column[BatchSummary]
+    columns = [
+        column("count", lambda one: one.iterations, COUNT),
+        column("phase", lambda one: one.phase or "empty"),
+        column("prefill", lambda one: one.prefill_sequences, COUNT),
+        column("new", lambda one: one.prefill_tokens, COUNT),
+        column("seen", lambda one: one.prefill_context, COUNT),
+        column("decode", lambda one: one.decode_sequences, COUNT),
+        column("new", lambda one: one.decode_tokens, COUNT),
+        column("seen", lambda one: one.decode_context, COUNT),
+        column("host", lambda one: one.total_us, TIME, drop=2),
+        column("device", lambda one: one.device_us or None, TIME, drop=1),
+    ]
+    return Table("Batches", columns, summary.batches, noun="batch")
 
 
-def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
-
-
-def _annotations(summary: TraceSummary, width: int) -> Table:
-    table = plain_table()
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("count", justify="right", no_wrap=True)
-    table.add_column("name", no_wrap=True)
-    for one in summary.annotations[:ANNOTATIONS_SHOWN]:
-        name = middle(safe(one.name), max(width - 24, 8))
-        table.add_row(time_text(one.total_us), f"{one.count:,}", Text(name))
-    return table
+def _annotations(summary: TraceSummary) -> Table[Interval]:
+    column = Column[Interval]
+    columns = [
+        column("time", lambda one: one.total_us, TIME),
+        column("count", lambda one: one.count, COUNT),
+        column("name", lambda one: one.name, form="name"),
+    ]
+    return Table("Annotations", columns, summary.annotations[:ANNOTATIONS_SHOWN])
 
 
 def _categories(categories: Mapping[str, int]) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,8 +15,8 @@ from opreplay.replay.ascend.calibrate.error_table import ErrorTable, TableRow, m
 from opreplay.replay.ascend.calibrate.validate import Figures, Validation, held_figures
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors
 from opreplay.replay.ascend.simulate.op import describe
-from opreplay.replay.report.columns import Column, OpCell, names_room, ops_table, plain_table
-from opreplay.replay.report.text import DASH, middle, safe, time_text
+from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, names_room, terminal
+from opreplay.replay.report.text import DASH, middle, quotient, safe
 
 TITLES = {
     "folds": "kernels that no fit has seen (5 folds)",
@@ -71,12 +71,12 @@ def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str,
     return {name: held_figures(held) for name, held in sets.items() if held}
 
 
-def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> RenderableType:
+def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut], *, width: int) -> RenderableType:
     """Cross-validated figures by type and overall, in percent."""
     parts: list[RenderableType] = []
     for name, figures in _cross(across, elsewhere).items():
         rows = [*figures.families.items(), ("all", figures.overall)]
-        parts += [Text(TITLES[name], style="bold"), _errors_table("kernel type", rows), Text()]
+        parts += [Text(TITLES[name], style="bold"), *terminal(errors_table("kernel type", rows), width)[1:], Text()]
     return Group(*parts)
 
 
@@ -92,47 +92,67 @@ def facts(found: Validation, *, worst: int) -> dict[str, Any]:
     return out
 
 
-def _errors_table(first: str, rows: Sequence[tuple[str, Errors]]) -> RenderableType:
-    table = plain_table()
-    cells = [_error_cells(e) for _, e in rows]
-    table.add_column(first, overflow="ellipsis")
-    for at, title in enumerate(("n", "MAPE", "median", "p90", "WAPE", "total", "≤10", "≤25", "in band")):
-        # A figure that is cut off is another figure: names give way.
-        widest = max((len(row[at]) for row in cells), default=0)
-        table.add_column(title, justify="right", no_wrap=True, min_width=widest)
-    for (name, _), row in zip(rows, cells, strict=True):
-        table.add_row(Text(safe(middle(name, 22))), *row)
-    return table
+_Errors = tuple[str, Errors]
+_PERCENT = Unit(lambda value: f"{100 * value:.1f}")
+_WHOLE_PERCENT = Unit(lambda value: DASH if math.isnan(value) else f"{100 * value:.0f}")
 
 
-def _error_cells(e: Errors) -> list[str]:
-    return [
-        str(e.n),
-        *(f"{100 * value:.1f}" for value in (e.mape, e.median_ape, e.p90_ape, e.wape)),
-        f"{100 * e.total_error:+.1f}",
-        *(DASH if math.isnan(value) else f"{100 * value:.0f}" for value in (e.within_10, e.within_25, e.in_band)),
+def errors_table(first: str, rows: Sequence[_Errors]) -> Table[_Errors]:
+    """A figure that is cut off is another figure: names give way."""
+    figures: list[tuple[str, Callable[[Errors], float], Unit]] = [
+        ("n", lambda e: e.n, COUNT),
+        ("MAPE", lambda e: e.mape, _PERCENT),
+        ("median", lambda e: e.median_ape, _PERCENT),
+        ("p90", lambda e: e.p90_ape, _PERCENT),
+        ("WAPE", lambda e: e.wape, _PERCENT),
+        ("total", lambda e: e.total_error, Unit(lambda value: f"{100 * value:+.1f}")),
+        ("≤10", lambda e: e.within_10, _WHOLE_PERCENT),
+        ("≤25", lambda e: e.within_25, _WHOLE_PERCENT),
+        ("in band", lambda e: e.in_band, _WHOLE_PERCENT),
     ]
+    columns = [Column[_Errors](first, lambda row: row[0], form="name")]
+    columns += [Column[_Errors](title, lambda row, of=of: of(row[1]), unit) for title, of, unit in figures]
+    return Table(first, columns, rows)
 
 
-def _worst_table(compared: Sequence[Compared], number: int) -> RenderableType:
-    table = plain_table()
-    table.add_column("worst kernels", no_wrap=True)
-    for title in ("calls", "measured", "predicted"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("inputs", overflow="fold")
-    for one in worst_kernels(compared, number):
-        tensors = "; ".join(describe(spec) for spec in one.call.inputs)
-        table.add_row(
-            Text(safe(middle(one.call.type, 24))),
-            str(one.count),
-            time_text(one.measured_us),
-            time_text(one.predicted_us),
-            Text(safe(middle(tensors, WIDEST_SHAPES))),
-        )
-    return table
+_OfKernel = Column[Compared]
 
 
-def render(found: Validation, *, worst: int) -> RenderableType:
+def _inputs(one: Compared) -> str:
+    return "; ".join(describe(spec) for spec in one.call.inputs)
+
+
+_MEASURED = _OfKernel("measured", lambda one: one.measured_us, TIME)
+_PREDICTED = _OfKernel("predicted", lambda one: one.predicted_us, TIME)
+_LAUNCHES = _OfKernel("calls", lambda one: one.count, COUNT)
+
+
+def _worst_table(compared: Sequence[Compared], number: int) -> Table[Compared]:
+    columns = [
+        _OfKernel("worst kernels", lambda one: one.call.type, chars=24),
+        _LAUNCHES,
+        _MEASURED,
+        _PREDICTED,
+        _OfKernel("inputs", lambda one: middle(_inputs(one), WIDEST_SHAPES), form="fold"),
+    ]
+    return Table("Worst kernels", columns, worst_kernels(compared, number))
+
+
+def kernels_table(found: Validation) -> Table[Compared]:
+    """Every kernel, as a page sorts them."""
+    columns = [
+        _OfKernel("type", lambda one: one.call.type),
+        _OfKernel("inputs", _inputs),
+        _LAUNCHES,
+        _MEASURED,
+        _PREDICTED,
+        _OfKernel("predicted ÷ measured", lambda one: quotient(one.predicted_us, one.measured_us), RATIO),
+        _OfKernel("error", lambda one: one.ape if one.measured_us else None, SHARE),
+    ]
+    return heaviest("Kernels, those that lose most time first", columns, found.compared, lambda one: one.absolute_us)
+
+
+def render(found: Validation, *, worst: int, width: int) -> RenderableType:
     """Figures by type and overall in percent, what cross-validation gives, and the worst kernels."""
     dropped = "".join(f"; {n} dropped: {safe(reason)}" for reason, n in found.dropped.items())
     head = f"{found.figures.overall.n} unique kernels in {found.measured_rows} measured of {found.rows} rows{dropped}"
@@ -147,14 +167,12 @@ def render(found: Validation, *, worst: int) -> RenderableType:
     parts: list[RenderableType] = [
         Text(head, style="bold"),
         *(Text(note, style="dim") for note in notes),
-        Text(),
-        _errors_table("kernel type", [*found.figures.families.items(), *socs, *overall]),
+        *terminal(errors_table("kernel type", [*found.figures.families.items(), *socs, *overall]), width),
     ]
     for name, figures in found.cross.items():
-        parts += [Text(), _errors_table(TITLES[name], [*figures.families.items(), ("all", figures.overall)])]
-    if worst:
-        parts += [Text(), _worst_table(found.compared, worst)]
-    return Group(*parts)
+        rows = [*figures.families.items(), ("all", figures.overall)]
+        parts += terminal(errors_table(TITLES[name], rows), width)
+    return Group(*parts, *terminal(_worst_table(found.compared, worst), width))
 
 
 SHIPPED = "shipped devices (fitted to these very rows, where they are the public ones: no test)"
@@ -184,28 +202,24 @@ def all_facts(found: ErrorTable) -> dict[str, Any]:
     }
 
 
-def _files_table(rows: Sequence[TableRow], width: int) -> list[RenderableType]:
+def _files_table(rows: Sequence[TableRow]) -> Table[TableRow]:
     """The name of a table has the room; figures that say the same in another way go first."""
-    errors = [row.errors for row in rows]
-    figures = (
-        ("median", [e.median_ape for e in errors], 0.0),
-        ("MAPE", [e.mape for e in errors], 7.0),
-        ("WAPE", [e.wape for e in errors], 6.0),
-        ("capped", [e.capped_wape for e in errors], 8.0),
-    )
-    shares = (
-        ("≤10", [e.within_10 for e in errors], 4.0),
-        ("≤25", [e.within_25 for e in errors], 3.0),
-        ("band", [e.in_band for e in errors], 2.0),
-    )
-    columns = [
-        Column(title="state", cells=tuple(row.state for row in rows), left=True, gives_way=9),
-        Column(title="n", cells=tuple(str(e.n) for e in errors)),
-        *(Column(title=t, cells=tuple(f"{100 * x:.1f}" for x in values), gives_way=g) for t, values, g in figures),
-        *(Column(title=t, cells=tuple(f"{100 * x:.0f}" for x in values), gives_way=g) for t, values, g in shares),
+    figures: list[tuple[str, Callable[[Errors], float], Unit, float]] = [
+        ("median", lambda e: e.median_ape, _PERCENT, 0),
+        ("MAPE", lambda e: e.mape, _PERCENT, 7),
+        ("WAPE", lambda e: e.wape, _PERCENT, 6),
+        ("capped", lambda e: e.capped_wape, _PERCENT, 8),
+        ("≤10", lambda e: e.within_10, _WHOLE_PERCENT, 4),
+        ("≤25", lambda e: e.within_25, _WHOLE_PERCENT, 3),
+        ("band", lambda e: e.in_band, _WHOLE_PERCENT, 2),
     ]
-    names = [OpCell(name=row.name) for row in rows]
-    return ops_table(columns, names, width=width, title="table", room=names_room([safe(row.name) for row in rows]))
+    columns = [
+        Column[TableRow]("state", lambda row: row.state, drop=9),
+        Column[TableRow]("n", lambda row: row.errors.n, COUNT),
+        *(Column[TableRow](t, lambda row, of=of: of(row.errors), unit, drop=drop) for t, of, unit, drop in figures),
+        Column[TableRow]("table", lambda row: row.name, form="name"),
+    ]
+    return Table("Tables", columns, rows)
 
 
 def render_all(found: ErrorTable, *, width: int = 160) -> RenderableType:
@@ -217,7 +231,8 @@ def render_all(found: ErrorTable, *, width: int = 160) -> RenderableType:
     parts: list[RenderableType] = [Text(note, style="dim")]
     for name, rows in found.sections.items():
         title = SHIPPED if name == "shipped" else TITLES[name]
-        parts += [Text(), Text(title, style="bold"), *_files_table(rows, width)]
+        room = names_room(row.name for row in rows)
+        parts += [Text(), Text(title, style="bold"), *terminal(_files_table(rows), width, room=room)[1:]]
         parts.append(Text(f"median over tables: {100 * median_of_tables(rows):.1f} %"))
     if found.left_out:
         parts.append(Text())

@@ -177,7 +177,8 @@ def test_parquet_of_runs_with_and_without_ops_can_be_read_as_one() -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     from pyarrow import parquet
 
-    from opreplay.replay.report.run import parquet as view
+    from opreplay.replay.report.run.report import Run
+    from opreplay.replay.report.run.report import parquet as parquet_of
 
     odd = OpResult(
         id="c" * 12,
@@ -187,7 +188,7 @@ def test_parquet_of_runs_with_and_without_ops_can_be_read_as_one() -> None:
         reason=Reason("failed", "-x"),
         recorded_share=0.0,
     )
-    tables = [parquet.read_table(io.BytesIO(view.render(HEADER, ops, SUMMARY))) for ops in ((), (odd,), OPS)]
+    tables = [parquet.read_table(io.BytesIO(parquet_of(Run(HEADER, ops, SUMMARY)))) for ops in ((), (odd,), OPS)]
     assert [len(table) for table in tables] == [0, 1, 2]
     assert tables[0].schema.equals(tables[1].schema)
     both = pyarrow.concat_tables(tables, promote_options="default")
@@ -244,7 +245,7 @@ def test_a_batch_is_shown_with_its_traces_and_jobs(saved: Path, tmp_path: Path) 
     assert "2 traces with 4 ops are 2 unique ops" in text
     assert "rank1" in text
     assert "2 of 2" in text
-    assert "| rank1.json | 1 | 2 | 1 |" in run(path, "--format", "markdown").stdout
+    assert "| rank1 | 1 | 2 | 1 |" in run(path, "--format", "markdown").stdout
     whole = json.loads(run(path, "--format", "json").stdout)
     assert [trace["rank"] for trace in whole["traces"]] == [0, 1]
     assert whole["jobs"][0]["world_size"] == 2

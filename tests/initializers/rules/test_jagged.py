@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.jagged import _lengths
-from opreplay.replay.standins.fbgemm import sparse as fbgemm_sparse
+from opreplay.replay.ops.tables import reference_sparse as fbgemm_sparse
 
 
 def initialize(op: str, args: dict[str, Any], seed: int = 0) -> Any:
@@ -79,7 +79,8 @@ def test_bounds_hold() -> None:
         "weights": None,
     }
     initialize("fbgemm::bounds_check_indices", args)
-    fbgemm_sparse.bounds_check_indices(args["rows_per_table"], args["indices"], args["offsets"], args["warning"])
+    names = ("rows_per_table", "indices", "offsets", "bounds_check_mode", "warning")
+    fbgemm_sparse.bounds_check_indices(*(args[name] for name in names))
     assert args["warning"].item() == 0
     assert args["offsets"][-1] == 500
     assert len(args["indices"].unique()) > 400

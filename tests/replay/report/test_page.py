@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
-from opreplay.replay.report.page.model import Cell, Column, Page, Point, Roofline, Table
+from opreplay.replay.report.page.model import Page, Point, Roofline
 from opreplay.replay.report.page.render import render
+from opreplay.replay.report.table import TIME, Column, Table
 from tests.replay.timeline.machine import training
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m\u202e {{ 7*7 }}"
@@ -60,9 +61,12 @@ def big_page(ops: int) -> Page:
         rooflines=tuple(Roofline(device=f"d{i}", points=(point,) * ops) for i in range(3)),
         tables=(
             Table(
-                title="Ops",
-                columns=(Column(title="op"), *(Column(title=str(i), number=True) for i in range(10))),
-                rows=tuple((Cell(text=f"{i} {EVIL}"), *(Cell(text="12.3 µs", value=12.3),) * 10) for i in range(ops)),
+                EVIL,
+                [
+                    Column[int](EVIL, lambda row: f"{row} {EVIL}"),
+                    *(Column[int](str(i), lambda row: 12.3, TIME) for i in range(10)),
+                ],
+                range(ops),
             ),
         ),
     )

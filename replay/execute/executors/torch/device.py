@@ -27,8 +27,6 @@ from opreplay.initializers.supplied.values import RECORDED, RecordedValues
 from opreplay.replay.arguments import tensors
 from opreplay.replay.arguments.float32 import widened
 from opreplay.replay.arguments.tensors import seed_of
-from opreplay.replay.arguments.work.amounts import Work
-from opreplay.replay.arguments.work.registry import work_of
 from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
 from opreplay.replay.execute.executors.reference_load import Gauge
@@ -46,14 +44,16 @@ from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import ValueCheck, not_compared
+from opreplay.replay.ops.invented import EXPERT_LAYERS, NAMED_BY, set_sizes, sizes_of
+from opreplay.replay.ops.maths.batch_layout import BatchLayout, set_layout
+from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.table import work_of
+from opreplay.replay.ops.work.amounts import Work
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.resolve.own_call import OwnCall
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.replay.results.records import Filling
-from opreplay.replay.standins import canonical_name
-from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
-from opreplay.replay.standins.invented import EXPERT_LAYERS, NAMED_BY, set_sizes, sizes_of
-from opreplay.traces.errors import EnvironmentRefused, UsageError, internal_error
+from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
 """Calls in a row after which an op that writes to its arguments may still have finite values."""
@@ -273,10 +273,7 @@ class TorchExecutor:
         prepared.lengths = filled.lengths
         if self._check_work:
             context = self._context(op, args, seed_of(op, seed), seed)
-            try:
-                prepared.work = work_of(context, filled.lengths)
-            except (AttributeError, NameError) as error:
-                raise internal_error(f"counter of work for {op.name} ({op.id})", error) from error
+            prepared.work = work_of(context, filled.lengths)
         prepared.assumptions = filled.assumptions
         if op.gradients:
             require_gradients(args.values())

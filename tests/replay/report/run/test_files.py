@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.report.run import csv_, markdown
+from opreplay.replay.report import formats
+from opreplay.replay.report.run import report
+from opreplay.replay.report.run.report import Run
 from opreplay.replay.results.reading import read_results
 from opreplay.replay.results.writing import JsonLinesSink
 
@@ -26,7 +28,7 @@ def test_json_lines_read_back_as_they_were(made: SimpleNamespace, tmp_path: Path
 
 
 def test_csv_has_one_row_an_op_and_exact_numbers(made: SimpleNamespace) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_.render(made.header, made.results, made.summary))))
+    rows = list(csv.DictReader(io.StringIO(report.csv(Run(made.header, made.results, made.summary)))))
     assert len(rows) == 6
     assert rows[0]["name"] == "aten::addmm"
     assert float(rows[0]["measured_us"]) == 41.52
@@ -39,18 +41,18 @@ def test_csv_has_one_row_an_op_and_exact_numbers(made: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1"])
 def test_formulas_are_escaped_in_csv(text: str) -> None:
-    assert csv_.cell(text).startswith("'")
+    assert formats.csv_cell(text).startswith("'")
 
 
 @given(st.text(max_size=40))
 def test_no_text_becomes_a_formula_or_breaks_a_row(text: str) -> None:
-    cell = csv_.cell(text)
-    assert not cell.startswith(csv_.FORMULA_STARTS)
+    cell = formats.csv_cell(text)
+    assert not cell.startswith(formats.FORMULA_STARTS)
     assert cell.isprintable()
 
 
 def test_markdown_starts_with_coverage_and_has_all_ops(made: SimpleNamespace) -> None:
-    page = markdown.render(made.header, made.results, made.summary)
+    page = report.markdown(Run(made.header, made.results, made.summary))
     assert page.startswith("replayed 3 of 6 ops = 79.1 % of device time")
     assert "| `aten::addmm` |" in page
     assert all(f"`{result.name}`" in page for result in made.results)
@@ -60,14 +62,14 @@ def test_markdown_starts_with_coverage_and_has_all_ops(made: SimpleNamespace) ->
 
 @given(st.text(max_size=30))
 def test_every_markdown_row_has_the_same_number_of_cells(text: str) -> None:
-    row = f"| {markdown.code(text)} | {markdown.escaped(text)} |"
+    row = f"| {formats.code(text)} | {formats.escaped(text)} |"
     assert "\n" not in row
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3
-    assert "<" not in markdown.escaped(text)
+    assert "<" not in formats.escaped(text)
 
 
 @pytest.mark.parametrize(("text", "fence"), [("a", "`"), ("a`b", "``"), ("``a", "```"), ("", "")])
 def test_code_spans_cannot_be_left(text: str, fence: str) -> None:
-    span = markdown.code(text)
+    span = formats.code(text)
     assert span.startswith(fence)
     assert span.endswith(fence)

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from opreplay.replay.arguments.work.amounts import Amount, Work, work
-from opreplay.replay.report.run import csv_, markdown
-from opreplay.replay.report.run.work import work_cell, work_notes, work_table
+from opreplay.replay.ops.work.amounts import Amount, Work, work
+from opreplay.replay.report.run import report
+from opreplay.replay.report.run.report import Run
+from opreplay.replay.report.run.work import counted, work_cell, work_notes
 from opreplay.replay.results.records import OpResult
 
 
@@ -28,10 +29,10 @@ def results(made: SimpleNamespace) -> list[OpResult]:
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
-def test_table(results: list[OpResult], width: int) -> None:
+def test_table(made: SimpleNamespace, results: list[OpResult], width: int) -> None:
     stream = io.StringIO()
-    for part in work_table(results):
-        Console(file=stream, width=width, markup=False, highlight=False).print(part)
+    run = Run(made.header, results, made.summary)
+    Console(file=stream, width=width, markup=False, highlight=False).print(report.render(run, width))
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
@@ -40,7 +41,7 @@ def test_table(results: list[OpResult], width: int) -> None:
 
 
 def test_without_counts_there_is_nothing(made: SimpleNamespace) -> None:
-    assert work_table(made.results) == []
+    assert counted(made.results) == []
     assert work_notes(made.results) == []
     assert work_cell(msgspec.structs.replace(made.results[0], work=Work(amounts=()))) == ""
 
@@ -52,8 +53,8 @@ def test_idle_ops_and_odd_values_are_warned_of(results: list[OpResult]) -> None:
 
 
 def test_files(made: SimpleNamespace, results: list[OpResult]) -> None:
-    page = markdown.render(made.header, results, made.summary)
-    assert "| `aten::addmm` | 74.1 % | 8,192 of 65,536 context tokens (12.5 %) |" in page
+    page = report.markdown(Run(made.header, results, made.summary))
+    assert "| 74.1 % | `aten::addmm` | 8,192 of 65,536 context tokens (12.5 %) |" in page
     assert "- warning: 1 op without work" in page
-    rows = list(csv.DictReader(io.StringIO(csv_.render(made.header, results, made.summary))))
+    rows = list(csv.DictReader(io.StringIO(report.csv(Run(made.header, results, made.summary)))))
     assert [row["work"] for row in rows[:3]] == ["8,192 of 65,536 context tokens (12.5 %)", "no work: 0 of 7 rows", ""]

@@ -82,4 +82,4 @@ def test_iterations_by_batch(tmp_path: Path, width: int) -> None:
     assert "4: 4 mixed" in text
     row = next(line.split() for line in text.splitlines() if " mixed " in line and "4: 4" not in line)
     assert row[:8] == ["2", "mixed", "2", "512", "900", "37", "37", "37"]
-    assert ("host" in text) == (width >= 80)
+    assert ("no room at" in text) == (len(row) < 11) == (width < 80)

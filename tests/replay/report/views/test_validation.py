@@ -7,7 +7,8 @@ import io
 from rich.console import Console
 
 from opreplay.replay.ascend.measured.accuracy import Errors
-from opreplay.replay.report.views.validation import _errors_table
+from opreplay.replay.report.table import terminal
+from opreplay.replay.report.views.validation import errors_table
 
 
 def test_names_give_way_before_figures_are_cut_off() -> None:
@@ -23,6 +24,7 @@ def test_names_give_way_before_figures_are_cut_off() -> None:
         within_25=1.0,
     )
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(_errors_table("type", [("MoeFinalizeRoutingV2WithALongName", errors)]))
+    (table,) = terminal(errors_table("type", [("MoeFinalizeRoutingV2WithALongName", errors)]), 80)[1:]
+    console.print(table)
     row = console.export_text().splitlines()[-1].split()
     assert row[1:] == ["141", "243.7", "119.3", "1492.0", "243.7", "+243.7", "100", "100", "100"]

@@ -1,0 +1,184 @@
+# pyright: strict
+"""Reads the routing that arguments of mixture-of-experts ops hold: which slots go to which expert; counts nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from opreplay.initializers.base import InitContext, extent
+from opreplay.initializers.fill import whole
+from opreplay.initializers.rules import moe_routing as names
+
+TOP_K = ("topk", "top_k", "k", "num_experts_per_tok")
+TOKEN_MASK = (1 << names.TOKEN_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Routed slots, on the CPU."""
+
+    expert: torch.Tensor
+    """int64 [slots]: the expert of each routed slot."""
+    token: torch.Tensor
+    """int64 [slots]: its token."""
+    experts: int
+    tokens: int
+    slots: int
+    """As many as the shapes hold, routed or not."""
+    twice: int = 0
+    """Tokens that name an expert more than once."""
+    routed: int = 0
+    """Different slots that are routed."""
+    padding: int = 0
+    """Entries of sorted lists in use that stand for no slot."""
+    used: int = 0
+    """Entries of sorted lists in use."""
+    warnings: tuple[str, ...] = ()
+
+
+def find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
+    """The first tensor with elements under one of the names."""
+    return next((t for name in wanted if (t := context.tensor(name)) is not None and t.numel()), None)
+
+
+def number(context: InitContext, wanted: tuple[str, ...]) -> int | None:
+    """The first positive integer under one of the names."""
+    found = (context.args.get(name) for name in wanted)
+    return next(
+        (v for v in found if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= names.MAX_NUMBER), None
+    )
+
+
+def routes_of(context: InitContext) -> Routes | None:
+    """The routing that a call's arguments hold; None for an op that gets none."""
+    if context.op in names.ROUTERS:
+        return _by_scores(context)
+    if context.op in names.EXPERT_OPS:
+        return _chosen(context)
+    return _sorted(context) if context.op in names.SORTED_OPS else None
+
+
+def loads_of(context: InitContext) -> torch.Tensor | None:
+    """int64 [experts]: rows that each expert works on; None where the arguments do not say."""
+    if (sizes := group_sizes(context)) is not None:
+        return sizes.clamp(min=0)
+    routes = routes_of(context)
+    return None if routes is None else torch.bincount(routes.expert, minlength=routes.experts)
+
+
+def group_sizes(context: InitContext) -> torch.Tensor | None:
+    """int64 [experts]: sizes of the experts' groups, negative where their ends descend; None for other ops."""
+    groups = find(context, ("group_list", "offs", "expert_num_tokens")) if context.op in names.GROUP_OPS else None
+    if groups is None:
+        return None
+    values = whole(groups)
+    if groups.dim() == 2:
+        return values.view(groups.shape)[:, -1]
+    if context.tensor("expert_num_tokens") is not None or number(context, ("group_list_type",)) == 1:
+        return values
+    return values.diff(prepend=values.new_zeros(1))
+
+
+def _by_scores(context: InitContext) -> Routes | None:
+    """A token is routed where its scores tell experts apart at all: on equal ones every token goes the same way."""
+    scores = find(context, names.SCORES)
+    if scores is None or not scores.dim():
+        return None
+    experts = scores.shape[-1]
+    rows = scores.detach().reshape(-1, experts).to("cpu", torch.float32)
+    weights = find(context, names.CHOSEN_WEIGHTS)
+    said = number(context, TOP_K) or (weights.shape[-1] if weights is not None and weights.dim() == 2 else None)
+    topk = min(said or 1, experts)
+    decided = rows.amax(-1) > rows.amin(-1)
+    token = torch.arange(len(rows))[decided].repeat_interleave(topk)
+    best = rows[decided].topk(topk, dim=-1).indices
+    return Routes(best.reshape(-1), token, experts, len(rows), len(rows) * topk)
+
+
+def _chosen(context: InitContext) -> Routes | None:
+    """Ids [tokens, topk]; one outside the experts stands for an expert that is elsewhere."""
+    ids = find(context, names.CHOSEN)
+    if ids is None:
+        return None
+    experts = names.expert_count(context)
+    tokens, topk = (ids.shape[0], math.prod(ids.shape[1:])) if ids.dim() > 1 else (ids.numel(), 1)
+    values = whole(ids).view(tokens, topk)
+    there = (values >= 0) & (values < experts)
+    ordered = values.sort(-1).values
+    twice = int(((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] >= 0)).any(-1).sum())
+    weights = find(context, names.CHOSEN_WEIGHTS)
+    if weights is not None and weights.shape == ids.shape:
+        # A slot of weight zero adds nothing to the result.
+        there &= weights.detach().reshape(tokens, topk).to("cpu") != 0
+    token = torch.arange(tokens).unsqueeze(1).expand(tokens, topk)[there]
+    return Routes(
+        values[there],
+        token,
+        experts,
+        tokens,
+        tokens * topk,
+        twice=twice,
+        routed=len(token),
+        warnings=(f"{twice:,} tokens go to an expert twice",) if twice else (),
+    )
+
+
+def _distinct(ids: torch.Tensor) -> int:
+    found = cast("torch.Tensor", torch.unique(ids))  # pyright: ignore[reportUnknownMemberType]
+    return found.numel()
+
+
+def _sorted(context: InitContext) -> Routes | None:
+    """Lists sorted by expert, in blocks of one expert: aiter packs slot and token, vLLM numbers token · topk + slot."""
+    order = context.tensor("sorted_token_ids")
+    owners = find(context, ("sorted_expert_ids", "expert_ids", "experts_ids"))
+    valid = find(context, ("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"))
+    if order is None or owners is None or valid is None:
+        return None
+    packed = context.op in names.STAGES
+    tokens, topk = _tokens(context)
+    block = number(context, ("block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M"))
+    block = block or max(1, -(-order.numel() // owners.numel()))
+    entries = whole(order)
+    used = min(max(0, int(whole(valid)[0])), len(entries), owners.numel() * block)
+    owner = whole(owners).repeat_interleave(block)[:used]
+    token, slot = (entries & TOKEN_MASK, entries >> names.TOKEN_BITS) if packed else (entries // topk, entries % topk)
+    filler = topk << names.TOKEN_BITS | tokens if packed else tokens * topk
+    real = (token[:used] < tokens) & (slot[:used] < topk) & (entries[:used] >= 0)
+    experts = names.expert_count(context)
+    done = real & (owner >= 0) & (owner < experts)
+    pair = token[:used][done] * experts + owner[done]
+    twice = len(pair) - _distinct(pair)
+    warnings: list[str] = []
+    if twice:
+        warnings.append(f"{twice:,} routed slots go to an expert that their token has already")
+    if odd := int((entries[:used][~real] != filler).sum()) + int((entries[used:] != filler).sum()):
+        warnings.append(f"{odd:,} entries of the padding are not {filler}")
+    if used % block:
+        warnings.append(f"{used:,} valid entries are not whole blocks of {block}")
+    return Routes(
+        owner[done],
+        token[:used][done],
+        experts,
+        tokens,
+        tokens * topk,
+        twice=twice,
+        routed=_distinct((token[:used] * topk + slot[:used])[done]),
+        padding=used - int(real.sum()),
+        used=used,
+        warnings=tuple(warnings),
+    )
+
+
+def _tokens(context: InitContext) -> tuple[int, int]:
+    """Tokens and experts of each, by the shapes."""
+    weights = find(context, ("topk_weights",))
+    if weights is not None and weights.dim() == 2:
+        return weights.shape[0], weights.shape[1]
+    hidden = context.tensor("hidden_states")
+    hidden = hidden if hidden is not None else find(context, names.HIDDEN)
+    return (extent(hidden) if hidden is not None else 0), number(context, TOP_K) or 1

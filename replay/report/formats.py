@@ -1,0 +1,102 @@
+# pyright: strict
+"""A table as Markdown, CSV and Parquet; text of a trace is escaped as each format needs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from opreplay.replay.report.table import AnyTable, Column
+from opreplay.replay.report.text import safe
+from opreplay.traces.errors import EnvironmentRefused
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~])")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def escaped(text: str | None) -> str:
+    """Text that Markdown shows as it is: control characters, HTML and Markdown's own characters escaped."""
+    plain = safe(text or "").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", plain)
+
+
+def code(text: str | None) -> str:
+    """Text from a trace as a code span, where nothing is markup; its fence is longer than any backticks within."""
+    # A backslash right before a bar cannot be kept apart from an escaped bar inside a table.
+    plain = safe(text or "").replace("\\|", "\\¦").replace("|", "\\|").strip()
+    if not plain:
+        return ""
+    longest = max((len(run) for run in re.findall("`+", plain)), default=0)
+    pad = " " if longest else ""
+    return f"{'`' * (longest + 1)}{pad}{plain}{pad}{'`' * (longest + 1)}"
+
+
+def markdown(table: AnyTable) -> list[str]:
+    """The lines of the table after an empty one; nothing without rows."""
+    if not table.rows:
+        return []
+    rows = [[escaped(column.title) for column in table.columns]]
+    rows.append(["---:" if column.is_number or column.right else "---" for column in table.columns])
+    rows += [
+        [(code if c.form in ("code", "paste") else escaped)(c.shown(row)) for c in table.columns] for row in table.rows
+    ]
+    return ["", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def bullets(lines: Iterable[str]) -> list[str]:
+    """Notes below a table, after an empty line; nothing where there are none."""
+    items = [f"- {escaped(line)}" for line in lines]
+    return ["", *items] if items else []
+
+
+def csv_cell(text: str | None) -> str:
+    """Text as it may stand in a cell: control characters escaped, an apostrophe before what starts like a formula."""
+    if not text:
+        return ""
+    return ("'" if text.startswith(FORMULA_STARTS) else "") + safe(text)
+
+
+def csv_text(table: AnyTable) -> str:
+    """A row a row under the keys of the columns, numbers as they are; missing values are empty cells."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([csv_cell(column.key or column.title) for column in table.columns])
+    for row in table.rows:
+        values = (column.value(row) for column in table.columns)
+        writer.writerow([csv_cell(value) if isinstance(value, str) else value for value in values])
+    return out.getvalue()
+
+
+def _columns(table: AnyTable) -> dict[str, list[Any]]:
+    """Key → values, control characters escaped; None for empty text."""
+
+    def stored(column: Column[Any], row: Any) -> Any:
+        value = column.value(row)
+        return (safe(value) or None) if isinstance(value, str) else value
+
+    return {safe(one.key or one.title): [stored(one, row) for row in table.rows] for one in table.columns}
+
+
+def parquet(table: AnyTable, about: bytes) -> bytes:
+    """The bytes of a file whose metadata `opreplay` is `about`.
+
+    Types follow from the columns, not from what is in them: files of several runs can be read as one data set.
+    Raises EnvironmentRefused where pyarrow is not installed.
+    """
+    try:
+        pyarrow, files = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise EnvironmentRefused(
+            "Parquet needs pyarrow, which is not installed",
+            hint="pip install 'opreplay[parquet]', or use --format csv.",
+        ) from None
+    types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "text": pyarrow.string()}
+    columns = _columns(table)
+    fields = [(key, types[one.unit.kind]) for key, one in zip(columns, table.columns, strict=True)]
+    out = io.BytesIO()
+    files.write_table(pyarrow.table(columns, schema=pyarrow.schema(fields, metadata={"opreplay": about})), out)
+    return out.getvalue()

@@ -1,0 +1,207 @@
+# pyright: strict
+"""The quantities of a run's ops, each with one title, key and unit in every format, and what tells ops apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from opreplay.replay.ir.notation import telling_arguments
+from opreplay.replay.report.doubts import mark
+from opreplay.replay.report.run.facts import is_untimed, recorded_us, socs_of
+from opreplay.replay.report.run.fidelity import fidelity_cell
+from opreplay.replay.report.run.work import work_cell
+from opreplay.replay.report.table import COUNT, LEAST_NAME, OP, RATIO, SHARE, TIME, Column, OpCell, op_line
+from opreplay.replay.report.text import DASH, quotient, time_text
+from opreplay.replay.results.records import OpResult
+
+OpColumn = Column[OpResult]
+ID_CHARS = 6
+"""Of an id, enough to tell ops of one trace apart."""
+RATIO_TITLE = "÷ rec."
+STYLES = {"skipped": "yellow", "failed": "red"}
+
+ID = OpColumn("id", lambda r: r.id, text=lambda r: r.id[:ID_CHARS], style="dim", drop=1)
+NAME = OpColumn("op", lambda r: r.name, key="name", form="code")
+INPUTS = OpColumn("inputs", lambda r: r.inputs, form="code")
+CALLS = OpColumn("count", lambda r: r.count, COUNT, style="dim", drop=8)
+RECORDED_SHARE = OpColumn("share", lambda r: r.recorded_share, SHARE, key="recorded_share")
+MEASURED = OpColumn(
+    "measured",
+    lambda r: r.measured_us,
+    TIME,
+    key="measured_us",
+    text=lambda r: time_text(r.measured_us) + mark([r]) if r.status == "replayed" else r.status,
+    style=lambda r: STYLES.get(r.status, ""),
+)
+BOUND = OpColumn("bound", lambda r: r.bound, text=lambda r: r.bound or DASH, style="dim", drop=6)
+VIA = OpColumn("via", lambda r: r.via)
+REASON = OpColumn("not replayed because", lambda r: r.reason and str(r.reason), key="reason")
+CALL = OpColumn("for opreplay op", lambda r: r.call, key="call", form="paste")
+WORK = OpColumn("work", work_cell, form="fold", style=lambda r: "yellow" if _is_odd(r) else "")
+
+
+def _is_odd(result: OpResult) -> bool:
+    return result.work is not None and bool(result.work.idle or result.work.warnings)
+
+
+def recorded(*, device: bool) -> OpColumn:
+    """The recorded time of a call on the clock that shares refer to."""
+    key = "recorded_device_us" if device else "recorded_host_us"
+    return OpColumn(recorded_title(device=device), lambda r: recorded_us(r, device=device), TIME, key=key)
+
+
+def recorded_title(*, device: bool) -> str:
+    """What a recorded time is called; that of the host says so."""
+    return "recorded" if device else "host time"
+
+
+def simulated(soc: str, drop: float = 0) -> OpColumn:
+    """The predicted time of a call on a simulated device."""
+    return OpColumn(soc, lambda r: r.simulated_us.get(soc), TIME, key=f"simulated_us_{soc}", style="cyan", drop=drop)
+
+
+def bound_of(soc: str) -> OpColumn:
+    """What bounds a call on a simulated device."""
+    return OpColumn(f"{soc} bound", lambda r: r.simulated[soc].bound if soc in r.simulated else None)
+
+
+def confidence(soc: str) -> OpColumn:
+    """How well a prediction is known."""
+    return OpColumn(f"confidence_{soc}", lambda r: r.simulated[soc].confidence if soc in r.simulated else None)
+
+
+def ratio(column: OpColumn, *, device: bool) -> OpColumn:
+    """How many times the recorded time the time in a column is."""
+
+    def value(result: OpResult) -> float | None:
+        return quotient(column.value(result), recorded_us(result, device=device))
+
+    return OpColumn(RATIO_TITLE, value, RATIO, key=f"{column.key}_ratio", style="dim", drop=9, named=False)
+
+
+def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = False) -> list[OpColumn]:
+    """A column a simulated device, the first of which stays, each with its ratio where asked for, and the bound."""
+    columns: list[OpColumn] = []
+    for index, soc in enumerate(socs):
+        columns.append(simulated(soc, 0 if index == 0 else 2 + index / len(socs)))
+        columns += [ratio(columns[-1], device=device)] if ratios else []
+    return [*columns, BOUND] if socs else []
+
+
+def recordings(results: Sequence[OpResult], *, device: bool) -> list[OpColumn]:
+    """The start of the id, which --op takes, share, count and what the trace recorded, where it recorded a time."""
+    if results and all(map(is_untimed, results)):
+        return [ID, CALLS]
+    return [ID, RECORDED_SHARE, CALLS, recorded(device=device)]
+
+
+def file_columns(results: Sequence[OpResult]) -> list[OpColumn]:
+    """What CSV, Parquet and data frames hold of each op; times in microseconds a call."""
+    socs = socs_of(results)
+    return [
+        ID,
+        NAME,
+        CALLS,
+        OpColumn("status", lambda r: r.status),
+        REASON,
+        OpColumn("reason_kind", lambda r: None if r.status == "replayed" else r.why_not().kind),
+        OpColumn("resolved_by", lambda r: r.resolved_by),
+        VIA,
+        INPUTS,
+        recorded(device=True),
+        recorded(device=False),
+        RECORDED_SHARE,
+        MEASURED,
+        OpColumn("measured_ci_low_us", lambda r: r.measurement and r.measurement.ci_low_us, TIME),
+        OpColumn("measured_ci_high_us", lambda r: r.measurement and r.measurement.ci_high_us, TIME),
+        OpColumn("measured_samples", lambda r: r.measurement and r.measurement.samples, COUNT),
+        *map(simulated, socs),
+        BOUND,
+        *map(confidence, socs),
+        OpColumn("initializer", lambda r: r.initializer),
+        OpColumn("assumptions", lambda r: "; ".join(f"{a.argument}: {a.what}" for a in r.assumptions)),
+        WORK,
+        OpColumn("fidelity", fidelity_cell),
+        OpColumn("npu_kernels", lambda r: "; ".join(f"{k.type} x{k.count} {k.total_us:g} us" for k in r.npu_kernels)),
+        CALL,
+    ]
+
+
+def numbers_of(results: Sequence[OpResult]) -> dict[str, str]:
+    """Op id → the numbers in which its call differs from others on equal tensors."""
+    return telling_arguments([(r.id, r.name, r.inputs, r.call) for r in results])
+
+
+def inputs_and_numbers(results: Sequence[OpResult]) -> OpColumn:
+    """Inputs with the numbers in which calls on equal tensors differ."""
+    numbers = numbers_of(results)
+    return INPUTS.with_text(lambda r: " · ".join(filter(None, (r.inputs, numbers[r.id]))))
+
+
+def op_cell(result: OpResult) -> OpCell:
+    """The op with its arguments, or with the reason where it is not replayed."""
+    if result.status == "replayed":
+        return OpCell(name=result.name, detail=result.inputs)
+    detail = result.inputs if result.reason is None else str(result.reason).removeprefix("failed: ")
+    return OpCell(name=result.name, detail=detail, style=STYLES[result.status])
+
+
+def op_column(results: Sequence[OpResult], cell_of: Callable[[OpResult], OpCell] = op_cell) -> OpColumn:
+    """The last column of a terminal: ops with the sizes and numbers that tell them from others of their name."""
+    sizes, numbers = telling_sizes([(r.id, r.name, r.inputs) for r in results]), numbers_of(results)
+
+    def value(result: OpResult) -> OpCell:
+        cell = cell_of(result)
+        return beside_numbers(cell, sizes[result.id], numbers[result.id]) if result.status == "replayed" else cell
+
+    return OpColumn("op", value, OP)
+
+
+def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
+    """A cell with short sizes, and with the numbers that tell its call from others on equal tensors: they come first
+    where room is short, as the sizes tell nothing then."""
+    if not numbers:
+        return msgspec.structs.replace(cell, short=sizes)
+    detail = " · ".join(filter(None, (cell.detail, numbers)))
+    return msgspec.structs.replace(cell, detail=detail, short=f"{numbers} {sizes}".rstrip())
+
+
+def live_line(result: OpResult, width: int) -> str:
+    """One op as soon as it is measured: start of the id, measured time or what became of it, recorded time, the op."""
+    us = result.recorded_host_us if result.recorded_device_us is None else result.recorded_device_us
+    head = f"{ID.shown(result)}  {MEASURED.shown(result):>9}  recorded {time_text(us):>8}  "
+    cell = msgspec.structs.replace(op_cell(result), short=result.inputs.partition(" · ")[0])
+    return head + op_line(cell, max(width - len(head), LEAST_NAME)).plain
+
+
+def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
+    """Of (id, name, inputs) by id, what of the inputs tells it from others of its name: without what all have alike,
+    and without the element type where that is one; of an op alone with its name the first input."""
+    by_name: dict[str, list[tuple[str, list[str]]]] = {}
+    for id_, name, inputs in ops:
+        by_name.setdefault(name, []).append((id_, inputs.split(" · ")))
+    sizes: dict[str, str] = {}
+    for alike in by_name.values():
+        parts = [inputs for _, inputs in alike]
+        if len(alike) == 1:
+            sizes[alike[0][0]] = parts[0][0]
+            continue
+        same = [len(set(column)) == 1 for column in zip(*parts, strict=False)]
+        one_type = len({part.partition("[")[0] for inputs in parts for part in inputs}) == 1
+        for id_, inputs in alike:
+            telling = [part for i, part in enumerate(inputs) if i >= len(same) or not same[i]]
+            sizes[id_] = _sizes(telling or inputs, types=not one_type)
+    return sizes
+
+
+def _sizes(parts: Sequence[str], *, types: bool) -> str:
+    """ "bf16[4,512]·[512,512]" of "bf16[4,512]", "bf16[512,512]"; without `types` the first has none either."""
+    shown: list[str] = []
+    before = "" if types else parts[0].partition("[")[0]
+    for part in parts:
+        dtype, bracket, sizes = part.partition("[")
+        shown.append(f"[{sizes}" if bracket and dtype == before else part)
+        before = dtype if bracket else ""
+    return "·".join(shown)

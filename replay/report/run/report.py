@@ -1,0 +1,275 @@
+# pyright: strict
+"""A run in every format: terminal, Markdown, CSV, Parquet, JSON and page; the rows are tables, said once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.report import collectives, doubts, first_screen, formats, suspects
+from opreplay.replay.report.run import batch, npu, sequence
+from opreplay.replay.report.run.facts import (
+    Totals,
+    coverage_line,
+    decisive_notes,
+    detail_text,
+    has_device_time,
+    is_untimed,
+    not_replayed,
+    notes,
+    socs_of,
+    totals,
+)
+from opreplay.replay.report.run.ops import (
+    BOUND,
+    CALLS,
+    MEASURED,
+    NAME,
+    RATIO_TITLE,
+    RECORDED_SHARE,
+    WORK,
+    OpColumn,
+    file_columns,
+    inputs_and_numbers,
+    op_column,
+    predictions,
+    ratio,
+    recorded,
+    recorded_title,
+    recordings,
+    simulated,
+)
+from opreplay.replay.report.run.work import counted, work_notes
+from opreplay.replay.report.table import (
+    COUNT,
+    RATIO,
+    SHARE,
+    TIME,
+    AnyTable,
+    Column,
+    Table,
+    cut,
+    decisive,
+    more_line,
+    notes_lines,
+    terminal,
+)
+from opreplay.replay.report.text import quotient, share_text, shown_json, time_text
+from opreplay.replay.results.reading import MemorySink, ResultFile
+from opreplay.replay.results.records import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
+
+MAX_ROWS = 40
+"""Rows printed before the rest is summed up; files hold all of them."""
+RATIOS_FROM = 110
+"""Terminal width from which ratios to the recorded time are shown."""
+KIND_CHARS = 20
+"""Longer than every kind of reason; only a damaged file has longer ones."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """All that a report on a run is made of."""
+
+    header: Header
+    results: Sequence[OpResult]
+    summary: Summary
+    traces: Sequence[TraceResult] = ()
+    jobs: Sequence[JobResult] = ()
+    sequence: SequenceResult | None = None
+
+    @property
+    def by_device(self) -> bool:
+        """Whether recorded times and shares are of the device."""
+        return has_device_time(self.header, self.results)
+
+    @property
+    def first_line(self) -> str:
+        return coverage_line(self.header, self.results, self.summary)
+
+    @property
+    def notes(self) -> list[str]:
+        return [*work_notes(self.results), *notes(self.header, self.results, self.summary)]
+
+
+def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> Run | None:
+    """What a sink or a file holds; None where it has no header or no summary, and none is given."""
+    summary = summary or records.summary
+    if records.header is None or summary is None:
+        return None
+    return Run(records.header, records.results, summary, records.traces, records.jobs, records.sequence)
+
+
+def render(run: Run, width: int, *, everything: bool = True, rows: int | None = MAX_ROWS) -> RenderableType:
+    """All but the first line, fitted to `width` characters: traces and jobs, the sequence, ops, totals and notes.
+
+    Without `everything` only the notes that may change a decision, and how many others there are. `rows`: of a table at
+    most, None for all.
+    """
+    results, device = run.results, run.by_device
+    parts: list[RenderableType] = []
+    if run.traces:
+        parts += [Text(batch.sharing_line(run.traces, len(results)))]
+        parts += batch.rendered(run.traces, run.jobs, width=width, rows=rows)
+    parts += sequence.rendered(run.sequence)
+    parts += [] if results or run.summary.interrupted else [no_ops()]
+    name = run.header.trace.get("device")
+    where = first_screen.where_in(run.header.trace)
+    parts += first_screen.rendered(first_screen.lines(where, str(name) if name else None, results))
+    parts += suspects.rendered(suspects.lines(results))
+    shown = results[:rows]
+    measured = [MEASURED, *([ratio(MEASURED, device=device)] if width >= RATIOS_FROM else [])]
+    columns = [
+        *recordings(shown, device=device),
+        *measured,
+        *predictions(socs_of(shown), ratios=width >= RATIOS_FROM, device=device),
+        op_column(shown),
+    ]
+    parts += terminal(Table("Ops", columns, shown), width, one_line=True)
+    parts += rest_line(results, rows)
+    for table in tables(run):
+        parts += terminal(table, width, most=rows)
+    warnings = work_notes(results)
+    chosen = [*warnings, *decisive_notes(run.header, results, run.summary)]
+    parts += notes_lines(run.notes if everything else decisive(run.notes, chosen))
+    return Group(*parts)
+
+
+def markdown(run: Run) -> str:
+    """The first line, all tables with all rows, and notes, for issues and pull requests."""
+    results, socs = run.results, socs_of(run.results)
+    why = OpColumn("note", lambda r: str(r.why_not()) if r.status != "replayed" else f"via {r.via}" if r.via else "")
+    columns = [NAME, inputs_and_numbers(results), CALLS, RECORDED_SHARE, recorded(device=run.by_device), MEASURED]
+    columns += [*map(simulated, socs), BOUND, why]
+    lines = [formats.escaped(run.first_line)]
+    for table in (Table("Ops", columns, results), *tables(run)):
+        lines += formats.markdown(table)
+    lines += formats.bullets(run.notes)
+    for table in batch.tables(run.traces, run.jobs):
+        lines += formats.markdown(table)
+    lines += formats.bullets(batch.notes(run.traces, run.jobs))
+    if run.sequence is not None:
+        lines += [
+            "",
+            formats.escaped(sequence.first_line(run.sequence)),
+            *formats.markdown(sequence.table(run.sequence)),
+        ]
+        lines += formats.bullets(sequence.notes(run.sequence))
+    return "\n".join(lines) + "\n"
+
+
+def file_table(run: Run) -> Table[OpResult]:
+    """One row an op, with all that CSV, Parquet and data frames hold of it."""
+    return Table("Ops", file_columns(run.results), run.results, noun="op")
+
+
+def csv(run: Run) -> str:
+    """One row an op, times in microseconds a call."""
+    return formats.csv_text(file_table(run))
+
+
+def parquet(run: Run) -> bytes:
+    """The columns of the CSV, typed; the metadata `opreplay` is the header and the summary as JSON."""
+    about = msgspec.json.encode({"header": run.header, "summary": run.summary})
+    return formats.parquet(file_table(run), about)
+
+
+def json(run: Run) -> str:
+    """`{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`, indented; a
+    batch has `traces` and `jobs` too, a sequence `sequence`.
+
+    Notes and suspects are the lines of the table's report, marks what stands behind the star of a measured time, by id.
+    """
+    comparable = suspects.not_comparable(run.header)
+    of_batch = [*batch.loss_lines(run.traces), *batch.part_lines(run.traces)]
+    body: dict[str, object] = {
+        "header": run.header,
+        "ops": run.results,
+        "summary": run.summary,
+        "notes": [*([comparable] if comparable else []), *run.notes, *(line.lstrip("! ") for line in of_batch)],
+        "suspects": suspects.lines(run.results),
+        "marks": {result.id: marks for result in run.results if (marks := doubts.marks(result))},
+    }
+    if run.traces:
+        body |= {"traces": run.traces, "jobs": run.jobs}
+    if run.sequence is not None:
+        body["sequence"] = run.sequence
+    return shown_json(body)
+
+
+def tables(run: Run) -> list[AnyTable]:
+    """What stands below the ops: sums, reasons, NPU kernels, work, collectives; some without rows."""
+    results = run.results
+    work = Table("Work", [RECORDED_SHARE, NAME, WORK], counted(results), noun="op")
+    of_collectives = collectives.table(results, socs_of(results))
+    return [totals_table(run), reasons_table(results), npu.results_table(results), work, of_collectives]
+
+
+_Clock = tuple[str, Callable[[Totals], float | None]]
+"""Its title, and what it reads in a sum."""
+
+
+def totals_table(run: Run) -> Table[_Clock]:
+    """All calls together, one row a clock, with ratios to the recorded time."""
+    results, device = run.results, run.by_device
+    title, timed = recorded_title(device=device), not all(map(is_untimed, results))
+    columns = [Column[_Clock]("all calls", lambda clock: clock[0])]
+    for total in totals(results, device=device, header=run.header) if results else ():
+        columns += _total_columns(total, doubts.mark(results), recorded=title if timed else None)
+    clocks: list[_Clock] = [(title, lambda total: total.recorded_us)] if timed else []
+    clocks.append((MEASURED.title, lambda total: total.measured_us))
+    clocks.extend((soc, lambda total, soc=soc: total.simulated_us.get(soc)) for soc in socs_of(results))
+    return Table("All calls", columns, clocks if results else [])
+
+
+def _total_columns(total: Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:
+    """A sum on each clock and, where the recorded clock is named, its ratio to the recorded time."""
+
+    def text(clock: _Clock) -> str:
+        us = clock[1](total)
+        return time_text(us) + (mark if clock[0] == MEASURED.title and us is not None else "")
+
+    def ratio(clock: _Clock) -> float | None:
+        return quotient(clock[1](total), total.recorded_us)
+
+    def ratio_text(clock: _Clock) -> str:
+        return "" if clock[0] == recorded else RATIO.text(ratio(clock))
+
+    ratios = [Column[_Clock](RATIO_TITLE, ratio, RATIO, text=ratio_text, style="dim")] if recorded else []
+    return [Column[_Clock](total.label, lambda clock: clock[1](total), TIME, text=text), *ratios]
+
+
+def reasons_table(results: Sequence[OpResult]) -> Table[ReasonTotal]:
+    """Why ops are not replayed, one row a reason with unique ops, calls and share of the recorded time."""
+    return totals_by_kind("not replayed", not_replayed(results))
+
+
+def totals_by_kind(title: str, rows: Sequence[ReasonTotal]) -> Table[ReasonTotal]:
+    """One row a kind under the given title."""
+    column = Column[ReasonTotal]
+    columns = [
+        column(title, lambda total: total.kind, chars=KIND_CHARS),
+        column("ops", lambda total: total.ops, COUNT),
+        column("calls", lambda total: total.calls, COUNT),
+        column("share", lambda total: total.share, SHARE),
+        column("why", detail_text, form="fold", style="dim"),
+    ]
+    return Table(title.capitalize(), columns, rows)
+
+
+def no_ops() -> Text:
+    """What to print in place of a table without rows."""
+    return Text(
+        "no op to replay: the trace records none, or the selection leaves none", style="yellow", overflow="fold"
+    )
+
+
+def rest_line(results: Sequence[OpResult], rows: int | None) -> list[RenderableType]:
+    """What the ops that are not printed amount to."""
+    table = cut(Table("Ops", (), results, noun="op"), rows)
+    if not table.left_out:
+        return []
+    share = share_text(sum(r.recorded_share for r in results[rows:]))
+    return [Text(more_line(table, f"{share} of the time; --output FILE holds all"), style="dim")]

@@ -1,0 +1,276 @@
+# pyright: strict
+"""A table said once: its columns, with title, key, value and unit, over rows of any kind; and how a terminal shows it.
+
+`opreplay.replay.report.formats` writes the same table as Markdown, CSV and Parquet, a page as HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import msgspec
+from rich import box
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from opreplay.replay.report.text import DASH, end, middle, plural, ratio_text, safe, share_text, time_text
+
+Row = TypeVar("Row")
+
+MIN_OP_WIDTH = 24
+ONE_LINE_WIDTH = 34
+"""Room for a name and the sizes that tell it from others, where each op has one line."""
+NAMES_WIDTH = 48
+"""Most that other columns leave for a long name."""
+LEAST_NAME = 18
+"""Characters of a name that its sizes leave it."""
+GAP = 2
+"""Characters between two columns."""
+PAGE_ROWS = 500
+
+
+class OpCell(msgspec.Struct, frozen=True, kw_only=True):
+    """An op and its arguments, or why it is not replayed: the last cell of a row, which takes the room that is left."""
+
+    name: str
+    detail: str = ""
+    style: str = "dim"
+    """Of the detail."""
+    short: str = ""
+    """The detail where room is short; "" for no other than `detail`."""
+
+    def __str__(self) -> str:
+        return f"{self.name}  {self.detail}".rstrip()
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """How people read the values of a column, and their type in files."""
+
+    text: Callable[[Any], str]
+    kind: Literal["text", "int", "float"] = "float"
+
+
+def _number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
+    return Unit(lambda value: DASH if value is None else form.format(value), kind)
+
+
+TEXT = Unit(lambda value: "" if value is None else str(value), "text")
+OP = Unit(str, "text")
+"""Values are OpCell."""
+COUNT = _number("{:,}", "int")
+NUMBER = _number("{:,.3g}")
+SIGNED_PERCENT = Unit(lambda value: DASH if value is None else f"{100 * value:+.1f} %")
+TIME = Unit(time_text)
+"""Microseconds."""
+SHARE = Unit(share_text)
+RATIO = Unit(lambda value: ratio_text(value, 1.0))
+
+
+class Column(msgspec.Struct, Generic[Row], frozen=True):
+    """One quantity of a row."""
+
+    title: str
+    value: Callable[[Row], Any]
+    """As files hold it and as rows are sorted by it; None where there is none."""
+    unit: Unit = TEXT
+    key: str = ""
+    """Its name in files; the title where it has no other."""
+    text: Callable[[Row], str] | None = None
+    """What people read in place of the value."""
+    style: str | Callable[[Row], str] = ""
+    drop: float = 0
+    """Where room is short, columns with the highest number go first; 0 stays."""
+    named: bool = True
+    """Whether the line below the table says that the column had to go."""
+    right: bool = False
+    """Whether a text stands on the right, as numbers do."""
+    form: Literal["", "code", "fold", "name", "paste"] = ""
+    """`code`: names and calls of the trace. `fold`: takes several lines. `name`: takes the room that is left in a
+    terminal. `paste`: one line, however long, taken whole."""
+    chars: int = 0
+    """At most in a terminal, the middle left out; 0 for all."""
+
+    @property
+    def is_number(self) -> bool:
+        return self.unit.kind != "text"
+
+    def shown(self, row: Row) -> str:
+        """The cell as people read it, not escaped."""
+        return self.unit.text(self.value(row)) if self.text is None else self.text(row)
+
+    def with_text(self, text: Callable[[Row], str]) -> Column[Row]:
+        """The same quantity in other words for people."""
+        return msgspec.structs.replace(self, text=text)
+
+    def style_of(self, row: Row) -> str:
+        """Of the cell; of the whole column where it does not depend on the row."""
+        return self.style if isinstance(self.style, str) else self.style(row)
+
+    def sort_value(self, row: Row) -> float | None:
+        """The number that a page sorts the cell by."""
+        return self.value(row) if self.is_number else None
+
+
+class Table(msgspec.Struct, Generic[Row], frozen=True):
+    """Columns and rows."""
+
+    title: str
+    columns: Sequence[Column[Row]]
+    rows: Sequence[Row]
+    left_out: int = 0
+    """Rows that there was no room for, the least heavy ones."""
+    noun: str = "row"
+    """What a row is."""
+
+
+AnyTable = Table[Any]
+
+
+def heaviest(
+    title: str,
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    weight: Callable[[Row], float],
+    most: int = PAGE_ROWS,
+) -> Table[Row]:
+    """The heaviest rows, heaviest first, and how many others there are."""
+    order = sorted(rows, key=lambda row: -weight(row))[:most]
+    return Table(title, columns, order, len(rows) - len(order))
+
+
+def plain_table() -> RichTable:
+    """A table with a rule below its head and no borders."""
+    return RichTable(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold"
+    )
+
+
+def cut(table: Table[Row], most: int | None) -> Table[Row]:
+    """The first rows, at most so many; None for all."""
+    rows = table.rows[:most]
+    return msgspec.structs.replace(table, rows=rows, left_out=table.left_out + len(table.rows) - len(rows))
+
+
+def more_line(table: Table[Row], where: str) -> str:
+    """How many rows are left out and where they are: "… 3 more ops; --output FILE holds all"."""
+    return f"… {plural(table.left_out, f'more {table.noun}')}" + (f"; {where}" if where else "")
+
+
+def terminal(
+    table: Table[Row],
+    width: int = 0,
+    *,
+    most: int | None = None,
+    rest: str = "--output FILE holds all",
+    one_line: bool = False,
+    room: int = 0,
+    spaced: bool = True,
+) -> list[RenderableType]:
+    """The table after an empty line, its first rows, in `width` characters; nothing without rows. Below it what had no
+    room: columns, and how many rows, of which `rest` says where they are.
+
+    A column of ops takes what the others leave: `one_line` keeps it to one line, whose details are then those that tell
+    an op from others of its name, and columns give way until `room` characters are left for it. `width` 0: no column
+    gives way.
+    """
+    table = cut(table, most)
+    if not table.rows:
+        return []
+    flexible = next((column for column in table.columns if column.unit is OP or column.form == "name"), None)
+    cells = {id(column): [_cell(column, row) for row in table.rows] for column in table.columns}
+    widths = {
+        id(column): max(cell_len(safe(column.title)), 1, *(cell_len(text.plain) for text in cells[id(column)]))
+        for column in table.columns
+        if column is not flexible and column.form != "fold"
+    }
+    if flexible is not None:
+        room = room or (ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH)
+    shown, hidden = fitting(table.columns, widths, width, room) if width else (list(table.columns), [])
+    space = max(width - sum(widths.get(id(column), -GAP) + GAP for column in shown), 8) if width else 1 << 16
+    made = plain_table()
+    for column in shown:
+        fold = column.form == "fold"
+        made.add_column(
+            Text("\n".join(map(safe, column.title.split("\n")))),
+            justify="right" if column.is_number or column.right else "left",
+            no_wrap=not fold,
+            overflow="fold" if fold else "ellipsis",
+            width=widths.get(id(column)) if flexible is not None else None,
+        )
+        if column.unit is OP:
+            line = op_line if one_line else op_text
+            cells[id(column)] = [line(cast("OpCell", column.value(row)), space) for row in table.rows]
+        elif column is flexible:
+            cells[id(column)] = [Text(middle(text.plain, space), style=text.style) for text in cells[id(column)]]
+    for place in range(len(table.rows)):
+        made.add_row(*(cells[id(column)][place] for column in shown))
+    parts: list[RenderableType] = [Text()] if spaced else []
+    parts.append(made)
+    if hidden:
+        parts.append(Text(f"no room at {width} columns for: {', '.join(hidden)}", style="dim", overflow="fold"))
+    if table.left_out and rest:
+        parts.append(Text(more_line(table, rest), style="dim", overflow="fold"))
+    return parts
+
+
+def _cell(column: Column[Row], row: Row) -> Text:
+    text = safe(column.shown(row))
+    return Text(middle(text, column.chars) if column.chars else text, style=column.style_of(row))
+
+
+def fitting(
+    columns: Sequence[Column[Row]], widths: dict[int, int], width: int, room: int
+) -> tuple[list[Column[Row]], list[str]]:
+    """The columns that leave `room` for the one without a width, and the titles of those that had to go."""
+    shown = list(columns)
+    for column in sorted((c for c in columns if c.drop), key=lambda c: -c.drop):
+        if width - sum(widths.get(id(c), -GAP) + GAP for c in shown) >= room:
+            break
+        shown = [c for c in shown if c is not column]
+    return shown, [safe(c.title) for c in columns if c.named and not any(c is one for one in shown)]
+
+
+def names_room(names: Iterable[str]) -> int:
+    """Characters that a table should leave for names that are all there is to tell rows apart."""
+    return max(MIN_OP_WIDTH, min(max((cell_len(safe(name)) for name in names), default=0), NAMES_WIDTH))
+
+
+def op_line(op: OpCell, space: int) -> Text:
+    """Name and detail on one line: the detail where it fits, else its short form; the name has what is left."""
+    name, detail, short = safe(op.name), safe(op.detail), safe(op.short or op.detail)
+    if len(name) + 2 + len(detail) <= space or not detail:
+        return Text.assemble(middle(name, space), ("  " + detail if detail else "", op.style), no_wrap=True)
+    name_chars = max(min(len(name), LEAST_NAME), space - 1 - len(short))
+    name = middle(name, min(name_chars, space))
+    return Text.assemble(name, (" " + end(short, space - len(name) - 1), op.style), no_wrap=True)
+
+
+def op_text(op: OpCell, space: int) -> Text:
+    """Name and detail in `space` characters: on one line where both fit or there is much room, else on two."""
+    name, detail = safe(op.name), safe(op.detail)
+    if not detail:
+        return Text(middle(name, space), no_wrap=True)
+    room = space - len(name) - 2
+    if len(detail) <= room or (space >= 2 * MIN_OP_WIDTH and room >= MIN_OP_WIDTH):
+        return Text.assemble(name, "  ", (end(detail, room), op.style), no_wrap=True)
+    return Text.assemble(middle(name, space), "\n", (end(detail, space), op.style), no_wrap=True)
+
+
+def decisive(lines: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """The chosen ones of all notes, and how many others there are."""
+    shown = [line for line in lines if line in chosen]
+    rest = len(lines) - len(shown)
+    return [*shown, f"{plural(rest, 'more note')} with --notes"] if rest else shown
+
+
+def notes_lines(lines: Sequence[str]) -> list[RenderableType]:
+    """Notes below a table, one bullet each."""
+    if not lines:
+        return []
+    grid = RichTable.grid(padding=(0, 1))
+    for line in lines:
+        grid.add_row(Text("·", style="dim"), Text(line, style="dim", overflow="fold"))
+    return [Text(), grid]

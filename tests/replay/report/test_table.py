@@ -1,0 +1,97 @@
+"""One table in every format, and what a terminal shows of it where room is short."""
+
+from __future__ import annotations
+
+import csv
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from opreplay.replay.report import formats
+from opreplay.replay.report.table import COUNT, OP, SHARE, TIME, Column, OpCell, Table, cut, heaviest, terminal
+
+EVIL = "=a|b`c\x1b[31m"
+Row = tuple[str, int, float | None]
+ROWS: list[Row] = [(EVIL, 2000, 12.34), ("", 1, None)]
+COLUMNS = [
+    Column[Row]("name", lambda row: row[0], form="code"),
+    Column[Row]("count", lambda row: row[1], COUNT, drop=2),
+    Column[Row]("time", lambda row: row[2], TIME, key="time_us", drop=1),
+    Column[Row]("share", lambda row: row[2] and row[2] / 100, SHARE, key="recorded_share"),
+]
+TABLE = Table("Rows", COLUMNS, ROWS)
+
+
+def shown(table: Table[Row], width: int, **options: object) -> list[str]:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+    for part in terminal(table, width, **options):  # type: ignore[arg-type]
+        console.print(part)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_a_terminal_escapes_text_and_aligns_numbers() -> None:
+    assert shown(TABLE, 60) == [
+        "",
+        "name            count     time   share",
+        "─" * 38,
+        "=a|b`c\\x1b[31m  2,000  12.3 µs  12.3 %",
+        "                    1        –       –",
+    ]
+
+
+def test_columns_give_way_in_order_and_are_named() -> None:
+    assert shown(TABLE, 34)[1].split() == ["name", "time", "share"]
+    assert shown(TABLE, 34)[-1] == "no room at 34 columns for: count"
+    assert shown(TABLE, 20)[1].split() == ["name", "share"]
+    assert " ".join(shown(TABLE, 24)[-2:]) == "no room at 24 columns for: count, time"
+
+
+@pytest.mark.parametrize("width", range(30, 70, 5))
+def test_a_column_of_ops_takes_what_is_left(width: int) -> None:
+    op = Column[Row]("op", lambda row: OpCell(name="aten::mm", detail="bf16[4096,4096]", short="[4096]"), OP)
+    lines = shown(Table("Ops", [*COLUMNS[1:], op], ROWS), width, one_line=True)
+    assert max(map(len, lines)) <= width
+    assert sum("aten::mm" in line for line in lines) == 2
+
+
+def test_rows_that_are_left_out_are_counted() -> None:
+    assert shown(TABLE, 60, most=1)[-1] == "… 1 more row; --output FILE holds all"
+    assert cut(TABLE, None).left_out == 0
+    first = heaviest("Rows", COLUMNS, ROWS[::-1], lambda row: row[1], most=1)
+    assert (list(first.rows), first.left_out) == ([ROWS[0]], 1)
+    assert shown(Table("Rows", COLUMNS, []), 60) == []
+
+
+def test_files_have_keys_and_values_as_they_are() -> None:
+    first, second = csv.DictReader(io.StringIO(formats.csv_text(TABLE)))
+    assert first == {"name": "'=a|b`c\\x1b[31m", "count": "2000", "time_us": "12.34", "recorded_share": "0.1234"}
+    assert second == {"name": "", "count": "1", "time_us": "", "recorded_share": ""}
+
+
+def test_markdown_has_the_cells_of_the_terminal() -> None:
+    assert formats.markdown(TABLE)[1:] == [
+        "| name | count | time | share |",
+        "| --- | ---: | ---: | ---: |",
+        "| `` =a\\|b`c\\x1b[31m `` | 2,000 | 12.3 µs | 12.3 % |",
+        "|  | 1 | – | – |",
+    ]
+    assert formats.markdown(Table("Rows", COLUMNS, [])) == []
+
+
+def test_a_run_has_one_title_a_quantity_in_every_format(made: SimpleNamespace) -> None:
+    """What is called "measured" in a terminal is that in Markdown and on the page, and files hold it by one key."""
+    from opreplay.replay.report.page.of_run import page
+    from opreplay.replay.report.run import report
+
+    run = report.Run(made.header, made.results, made.summary)
+    titles: dict[str, set[str]] = {}
+    ops = page(run, "opreplay").tables[0]
+    for column in (*ops.columns, *report.file_table(run).columns):
+        titles.setdefault(column.key or column.title, set()).add(column.title)
+    assert {key: names for key, names in titles.items() if len(names) > 1} == {}
+    head = next(line for line in report.markdown(run).splitlines() if line.startswith("| op"))
+    assert {"count", "share", "recorded", "measured", "910b3"} <= set(head.strip("| ").split(" | "))
+    assert {column.title for column in ops.columns} >= {"count", "share", "recorded", "measured", "910b3"}

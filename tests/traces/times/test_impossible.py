@@ -1,0 +1,80 @@
+"""Device times that nothing can have taken are told, and those of sound recordings are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli.main import opreplay
+from opreplay.traces import read_trace
+from opreplay.traces.times.impossible import impossible_kernels
+from tests.scenarios.events import owner
+
+Event = dict[str, Any]
+
+
+def step() -> list[Event]:
+    events = [event for number in range(1, 7) for event in owner("aten::mm", number, [[64, 64]] * 2, 20.0)]
+    for number, event in enumerate(kernels(events)):
+        event["ts"] = 200.0 + 100.0 * number
+    return events
+
+
+def written(tmp_path: Path, events: list[Event]) -> Path:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"deviceProperties": [{"id": 0, "name": "NVIDIA H100"}], "traceEvents": events}))
+    return path
+
+
+def kernels(events: list[Event]) -> list[Event]:
+    return [event for event in events if event["cat"] == "kernel"]
+
+
+def again(events: list[Event]) -> None:
+    events.append(dict(kernels(events)[2]))
+
+
+def lasting(number: int, us: float) -> Callable[[list[Event]], None]:
+    def change(events: list[Event]) -> None:
+        kernels(events)[number]["dur"] = us
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (again, {"recorded twice": 1}),
+        (lasting(2, 120.0), {"overlaps another of its stream": 2}),
+        (lasting(-1, 2e7), {"longer than all else": 1}),
+        (lasting(2, 2e7), {"longer than all else": 1, "overlaps another of its stream": 3}),
+        (lasting(-1, 2e4), {}),
+    ],
+)
+def test_each_kind_is_counted(tmp_path: Path, change: Callable[[list[Event]], None], told: dict[str, int]) -> None:
+    events = step()
+    change(events)
+    faults = impossible_kernels(read_trace(written(tmp_path, events)))
+    assert {one.kind: one.kernels for one in faults} == told
+    assert all(0 <= one.share <= 1 for one in faults)
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("plan",), ("simulate", "--soc", "910b3"), ("timeline",)])
+@pytest.mark.parametrize("us", [120.0, float("nan"), -20.0, 2e7])
+def test_every_command_warns_of_them(tmp_path: Path, command: tuple[str, ...], us: float) -> None:
+    """A total with a kernel of 20 s in a step of 1 ms looked like any other."""
+    events = step()
+    lasting(2, us)(events)
+    result = CliRunner().invoke(opreplay, [*command, str(written(tmp_path, events))])
+    assert result.exit_code == 0, result.output
+    assert "opreplay: warning: t.json" in result.stderr
+
+
+def test_public_recordings_are_sound(shared_traces: Path) -> None:
+    for path in sorted(shared_traces.glob("[hn]*0_*.json.gz"))[:4]:
+        assert impossible_kernels(read_trace(path)) == (), path.name

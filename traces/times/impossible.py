@@ -1,0 +1,73 @@
+# pyright: strict
+"""Kernels whose recorded times no device can have had: two at once on one stream, or longer than all else together."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from opreplay.traces.model import Trace
+
+NOTABLE_NS = 1000
+"""Overlap below this is that of clocks, and of launches that begin before the kernel ahead has ended."""
+TIMES_THE_REST = 1000
+"""By how much a kernel is longer than from the first to the last start of anything else."""
+TIMES_THE_MEDIAN = 100_000
+FEWEST = 3
+"""Kernels below which none is an outlier."""
+
+
+Kind = Literal["recorded twice", "longer than all else", "overlaps another of its stream"]
+
+
+class Impossible(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels of a trace with one such fault."""
+
+    kind: Kind
+    kernels: int
+    share: float
+    """Of the device time as recorded."""
+
+
+def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
+    """What is wrong with recorded device times, each kernel counted once; nothing of an NPU, whose tasks may nest."""
+    table = trace.kernels
+    total = int(table.dur_ns.sum(dtype=np.int64))
+    if trace.info.dialect == "ascend" or not total:
+        return ()
+    stream = (table.device.astype(np.int64) << 32) + table.stream
+    order = np.lexsort((table.name, table.dur_ns, table.start_ns, stream))
+    stream, name = stream[order], table.name[order]
+    start, dur = table.start_ns[order].astype(np.int64), table.dur_ns[order].astype(np.int64)
+    same = (stream[1:] == stream[:-1]) & (start[1:] == start[:-1]) & (dur[1:] == dur[:-1]) & (name[1:] == name[:-1])
+    twice = np.concatenate(([False], same & (dur[1:] > 0)))
+    overlap = np.minimum(start + dur, _latest_end_before(stream, start + dur)) - start
+    overlapping = (overlap > NOTABLE_NS) & (2 * overlap > dur) & ~twice
+    reaches = (stream[1:] == stream[:-1]) & (start[:-1] + dur[:-1] > start[1:] + NOTABLE_NS)
+    overlapping[:-1] |= overlapping[1:] & reaches
+    starts = (table.start_ns, trace.ops.start_ns) if len(trace.ops) else (table.start_ns,)
+    rest_ns = max(int(part.max()) for part in starts) - min(int(part.min()) for part in starts)
+    long = (dur > TIMES_THE_REST * max(rest_ns, 1)) & (dur > TIMES_THE_MEDIAN * max(1.0, float(np.median(dur))))
+    long &= len(dur) >= FEWEST
+    faults: dict[Kind, np.ndarray] = {
+        "recorded twice": twice,
+        "longer than all else": long,
+        "overlaps another of its stream": overlapping & ~long,
+    }
+    return tuple(
+        Impossible(kind=kind, kernels=int(rows.sum()), share=float(dur[rows].sum()) / total)
+        for kind, rows in faults.items()
+        if rows.any()
+    )
+
+
+def _latest_end_before(stream: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """When the kernels before each one, of its stream, have ended; of kernels by stream and start."""
+    before = np.full(len(end), np.iinfo(np.int64).min)
+    bounds = [0, *(np.flatnonzero(np.diff(stream)) + 1).tolist(), len(end)]
+    for first, after in pairwise(bounds):
+        before[first + 1 : after] = np.maximum.accumulate(end[first : after - 1])
+    return before

@@ -17,6 +17,7 @@ from opreplay.replay.ir.model import Value
 from opreplay.replay.resolve.guess import lists as lists
 from opreplay.replay.resolve.guess import shapes as shapes
 from opreplay.replay.resolve.guess import texts
+from opreplay.replay.resolve.guess.search import search
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, first_tensor
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
@@ -96,10 +97,19 @@ _OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
 
 
 def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
-    """A value for `arg` and why, or None when nothing sensible is known.
+    """A value for `arg` and why, or None when nothing sensible is known: that of a search on meta tensors, else
+    that of a rule.
 
     `known` holds the arguments that are settled, by name; lists of index tensors count as one argument.
     """
+    tried = search(spec, known, context, by_rules)
+    if tried is not None and arg.name in tried.values:
+        return Guess(value=tried.values[arg.name], why=tried.why)
+    return by_rules(spec, arg, known, context)
+
+
+def by_rules(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
+    """A value for `arg` by the rules for its op, its name, or its type."""
     op = spec.name.partition("::")[2]
     if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
         otherwise = lists.each if op.startswith("_foreach_") else lists.parameters

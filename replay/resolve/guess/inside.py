@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
+from opreplay.replay.resolve.guess import copies
 from opreplay.replay.resolve.guess.indices import index_tensors
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.results import reduction_to
-from opreplay.replay.resolve.guess.values import Context, Known, Relatives, Shape, tensor
+from opreplay.replay.resolve.guess.values import Context, Known, Relatives, Shape, recorded_shape, tensor
 from opreplay.traces.dtypes import MASKS
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -97,26 +98,62 @@ def metas_of(call: OpSignature) -> Iterator[TensorMeta]:
                 yield meta
 
 
-def multiplied(made: Composite, own: TensorMeta, fits: Fits) -> tuple[Shape, str] | None:
-    """The size in which the product inside a `matmul`, `linear` or `einsum` reads a view of one of its arguments; of a
-    view that is made after the product of a `matmul`, the size of that one's result."""
-    if made.call.name not in _MULTIPLYING:
+def told(made: Composite, name: str, own: TensorMeta) -> Iterator[tuple[Shape, str]]:
+    """Sizes that a view inside a composite may have, by what that was given, the surest first."""
+    why = f"as {made.call.name} does it"
+    for shape, reader in _multiplied(made, own):
+        yield shape, f"{reader} reads {list(shape)} inside {made.call.name}"
+    shapes = [transformed(made, own), statistics(made, own.shape), filters(made, own.shape), stacked(made, own.shape)]
+    if name in ("aten::expand", "aten::broadcast_to"):
+        shapes = [copies.expanded(made.around) if not made.number else None, operands(made, own.shape)]
+    elif name in ("aten::slice", "aten::narrow"):
+        shapes = [joined_part(made)]
+    elif name in ("aten::unsqueeze", "aten::select", "aten::unbind"):
+        shapes = [_image_of_a_row(made, own.shape), _picked(made, own.shape)]
+    elif name == "aten::permute":
+        order = copies.interleaved(own.shape, made.around)
+        shapes = [None if order is None else tuple(own.shape[d] for d in order)]
+        shapes += [own.shape] if made.after and recorded_shape(made.after[0]) == own.shape else []
+    elif (indices := indexing(made, own)) is not None:
+        shapes.append(indices[0])
+    yield from ((shape, why) for shape in shapes if shape is not None)
+
+
+def _image_of_a_row(made: Composite, own: Shape) -> Shape | None:
+    """What a vector for each channel is convolved as."""
+    return (*own[:2], 1, own[2]) if "convolution" in made.call.name and len(own) == 3 else None
+
+
+def _picked(made: Composite, own: Shape) -> Shape | None:
+    """What an `index_select` takes at once: one index less; `nonzero_numpy` takes the numbers of one dimension."""
+    if made.call.name == "aten::nonzero_numpy":
+        return own[:1]
+    if made.call.name != "aten::index_select" or not own or len(own) != len(recorded_shape(made.call) or ()):
         return None
-    if made.call.name == "aten::matmul" and not any(call.name in _PRODUCTS for call in made.after):
-        result = _product(made.call)
-        return None if result is None or (not fits(result) and result != own.shape) else (result, made.call.name)
-    for call in made.after:
-        if call.name not in _PRODUCTS:
-            continue
-        metas = [arg.tensor for arg in recorded_args(call) if arg.tensor is not None]
-        fitting = [meta.shape for meta in metas if meta.shape == own.shape or fits(meta.shape)]
-        if not fitting:
-            return None
-        at = metas[made.place].shape if made.place < len(metas) else None
-        if made.name in ("aten::t", "aten::transpose"):  # of a matrix: it has been turned
-            return next((shape for shape in fitting if shape != own.shape), own.shape), call.name
-        return (at if at in fitting else own.shape if own.shape in fitting else fitting[0]), call.name
-    return None
+    whole, *rest = metas_of(made.call)
+    count = math.prod(rest[0].shape) if rest else 1
+    read = [meta.shape for call in made.above.following for meta in metas_of(call)]
+    dims = range(len(own))
+    dim = next((d for d in dims if (*whole.shape[:d], count, *whole.shape[d + 1 :]) in read), 0)
+    return (*own[:dim], *own[dim + 1 :])
+
+
+def _multiplied(made: Composite, own: TensorMeta) -> Iterator[tuple[Shape, str]]:
+    """Sizes in which the product inside a `matmul`, `linear` or `einsum` reads its arguments; after the product of a
+    `matmul`, the size of that one's result."""
+    if made.call.name not in _MULTIPLYING:
+        return
+    reader = next((call for call in made.after if call.name in _PRODUCTS), None)
+    if reader is None:
+        result = _product(made.call) if made.call.name == "aten::matmul" else None
+        if result is not None:
+            yield result, made.call.name
+        return
+    shapes = [arg.tensor.shape for arg in recorded_args(reader) if arg.tensor is not None]
+    turned = made.name in ("aten::t", "aten::transpose")  # of a matrix
+    ordered = sorted(shapes, key=lambda shape: (shape == own.shape) == turned)
+    first = [] if turned else shapes[made.place : made.place + 1]
+    yield from ((shape, reader.name) for shape in (*first, *ordered))
 
 
 def _product(call: OpSignature) -> Shape | None:
@@ -219,6 +256,17 @@ def indexing(made: Composite, own: TensorMeta) -> tuple[Shape, Shape] | None:
     return view, (*source.shape[:before], *index, *rest)
 
 
+def joined_forward(around: Relatives) -> Shape | None:
+    """The part of the forward `cat` whose gradient this is: the node takes them in turn."""
+    number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
+    args = recorded_args(around.forward) if around.forward is not None else ()
+    parts = args[0].tensors if args else None
+    if not parts or number >= len(around.places) or around.places[number] >= len(parts):
+        return None
+    part = parts[around.places[number]]
+    return None if part is None else part.shape
+
+
 def joined_part(made: Composite) -> Shape | None:
     """The part of a `cat` that is written through a view."""
     if made.call.name not in _JOINING:
@@ -229,6 +277,17 @@ def joined_part(made: Composite) -> Shape | None:
         return None
     part = parts[made.place]
     return None if part is None else part.shape
+
+
+def even_piece(made: Composite, own: Shape) -> Shape | None:
+    """One of the pieces that a composite makes of one tensor, along the first dimension that these fill."""
+    if made.name not in ("aten::narrow", "aten::slice") or made.siblings < 2 or made.call.name.startswith("aten::_pad"):
+        return None
+    if any(call.name == made.name and recorded_shape(call) != own for call in made.after):
+        return None
+    shapes = [(*own[:d], n // made.siblings, *own[d + 1 :]) for d, n in enumerate(own) if n and not n % made.siblings]
+    read = [meta.shape for call in made.around.following for meta in metas_of(call)]
+    return next((shape for shape in shapes if shape in read), shapes[0] if shapes else None)
 
 
 def stacked(made: Composite, own: Shape) -> Shape | None:

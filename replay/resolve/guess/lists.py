@@ -316,7 +316,7 @@ def _sizes(known: Known, context: Context) -> Guess | None:
 
 def _pieces_read(own: TensorMeta, count: int, around: Relatives) -> tuple[int, Shape] | None:
     """(dimension, sizes) of as many pieces, where the next calls read each of them once in turn."""
-    shapes = [meta.shape for call in around.following if (meta := first_tensor_of(call)) is not None]
+    shapes = [arg.tensor.shape for call in around.following for arg in recorded_args(call) if arg.tensor is not None]
     for d in range(len(own.shape)) if count > 1 else ():
         kept = (own.shape[:d], own.shape[d + 1 :])
         sizes = [shape[d] for shape in shapes if len(shape) == len(own.shape) and (shape[:d], shape[d + 1 :]) == kept]

@@ -157,49 +157,6 @@ def _loss_back(known: Known, context: Context) -> Guess | None:
     return Guess(value=0, why="0: a gradient for each element") if grad is not None and grad.shape else None
 
 
-def _pieces(known: Known, context: Context) -> tuple[int, Shape, str] | None:
-    """(number, size of the first, what tells it) of the pieces that a chunk or split makes."""
-    own, around = _own(known), context.relatives()
-    if own is None:
-        return None
-    cuts = ("aten::narrow", "aten::slice", "aten::as_strided")
-    called = (*around.children, *around.inner)
-    counts = [n for name in cuts if (n := sum(call.name == name for call in called))]
-
-    def is_piece(shape: Shape) -> bool:
-        pairs = list(zip(shape, own, strict=False))
-        return len(shape) == len(own) and sum(n != m for n, m in pairs) == 1 and all(n <= m for n, m in pairs)
-
-    for call in around.following:
-        metas = [m for arg in recorded_args(call) for m in (arg.tensor, *(arg.tensors or ())) if m is not None]
-        found = next((meta.shape for meta in metas if is_piece(meta.shape)), None)
-        if found is None:
-            continue
-        dim = next(d for d, (n, m) in enumerate(zip(found, own, strict=True)) if n != m)
-        number = -(-own[dim] // max(1, found[dim]))
-        if not counts or number == counts[0]:
-            return number, found, f"{call.name} reads {list(found)} next"
-    if counts and counts[0] > 1:
-        dim = next((d for d, n in enumerate(own) if n and not n % counts[0]), None)
-        if dim is not None:
-            return counts[0], (*own[:dim], own[dim] // counts[0], *own[dim + 1 :]), f"{counts[0]} views inside"
-    return None
-
-
-def _split(which: str) -> Rule:
-    def rule(known: Known, context: Context) -> Guess | None:
-        own, found, given = _own(known), _pieces(known, context), value(known, "dim")
-        if own is None or found is None:
-            return None
-        dim = next(d for d, (n, m) in enumerate(zip(found[1], own, strict=True)) if n != m)
-        if isinstance(given, int) and given % max(1, len(own)) != dim:
-            return None
-        number = {"chunks": found[0], "sections": found[0], "split_size": found[1][dim], "dim": dim}[which]
-        return Guess(value=number, why=found[2])
-
-    return rule
-
-
 def _keepdim(known: Known, context: Context) -> Guess | None:
     found = _reduced(known, context)
     return None if found is None else Guess(value=found[1], why=found[2])
@@ -490,9 +447,6 @@ RESULT_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "dtype"): _summed_type for op in ("sum", "mean", "prod", "nansum", "cumsum", "cumprod")},
     **{(op, "reduction"): _loss_reduction for op in _LOSSES},
     **{(f"{op}_backward", "reduction"): _loss_back for op in _LOSSES},
-    **{(op, name): _split(name) for op in ("chunk", "unsafe_chunk") for name in ("chunks", "dim")},
-    **{(op, name): _split(name) for op in ("split", "unsafe_split") for name in ("split_size", "dim")},
-    **{("tensor_split", name): _split(name) for name in ("sections", "dim")},
     ("resize_", "size"): _resized,
     ("repeat", "repeats"): _repeats,
 }  # fmt: skip

@@ -1,0 +1,293 @@
+# pyright: strict
+"""Arguments of views by trial: each choice is called on a meta tensor, and the first result that something shows
+decides.
+
+Owns the choices for an argument, by its type and name, and where results are looked for. Owns no usual values for views
+whose result nothing shows (`views`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations, islice, product
+from typing import TYPE_CHECKING, Any
+
+from opreplay.replay.ir.model import ReplayArg
+from opreplay.replay.ir.recorded_call import MISSING, recorded_args
+from opreplay.replay.resolve.guess import copies, inside
+from opreplay.replay.resolve.guess.values import (
+    NOT_INSIDE,
+    Context,
+    Guess,
+    Known,
+    Relatives,
+    Shape,
+    recorded_shape,
+    value,
+)
+from opreplay.replay.resolve.match import best_match
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
+from opreplay.traces.model import TensorMeta
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_RANK = 12
+"""Of tensors whose dimensions are tried."""
+MAX_TARGETS = 64
+"""Sizes that the next calls read, of which lists may have thousands."""
+MAX_PIECES = 4096
+SOON = 4
+"""Calls in which the result of a cut is looked for, which may as well be as large as what it is taken of."""
+_CUTS = frozenset({"aten::slice", "aten::narrow"})
+_NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"})
+
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+SEARCHED = _aten(
+    "view reshape _unsafe_view expand broadcast_to permute transpose transpose_ swapaxes swapdims t mT numpy_T movedim "
+    "moveaxis unsqueeze unsqueeze_ squeeze squeeze_ select unbind flatten unflatten slice narrow chunk unsafe_chunk "
+    "split unsafe_split tensor_split"
+)
+"""Views whose arguments are tried: a call on a meta tensor costs next to nothing."""
+_STRIDED = _aten("as_strided as_strided_ _reshape_alias")
+_VIEWS = SEARCHED | _aten("split_with_sizes diagonal unfold expand_as view_as")
+"""Views whose result is that of the view that they make inside."""
+_REVERSED = re.compile(
+    r"(View|UnsafeView|ReshapeAlias|Expand|Sum|Mean|T|Transpose|Permute|Squeeze|Unsqueeze|Alias)Backward\d*"
+)
+"""Ops whose backward makes what they were given of their result, by a view or after one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A choice of arguments, and what the call gives with it."""
+
+    values: Mapping[str, Any]
+    shape: Shape
+    strides: Shape
+    why: str = ""
+    shown: bool = True
+    """Something in the trace shows the result; else it follows from arguments that are the usual ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A size that the result may have, and what shows it."""
+
+    shape: Shape
+    why: str
+    sure: bool = False
+    """It may be that of what the view is taken of, too."""
+
+
+Usual = Callable[[OpSpec, ArgSpec, Known, Context], Guess | None]
+
+
+def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried | None:
+    """The first choice of the open arguments whose result something in the trace shows; None where none is shown.
+
+    `usual` guesses the arguments of a view around the call where nothing shows that one's result either.
+    """
+    own = inside.own_meta(known)
+    if own is not None and spec.name in _STRIDED:
+        made = _result_of_parent(own, context, usual)
+        return None if made is None else replace(made, values={"size": made.shape, "stride": made.strides})
+    if own is None or spec.name not in SEARCHED or len(own.shape) > MAX_RANK:
+        return None
+    targets = list(islice(_targets(spec.name, own, context, usual), MAX_TARGETS))
+    results = _results(spec, own, known, context.relatives(), [target.shape for target in targets])
+    for target in targets:
+        tried = results.get(target.shape)
+        if tried is not None and (target.sure or target.shape != own.shape):
+            return replace(tried, why=target.why)
+    return None
+
+
+def _result_of_parent(own: TensorMeta, context: Context, usual: Usual) -> Tried | None:
+    """What the view that makes a call gives, with its own arguments as they are guessed; None where none makes it."""
+    around = context.relatives()
+    call, above = around.parent, around.above
+    if call is None or above is None or call.name not in _VIEWS or recorded_shape(call) != own.shape:
+        return None
+    match = best_match(specs_of(call.name), recorded_args(call))
+    if match is None:
+        return None
+    caller = replace(context, relatives=cache(lambda: above(0)))
+    known: dict[str, ReplayArg] = {}
+    for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
+        if recorded.tensor is not None:
+            known[arg.name] = ReplayArg(name=arg.name, type="Tensor", tensors=(recorded.tensor,))
+        elif recorded.kind in ("scalar", "scalars") and recorded.value is not MISSING:
+            known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=recorded.value)
+    tried, why, shown = search(match.spec, known, caller, usual), "recorded", True
+    for arg in _positional(match.spec):
+        guessed = usual(match.spec, arg, known, caller) if tried is None and arg.name not in known else None
+        if guessed is not None:
+            known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=guessed.value)
+            why, shown = guessed.why, False
+    values = [_plain(known, arg) for arg in _positional(match.spec)] if tried is None else list(tried.values.values())
+    result = _called(match.spec, own, values, place=around.places[0])
+    if result is None:
+        return None
+    return replace(result, why=f"as {call.name}: {tried.why if tried is not None else why}", shown=shown)
+
+
+def _positional(spec: OpSpec) -> list[ArgSpec]:
+    """The arguments that say which view is taken."""
+    return [arg for arg in spec.args[1:] if not arg.keyword_only]
+
+
+def _plain(known: Known, arg: ArgSpec) -> Any:
+    """What a call on meta tensors is given for an argument."""
+    meta = known[arg.name].tensors[0] if arg.name in known and known[arg.name].tensors else None
+    return value(known, arg.name) if meta is None else _on_meta(meta)
+
+
+def _on_meta(meta: TensorMeta) -> torch.Tensor:
+    import torch
+
+    return torch.empty(meta.shape, dtype=getattr(torch, meta.dtype or "float32", torch.float32), device="meta")
+
+
+def _called(
+    spec: OpSpec, own: TensorMeta, values: Sequence[Any], count: int | None = None, place: int = 0
+) -> Tried | None:
+    """What an overload gives on a meta tensor, of `count` results one; None where it refuses, or gives more or less."""
+    named = dict(zip((arg.name for arg in _positional(spec)), values, strict=True))
+    bounded = not spec.returns_list or named.keys() & {"chunks", "sections", "split_sizes"}
+    if not bounded and max(own.shape, default=0) > MAX_PIECES * max(1, named.get("split_size") or 1):
+        return None
+    import torch
+
+    overload = getattr(getattr(torch.ops.aten, spec.name.partition("::")[2]), spec.overload or "default")
+    with suppress(RuntimeError, IndexError, ValueError, TypeError):
+        result: Any = overload(_on_meta(own), *values)
+        if count is not None and len(result) != count:
+            return None
+        view: torch.Tensor = result[place] if spec.returns_list else result
+        return Tried(values=named, shape=tuple(view.shape), strides=view.stride())
+    return None
+
+
+def _results(
+    spec: OpSpec, own: TensorMeta, known: Known, around: Relatives, targets: Sequence[Shape]
+) -> dict[Shape, Tried]:
+    """The first choice of arguments for each size that a result can have."""
+    choices = [
+        [_plain(known, arg)] if arg.name in known else _choices(spec.name, arg, own.shape, around, targets)
+        for arg in _positional(spec)
+    ]
+    results: dict[Shape, Tried] = {}
+    count = _pieces_inside(around) if spec.returns_list else None
+    for values in product(*choices):
+        tried = _called(spec, own, values, count)
+        if tried is not None and ("dim0" not in tried.values or tried.values["dim0"] != tried.values["dim1"]):
+            results.setdefault(tried.shape, tried)
+    return results
+
+
+def _pieces_inside(around: Relatives) -> int | None:
+    """How many views a call makes inside; None where none shows."""
+    names = [call.name for call in (*around.children, *around.inner)]
+    counts = (names.count(f"aten::{name}") for name in ("narrow", "slice", "select", "as_strided"))
+    return next((count for count in counts if count), None)
+
+
+def _choices(op: str, arg: ArgSpec, own: Shape, around: Relatives, targets: Sequence[Shape]) -> Iterable[Any]:
+    """Values that are tried for an argument: of those that give the same result the first one is taken."""
+    rank, name, ones = len(own), arg.name, [d for d in reversed(range(len(own))) if own[d] == 1]
+    if op in ("aten::squeeze", "aten::squeeze_"):
+        # Several at once only where a composite asks for it.
+        most = len(ones) if inside.composite_of(around) is not None else 1
+        several = [dims for count in range(most, -1, -1) for dims in combinations(ones, count)]
+        return ones if arg.kind == "int" else several
+    numbers = tuple(dict.fromkeys(n for target in targets for n in target if n))
+    cuts = (target[d : d + len(target) - rank + 1] for target in targets for d in range(rank))
+    singles = [(d,) for d in range(rank)]
+    choices: dict[str, Iterable[Any]] = {
+        **{which: range(rank + 1) for which in ("dim", "dim0", "start_dim", "end_dim")},
+        "dim1": range(1, rank),
+        "dims": [_order(own, target, around) for target in targets if sorted(target) == sorted(own)],
+        **{which: (*dict.fromkeys(targets), own) for which in ("size", "shape")},
+        "sizes": [cut for cut in cuts if len(cut) > 1],
+        **dict.fromkeys(("end", "length", "split_size"), numbers),
+        **{which: [_pieces_inside(around) or 2] for which in ("chunks", "sections")},
+        **{which: range(rank) if arg.kind == "int" else singles for which in ("source", "destination")},
+        "step": [1],
+    }
+    return choices.get(name, [0])
+
+
+def _order(own: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
+    """The dimensions of `own` in the order of `target`: of those of one size the first; but what is taken apart next
+    did not come first before, `repeat` has an order of its own, and a permutation back is the inverse of the forward
+    one."""
+    repeated = copies.interleaved(own, around)
+    if repeated is not None and tuple(own[d] for d in repeated) == target:
+        return repeated
+    forward = around.forward if around.before is not None else None
+    if forward is not None and forward.name == "aten::permute" and recorded_shape(forward) == target:
+        ahead = _order(target, own, around.before() if around.before is not None else around)
+        return tuple(sorted(range(len(own)), key=lambda at: ahead[at]))
+    free: list[int] = list(range(len(own)))
+    dims: list[int] = []
+    apart = any(call.name == "aten::unbind" and recorded_shape(call) == target for call in around.following)
+    for n in target:
+        fitting = [d for d in free if own[d] == n]
+        dims.append(fitting[1] if apart and not dims and fitting[0] == 0 and len(fitting) > 1 else fitting[0])
+        free.remove(dims[-1])
+    return tuple(dims)
+
+
+def _targets(op: str, own: TensorMeta, context: Context, usual: Usual) -> Iterator[Target]:
+    """Sizes that the result of a view may have, the surest first."""
+    around = context.relatives()
+    made, following = inside.composite_of(around), around.following
+    outer = _result_of_parent(own, context, usual)
+    if outer is not None and outer.shown:
+        yield Target(shape=outer.shape, why=outer.why, sure=True)
+    if made is not None:
+        for shape, why in inside.told(made, op, own):
+            yield Target(shape=shape, why=why, sure=True)
+    yield from _backward(around, own.shape)
+    first = recorded_shape(following[0]) if following else None
+    if first == own.shape and (around.levels[:1] == (NOT_INSIDE,) or (first == () and op != "aten::expand")):
+        yield Target(shape=own.shape, why=f"{following[0].name} reads {list(own.shape)} next", sure=True)
+    for call in following[: SOON if op in _CUTS else None]:
+        if call.name in _NO_READERS:
+            continue
+        for meta in inside.metas_of(call):
+            if meta.dtype == own.dtype or not meta.dtype or not own.dtype:
+                yield Target(shape=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
+        if op in _CUTS and call.name not in inside.VIEWS and any(m.shape == own.shape for m in inside.metas_of(call)):
+            break
+    if made is not None and (piece := inside.even_piece(made, own.shape)) is not None:
+        yield Target(shape=piece, why=f"one of the pieces of {made.call.name}")
+    if outer is not None:
+        yield Target(shape=outer.shape, why=outer.why, sure=True)
+
+
+def _backward(around: Relatives, own: Shape) -> Iterator[Target]:
+    """What the forward call was given, of whose node a view is a part: a view back gives its size."""
+    node = next((call.name for call in around.ancestors if "::" not in call.name), "")
+    forward = None if around.forward is None else recorded_shape(around.forward)
+    if node.startswith("Cat"):
+        forward = inside.joined_forward(around)
+    elif _REVERSED.fullmatch(node) is None:
+        forward = None
+    if around.forward is not None and forward is not None:
+        yield Target(shape=forward, why=f"{around.forward.name} was given {list(forward)} forward", sure=True)
+    if own[:1] == (1,) and around.parent is not None and around.parent.name.startswith("autograd::engine"):
+        ones = next((d for d, n in enumerate(own) if n != 1), len(own))
+        stripped = [own[at:] for at in range(1, ones + 1)]
+        read = (meta.shape for call in around.following for meta in inside.metas_of(call))
+        shape = next((shape for shape in read if shape in stripped), stripped[-1])
+        yield Target(shape=shape, why="the sum of a gradient loses the dimensions in front", sure=True)

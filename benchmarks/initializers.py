@@ -257,11 +257,11 @@ def one_trace(path: Path) -> None:
     from opreplay.replay.execute.options import MeasureOptions
     from opreplay.replay.ir.reasons import NotReplayable
     from opreplay.replay.ir.sizes import over_budget
+    from opreplay.replay.ops.register import canonical_name
     from opreplay.replay.plan.build import build_plan
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.names import find_overload
     from opreplay.replay.resolve.policy import Policy
-    from opreplay.replay.standins import canonical_name
     from opreplay.traces import read_trace
 
     executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9)

@@ -19,12 +19,12 @@ import numpy as np
 from opreplay.initializers.base import InitializerError
 from opreplay.initializers.registry import Registry, built_in
 from opreplay.initializers.rules.paged_attention import PagedAttentionInit
-from opreplay.replay.arguments.work.amounts import Work, work_text
-from opreplay.replay.arguments.work.expected import MAX_ELEMENTS, ExpectedContents, fill_stand_ins, stand_ins
-from opreplay.replay.arguments.work.registry import counted_ops, work_of
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.table import counted_ops, work_of
+from opreplay.replay.ops.work.amounts import Work, work_text
+from opreplay.replay.ops.work.expected import MAX_ELEMENTS, ExpectedContents, fill_stand_ins, stand_ins
 from opreplay.replay.plan.build import build_plan, signature_id
-from opreplay.replay.standins.declared.register import canonical_name
 from opreplay.traces import read_trace
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.links.iterations import BatchIndex

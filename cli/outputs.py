@@ -203,11 +203,18 @@ def write_page(path: Path, text: str, *, lines: Path | None) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
-    """Write a whole file. Raises UsageError when it exists without `force`, or cannot be written."""
+    """Write a whole file. Raises UsageError when it exists without `force` or cannot be opened, EnvironmentRefused when
+    it does not take it all."""
     try:
-        with path.open("wb" if force else "xb") as stream:
-            stream.write(data)
+        stream = path.open("wb" if force else "xb")
     except FileExistsError:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+    try:
+        with stream:
+            stream.write(data)
+    except OSError as error:
+        raise EnvironmentRefused(
+            f"cannot write {path}: {error.strerror}", hint="Make room, or name a file on another disk."
+        ) from None

@@ -11,11 +11,11 @@ from opreplay.cli.terminal import console
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
-    from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
+    from opreplay.replay.ops.work.amounts import Contents
     from opreplay.replay.plan.recorded.where import Where
     from opreplay.replay.results.records import L2State
 

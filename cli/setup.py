@@ -12,9 +12,9 @@ from opreplay.traces.errors import UsageError
 if TYPE_CHECKING:
     from opreplay.cli.options.source import Source
     from opreplay.initializers.registry import Registry
-    from opreplay.replay.arguments.work.expected import ExpectedContents
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.replay.plan.kept import KeptContents
     from opreplay.replay.plan.selection import Selection
     from opreplay.traces import Trace
@@ -175,7 +175,7 @@ def _expected(
     init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int, values: str | None = None
 ) -> ExpectedContents:
     """What arguments will hold; imports torch, which a kept plan does not need."""
-    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ops.work.expected import expected_contents
 
     return expected_contents(init_modules, init_args, seed=seed, values=values)
 
@@ -185,8 +185,8 @@ def refuse_unused_initializers(
 ) -> None:
     """Raises UsageError for a --init-module whose initializers name no op of the plan, and for a --init-arg of such."""
     from opreplay.initializers.extensions import registered
+    from opreplay.replay.ops.register import canonical_name
     from opreplay.replay.plan.select import nearest
-    from opreplay.replay.standins import canonical_name
 
     names = [name for op in ops for name in (op.name, op.called)]
     known = {*names, *(canonical_name(name) for name in names)}

@@ -7,38 +7,39 @@ Events are copied as they are written, byte for byte, so that viewers of the lar
 from __future__ import annotations
 
 import gzip
-import math
-import re
-from bisect import bisect_right
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Raw, Struct
 
 from opreplay.traces.errors import TraceError
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading import fields
-from opreplay.traces.reading.collect import Collector
-from opreplay.traces.reading.decoding import NOT_JSON, EventDecoder
+from opreplay.traces.reading.collect import Collector, Tracks
+from opreplay.traces.reading.columns import EXACT_LIMIT_US, INVALID, Array, to_ids, to_ns
+from opreplay.traces.reading.decoding import NOT_JSON, EventDecoder, decoded_args
+from opreplay.traces.reading.native.blocks import CompiledPlaces
 from opreplay.traces.reading.scan import Scanner
 from opreplay.traces.reading.source import Source
 
-LAG_SPANS = 3.0
+LAG_SPANS = 3
 """Device work launched in a span is looked for until this many times its length after its end."""
-LEAST_LAG_US = 100_000.0
-_TIMES = re.compile(rb'"ts"\s*:\s*"?(-?[0-9]+)')
+SHORTEST_LAG_NS = 100_000_000
+SPOOL_BYTES = 1 << 24
+"""Device work that waits for its launch is held in memory up to this size, then in a temporary file."""
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 _LEVEL = 6
 Progress = Callable[[int, "int | None"], None]
-Span = tuple[float, float]
-"""From, until: µs as in the file's "ts"; the end is not part of it."""
+Span = tuple[int, int]
+"""From, until: ns on the clock of the file's "ts"; the end is not part of it."""
 
 
 class Trimmed(Struct, frozen=True, kw_only=True):
@@ -66,10 +67,6 @@ class Wanted:
         default_factory=dict[tuple[str, str], tuple[Span, ...]]
     )
     """Of one thread each, (pid, tid) as text."""
-
-    def all_spans(self) -> list[Span]:
-        """Those of all threads and of each one, by their start."""
-        return sorted([*self.spans, *(span for spans in self.of_threads.values() for span in spans)])
 
 
 def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Span:
@@ -105,6 +102,9 @@ class _Mark(Struct):
     dur: Any = None
 
 
+_MARK = msgspec.json.Decoder(_Mark, float_hook=fields.exact_decimal)
+
+
 def _span_of(text: bytes, name: bytes) -> Span | None:
     """The span of a host's mark whose text begins somewhere before its name."""
     at = text.find(name)
@@ -119,44 +119,24 @@ def _span_of(text: bytes, name: bytes) -> Span | None:
             if end < 0:
                 return None
             try:
-                mark = msgspec.json.decode(text[start : end + 1], type=_Mark)
+                mark = _MARK.decode(text[start : end + 1])
             except NOT_JSON:
                 continue
-            low, length = _us(mark.ts), _us(mark.dur)
+            low, length = to_ns([mark.ts, mark.dur]).tolist()
             host = mark.cat in ("user_annotation", "cpu_op", "Operator")
-            return (low, low + length) if host and low is not None and length is not None else None
+            return (low, low + length) if host and INVALID not in (low, length) else None
     return None
 
 
-def _us(value: Any) -> float | None:
-    """A recorded time; None for what is none."""
-    try:
-        number = float(Decimal(value)) if isinstance(value, str) else float(value)
-    except (InvalidOperation, TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def first_time_us(path: str | Path, limits: Limits | None = None) -> float:
-    """The earliest "ts" above 0 of a file, by a search of the text. Raises TraceError where there is none."""
-    least = math.inf
-    with Source(path, limits or Limits()) as source:
-        block, kept = bytearray(1 << 20), b""
-        while size := source.readinto(memoryview(block)):
-            text = kept + bytes(memoryview(block)[:size])
-            times = _times_in(text)
-            times = times[times > 0]
-            least = min(least, float(times.min())) if len(times) else least
-            kept = text[-64:]
-    if not math.isfinite(least):
+def first_time_ns(path: str | Path, limits: Limits | None = None) -> int:
+    """The microsecond, in ns, of the earliest "ts" above 0. Raises TraceError where there is none."""
+    limits = limits or Limits()
+    earliest = _Earliest(limits)
+    with Source(path, limits) as source:
+        _scanner(source, earliest).run()
+    if earliest.ns is None:
         raise TraceError(f"{path} has no event with a time", hint="Is it a profiler trace?")
-    return least
-
-
-def _times_in(text: bytes | memoryview) -> Any:
-    """All times in a text, whole µs."""
-    found = _TIMES.findall(text)
-    return np.array(found, "S20").astype(np.float64) if found else np.empty(0)
+    return earliest.ns // 1000 * 1000
 
 
 def trim(
@@ -175,11 +155,14 @@ def trim(
     """
     target = Path(output)
     limits = limits or Limits()
-    with Source(path, limits) as source, open(target, "wb" if force else "xb") as raw:
+    with (
+        Source(path, limits) as source,
+        open(target, "wb" if force else "xb") as raw,
+        SpooledTemporaryFile(SPOOL_BYTES) as spool,
+    ):
         stream: Any = gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=_LEVEL, mtime=0) if _zipped(target) else raw
-        picker = _Picker(wanted, stream)
-        collector = _Copied(limits, picker)
-        scanner = Scanner(source, progress=progress, timing=(_CopyDecoder(picker), collector))
+        picker = _Picker(limits, wanted, stream, spool)
+        scanner = _scanner(source, picker, progress)
         picker.layout = lambda: scanner.out.layout
         try:
             scanned = scanner.run()
@@ -194,25 +177,29 @@ def trim(
         raise TraceError("no event lies in what is to be kept", hint="`opreplay inspect` says which steps there are.")
     return Trimmed(
         events=picker.written,
-        of_events=collector.events,
+        of_events=picker.events,
         device_events=picker.device_events,
-        missing_device_work=len(picker.launched - picker.found),
+        missing_device_work=len(picker.launched - picker.arrived),
         losses=dict(scanned.tally.losses),
     )
+
+
+def _scanner(source: Source, collector: Collector, progress: Progress | None = None) -> Scanner:
+    return Scanner(source, progress=progress, timing=(_PlaceDecoder(collector.tracks), collector))
 
 
 def _zipped(path: Path) -> bool:
     return path.name.lower().endswith(".gz")
 
 
-class _Head(Struct, gc=False, frozen=True):
-    """What tells whether a block is worth a second look."""
-
-    ts: Any = None
-    ph: Any = None
-
-
-_HEADS = msgspec.json.Decoder(list[_Head])
+SKIPPED, KERNEL, LAUNCH, ARROW, METADATA, ARROW_HEAD = 0, 2, 3, 4, 64, 68
+"""What an event is to whoever copies it, as the compiled half numbers it (native/record.h)."""
+_KINDS: dict[str, type[Any]] = {
+    **dict.fromkeys(fields.KERNEL_TAGS, fields.Kernel),
+    **dict.fromkeys(fields.LAUNCH_TAGS, fields.Launch),
+    **dict.fromkeys((*fields.ARROW_TAGS, "async_npu", "HostToDevice"), fields.Arrow),
+}
+_ROLES = {fields.Kernel: KERNEL, fields.Launch: LAUNCH, fields.Arrow: ARROW}
 
 
 class _Told(Struct, gc=False, frozen=True):
@@ -224,7 +211,7 @@ class _Told(Struct, gc=False, frozen=True):
     tid: Any = None
     ts: Any = None
     id: Any = None
-    args: Raw = Raw(b"")
+    args: Raw = fields.NONE
 
 
 class _Ids(Struct, gc=False, frozen=True):
@@ -233,177 +220,215 @@ class _Ids(Struct, gc=False, frozen=True):
 
 
 _TOLD = msgspec.json.Decoder(list[_Told])
-_DEVICE = {*fields.KERNEL_TAGS}
-_ARROWS = {*fields.ARROW_TAGS, "async_npu", "HostToDevice"}
-_CALLS = {*fields.LAUNCH_TAGS}
-_WITHOUT_SPAN = {*_DEVICE, *_ARROWS, None}
-"""What may be taken although it lies in no span: it was launched in one."""
+_EXACT = msgspec.json.Decoder(list[_Told], float_hook=fields.exact_decimal)
 
 
-def _told(raw: Raw) -> _Told:
+class _Block(Struct, frozen=True):
+    """Events of a block: where each stands in the text, and what decides whether it is taken."""
+
+    text: bytes | memoryview
+    columns: Array
+    """Track, start (ns), role, id, first and last byte."""
+
+    def texts(self, rows: Array) -> list[bytes | memoryview]:
+        """The events of some rows as they are written."""
+        return [self.text[start:stop] for start, stop in zip(*self.columns[4:, rows].tolist(), strict=True)]
+
+
+class _PlaceDecoder(EventDecoder):
+    """Proves that a block is JSON, and finds its events in it: by the compiled half, or event by event."""
+
+    def __init__(self, tracks: Tracks) -> None:
+        super().__init__()
+        self._tracks = tracks
+        self._compiled = CompiledPlaces(_KINDS, tracks)
+
+    def block(self, text: bytes) -> list[Any] | None:
+        return self.fast(memoryview(text))
+
+    def fast(self, text: memoryview) -> list[Any] | None:
+        columns = self._compiled.read(text, exact=self.exact)
+        if columns is not None:
+            return [_Block(text, columns)]
+        try:
+            raws = _RAW_LIST.decode(text)
+            events = self._told(text, raws)
+        except NOT_JSON:
+            return None
+        roles, ids = zip(*map(_role_and_id, events), strict=True) if events else ((), ())
+        starts = to_ns([INVALID if told.ts is None else told.ts for told in events])
+        stops = np.cumsum([0, *(len(bytes(raw)) for raw in raws)])
+        columns = np.array([self._tracks.of(events), starts, roles, to_ids(list(ids)), stops[:-1], stops[1:]], np.int64)
+        return [_Block(b"".join(map(bytes, raws)), columns)]
+
+    def _told(self, text: memoryview, raws: Sequence[Raw]) -> list[_Told]:
+        try:
+            events = (_EXACT if self.exact else _TOLD).decode(text)
+        except msgspec.ValidationError:  # entries that are no events
+            events = [_told(raw, exact=self.exact) for raw in raws]
+        if not self.exact and any(type(told.ts) is float and abs(told.ts) >= EXACT_LIMIT_US for told in events):
+            self.exact = True
+            return self._told(text, raws)
+        return events
+
+
+def _told(raw: Raw, *, exact: bool) -> _Told:
     """What decides whether one event is taken; nothing of an entry that is no event."""
     try:
-        return msgspec.json.decode(raw, type=_Told)
+        return (_EXACT if exact else _TOLD).decode(b"[%b]" % bytes(raw))[0]
     except NOT_JSON:
         return _Told()
 
 
-class _Picker:
-    """Decides event by event, and writes."""
+def _role_and_id(told: _Told) -> tuple[int, Any]:
+    """What an event is, and what a launch and its device work have in common."""
+    if told.ph == "M":
+        return METADATA, None
+    role = SKIPPED
+    if isinstance(told.cat, str):
+        role = _ROLES.get(_KINDS.get(told.cat, fields.Skipped), SKIPPED)
+    elif told.cat is None and told.ph == "X" and b'"Task Type"' in bytes(told.args):
+        role = KERNEL
+    if role == ARROW:
+        return (ARROW if told.ph == "s" else ARROW_HEAD), told.id
+    if role == SKIPPED:
+        return SKIPPED, None
+    ids = decoded_args(told.args, _Ids)
+    return role, ids.connection_id if ids.correlation is None else ids.correlation
 
-    def __init__(self, wanted: Wanted, stream: Any) -> None:
-        self.wanted, self.stream = wanted, stream
+
+class _Earliest(Collector):
+    """The earliest time above 0."""
+
+    ns: int | None = None
+
+    def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
+        for block in events:
+            self.by_category["copied"] += block.columns.shape[1]
+            self.count_events(block.columns.shape[1])
+            starts = block.columns[1]
+            after = starts[starts > 0]
+            if len(after) and (self.ns is None or after.min() < self.ns):
+                self.ns = int(after.min())
+
+
+class _Picker(Collector):
+    """Decides which events of a block are taken, and writes them."""
+
+    def __init__(self, limits: Limits, wanted: Wanted, stream: IO[bytes], spool: IO[bytes]) -> None:
+        """`spool` is for device work whose launch may stand behind it: there may be more than memory holds."""
+        super().__init__(limits)
+        self.stream, self.spool = stream, spool
         self.layout: Callable[[], str] = lambda: "object"
         """How the file is laid out, known once its first event is read."""
-        spans = wanted.all_spans()
-        self.low, self.high = spans[0][0], max(high for _, high in spans)
-        self._starts = np.array([low for low, _ in spans])
-        self._ends = np.maximum.accumulate(np.array([high for _, high in spans]))
-        self._of_threads = {thread: _in_order(spans) for thread, spans in wanted.of_threads.items()}
-        self.until = self.high + max(LAG_SPANS * (self.high - self.low), LEAST_LAG_US)
-        self.launched: set[str] = set()
-        self.found: set[str] = set()
-        self.waiting: list[tuple[str, bytes, bool]] = []
-        """Device work after the spans, by the id of a launch that may still be read."""
+        spans = [*wanted.spans, *chain.from_iterable(wanted.of_threads.values())]
+        self._spans, self._of_all = _in_order(spans), _in_order(wanted.spans)
+        self._of_tracks = {
+            self.tracks.of_texts(*thread): _in_order(spans) for thread, spans in wanted.of_threads.items()
+        }
+        self.low, self.high = min(low for low, _ in spans), max(high for _, high in spans)
+        self.until = self.high + max(LAG_SPANS * (self.high - self.low), SHORTEST_LAG_NS)
+        self.launched: set[int] = set()
+        self.arrived: set[int] = set()
+        """Ids of the device work that was written."""
         self.written = self.timed = self.device_events = 0
 
-    def take(self, raws: Sequence[Raw], events: Sequence[_Told]) -> None:
-        """Look at the events of a block that may hold wanted ones; `events` says of each what decides that."""
-        times = _times_of(events)
-        at = np.searchsorted(self._starts, times, side="right") - 1
-        worth = (at >= 0) & (times < self._ends[at])  # inside a span of some thread
-        worth |= np.array([told.cat in _WITHOUT_SPAN or told.ph == "M" for told in events], np.bool_)
-        for place in np.flatnonzero(worth).tolist():
-            raw, told, time = raws[place], events[place], float(times[place])
-            if told.ph == "M":
-                self._write(bytes(raw))
-                continue
-            if not time >= self.low:
-                continue
-            inside = self._inside(told, time)
-            device = told.cat in _DEVICE or (told.cat is None and told.ph == "X" and b'"Task Type"' in bytes(told.args))
-            arrow = told.cat in _ARROWS
-            key = self._key(told, arrow) if device or arrow or told.cat in _CALLS else None
-            if inside or (key is not None and key in self.launched and (device or arrow) and time < self.until):
-                self._write(bytes(raw), device=device, key=key)
-                self.timed += 1
-                if inside and key is not None and not device and not (arrow and told.ph != "s"):
-                    self.launched.add(key)
-            elif key is not None and (device or arrow) and time < self.until:
-                self.waiting.append((key, bytes(raw), device))
+    def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
+        for block in events:
+            self.by_category["copied"] += block.columns.shape[1]
+            self.count_events(block.columns.shape[1])
+            self._take(block)
 
-    def _inside(self, told: _Told, time: float) -> bool:
-        if self.wanted.spans and any(low <= time < high for low, high in self.wanted.spans):
-            return True
-        starts, ends = self._of_threads.get((str(told.pid), str(told.tid)), ((), ()))
-        at = bisect_right(starts, time) - 1
-        return at >= 0 and time < ends[at]
+    def _take(self, block: _Block) -> None:
+        tracks, starts, roles, ids = block.columns[:4]
+        taken = roles == METADATA
+        near = (starts >= self.low) & (starts < self.until) & ~taken
+        if near.any():
+            inside = self._inside(tracks, starts)
+            inside = inside[near[inside]]
+            taken[inside] = True
+            launches = inside[(ids[inside] != -1) & ((roles[inside] == LAUNCH) | (roles[inside] == ARROW))][::-1]
+            first = dict(zip(ids[launches].tolist(), launches.tolist(), strict=True))
+            late = np.flatnonzero(near & ~taken & (ids != -1) & (roles != SKIPPED) & (roles != LAUNCH))
+            arrived = self._launched_before(ids[late].tolist(), late.tolist(), first)
+            self.launched.update(first)
+            taken[late[arrived]] = True
+            self.timed += len(inside) + int(arrived.sum())
+            self._wait(block, late[~arrived])
+        rows = np.flatnonzero(taken)
+        self._write(block.texts(rows), roles[rows], ids[rows])
 
-    @staticmethod
-    def _key(told: _Told, arrow: bool) -> str | None:
-        """What a launch and its device work have in common."""
-        if arrow:
-            return None if told.id is None else f"{told.id}"
-        try:
-            ids = msgspec.json.decode(told.args, type=_Ids) if bytes(told.args) else _Ids()
-        except NOT_JSON:
-            return None
-        key = ids.correlation if ids.correlation is not None else ids.connection_id
-        return None if key is None else f"{key}"
+    def _launched_before(self, ids: list[int], rows: list[int], first: Mapping[int, int]) -> Array:
+        """Which device work stands behind its launch; `first`: the row of each launch in the same block."""
+        if self.launched.isdisjoint(ids) and first.keys().isdisjoint(ids):
+            return np.zeros(len(ids), np.bool_)
+        return np.array(
+            [key in self.launched or first.get(key, row) < row for key, row in zip(ids, rows, strict=True)], np.bool_
+        )
 
-    def _write(self, text: bytes, *, device: bool = False, key: str | None = None) -> None:
-        if not self.written:
-            self.stream.write(b"[\n" if self.layout() == "list" else b'{"traceEvents": [\n')
-        else:
-            self.stream.write(b",\n")
-        self.stream.write(text)
-        self.written += 1
-        self.device_events += device
-        if device and key is not None:
-            self.found.add(key)
+    def _inside(self, tracks: Array, starts: Array) -> Array:
+        """The events that start in a span of their thread or of all threads."""
+        rows = np.flatnonzero(_within(self._spans, starts))
+        if not self._of_tracks or not len(rows):
+            return rows
+        inside = _within(self._of_all, starts[rows])
+        for track in self._of_tracks.keys() & set(tracks[rows].tolist()):
+            here = tracks[rows] == track
+            inside[here] |= _within(self._of_tracks[track], starts[rows[here]])
+        return rows[inside]
+
+    def _wait(self, block: _Block, rows: Array) -> None:
+        """Set device work aside, by the id of a launch that may still be read."""
+        if len(rows):
+            _, _, roles, ids, first, last = block.columns[:, rows]
+            text = b"".join(block.texts(rows))
+            self.spool.write(np.concatenate([[len(rows), len(text)], roles, ids, last - first]).tobytes())
+            self.spool.write(text)
+
+    def _write(self, texts: Sequence[bytes | memoryview], roles: Array, ids: Array) -> None:
+        if not texts:
+            return
+        start = (b"[\n" if self.layout() == "list" else b'{"traceEvents": [\n') if not self.written else b",\n"
+        self.stream.write(start + b",\n".join(texts))
+        self.written += len(texts)
+        on_device = roles == KERNEL
+        self.device_events += int(on_device.sum())
+        self.arrived.update(ids[on_device].tolist())
 
     def finish(self, keys: Mapping[str, bytes], layout: str) -> None:
-        """Write device work that waited for its launch, and what comes after the events."""
-        for key, text, device in self.waiting:
-            if key in self.launched:
-                self._write(text, device=device, key=key)
-                self.timed += 1
+        """Write device work that stood before its launch, and what comes after the events."""
+        self.spool.seek(0)
+        while sizes := self.spool.read(16):
+            rows, size = np.frombuffer(sizes, np.int64).tolist()
+            roles, ids, lengths = np.frombuffer(self.spool.read(24 * rows), np.int64).reshape(3, -1)
+            if self.launched.isdisjoint(ids.tolist()):
+                self.spool.seek(size, os.SEEK_CUR)
+                continue
+            ends = np.cumsum(lengths)
+            block = _Block(self.spool.read(size), np.array([ids, ids, roles, ids, ends - lengths, ends]))
+            late = np.flatnonzero([key in self.launched for key in ids.tolist()])
+            self._write(block.texts(late), roles[late], ids[late])
+            self.timed += len(late)
         if layout == "list":
             self.stream.write(b"\n]\n")
             return
         rest = b"".join(b",\n%s: %s" % (msgspec.json.encode(name), value) for name, value in keys.items())
         self.stream.write(b"\n]" + rest + b"\n}\n")
 
-    def may_hold(self, heads: Sequence[_Head] | Sequence[_Told]) -> bool:
-        """Whether a block may hold anything that is wanted."""
-        times = _times_of(heads)
-        return bool(((times >= self.low) & (times < self.until)).any()) or any(head.ph == "M" for head in heads)
+
+def _in_order(spans: Sequence[Span]) -> tuple[Array, Array]:
+    """The starts of some spans in order, and up to when one of those that started lasts."""
+    columns = np.array(sorted(spans), np.int64).reshape(-1, 2)
+    return columns[:, 0], np.maximum.accumulate(columns[:, 1])
 
 
-def _in_order(spans: Sequence[Span]) -> tuple[Sequence[float], Sequence[float]]:
-    """Starts and ends of the spans of a thread, which do not overlap."""
-    return [low for low, _ in spans], [high for _, high in spans]
-
-
-def _times_of(events: Sequence[_Head] | Sequence[_Told]) -> npt.NDArray[np.float64]:
-    """When events start, µs; NaN for what has no time."""
-    try:
-        starts = np.array([event.ts for event in events])
-        if starts.dtype.kind in "if":
-            return starts.astype(np.float64)
-    except (ValueError, OverflowError):
-        pass
-    times = (_us(event.ts) for event in events)
-    return np.array([math.nan if time is None else time for time in times])
-
-
-class _CopyDecoder(EventDecoder):
-    """Proves that a block is JSON, and hands what it may hold of interest to the picker when it is kept."""
-
-    def __init__(self, picker: _Picker) -> None:
-        super().__init__()
-        self.picker = picker
-        self._held = False
-
-    def block(self, text: bytes) -> list[Any] | None:
-        return self.fast(memoryview(text))
-
-    def fast(self, text: memoryview) -> list[Any] | None:
-        try:
-            # What holds something is most often followed by what does, and need not be looked at twice.
-            heads: list[Any] = (_TOLD if self._held else _HEADS).decode(text)
-            self._held, held = self.picker.may_hold(heads), self._held
-            if not self._held:
-                return [_Piece((), (), len(heads))]
-            return [_Piece(_RAW_LIST.decode(text), heads if held else _TOLD.decode(text), len(heads))]
-        except msgspec.ValidationError:  # entries that are no events
-            raws = _RAW_LIST.decode(text)
-            return [_Piece(raws, [_told(raw) for raw in raws], len(raws))]
-        except NOT_JSON:
-            return None
-
-
-class _Piece(Struct, frozen=True):
-    """Events of a block that may be wanted, and how many it holds."""
-
-    raws: Sequence[Raw]
-    told: Sequence[_Told]
-    """Of each of them."""
-    events: int
-
-
-class _Copied(Collector):
-    """Counts, and writes what is kept of each block."""
-
-    def __init__(self, limits: Limits, picker: _Picker) -> None:
-        super().__init__(limits)
-        self.picker = picker
-
-    def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
-        for piece in events:
-            self.by_category["copied"] += piece.events
-            self.count_events(piece.events)
-            self.picker.take(piece.raws, piece.told)
+def _within(spans: tuple[Array, Array], times: Array) -> Array:
+    """Which times lie in a span."""
+    starts, ends = spans
+    if not len(starts):
+        return np.zeros(len(times), np.bool_)
+    at = np.searchsorted(starts, times, side="right") - 1
+    return (at >= 0) & (times < ends[at])
 
 
 def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = None) -> dict[Any, tuple[Span, ...]]:
@@ -420,8 +445,8 @@ def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = 
     for track in np.unique(trace.ops.track[rows]).tolist():
         here = rows[trace.ops.track[rows] == track]
         here = here[np.argsort(trace.ops.start_ns[here], kind="stable")]
-        starts = trace.ops.start_ns[here] / 1e3
-        ends = starts + np.maximum(trace.ops.dur_ns[here], 1) / 1e3
+        starts = trace.ops.start_ns[here]
+        ends = starts + np.maximum(trace.ops.dur_ns[here], 1)
         latest = np.maximum.accumulate(ends)
         first = np.append(True, starts[1:] >= latest[:-1])
         last = np.append(first[1:], True)

@@ -178,7 +178,7 @@ def _show(found: CheckResult, failed: tuple[PointResult, ...], path: object, *, 
 def _stand_ins(pattern: str, *, library: str | None, device: str, seed: int, format_: str) -> int:
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import CheckProgress
-    from opreplay.replay.check.fidelity.fidelity import check_stand_ins
+    from opreplay.replay.check.fidelity import check_stand_ins
     from opreplay.replay.report import checked
 
     with CheckProgress() as tell:

@@ -186,8 +186,8 @@ def _write_chakra(plan: ReplayPlan, output: Path, wanted: str | None, *, force: 
     times: dict[str, float] | None = None
     clock, weak = "recorded", list[str]()
     if wanted is not None:
-        from opreplay.replay.arguments.work.expected import expected_contents
         from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
+        from opreplay.replay.ops.work.expected import expected_contents
 
         devices = load_socs([wanted])
         (step,) = simulate_plan(plan, list(devices.values()), expected_contents())

@@ -261,7 +261,7 @@ def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | N
     """The ops to predict and what their arguments hold, where there are devices to predict them on."""
     if not devices:
         return None, None
-    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.selection import Selection
 

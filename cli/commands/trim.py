@@ -70,27 +70,27 @@ def command(
         console.narrate(f"opreplay: not readable in {path}: {reason} ({count:,})")
 
 
-def _between(text: str, path: str, limits: object) -> tuple[float, float]:
-    """The span that --between means, µs as in the file. Raises UsageError for text that is none."""
+def _between(text: str, path: str, limits: object) -> tuple[int, int]:
+    """The span that --between means, in ns of the file's clock. Raises UsageError for text that is none."""
     from opreplay.cli.options.types import Duration
     from opreplay.traces.errors import UsageError
     from opreplay.traces.limits import Limits
-    from opreplay.traces.trim import first_time_us
+    from opreplay.traces.reading.columns import INVALID, to_ns
+    from opreplay.traces.trim import first_time_ns
 
     hint = "Write 1.5s..2s (since the first event) or 1719.5..2044 (µs, as in the file)."
     low, dots, high = text.partition("..")
     if not dots or not low or not high:
         raise UsageError(f"--between {text!r} is no span", hint=hint)
-    try:
-        span = float(low), float(high)
-    except ValueError:
+    start, end = to_ns([low, high]).tolist()
+    if INVALID in (start, end):
         assert isinstance(limits, Limits)
-        first = first_time_us(path, limits)
+        first = first_time_ns(path, limits)
         try:
             after = [0.0 if part.strip() == "0" else Duration().convert(part, None, None) for part in (low, high)]
         except click.BadParameter:
             raise UsageError(f"--between {text!r} is no span", hint=hint) from None
-        span = first + after[0] * 1e6, first + after[1] * 1e6
-    if not span[0] < span[1]:
+        start, end = (first + round(seconds * 1e9) for seconds in after)
+    if start >= end:
         raise UsageError(f"--between {text!r} ends before it begins", hint=hint)
-    return span
+    return start, end

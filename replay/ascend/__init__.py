@@ -4,11 +4,11 @@
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.devices.file import list_devices, load_device
-from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction, TensorSpec
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.measured.kernel_tables import read_kernel_table
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import Explanation, explain_op, is_predicted, simulate_op
+from opreplay.replay.ir.kernel import KernelCall, KernelPrediction, TensorSpec
 
 __all__ = [
     "DeviceProfile",

@@ -16,12 +16,12 @@ from opreplay.replay.results.of_plan import result_of
 from opreplay.replay.results.outcome import Outcome, unable
 
 if TYPE_CHECKING:
-    from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.ops.work.amounts import Contents
     from opreplay.replay.resolve.written.sweep import Written
     from opreplay.replay.results.records import L2State, OpResult, Simulated
 

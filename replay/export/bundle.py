@@ -25,11 +25,11 @@ from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ops.aten import EQUIVALENTS, legacy_form
 from opreplay.replay.resolve.defining_files import defining_file
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
-from opreplay.replay.standins.aten import EQUIVALENTS, legacy_form
 
 BUNDLE_VERSION = 1
 """Of the part of ops.json that the script reads beside the plan. Changes: 1 first version."""

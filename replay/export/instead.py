@@ -1,7 +1,7 @@
 """What an op that is replayed through an equivalent really calls, as an op of its own that needs torch alone.
 
 The equivalent is called on meta tensors under a watch for the op that it is declared to go through. Owns the watching;
-which op has an equivalent is `opreplay.replay.standins.aten`'s.
+which op has an equivalent is `opreplay.replay.ops.aten`'s.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from opreplay.replay.arguments import tensors
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ops.aten import equivalent_of
 from opreplay.replay.resolve.schema import ArgSpec, specs_of
-from opreplay.replay.standins.aten import equivalent_of
 from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
 

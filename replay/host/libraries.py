@@ -1,7 +1,7 @@
 # pyright: strict
 """Libraries that register ops: their namespaces, and the modules that may be imported for them; data only.
 
-Does not own which namespaces have stand-ins (`standins.declared.catalog`) nor what the user allows (`resolve.policy`).
+Does not own which namespaces have stand-ins (`ops.catalog`) nor what the user allows (`resolve.policy`).
 """
 
 from __future__ import annotations

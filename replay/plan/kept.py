@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import numpy as np
 
-from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.host import kept
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces.links.annotations import AnnotationTable
 
 if TYPE_CHECKING:
-    from opreplay.replay.arguments.work.expected import ExpectedContents
+    from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.replay.resolve.written.sweep import Written
     from opreplay.traces import Trace
 

@@ -10,7 +10,7 @@ import msgspec
 
 from opreplay.replay.ir.model import Assumption, RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.ir.opaque import LayerEvidence
-from opreplay.replay.standins.invented import WEIGHTS, sizes_of
+from opreplay.replay.ops.invented import WEIGHTS, sizes_of
 from opreplay.traces.times.peaks import Peak, peak_of
 
 _FOUR_BITS = re.compile(r"e2m1|[mn]x?v?fp4|(?<![a-z])fp4|int4|u4b8|w4a\d", re.IGNORECASE)

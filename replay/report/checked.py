@@ -18,7 +18,7 @@ from opreplay.replay.report.text import end, safe
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from opreplay.replay.check.fidelity.fidelity import Fidelity, StandIn
+    from opreplay.replay.check.fidelity import Fidelity, StandIn
 
 STYLES: dict[Verdict, str] = {
     "pass": "green",

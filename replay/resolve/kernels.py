@@ -1,7 +1,7 @@
 # pyright: strict
 """What runs a matched overload on a device: its own kernel, a portable equivalent, or nothing.
 
-Owns that choice; which kernels there are is torch's (`host.dispatcher`), the equivalents are in `standins.aten`.
+Owns that choice; which kernels there are is torch's (`host.dispatcher`), the equivalents are in `ops.aten`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import msgspec
 
 from opreplay.replay.host.dispatcher import has_computed_kernel
 from opreplay.replay.ir.model import Reason, Resolution, Value
+from opreplay.replay.ops.aten import equivalent_for, legacy_form
 from opreplay.replay.resolve.names import Candidates, device_has_kernels, has_kernel
 from opreplay.replay.resolve.schema import OpSpec
-from opreplay.replay.standins.aten import equivalent_for, legacy_form
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):

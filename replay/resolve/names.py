@@ -4,7 +4,7 @@
 Order: the dispatcher's table by name, an allow-listed import of the library, a plain function of a module that the user
 named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is ever used as an
 attribute, and the policy is asked each time, since a plan file is as untrusted as a trace. Does not own matching
-(`match`) nor equivalents (`standins`).
+(`match`) nor equivalents (`ops.aten`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from opreplay.replay.host.dispatcher import has_computed_kernel, parse_schema, r
 from opreplay.replay.ir.model import Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ops import aten as portable
+from opreplay.replay.ops.catalog import library_of
+from opreplay.replay.ops.register import canonical_name, is_reference, register_namespace
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy, refuse_arguments, refuse_name, refuse_value
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.replay.resolve.user.executors import EXECUTORS
 from opreplay.replay.resolve.user.python_functions import PythonFunction, python_function, refused_text
-from opreplay.replay.standins import aten as portable
-from opreplay.replay.standins import canonical_name, is_reference, library_of, register_namespace
 
 RENAMED: dict[str, str] = {
     **portable.RENAMED,

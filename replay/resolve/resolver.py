@@ -19,6 +19,9 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.ir.verdicts import META_WRONG
+from opreplay.replay.ops.aten import EQUIVALENTS
+from opreplay.replay.ops.invented import invented_by
+from opreplay.replay.ops.register import assumed_by, canonical_name
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.bind import Unbound, bind, encode, refuse_absurd, unnamed_arguments
 from opreplay.replay.resolve.gradient_mode import with_gradient_mode
@@ -43,10 +46,6 @@ from opreplay.replay.resolve.user.conversions import (
 from opreplay.replay.resolve.user.executors import EXECUTORS, OtherOverload, UserExecutor, bind_by_name, bind_executor
 from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.replay.resolve.user.table import OpFunction
-from opreplay.replay.standins import canonical_name
-from opreplay.replay.standins.aten import EQUIVALENTS
-from opreplay.replay.standins.declared.register import assumed_by
-from opreplay.replay.standins.invented import invented_by
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import OpSignature, Trace

@@ -103,8 +103,8 @@ class Op(Shown):
 
         Raises NotReplayable for a label or an op without arguments, UsageError for an unknown device.
         """
-        from opreplay.replay.arguments.work.expected import expected_contents
         from opreplay.replay.ascend.simulate.devices import simulate_on
+        from opreplay.replay.ops.work.expected import expected_contents
 
         made = simulate_on(self.ir, devices_of(soc), expected_contents(), l2)
         if not made:
@@ -114,8 +114,8 @@ class Op(Shown):
     def explain(self, *soc: str) -> Explained:
         """All that is known of the op: arguments by name, what was assumed, and the kernels that it becomes on each
         simulated device ("910b3" where none is named)."""
-        from opreplay.replay.arguments.work.expected import expected_contents
         from opreplay.replay.ascend import explain_op
+        from opreplay.replay.ops.work.expected import expected_contents
 
         devices, contents = devices_of(soc or DEFAULT_SOC), expected_contents()
         held = contents(self.ir)

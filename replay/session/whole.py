@@ -109,10 +109,10 @@ def run(
 
     Raises UsageError where worker processes lack what this program registered, EnvironmentRefused without the device.
     """
-    from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
     from opreplay.replay.execute.run import run_plan
     from opreplay.replay.host.device_lock import held
+    from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.plan.inputs import trace_facts, with_recorded_children
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
@@ -194,8 +194,8 @@ def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) 
 
     Raises UsageError for an unknown device, and where none is named.
     """
-    from opreplay.replay.arguments.work.expected import expected_contents
     from opreplay.replay.ascend.simulate.devices import simulate_plan
+    from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.traces.errors import UsageError
 
     devices = devices_of(soc)

@@ -8,8 +8,8 @@ from math import prod
 from typing import Literal
 
 from opreplay.replay.ascend.cost.vector import resident_share
-from opreplay.replay.ascend.kernel import Confidence, State
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import Confidence, State
 from opreplay.replay.tile.language.instructions import Repeat
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, TileError, capacity
 from opreplay.replay.tile.language.recording import PROBES, Recording

@@ -13,9 +13,9 @@ from typing import Any, cast, get_args
 
 from opreplay.replay.ascend.cost.predict import LEAST_EXTRAPOLATED, STATE_SPREAD
 from opreplay.replay.ascend.devices.file import load_device
-from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import state_of
+from opreplay.replay.ir.kernel import State
 from opreplay.replay.results.records import L2State
 from opreplay.replay.tile.cases import MOST_CASES, Case, parse_case
 from opreplay.replay.tile.chip import TileTime, estimate

@@ -182,12 +182,12 @@ def reference_of(program: Program) -> Callable[..., Any] | None:
         return None
     import torch
 
-    from opreplay.replay import standins
+    from opreplay.replay.ops import register
 
     if program.op in OWN_LIBRARY:
         return None
     if namespace not in ("aten", "prims"):
-        standins.register_namespace(namespace)
+        register.register_namespace(namespace)
     name, _, overload = name.partition(".")
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     return getattr(packet, overload, None) if overload else packet

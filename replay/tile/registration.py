@@ -10,8 +10,8 @@ from typing import Any
 from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
 from opreplay.replay.ascend.custom.programs import ProgramCost, register_program_cost
 from opreplay.replay.ascend.custom.registrations import CustomOpError, op_name
-from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import State
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.resolve.schema import specs_of
 from opreplay.replay.resolve.user.executors import register_executor

@@ -15,10 +15,10 @@ import msgspec
 from opreplay.initializers.user_code import load_user_code
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.cost.residency import resident_of, touches_in
-from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import state_of
+from opreplay.replay.ir.kernel import State
 from opreplay.replay.ir.notation import tensor_text
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import L2State

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from opreplay.replay.ascend.cost.sizes import total_bytes
-from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.timeline.graph.model import COLLECTIVE, Bools, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule
 

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.collective import lacking
 from opreplay.replay.ascend.cost.predict import HOST_COPY, MOST_BY_BYTES, UNKNOWN, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
-from opreplay.replay.ascend.kernel import KernelCall
-from opreplay.replay.ascend.lowering.collectives import kernel_of
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import simulate_by_family
 from opreplay.replay.collectives.model import Collective as CollectiveOp
+from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ops.costs.collectives import kernel_of
+from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.plan.collectives.told import Told, made_of, of_record
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.timeline.categories import Categories, categories

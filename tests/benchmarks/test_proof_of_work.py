@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks.proof_of_work import audit_iterations, audit_ops
 from opreplay.initializers.registry import built_in
-from opreplay.replay.arguments.work.registry import counted_ops
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.table import counted_ops
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.select import OpFilter
-from opreplay.replay.standins.declared.register import canonical_name
 from opreplay.traces import read_trace
 
 WORDS = (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.outputs import Outputs, check_writable, write_file
 from opreplay.replay.results.reading import read_results
 from opreplay.replay.results.records import Header, OpResult, Summary
@@ -91,6 +92,19 @@ def test_what_cannot_be_written_says_what_is_left(tmp_path: Path, suffix: str, h
     ):
         write_all(o)
     assert hint in caught.value.hint
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+@pytest.mark.parametrize("size", [10, 1 << 20])
+def test_a_file_that_does_not_take_it_all_is_no_fault_of_usage(tmp_path: Path, size: int) -> None:
+    """What is buffered fails as the file is closed, more of it as it is written."""
+    full = tmp_path / "plan.json"
+    full.symlink_to("/dev/full")
+    with pytest.raises(EnvironmentRefused, match="No space left") as caught:
+        write_file(full, "x" * size, force=True)
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+    with pytest.raises(UsageError):
+        write_file(tmp_path, "x", force=True)
 
 
 def test_json_lines_are_there_before_the_run_ends(tmp_path: Path) -> None:

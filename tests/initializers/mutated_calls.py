@@ -10,8 +10,8 @@ import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.rules.row_numbers import TABLE
+from opreplay.replay.ops.register import parse_schema, versions_declared
 from opreplay.replay.resolve.schema import specs_of
-from opreplay.replay.standins.declared.register import parse_schema, versions_declared
 
 SHAPES = (
     (), (0,), (1,), (2,), (7,), (8,), (4, 16), (16, 4), (0, 4), (4, 0), (2, 2), (3, 4, 4), (2, 3, 4), (3, 0, 5),

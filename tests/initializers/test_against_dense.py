@@ -12,10 +12,10 @@ import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.registry import built_in
-from opreplay.replay.standins.aiter.attention import mha_batch_prefill
-from opreplay.replay.standins.aiter.moe import ck_moe_stage1, ck_moe_stage2
-from opreplay.replay.standins.batch_layout import BatchLayout, batch_layout
-from opreplay.replay.standins.vllm.attention import paged_attention
+from opreplay.replay.ops.attention.reference_aiter import mha_batch_prefill
+from opreplay.replay.ops.attention.reference_vllm import paged_attention
+from opreplay.replay.ops.experts.reference_aiter import ck_moe_stage1, ck_moe_stage2
+from opreplay.replay.ops.maths.batch_layout import BatchLayout, batch_layout
 from opreplay.traces.links.annotations import BatchContext, batch_context
 
 MIXED = batch_context("execute_48_context_2(sq44sk60sqsq1096sqsk1448)_generation_4(sq4sk70sqsq4sqsk70)")
@@ -111,7 +111,7 @@ def test_packed_caches(distribution: str) -> None:
 
 @pytest.mark.parametrize(("batch", "tokens"), [(PREFILL, 48), (MIXED, 48), (DECODE, 6)])
 def test_layers_without_lengths(batch: BatchContext, tokens: int) -> None:
-    from opreplay.replay import standins as reference
+    from opreplay.replay.ops import register as reference
 
     reference.register_namespace("vllm")
     args = {
@@ -201,7 +201,7 @@ def test_both_stages(distribution: str) -> None:
 @pytest.mark.parametrize("distribution", ["uniform", "zipf"])
 @pytest.mark.parametrize("kind", [0, 1])
 def test_grouped_products(kind: int, distribution: str) -> None:
-    from opreplay.replay import standins as reference
+    from opreplay.replay.ops import register as reference
 
     reference.register_namespace("npu")
     args = {

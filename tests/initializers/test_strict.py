@@ -18,15 +18,15 @@ from opreplay.cli.main import opreplay
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.registry import built_in
-from opreplay.replay.arguments.work import registry as work
-from opreplay.replay.arguments.work.expected import contents_of
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.ops import table as work
+from opreplay.replay.ops.work.expected import contents_of
 from opreplay.traces.errors import InternalError, lacks_memory
 from opreplay.traces.samples.catalog import sample_path
 from tests.initializers.mutated_calls import calls, scramble
 
 REGISTRY = built_in()
-COUNTERS = "opreplay.replay.arguments.work.indices"
+COUNTERS = "opreplay.replay.ops.work.indices"
 PARTS = 8
 CALLS = 6
 

@@ -22,7 +22,7 @@ PLUGIN = """
 import torch
 from opreplay import tile
 from opreplay.replay.ascend.lowering import lowers
-from opreplay.replay.ascend.lowering.op_view import kernel
+from opreplay.replay.ops.op_view import kernel
 
 for name in ("untold", "ruled", "tiled"):
     torch.library.define(f"bands_test::{name}", "(Tensor x) -> Tensor")

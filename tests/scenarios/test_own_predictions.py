@@ -102,7 +102,7 @@ def test_the_order_is_estimator_properties_rule_bytes(
 
 RULE = """
 from opreplay.replay.ascend.lowering import lowers
-from opreplay.replay.ascend.lowering.op_view import kernel
+from opreplay.replay.ops.op_view import kernel
 
 @lowers({name!r}{more})
 def scaled_add(op):

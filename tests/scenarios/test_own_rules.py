@@ -16,7 +16,7 @@ from tests.scenarios.events import owner
 Console = Callable[..., Result]
 RULE = """
 from opreplay.replay.ascend.lowering import lowers
-from opreplay.replay.ascend.lowering.op_view import kernel
+from opreplay.replay.ops.op_view import kernel
 
 @lowers({op!r}, override=True)
 def mine(op):

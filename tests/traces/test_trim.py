@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
-from opreplay.traces.trim import Wanted, first_time_us, op_spans, step_span, trim
+from opreplay.traces.trim import SPOOL_BYTES, Wanted, first_time_ns, op_spans, step_span, trim
 
 
 def load(path: Path) -> Any:
@@ -63,7 +64,7 @@ def test_a_step_reads_back_with_equal_counts(shared_traces: Path, tmp_path: Path
     ids = {json.dumps(e, sort_keys=True) for e in events_of(before)}
     assert all(json.dumps(e, sort_keys=True) in ids for e in events_of(after))
     if name != "nvidia_trace_diff_control":  # its arrows have another category
-        assert made.events == expected(events_of(before), *span)
+        assert made.events == expected(events_of(before), *(time_ns / 1e3 for time_ns in span))
     trace = read_trace(target)
     assert trace.info.events == made.events
     assert len(trace.kernels) == made.device_events
@@ -72,8 +73,8 @@ def test_a_step_reads_back_with_equal_counts(shared_traces: Path, tmp_path: Path
 
 def test_a_list_stays_a_list(shared_traces: Path, tmp_path: Path) -> None:
     source, target = shared_traces / "npu_timeline_trace_view.json.gz", tmp_path / "small.json"
-    first = first_time_us(source)
-    made = trim(source, target, Wanted(spans=((first, first + 5000.0),)))
+    first = first_time_ns(source)
+    made = trim(source, target, Wanted(spans=((first, first + 5_000_000),)))
     after = load(target)
     assert isinstance(after, list)
     assert len(after) == made.events < made.of_events
@@ -97,7 +98,7 @@ def test_ops_with_what_runs_inside_them(shared_traces: Path, tmp_path: Path) -> 
 def test_what_does_not_match_leaves_no_file(shared_traces: Path, tmp_path: Path) -> None:
     source, target = shared_traces / "h100_bert_small.json.gz", tmp_path / "small.json"
     with pytest.raises(TraceError, match="no event"):
-        trim(source, target, Wanted(spans=((1.0, 2.0),)))
+        trim(source, target, Wanted(spans=((1_000, 2_000),)))
     assert not target.exists()
     with pytest.raises(TraceError, match="marks no ProfilerStep#77"):
         step_span(source, 77)
@@ -129,8 +130,60 @@ def test_odd_entries_and_device_work_before_its_launch(tmp_path: Path) -> None:
     ]
     source, target = tmp_path / "t.json", tmp_path / "small.json"
     source.write_text(json.dumps({"traceEvents": events, "x": [1]}))
-    made = trim(source, target, Wanted(spans=((100.0, 200.0),)))
+    made = trim(source, target, Wanted(spans=((100_000, 200_000),)))
     after = load(target)
     assert after["x"] == [1]
     assert sorted(e.get("cat", "M") for e in after["traceEvents"]) == ["M", "cuda_runtime", "kernel"]
     assert made.device_events == 1
+
+
+def complete(cat: Any, ts: Any, dur: float = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": "x", "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+
+
+def written(path: Path, events: list[Any]) -> Path:
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+@pytest.mark.parametrize("category", [["kernel"], {"kernel": 1}, 5, True, 1.5])
+def test_a_category_that_is_no_text_is_no_device_work(tmp_path: Path, category: Any) -> None:
+    events = [complete("cpu_op", 1.0), complete(category, 1.5, correlation=1), complete(category, 9.0, correlation=1)]
+    made = trim(written(tmp_path / "t.json", events), tmp_path / "o.json", Wanted(spans=((1_000, 2_000),)))
+    assert (made.events, made.device_events) == (2, 0)
+
+
+def test_the_first_time_where_it_straddles_what_is_read_at_once(tmp_path: Path) -> None:
+    """A number whose digits come in two readings is the number that stands there."""
+    events = [complete("cpu_op", 1_234_567 + at, note="n" * 200) for at in range(30_000)]
+    assert first_time_ns(written(tmp_path / "t.json", events)) == 1_234_567_000
+
+
+def test_ops_without_a_duration_at_times_since_1970(tmp_path: Path) -> None:
+    """A microsecond of Unix time is no multiple of what float64 tells apart."""
+    events = [complete("cpu_op", 1_736_405_443_893_560 + at, 0) | {"name": "aten::mm"} for at in range(50)]
+    source = written(tmp_path / "t.json", events)
+    spans = op_spans(source, ["aten::mm"])
+    assert spans["1", "1"][0] == (1_736_405_443_893_560_000, 1_736_405_443_893_560_001)
+    assert trim(source, tmp_path / "o.json", Wanted(of_threads=spans)).events == 50
+
+
+def test_device_work_that_waits_for_its_launch_is_not_held_in_memory(tmp_path: Path) -> None:
+    launches = [complete("cuda_runtime", at, correlation=at) for at in range(1, 101)]
+    work = [complete("kernel", 200 + at, correlation=at, note="n" * 1000) for at in range(1, 40_001)]
+    source = written(tmp_path / "t.json", [*work, *launches])
+    tracemalloc.start()
+    made = trim(source, tmp_path / "o.json", Wanted(spans=((0, 101_000),)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (made.device_events, made.missing_device_work) == (100, 0)
+    assert source.stat().st_size > 1.5 * SPOOL_BYTES
+    assert peak < 1.5 * SPOOL_BYTES
+
+
+def test_an_execution_trace_has_no_times(shared_traces: Path, tmp_path: Path) -> None:
+    with pytest.raises(TraceError):
+        first_time_ns(shared_traces / "param_linear_et.json.gz")
+    with pytest.raises(TraceError):
+        trim(shared_traces / "param_linear_et.json.gz", tmp_path / "o.json", Wanted(spans=((0, 10**18),)))
+    assert not (tmp_path / "o.json").exists()

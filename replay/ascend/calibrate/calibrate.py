@@ -21,9 +21,9 @@ from opreplay.replay.ascend.cost.nearby import Place, drawn, largest, learned, p
 from opreplay.replay.ascend.cost.predict import AROUND, NEAR, family_of, unsteadiness
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.devices.file import SCHEMA_VERSION, DeviceFile, compile_device
-from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group, percentile
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ir.kernel import State
 
 BAND_PRIOR_WEIGHT = 8
 """Weight, in kernels, of the spread of all families of an SoC in one family's band."""

@@ -18,10 +18,10 @@ from opreplay.replay.ascend.cost.collective import chosen
 from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.devices.transports import Transport, Work, transport_named, transports, work_of
-from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
 from opreplay.replay.ascend.measured.communication import Transfer, Transfers, is_communication, read_transfers
 from opreplay.replay.ascend.profile import Quantity
+from opreplay.replay.ir.kernel import KernelCall
 from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.model import TensorSpec
 

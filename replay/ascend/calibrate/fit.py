@@ -17,9 +17,9 @@ import msgspec
 
 from opreplay.replay.ascend.cost.predict import family_of, predict_time_us
 from opreplay.replay.ascend.cost.residency import Touch, resident_of
-from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.measured.accuracy import Part
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates
+from opreplay.replay.ir.kernel import KernelCall, State
 
 if TYPE_CHECKING:
     import numpy as np

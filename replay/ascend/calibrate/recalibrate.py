@@ -17,9 +17,9 @@ from opreplay.replay.ascend.calibrate.calibrate import Group, HeldOut, bands, cr
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.cost.sizes import first
 from opreplay.replay.ascend.cost.slow_paths import path_of
-from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.measured.accuracy import Compared, compare_group
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
+from opreplay.replay.ir.kernel import KernelCall
 from opreplay.traces.errors import Malformed
 
 CAUTION = (0.5, 0.15)

@@ -16,10 +16,10 @@ import msgspec
 
 from opreplay.replay.ascend.calibrate.calibrate import Group
 from opreplay.replay.ascend.cost.residency import touches_in
-from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.measured.accuracy import Launch, Part, grouped, launches
 from opreplay.replay.ascend.measured.kernel_tables import KernelRow, KernelTable, read_kernel_table
 from opreplay.replay.ascend.measured.op_tables import OpCase, OpTable, header_of, kind_of, read_op_table
+from opreplay.replay.ir.kernel import KernelCall, State
 from opreplay.traces.errors import Malformed, UsageError
 
 

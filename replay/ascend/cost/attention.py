@@ -9,8 +9,8 @@ from typing import NamedTuple
 from opreplay.replay.ascend.cost.cube import mac_rate
 from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.cost.vector import resident_share
-from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 
 COMPRESSED_MASK = (2048, 2048)
 """Shape of the mask that stands for "causal" whatever the lengths (sparse mode 2 and above of the CANN kernels)."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.devices.transports import Work, transports, work_of
-from opreplay.replay.ascend.kernel import Confidence, KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Link
+from opreplay.replay.ir.kernel import Confidence, KernelCall
 
 DEFAULT_WORLD = 8
 """Dies of one A2 server; taken when the call does not say how many take part."""

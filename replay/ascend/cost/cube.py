@@ -7,10 +7,10 @@ from math import ceil, prod, sqrt
 
 import msgspec
 
-from opreplay.replay.ascend.cost.sizes import first, is_nz, itemsize, logical_matrix, total_bytes
+from opreplay.replay.ascend.cost.sizes import first, is_nz, logical_matrix, total_bytes
 from opreplay.replay.ascend.cost.vector import resident_share
-from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ir.kernel import KernelCall, itemsize
 
 JOB_COLUMNS = 256
 """Columns of the weights that a core keeps while an expert's rows pass: those of the usual base tile."""

@@ -13,9 +13,9 @@ from math import exp, log2
 from typing import NamedTuple
 
 from opreplay.replay.ascend.cost.cube import Gemm, gemm_of
-from opreplay.replay.ascend.cost.sizes import HALF, Tally, tally_of
-from opreplay.replay.ascend.kernel import KernelCall, State
+from opreplay.replay.ascend.cost.sizes import Tally, tally_of
 from opreplay.replay.ascend.profile import FamilyCost, Neighbour
+from opreplay.replay.ir.kernel import HALF, KernelCall, State
 
 PRODUCT_REACH = (2.0, 0.3, 0.3)
 OTHER_REACH = (2.0, 0.75, 1.0)

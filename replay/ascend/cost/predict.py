@@ -15,8 +15,8 @@ from opreplay.replay.ascend.cost.sizes import Tally, first, tally_of, tensor_byt
 from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import work_terms
 from opreplay.replay.ascend.cost.vector_work import COUNTERS, SUMS, dtype_factor, summed_alone
-from opreplay.replay.ascend.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
+from opreplay.replay.ir.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
 
 Terms = Callable[..., dict[str, float]]
 """(call, family, device, resident) -> microseconds by term."""

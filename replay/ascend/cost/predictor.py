@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from opreplay.replay.ascend.cost.predict import predict_kernel
-from opreplay.replay.ascend.kernel import KernelCall, KernelPrediction, State
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import KernelCall, KernelPrediction, State
 
 MAX_CACHED = 200_000
 """Predictions kept; more than that and the cache starts again."""

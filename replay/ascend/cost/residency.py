@@ -12,9 +12,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from opreplay.replay.ascend.cost.sizes import itemsize
-from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import KernelCall, State, itemsize
 
 Touch = tuple[float, float | None]
 """(bytes of a tensor, bytes touched since it was last touched); None for a tensor not seen before."""

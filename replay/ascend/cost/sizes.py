@@ -8,20 +8,10 @@ from math import prod
 
 import msgspec
 
-from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ir.kernel import UNKNOWN_BYTES, KernelCall, TensorSpec
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 
-HALF = frozenset({"float16", "bfloat16"})
 WIDE = frozenset({"int64", "uint64", "float64", "complex64", "complex128"})
-
-
-UNKNOWN_BYTES = 4
-"""Of one element of a dtype that nobody knows, as a wrong guess is better than free work."""
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element."""
-    return ITEMSIZE_BYTES.get(dtype, UNKNOWN_BYTES)
 
 
 def tensor_bytes(spec: TensorSpec) -> int:

@@ -12,12 +12,10 @@ from math import ceil, prod
 import msgspec
 
 from opreplay.replay.ascend.cost.cube import Gemm, gemm_of
-from opreplay.replay.ascend.cost.sizes import first, itemsize
-from opreplay.replay.ascend.kernel import KernelCall
+from opreplay.replay.ascend.cost.sizes import first
 from opreplay.replay.ascend.profile import SlowPath
+from opreplay.replay.ir.kernel import UNIFIED_BUFFER, KernelCall, itemsize
 
-UNIFIED_BUFFER = 192 << 10
-"""Bytes of a vector core's own memory."""
 SCALAR_CYCLES = 25.0
 """Cycles an element that a scalar loop on one core needs at most: what a cumulative product takes."""
 UNDIVIDED = 4096

@@ -8,9 +8,9 @@ from math import ceil, log2, prod
 
 import msgspec
 
-from opreplay.replay.ascend.cost.sizes import HALF, WIDE, Tally, first, itemsize, last_dim, tensor_bytes, total_bytes
-from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
+from opreplay.replay.ascend.cost.sizes import WIDE, Tally, first, last_dim, tensor_bytes, total_bytes
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
+from opreplay.replay.ir.kernel import HALF, KernelCall, TensorSpec, itemsize
 
 VECTOR_FLOATS = 64
 """float32 numbers of one vector instruction: 256 bytes. Rows are worked on in float32."""

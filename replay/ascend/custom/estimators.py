@@ -23,7 +23,6 @@ from opreplay.initializers.user_code import (
 )
 from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.cost.cube import mac_rate
-from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.cost.vector import launch_between, memory_us, resident_share
 from opreplay.replay.ascend.cost.vector_work import blocks_for
 from opreplay.replay.ascend.custom import device_facts, op_invoke
@@ -32,8 +31,8 @@ from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, Pe
 from opreplay.replay.ascend.custom.programs import PROGRAMS
 from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError, device_name, op_name
 from opreplay.replay.ascend.devices.file import is_known, no_such_device
-from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import State, itemsize
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.errors import UsageError
 

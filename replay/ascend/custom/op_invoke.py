@@ -14,8 +14,8 @@ from math import prod
 from typing import Any, TypeVar
 
 from opreplay.initializers.user_table import UserFunction, UserTable
-from opreplay.replay.ascend.cost.sizes import itemsize
 from opreplay.replay.ascend.custom.registrations import op_name
+from opreplay.replay.ir.kernel import itemsize
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 

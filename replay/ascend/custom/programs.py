@@ -13,8 +13,8 @@ import msgspec
 
 from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.custom.registrations import op_name
-from opreplay.replay.ascend.kernel import Confidence, State
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import Confidence, State
 from opreplay.replay.ir.model import ReplayOp
 
 

@@ -17,7 +17,6 @@ from typing import Any, cast
 import msgspec
 
 from opreplay.replay.ascend.cost.nearby import spot
-from opreplay.replay.ascend.kernel import State
 from opreplay.replay.ascend.profile import (
     DeviceProfile,
     FamilyCost,
@@ -30,6 +29,7 @@ from opreplay.replay.ascend.profile import (
     SlowPath,
     Trust,
 )
+from opreplay.replay.ir.kernel import State
 from opreplay.traces.errors import FormatError, UsageError
 
 if sys.version_info >= (3, 11):

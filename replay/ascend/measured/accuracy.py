@@ -11,9 +11,9 @@ import msgspec
 
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.cost.residency import Touch, codes_kept, resident_of, reuse_distances
-from opreplay.replay.ascend.kernel import KernelCall, State
 from opreplay.replay.ascend.measured.kernel_tables import KernelRow, KernelTable, call_key
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import KernelCall, State
 
 MOST_WEIGHT = 0.1
 """Largest share of a set's time that one kernel may have in `capped_wape`."""

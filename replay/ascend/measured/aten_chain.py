@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.lowering import lower
-from opreplay.replay.ascend.measured.kernel_shapes import broadcast
+from opreplay.replay.ir.kernel import KernelCall, broadcast
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 

@@ -6,20 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from opreplay.replay.ascend.kernel import TensorSpec
+from opreplay.replay.ir.kernel import TensorSpec, broadcast
 
 Inputs = tuple["TensorSpec | None", ...]
 Outputs = tuple["TensorSpec | None", ...]
 
 _CAST_TO = {"bfloat16": "float32", "float16": "float32", "float32": "bfloat16", "int32": "int64", "int64": "int32"}
 """The usual other side of a cast, when only the source is recorded."""
-
-
-def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Shape after broadcasting; where shapes do not fit, the larger size of each dimension."""
-    rank = max((len(s) for s in shapes), default=0)
-    padded = [(1,) * (rank - len(s)) + s for s in shapes]
-    return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True)) if rank else ()
 
 
 def _spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from opreplay.replay.ascend.kernel import KernelCall
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
+from opreplay.replay.ir.kernel import KernelCall
 from opreplay.traces.dialects.kernel_table import MAX_ROWS, TableRow, open_table
 
 _HOST_CORES = ("AI_CPU", "AICPU")

@@ -17,9 +17,8 @@ from pathlib import Path
 import msgspec
 
 from opreplay.replay.ascend.cost.cube import gemm_of
-from opreplay.replay.ascend.kernel import KernelCall, State, TensorSpec
 from opreplay.replay.ascend.measured.aten_chain import NEW_GELU, Tensor, chain
-from opreplay.replay.ascend.measured.kernel_shapes import broadcast
+from opreplay.replay.ir.kernel import KernelCall, State, TensorSpec, broadcast
 from opreplay.traces.dialects.kernel_table import MAX_DURATION_US, MAX_LINE, dtype_of
 from opreplay.traces.errors import Malformed, TooLarge, TraceError
 

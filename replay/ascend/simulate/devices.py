@@ -18,9 +18,9 @@ from opreplay.replay.ascend.simulate.step_residency import StepKernels, held_in_
 from opreplay.traces.errors import InternalError, UsageError
 
 if TYPE_CHECKING:
-    from opreplay.replay.arguments.work.amounts import Contents
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.ops.work.amounts import Contents
     from opreplay.replay.results.records import L2State, Simulated
 
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import BOUNDS, MOVING, family_of, only_moves, predict_kernel
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
-from opreplay.replay.ascend.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
+from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.results.records import By, L2State, Simulated
 from opreplay.traces.errors import OpReplayError, internal_error
 from opreplay.traces.model import MOST_ELEMENTS

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import BOUNDS, MOST_BY_BYTES, UNKNOWN
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held
@@ -18,6 +17,7 @@ from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.results.records import L2State, Simulated
 
 

@@ -12,15 +12,15 @@ from math import prod
 
 import msgspec
 
-from opreplay.replay.arguments.work.amounts import Contents
 from opreplay.replay.ascend.cost.predict import MOVES_ALL, family_of
 from opreplay.replay.ascend.cost.residency import Codes, Held, Stream, Touch, resident_of
 from opreplay.replay.ascend.custom.estimators import CustomOpError
-from opreplay.replay.ascend.kernel import KernelCall, TensorSpec
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp
 from opreplay.replay.ir.sizes import extent, itemsize
+from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.plan.step.linking import Linked, Source, Value, linked_step, results_of, tensors_of
 
 HeldByOp = dict[str, tuple[Held, ...]]

@@ -16,7 +16,7 @@ def simulated_times(read: Trace | ReplayPlan, soc: str, select: str = "owner") -
 
     Raises UsageError for an unknown device.
     """
-    from opreplay.replay.arguments.work.expected import expected_contents
+    from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.plan.inputs import plan_of
 
     devices = load_socs((soc,))

@@ -19,12 +19,12 @@ from opreplay.initializers.user_code import load_user_code, user_module
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.ir.model import Value
 from opreplay.replay.ir.names import split_name
+from opreplay.replay.ops.register import stand_in_of
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.names import candidates, near_names
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.replay.resolve.user.executors import EXECUTORS
-from opreplay.replay.standins.declared.register import stand_in_of
 from opreplay.traces.errors import UsageError
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.ops.invented import WEIGHTS
 from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import LEAST, coverage_text
 from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes, value_notes
@@ -19,7 +20,6 @@ from opreplay.replay.report.text import end, plural, safe, share_text, time_text
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.records import Header, OpResult, Simulated, Summary
 from opreplay.replay.results.summary import reasons_of
-from opreplay.replay.standins.invented import WEIGHTS
 
 LISTED = 4
 """Kinds that a note names before it says how many more there are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opreplay.replay.arguments.work.amounts import work_text
+from opreplay.replay.ops.work.amounts import work_text
 from opreplay.replay.report.text import end, plural, safe
 from opreplay.replay.results.records import OpResult
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """Guesses for the embedding ops of recommendation models: widths of tables and sizes that older traces lack.
 
-Owns no meaning of these ops (`standins.fbgemm`).
+Owns no meaning of these ops (`ops.tables`).
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def test_a_tile_program_that_leaves_rows_unwritten_makes_no_prediction(tmp_path:
 
 RULE = """
 from opreplay.replay.ascend.lowering import lowers
-from opreplay.replay.ascend.lowering.op_view import kernel
+from opreplay.replay.ops.op_view import kernel
 
 @lowers("aten::neg", override=True)
 def negated(op):

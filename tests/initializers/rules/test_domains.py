@@ -6,7 +6,7 @@ import torch
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.domains import domain_of
-from opreplay.replay.standins.aten import legacy_of
+from opreplay.replay.ops.aten import legacy_of
 
 REGISTRY = built_in()
 

@@ -7,7 +7,7 @@ import torch
 
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.rules.embedding_tables import TableBatchedInit
-from opreplay.replay.standins.fbgemm.tables import lookup
+from opreplay.replay.ops.tables.reference_tables import lookup
 
 
 def arguments(tables: int, batch: int, bag: int, weights: int, total: int) -> dict[str, object]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.jagged import _lengths
-from opreplay.replay.standins.fbgemm import sparse as fbgemm_sparse
+from opreplay.replay.ops.tables import reference_sparse as fbgemm_sparse
 
 
 def initialize(op: str, args: dict[str, Any], seed: int = 0) -> Any:

@@ -10,7 +10,7 @@ import torch
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.registry import built_in
-from opreplay.replay.standins.fbgemm.quant import fp8_rowwise_to_float
+from opreplay.replay.ops.quantisation.reference_fbgemm import fp8_rowwise_to_float
 
 
 def initialize(op: str, args: dict[str, Any], seed: int = 0) -> Any:

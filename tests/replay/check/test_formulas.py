@@ -10,13 +10,15 @@ import torch
 from opreplay.replay.check.calling.calls import Bench
 from opreplay.replay.check.calling.target import OfNames, Reference, find_target
 from opreplay.replay.check.cases import given_cases
-from opreplay.replay.check.fidelity.fidelity import WRITTEN
-from opreplay.replay.check.fidelity.formula import FORMULAS, Formula
 from opreplay.replay.check.points.values import against_reference
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
-from opreplay.replay.standins import implemented, register_namespace
+from opreplay.replay.ops import table
+from opreplay.replay.ops.register import implemented, register_namespace
+
+table.load("formulas")
+FORMULAS = {known.name: known.formula for known in table.rows() if known.formula is not None}
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +29,22 @@ def executor() -> Iterator[TorchExecutor]:
     made.close()  # torch's settings are those of the process
 
 
-@pytest.mark.parametrize("one", FORMULAS, ids=lambda one: one.names[0])
-def test_it_is_what_the_stand_in_gives(one: Formula, executor: TorchExecutor) -> None:
-    for name in one.names:
-        register_namespace(name.partition("::")[0])
-        target = find_target(name)
-        newest = [spec for spec in target.specs if spec.overload == target.specs[0].overload]
-        (case, *_) = given_cases(one.call, name, newest)
-        reference = Reference(text="formula", function=OfNames(one.compute))
-        bench = Bench(target=target, reference=reference, executor=executor, seed=0, bases=[case], compact_bases=[case])
-        found = against_reference(bench, case)
-        assert found.verdict == "pass", f"{name}: {found.detail}"
+@pytest.mark.parametrize(("name", "formula"), FORMULAS.items(), ids=FORMULAS)
+def test_it_is_what_the_stand_in_gives(name: str, formula: table.Formula, executor: TorchExecutor) -> None:
+    register_namespace(name.partition("::")[0])
+    target = find_target(name)
+    newest = [spec for spec in target.specs if spec.overload == target.specs[0].overload]
+    (case, *_) = given_cases(formula.call, name, newest)
+    reference = Reference(text="formula", function=OfNames(formula.compute))
+    bench = Bench(target=target, reference=reference, executor=executor, seed=0, bases=[case], compact_bases=[case])
+    found = against_reference(bench, case)
+    assert found.verdict == "pass", found.detail
 
 
 def test_each_op_is_a_stand_in_and_has_one_formula() -> None:
     known = {name for group in implemented().values() for name in group}
-    names = [name for one in FORMULAS for name in one.names]
-    assert len(names) == len(set(names)) > 170
-    assert set(names) <= known
-    assert all(module.__name__.startswith("opreplay.replay.check.fidelity") for module in WRITTEN)
+    assert len(FORMULAS) > 170
+    assert set(FORMULAS) <= known
 
 
 def test_attention_reads_heads_whose_elements_lie_apart() -> None:

@@ -11,10 +11,10 @@ import torch
 
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ops.register import implemented
 from opreplay.replay.resolve.names import candidates, find_overload, has_kernel, known_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import specs_of
-from opreplay.replay.standins import implemented
 from opreplay.traces.model import TensorMeta
 
 MATRIX = TensorMeta(shape=(4, 4), dtype="float32")

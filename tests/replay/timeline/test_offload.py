@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opreplay.replay.arguments.work.expected import expected_contents
 from opreplay.replay.ascend.simulate.devices import load_socs
+from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.plan.inputs import open_trace, plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.report.page import of_timeline

@@ -19,6 +19,7 @@ class EventScanner:
         tracks: Callable[[bytes], int],
         arrow_tracks: Callable[[bytes], int],
         seed: int,
+        places: bool = False,
     ) -> None: ...
     @property
     def pending_rows(self) -> int: ...

@@ -8,7 +8,7 @@ a block whole or leaves it whole to `decoding`, so what is unusual is judged in 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector, Tracks
+from opreplay.traces.reading.columns import Array
 from opreplay.traces.reading.decoding import NO_CATEGORY, NPU_TASK, EventDecoder
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ _KINDS: tuple[type[Any], ...] = (
     fields.Note,
 )
 """Kind of an event, by the number that the compiled half gives it (native/record.h)."""
-_TABLES = (None, "ops", "kernels", "launches", "launch_arrows", "flows", "notes")
-_COLUMNS = (0, 7, 9, 3, 4, 4, 4)
+_TABLES = (None, "ops", "kernels", "launches", "launch_arrows", "flows", "notes", None)
+_COLUMNS = (0, 7, 9, 3, 4, 4, 4, 6)
 """Integers in a row of each kind; those of ops end with the record function id and the sequence number."""
 
 
@@ -120,6 +121,33 @@ class CompiledBlocks:
                 seed=secrets.randbits(64),
             )
         return self._scanner
+
+
+class CompiledPlaces:
+    """Where each event of a block stands, and what decides whether it is copied."""
+
+    def __init__(self, kinds: Mapping[str, type[Any]], tracks: Tracks) -> None:
+        """`kinds`: of the categories that device work, its launches and its arrows have."""
+        make = compiled_scanner()
+        track = partial(_track, tracks)
+        self._scanner = make and make(
+            categories=tuple((category.encode(), _kind(base), 0) for category, base in kinds.items()),
+            waits=(),
+            task_category=0,
+            signatures=track,
+            kernel_names=track,
+            note_names=track,
+            tracks=track,
+            arrow_tracks=track,
+            seed=secrets.randbits(64),
+            places=True,
+        )
+
+    def read(self, text: bytes | memoryview, *, exact: bool) -> Array | None:
+        """Columns track, start (ns), role, id, first and last byte of the events of a closed array; None: not read."""
+        if self._scanner is None or self._scanner.scan(text, 1, len(text) - 1, exact) is None:
+            return None
+        return np.frombuffer(self._scanner.take()[1][-1], np.int64).reshape(_COLUMNS[-1], -1)
 
 
 def _track(tracks: Tracks, ids: bytes) -> int:

@@ -11,7 +11,7 @@
 #define MAX_CATEGORIES 256
 #define MAX_WAITS 16
 
-static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [ARROW] = 4, [FLOW] = 4, [NOTE] = 4};
+static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [ARROW] = 4, [FLOW] = 4, [NOTE] = 4, [PLACE] = 6};
 
 typedef struct {
     int64_t *data;
@@ -42,6 +42,7 @@ typedef struct {
     size_t n_records, record_capacity;
     Table tables[KINDS];
     int uncorrelated, block_uncorrelated, busy;
+    int places; /* every event is a PLACE */
     uint64_t seed;
 } EventScanner;
 
@@ -56,8 +57,9 @@ static int grow_records(EventScanner *self)
     return 0;
 }
 
-/* Read all events of the text into `records`; the number of events, -1 for the Python reader, -2 out of memory. */
-static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
+/* Read all events of the text, which begins in `buffer`, into `records`; the number of events, -1 for the Python
+ * reader, -2 out of memory. */
+static int64_t read_block(EventScanner *self, Text buffer, Text p, Text end, int exact)
 {
     Span fields[EVENT_FIELDS + ARGUMENTS] = {{0}};
     int64_t events = 0;
@@ -67,26 +69,32 @@ static int64_t read_block(EventScanner *self, Text p, Text end, int exact)
     memset(self->block_counts, 0, sizeof self->block_counts);
     p = skip_space(p, end);
     for (;;) {
+        Text start = p;
         if (!(p = read_event(&self->layouts, p, end, fields)))
             return -1;
         Span cat = fields[CAT];
         if (self->n_records == self->record_capacity && grow_records(self))
             return -2;
         Record *record = &self->records[self->n_records];
+        const Category *category = NULL;
         int kept = 0;
-        int64_t *count;
-        if (!cat.size) {
-            if (is_complete(fields[PH]) && fields[ARGS].size)
-                kept = make_task(fields, p, self->waits, self->n_waits, self->task_category, exact, record);
-            count = &self->block_counts[self->n_categories + (kept > 0)];
-        } else {
+        if (cat.size) {
             if (!last || cat.size != last->size + 2 || memcmp(cat.at + 1, last->text, last->size) || *cat.at != '"')
                 last = find_category(cat, self->categories, self->n_categories);
-            if (!last)
+            category = last;
+            if (!category && !(self->places && is_plain(cat)))
                 return -1;
-            kept = make_record(last, fields, exact, record);
-            count = &self->block_counts[last - self->categories];
         }
+        if (self->places) {
+            kept = make_place(category, fields, p, exact, record);
+            record->from = start - buffer, record->until = p - buffer;
+        } else if (category) {
+            kept = make_record(category, fields, exact, record);
+        } else if (is_complete(fields[PH]) && fields[ARGS].size) {
+            kept = make_task(fields, p, self->waits, self->n_waits, self->task_category, exact, record);
+        }
+        int64_t *count = &self->block_counts[category ? (size_t)(category - self->categories)
+                                                      : self->n_categories + (kept > 0)];
         if (kept < 0)
             return -1;
         self->n_records += (size_t)kept;
@@ -162,6 +170,9 @@ static int add_row(EventScanner *self, const Record *r)
     case FLOW:
         row[0] = track, row[1] = r->start, row[2] = r->id, row[3] = r->end;
         break;
+    case PLACE:
+        row[0] = track, row[1] = r->start, row[2] = r->category, row[3] = r->id, row[4] = r->from, row[5] = r->until;
+        break;
     default:
         row[0] = name, row[1] = track, row[2] = r->start, row[3] = r->dur;
     }
@@ -183,7 +194,7 @@ static PyObject *scan(EventScanner *self, PyObject *args)
     }
     self->busy = 1;
     Py_BEGIN_ALLOW_THREADS
-    events = read_block(self, (Text)buffer.buf + start, (Text)buffer.buf + stop, exact);
+    events = read_block(self, buffer.buf, (Text)buffer.buf + start, (Text)buffer.buf + stop, exact);
     Py_END_ALLOW_THREADS
     int failed = events == -2;
     if (failed)
@@ -312,13 +323,13 @@ static void clear(EventScanner *self)
 static int init(EventScanner *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"categories", "waits", "task_category", "signatures", "kernel_names",
-                            "note_names", "tracks", "arrow_tracks", "seed", NULL};
+                            "note_names", "tracks", "arrow_tracks", "seed", "places", NULL};
     PyObject *categories, *waits, *signatures, *kernel_names, *note_names, *tracks, *arrow_tracks;
     unsigned long long seed;
     int task_category;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!iOOOOOK", names, &PyTuple_Type, &categories, &PyTuple_Type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!iOOOOOK|p", names, &PyTuple_Type, &categories, &PyTuple_Type,
                                      &waits, &task_category, &signatures, &kernel_names, &note_names, &tracks,
-                                     &arrow_tracks, &seed))
+                                     &arrow_tracks, &seed, &self->places))
         return -1;
     if (self->category_texts) {
         PyErr_SetString(PyExc_ValueError, "a scanner is set up once");

@@ -13,7 +13,7 @@
 /* Keys of an event and of its arguments whose values are wanted; absent ones have size 0.
  * ARGS is not the value, but whether there is one. */
 enum Field { PH, CAT, NAME, PID, TID, TS, DUR, ID, ARGS, EVENT_FIELDS };
-enum Argument { EXT, EXT_OLD, CORR, DEVICE, STREAM, DIMS, TYPES, STRIDES, CONCRETE, RF, SEQ, TASK, ARGUMENTS };
+enum Argument { EXT, EXT_OLD, CORR, DEVICE, STREAM, DIMS, TYPES, STRIDES, CONCRETE, RF, SEQ, TASK, CONNECTION, ARGUMENTS };
 
 #define MAX_NODES 2048
 #define MAX_CHILDREN 24
@@ -80,7 +80,7 @@ static int argument_field(Text key, size_t size)
             return EXT;
         return same(key, 11, "correlation") ? CORR : same(key, 11, "external id") ? EXT_OLD : -1;
     case 13:
-        return same(key, 13, "Input Strides") ? STRIDES : -1;
+        return same(key, 13, "Input Strides") ? STRIDES : same(key, 13, "connection_id") ? CONNECTION : -1;
     case 15:
         return same(key, 15, "Concrete Inputs") ? CONCRETE : same(key, 15, "Sequence number") ? SEQ : -1;
     case 18:

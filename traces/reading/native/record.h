@@ -7,7 +7,8 @@
 
 #include "layouts.h"
 
-enum Kind { SKIPPED, OP, KERNEL, LAUNCH, ARROW, FLOW, NOTE, KINDS }; /* an ARROW is a FLOW that may not be needed */
+/* An ARROW is a FLOW that may not be needed; a PLACE is where any event stands. */
+enum Kind { SKIPPED, OP, KERNEL, LAUNCH, ARROW, FLOW, NOTE, PLACE, KINDS };
 
 typedef struct {
     const char *text; /* of the category */
@@ -18,7 +19,7 @@ typedef struct {
 
 typedef struct {
     enum Kind kind;
-    int64_t category, start, dur, ext, corr, device, stream, id, end, rf, seq;
+    int64_t category, start, dur, ext, corr, device, stream, id, end, rf, seq, from, until;
     Span pid, tid, name, dims, types, strides, concrete;
 } Record;
 
@@ -225,6 +226,42 @@ static int make_task(const Span *values, Text end, const Wait *waits, size_t n_w
     return read_time(fields[TS], exact, &out->start) &&
                    (!fields[DUR].size || read_time(fields[DUR], exact, &out->dur)) && is_track_id(out->pid) &&
                    is_track_id(out->tid) && read_id(out->pid, -1, &out->device) && read_id(out->tid, -1, &out->stream)
+               ? 1
+               : -1;
+}
+
+#define NO_TIME INT64_MIN      /* columns.INVALID */
+#define METADATA 64            /* what a PLACE is whose phase is M */
+#define ARROW_HEAD (ARROW + METADATA) /* and an end of an arrow that is not its start */
+
+/* A text without escapes: what it says is what stands there. */
+static inline int is_plain(Span text)
+{
+    return *text.at == '"' && !memchr(text.at, '\\', text.size);
+}
+
+/* What decides whether the event that ends at `end` is copied: its kind, time, track, and the id that device work shares
+ * with its launch. 1, or -1: the Python reader shall judge. */
+static int make_place(const Category *category, const Span *values, Text end, int exact, Record *out)
+{
+    const Span *fields = values, *arguments = values + EVENT_FIELDS;
+    Span ph = fields[PH];
+    if (ph.size != 3 || *ph.at != '"' || ph.at[1] >= 0x80)
+        return -1;
+    int kind = category ? category->kind : SKIPPED;
+    if (!fields[CAT].size && is_complete(ph) && fields[ARGS].size) {
+        if (!arguments[TASK].size && names_task_type(fields[ARGS].at, end))
+            return -1;
+        kind = arguments[TASK].size ? KERNEL : SKIPPED;
+    }
+    if (kind == ARROW && ph.at[1] != 's')
+        kind = ARROW_HEAD;
+    Span id = kind == ARROW || kind == ARROW_HEAD ? fields[ID] : arguments[arguments[CORR].size ? CORR : CONNECTION];
+    *out = (Record){.kind = PLACE, .category = ph.at[1] == 'M' ? METADATA : kind, .start = NO_TIME, .id = -1};
+    out->pid = fields[PID], out->tid = fields[TID];
+    return is_track_id(out->pid) && is_track_id(out->tid) &&
+                   (!fields[TS].size || read_time(fields[TS], exact, &out->start)) &&
+                   (kind == SKIPPED || read_id(id, -1, &out->id))
                ? 1
                : -1;
 }

@@ -27,8 +27,6 @@ from opreplay.initializers.supplied.values import RECORDED, RecordedValues
 from opreplay.replay.arguments import tensors
 from opreplay.replay.arguments.float32 import widened
 from opreplay.replay.arguments.tensors import seed_of
-from opreplay.replay.arguments.work.amounts import Work
-from opreplay.replay.arguments.work.registry import work_of
 from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
 from opreplay.replay.execute.executors.reference_load import Gauge
@@ -46,13 +44,15 @@ from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import ValueCheck, not_compared
+from opreplay.replay.ops.invented import EXPERT_LAYERS, NAMED_BY, set_sizes, sizes_of
+from opreplay.replay.ops.maths.batch_layout import BatchLayout, set_layout
+from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.table import work_of
+from opreplay.replay.ops.work.amounts import Work
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.resolve.own_call import OwnCall
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.replay.results.records import Filling
-from opreplay.replay.standins import canonical_name
-from opreplay.replay.standins.batch_layout import BatchLayout, set_layout
-from opreplay.replay.standins.invented import EXPERT_LAYERS, NAMED_BY, set_sizes, sizes_of
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)

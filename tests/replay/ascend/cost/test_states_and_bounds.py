@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opreplay.replay.ascend import KernelCall, TensorSpec, list_devices, load_device
 from opreplay.replay.ascend.cost.attention import scores_of
 from opreplay.replay.ascend.cost.predict import BARE_START_US, family_of, predict_kernel
-from opreplay.replay.ascend.kernel import State
+from opreplay.replay.ir.kernel import State
 
 DEVICE = load_device("910b4")
 STATES: tuple[State, ...] = ("cold", "warm", "network")

@@ -21,8 +21,8 @@ from opreplay.replay.ascend.custom.estimators import (
     terms_of,
 )
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
-from opreplay.replay.ascend.lowering import known_ops
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ops.table import costed_ops
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 from tests.factories import meta as any_meta
@@ -136,10 +136,10 @@ def test_priorities() -> None:
 
 def test_one_estimator_for_a_device_leaves_every_other_op_and_device_alone() -> None:
     """The original raised KeyError: None for every other op of that device."""
-    before = {n: simulate_op(make(n, arg("self", meta(64, 64))), DEVICE) for n in known_ops()}
+    before = {n: simulate_op(make(n, arg("self", meta(64, 64))), DEVICE) for n in costed_ops()}
     register_op_estimator(torch.ops.your_op.Operator, DEVICE)(lambda info, device: PerformanceModel.Result(1.0))
     register_op_estimator("aten::other", "Ascend910B3")(lambda info, device: PerformanceModel.Result(1.0))
-    after = {n: simulate_op(make(n, arg("self", meta(64, 64))), DEVICE) for n in known_ops()}
+    after = {n: simulate_op(make(n, arg("self", meta(64, 64))), DEVICE) for n in costed_ops()}
     assert before == after
     assert simulate_op(your_op(), DEVICE).time_us == 1e6
     assert simulate_op(your_op(), load_device("910b4")).time_us < 1e3

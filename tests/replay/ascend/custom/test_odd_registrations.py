@@ -21,13 +21,13 @@ from opreplay.replay.ascend.custom.estimators import (
     register_op_estimator,
 )
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
-from opreplay.replay.ascend.lowering import known_ops
 from opreplay.replay.ascend.simulate.step import simulate_step
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ops.table import costed_ops
 from opreplay.traces.model import TensorMeta
 
 DEVICES = [load_device(name) for name in list_devices()]
-OPS = [name for name in known_ops() if "::" in name]
+OPS = [name for name in costed_ops() if "::" in name]
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import pytest
 
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.cost.residency import Held, Stream, codes_kept, reuse_distances
-from opreplay.replay.ascend.kernel import KernelCall
-from opreplay.replay.ascend.lowering.op_view import kernel, spec
 from opreplay.replay.ascend.simulate.step import simulate_step
 from opreplay.replay.ascend.simulate.step_residency import held_in_caches, step_kernels
+from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.model import Recorded, RecordedSequence, ReplayArg, ReplayOp
+from opreplay.replay.ops.op_view import kernel, spec
 from opreplay.traces.model import TensorMeta
 
 DEVICE = load_device("910b2")

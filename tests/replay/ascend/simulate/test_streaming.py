@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from opreplay.replay.arguments.work.expected import expected_contents
 from opreplay.replay.ascend import list_devices
 from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
 from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.plan.inputs import open_trace, plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces.samples import SAMPLES, sample_path

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.ascend.lowering.registry import lower
+from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.collectives.mapping import mapped
 from opreplay.replay.plan.collectives.in_plan import collective_ops, plan_of_comms
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from opreplay.replay.ascend.lowering.registry import lower
+from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.resolve.guess.indices import index_tensors, indices_for

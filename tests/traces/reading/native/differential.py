@@ -17,14 +17,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from opreplay.traces import Trace, read_trace
+from opreplay.traces import trim as trim_module
 from opreplay.traces.errors import TraceError
 from opreplay.traces.reading import scan
 from opreplay.traces.reading.native import blocks as compiled
 from opreplay.traces.samples import SAMPLES, sample_path
+from opreplay.traces.trim import Trimmed, Wanted, trim
 from tests.traces.test_reader import same
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -35,6 +38,8 @@ _BETWEEN = re.compile(rb"\}\s*,\s*\{\s*\"(?:ph|name|cat|args|ts|pid)\"")
 _MEMBER = re.compile(
     rb'"([A-Za-z][A-Za-z ]*)"\s*:\s*("(?:[^"\\]|\\.)*"|[-0-9.eE+]+|null|true|false|\[[^\[\]{}]*\]|\{\})'
 )
+_STARTS = re.compile(rb'"ts": ?"?([0-9]{1,16})')
+_THREADS = re.compile(rb'"pid": ?("[ -~]*?"|[0-9]+),\s*"tid": ?("[ -~]*?"|[0-9]+)')
 _KEYS = (
     b"ph",
     b"cat",
@@ -48,6 +53,7 @@ _KEYS = (
     b"External id",
     b"external id",
     b"correlation",
+    b"connection_id",
     b"device",
     b"stream",
     b"Input Dims",
@@ -223,6 +229,24 @@ def outcome(
             return f"{type(err).__name__}: {err}", taken
 
 
+def copied(path: Path, *, python: bool, block: int) -> tuple[Trimmed, bytes] | str:
+    """What a trim to some of the times of a file comes to, and writes, or the error in words."""
+    text, target = path.read_bytes(), path.with_suffix(".part")
+    starts = [0, *sorted(int(digits) * 1000 for digits in _STARTS.findall(text))]
+    early, middle, late = (starts[len(starts) * quarter // 4] for quarter in (1, 2, 3))
+    of_threads = dict.fromkeys(
+        ((pid.strip(b'"').decode(), tid.strip(b'"').decode()) for pid, tid in _THREADS.findall(text)),
+        ((middle, late + 1),),
+    )
+    wanted = Wanted(spans=((early, middle + 1),), of_threads=of_threads)
+    sized = partial(scan.Scanner, block_bytes=block)
+    with mock.patch.object(trim_module, "Scanner", sized), reader(python=python):
+        try:
+            return trim(path, target, wanted, force=True), target.read_bytes()
+        except TraceError as err:
+            return f"{type(err).__name__}: {err}"
+
+
 def assert_same(path: Path, *, block: int = 1 << 18, numbered: bool = False) -> list[bool]:
     """Both halves read the same; which blocks the compiled one took."""
     got, taken = outcome(path, python=False, block=block, numbered=numbered)
@@ -231,6 +255,7 @@ def assert_same(path: Path, *, block: int = 1 << 18, numbered: bool = False) -> 
         assert got == wanted
     else:
         same(got, wanted, path=True)
+    assert copied(path, python=False, block=block) == copied(path, python=True, block=block)
     return taken
 
 

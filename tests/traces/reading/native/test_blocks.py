@@ -257,7 +257,7 @@ class _Refusing:
         self.asked += 1
 
     def take(self) -> tuple[list[int], list[bytes], bool]:
-        return [0] * (len(compiled.fields.KIND_BASES) + 2), [b""] * 7, False
+        return [0] * (len(compiled.fields.KIND_BASES) + 2), [b""] * len(compiled._COLUMNS), False
 
 
 def test_nothing_outlives_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

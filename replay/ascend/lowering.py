@@ -1,0 +1,162 @@
+# pyright: strict
+"""The kernels that a call becomes on the device: by a user's rule, by the op's family, else by its bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from opreplay.initializers.user_code import failed_at
+from opreplay.initializers.user_table import UserFunction
+from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ops import op_view as view_module
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.table import Cost, cost_of, is_pattern, spellings
+from opreplay.replay.ops.work.amounts import Contents
+from opreplay.traces.errors import internal_error
+
+_OWN_FILES = (__file__, view_module.__file__)
+
+
+class Lowering(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernels that one call of an op becomes on the device."""
+
+    kernels: tuple[KernelCall, ...]
+    """In launch order; empty for a view."""
+    notes: tuple[str, ...] = ()
+    """What was assumed or left out."""
+    assumed: bool = False
+    """Sizes that decide the time are in no argument and were made up; notes say which."""
+    invented: bool = False
+    """These sizes follow from no more than a bound that the recorded time sets."""
+    unbounded: str = ""
+    """Why nothing at all tells or bounds them: then there is no prediction."""
+    known: bool = True
+    """False when no rule exists and the op is costed by its bytes."""
+    source: str = ""
+    """Of a user's rule: "function (file.py:line)"."""
+
+
+def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
+    """Register a user's rule for ops by name ("aten::mm"; "aten::add" also stands for "aten::add_").
+
+    It goes before the built-in ones. Raises ValueError for a name that has a built-in rule, unless `override`.
+    """
+
+    def register(rule: Cost) -> Cost:
+        for name in () if override else names:
+            if cost_of(name) is not None:
+                raise ValueError(f"{name} has a lowering rule already, a built-in one; override=True replaces it")
+        USER_RULES.add(UserFunction(ops=names, function=rule), replace=override)
+        return rule
+
+    return register
+
+
+def lowers_like(*patterns: str) -> Callable[[Cost], Cost]:
+    """Register a user's rule for all ops whose name starts as a regular expression says; exact names go first.
+
+    Raises ValueError for a pattern that has a rule already.
+    """
+
+    def register(rule: Cost) -> Cost:
+        for pattern in patterns:
+            if is_pattern(pattern):
+                raise ValueError(f"{pattern} has a lowering rule already, a built-in one")
+        USER_RULES.add(UserFunction(ops=patterns, function=rule), {op: re.compile(op) for op in patterns})
+        return rule
+
+    return register
+
+
+def find_rule(name: str) -> Cost | None:
+    """The rule for a recorded name, a user's before a built-in one."""
+    users = USER_RULES.find(*spellings(name))
+    return users.function if users is not None else cost_of(name)
+
+
+def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
+    inputs = [spec(t.shape, t.dtype) for t in view.tensors]
+    if not inputs and not op.outputs:
+        return []
+    written = [spec(t.shape, t.dtype) for a in op.args if a.mutated for t in a.tensors if t is not None]
+    fallback = written or inputs[:1]
+    return [kernel("Unknown", inputs, view.outputs(*fallback))]
+
+
+COLLECTIVE = "record_param_comms"
+"""The name whose rule takes every op of which it is known what collective it is."""
+
+
+def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
+    """The kernels of one call of `op`, with arguments of these contents.
+
+    Without contents lengths follow from the batch of the op's iteration, and routing is taken as even. Where a rule
+    meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so. A user's rule that fails
+    raises CustomOpError, a built-in one InternalError.
+    """
+    if op.on_host:
+        return Lowering(kernels=(), notes=("stays on the host: it counts an optimizer's steps",))
+    view = OpView(op, contents)
+    if op.reason is not None and op.collective is None and not any(arg.tensors for arg in op.args):
+        # Without this a rule would make an op on scalars of what is not known.
+        return Lowering(kernels=(), notes=("no arguments recorded",), known=False)
+    users = USER_RULES.find(*spellings(op.called), *spellings(op.name), canonical_name(op.name))
+    if users is not None:
+        return _by_user(users, op, contents)
+    known = COLLECTIVE if op.collective is not None else op.called
+    rule = cost_of(known) or cost_of(canonical_name(op.name))
+    if rule is None and op.via is not None and (rule := cost_of(op.via)) is not None:
+        # An op that torch has no more takes the arguments of the one in its place by the same names.
+        view = OpView(msgspec.structs.replace(op, name=op.via), contents)
+    if rule is not None:
+        try:
+            kernels = list(rule(view))
+        except DoesNotFit as misfit:
+            view = OpView(op)
+            view.note(f"arguments do not fit what {op.name} takes, {misfit}: costed by bytes")
+        except Exception as error:
+            raise internal_error(f"lowering rule {rule.__name__} for {op.name} ({op.id})", error) from error
+        else:
+            return Lowering(
+                kernels=(*view.prologue, *kernels),
+                notes=tuple(view.notes),
+                assumed=view.assumed,
+                invented=view.invented,
+                unbounded=view.unbounded,
+            )
+    else:
+        view.note(f"no lowering for {op.name}: costed by bytes")
+    return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), known=False)
+
+
+def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:
+    """What a user's rule makes of an op. Raises CustomOpError when it fails or gives something else than kernels."""
+    view = OpView(op, contents, by_order=True, known=partial(_argument_names, op))
+    try:
+        kernels = list(users.function(view))
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        place = failed_at(error, _OWN_FILES) or users.place
+        raise CustomOpError(
+            f"{place}: the rule {users.name} failed for {op.name}: {type(error).__name__}: {error}",
+            hint="`opreplay plan TRACE --explain OP` shows the arguments that were recorded.",
+        ) from error
+    if not all(isinstance(one, KernelCall) for one in kernels):
+        raise CustomOpError(f"{users.place}: the rule for {op.name} gave something else than kernels")
+    return Lowering(
+        kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed, source=users.shown
+    )
+
+
+def _argument_names(op: ReplayOp) -> list[str]:
+    """All names that arguments of an op have, in any overload; none where torch does not know the op here."""
+    from opreplay.replay.resolve.schema import specs_of
+
+    name = op.called.partition(".")[0]
+    return list(dict.fromkeys(arg.name for spec in specs_of(name) for arg in spec.args))

@@ -1,0 +1,142 @@
+# pyright: strict
+"""Every stand-in checked: against an independent formula where one is written down, else against itself in float64; or
+the ops of an installed library against their stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.check.bench import TRIALS, made_up_case, working_case
+from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.calling.target import ITSELF, OfNames, Reference, find_target
+from opreplay.replay.check.cases import given_cases
+from opreplay.replay.check.model import Finding, Verdict, point_result
+from opreplay.replay.check.variants import compact
+from opreplay.replay.check.worker import run_trial
+from opreplay.replay.execute.executors.make import make_executor
+from opreplay.replay.execute.executors.torch.device import TorchExecutor
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
+from opreplay.replay.host import environment
+from opreplay.replay.host.libraries import LIBRARY_OF
+from opreplay.replay.ops.register import implemented, is_reference, register_namespace, stand_in_of
+from opreplay.replay.ops.table import formula_of
+from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
+
+POINTS = ("schema", "shape inference", "correctness")
+"""What is tried on a stand-in."""
+FORMULA = "an independent formula"
+LIBRARY = "the stand-in"
+
+Tell = Callable[[str, int, int], None]
+
+
+class StandIn(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one op."""
+
+    op: str
+    against: str
+    """What it was held against; "" where no call of it could be made up."""
+    verdicts: dict[str, Verdict] = {}
+    """By point."""
+    cases: int = 0
+    ulp: float | None = None
+    """Largest distance to the formula in float64."""
+    detail: str = ""
+    """The first case that fails, or why none could be tried."""
+
+    @property
+    def failed(self) -> bool:
+        return any(verdict in ("fail", "missing") for verdict in self.verdicts.values())
+
+
+class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them."""
+
+    device: str
+    rows: tuple[StandIn, ...]
+
+    def of(self, against: str) -> list[StandIn]:
+        """The ops that were held against this."""
+        return [row for row in self.rows if row.against == against]
+
+    @property
+    def failed(self) -> list[StandIn]:
+        return [row for row in self.rows if row.failed]
+
+
+def check_stand_ins(
+    pattern: str = "*", *, library: str | None = None, device: str = "cpu", seed: int = 0, tell: Tell | None = None
+) -> Fidelity:
+    """Check the stand-ins whose name matches a glob; with `library` the library's own ops against them.
+
+    All in this process: stand-ins are code of ours. Raises UsageError where nothing matches, EnvironmentRefused for a
+    library or device that is not here.
+    """
+    names = [name for group in implemented().values() for name in group if fnmatchcase(name, pattern)]
+    if library is not None:
+        names = [name for name in names if LIBRARY_OF[name.partition("::")[0]] == library]
+    if not names:
+        raise UsageError(f"no stand-in is called {pattern}", hint="Give a glob such as '_C::*'; docs/vendor-ops.md.")
+    options = RunOptions(device=device, seed=seed)
+    executor = make_executor(WorkerConfig(options=options, memory_bytes=environment.default_op_bytes()))
+    assert isinstance(executor, TorchExecutor)
+    rows: list[StandIn] = []
+    try:
+        for number, name in enumerate(names):
+            if tell is not None:
+                tell(name, number, len(names))
+            rows.append(_checked(name, executor, seed, library))
+    finally:
+        executor.close()
+    return Fidelity(device=device, rows=tuple(rows))
+
+
+def _checked(name: str, executor: TorchExecutor, seed: int, library: str | None) -> StandIn:
+    known = formula_of(name)
+    try:
+        if library is not None:
+            target = find_target(name)  # imports the library first
+            if is_reference(name):
+                raise EnvironmentRefused(f"{library} is not installed", hint=f"Install {library}, or leave it out.")
+            reference = Reference(text=LIBRARY, function=stand_in_of(name))
+        else:
+            register_namespace(name.partition("::")[0])
+            target = find_target(name)
+            reference = ITSELF if known is None else Reference(text=FORMULA, function=OfNames(known.compute))
+        bench = Bench(target=target, reference=reference, executor=executor, seed=seed, bases=[], compact_bases=[])
+        newest = target.specs[0].overload
+        if known is not None:
+            specs = [spec for spec in target.specs if spec.overload == newest]
+            bench.bases = [working_case(bench, given_cases(known.call, name, specs))]
+        else:
+            bench.bases = [made_up_case(bench, name, target)]
+    except EnvironmentRefused:
+        raise
+    except OpReplayError as error:
+        return StandIn(op=name, against="", detail=str(error))
+    bench.compact_bases = [working_case(bench, compact(base) or [base], base) for base in bench.bases]
+    return _judged(name, bench)
+
+
+def _judged(name: str, bench: Bench) -> StandIn:
+    findings: dict[str, Sequence[Finding]] = {}
+    for point in POINTS:
+        found: list[Any] = [run_trial(one) for one in TRIALS[point](bench)]
+        findings[point] = found
+    results = [point_result(point, found) for point, found in findings.items()]
+    wrong = next((one for one in results if one.verdict in ("fail", "missing")), None)
+    ulps = [one.ulp for one in results[-1].cases if one.ulp is not None]
+    base = next((one for one in results[-1].cases if one.verdict == "pass"), None)
+    against = bench.reference.text if base is not None or wrong is not None else ""
+    return StandIn(
+        op=name,
+        against=against,
+        verdicts={one.point: one.verdict for one in results},
+        cases=sum(len(one.of("pass", "fail")) for one in results),
+        ulp=max(ulps, default=None),
+        detail="" if wrong is None else f"{wrong.point}: {wrong.detail}",
+    )

@@ -1,0 +1,71 @@
+# pyright: strict
+"""A CANN kernel call with its shapes, dtypes and formats, a prediction for it, and sizes that both sides need."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.model import TensorSpec
+
+Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "slow path", "aicpu", "none"]
+Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
+State = Literal["cold", "warm", "network"]
+"""What the caches held when a kernel was measured, or is predicted to start: nothing of its data ("cold": L2 was
+cleared); its data and its code ("warm": the same call over and over); what a network left there ("network")."""
+
+
+class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One kernel launch: what the lowering makes of an op and what a row of kernel_details.csv says."""
+
+    type: str
+    """CANN operator type: "MatMulV3", "Add", "SoftmaxV2", "hcom_allReduce_", ..."""
+    inputs: tuple[TensorSpec | None, ...]
+    outputs: tuple[TensorSpec | None, ...]
+    attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
+    """What shapes do not tell: "transpose_a", "causal", "dims", "context_lens", "world_size", ..."""
+    count: int = 1
+
+
+class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The cost of one kernel call on one device, in microseconds."""
+
+    time_us: float
+    bound: Bound
+    terms_us: dict[str, float]
+    """Parts of the time by name: "launch", "cube", "vector", "hbm", "l2", "fixpipe", ..."""
+    confidence: Confidence
+    low_us: float
+    high_us: float
+    """80 % band."""
+    nearby_factor: float = 1.0
+    """What kernels measured nearby on the same SoC made of the time; the terms have it in them."""
+    extrapolated: bool = False
+    """Sizes, dtype or layout lie far outside what was measured of its family: the band is wide."""
+    slow_path: str = ""
+    """What slow path of the library it takes, where one is known."""
+    state: State = "network"
+    """What the caches are taken to hold when it starts."""
+    algorithm: str = ""
+    """Of a collective: how it runs on the links."""
+
+
+HALF = frozenset({"float16", "bfloat16"})
+UNKNOWN_BYTES = 4
+"""Of one element of a dtype that nobody knows, as a wrong guess is better than free work."""
+UNIFIED_BUFFER = 192 << 10
+"""Bytes of a vector core's memory (Ascend 910B: CANN's platform configuration, "ub_size")."""
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element."""
+    return ITEMSIZE_BYTES.get(dtype, UNKNOWN_BYTES)
+
+
+def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Shape after broadcasting; where shapes do not fit, the larger size of each dimension."""
+    rank = max((len(s) for s in shapes), default=0)
+    padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True)) if rank else ()

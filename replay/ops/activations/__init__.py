@@ -1,0 +1,2 @@
+# pyright: strict
+"""Activations and softmax."""

@@ -1,0 +1,114 @@
+# pyright: strict
+"""Ops of the family `activations`: cost on a device, initializer and counter of work of each."""
+
+from __future__ import annotations
+
+from opreplay.replay.ops.costs.pointwise import elementwise, random_fill
+from opreplay.replay.ops.costs.rows import norms
+from opreplay.replay.ops.costs.vendor import shared
+from opreplay.replay.ops.table import family
+
+family(
+    "activations",
+    "cast",
+    """
+        npu::npu_dtype_cast_backward
+    """,
+    cost=elementwise.cast,
+)
+family(
+    "activations",
+    "geglu",
+    """
+        _C::fatrelu_and_mul _C::gelu_and_mul _C::gelu_tanh_and_mul npu::npu_geglu npu::npu_gelu_mul
+    """,
+    cost=elementwise.geglu,
+)
+family(
+    "activations",
+    "swiglu",
+    """
+        _C::mul_and_silu _C::silu_and_mul _C::silu_and_mul_quant _C::silu_and_mul_with_clamp _C::swigluoai_and_mul
+        npu::npu_clipped_swiglu inputs=row_numbers
+    """,
+    cost=elementwise.swiglu,
+)
+family(
+    "activations",
+    "swiglu backward",
+    """
+        npu::npu_geglu_grad
+    """,
+    cost=elementwise.swiglu_backward,
+)
+family(
+    "activations",
+    "vendor activation",
+    """
+        _C::gelu_fast _C::gelu_new _C::gelu_quick npu::fast_gelu npu::npu_silu
+    """,
+    cost=elementwise.vendor_activation,
+)
+family(
+    "activations",
+    "dropout",
+    """
+        npu::npu_dropout_with_add_softmax
+    """,
+    cost=random_fill.dropout,
+)
+family(
+    "activations",
+    "softmax",
+    """
+        npu::npu_scaled_masked_softmax
+    """,
+    cost=norms.softmax,
+)
+family(
+    "activations",
+    "not predicted",
+    """
+        npu::npu_prefetch
+    """,
+    uncosted="loads ahead beside other kernels: its time is theirs",
+)
+family(
+    "activations",
+    "not predicted",
+    """
+        npu::npu_alloc_float_status npu::npu_clear_float_status npu::npu_get_float_status
+    """,
+    uncosted="reads or clears a flag of the device, not a tensor",
+)
+family(
+    "activations",
+    "one kernel over the widest tensor",
+    """
+        npu::_npu_dtype_cast_backward kernel=Cast
+        npu::_dropout_with_byte_mask npu::_dropout_with_byte_mask_backward kernel=DropOutDoMask
+        npu::dropout_with_byte_mask npu::npu_dropout_do_mask kernel=DropOutDoMask
+        npu::one_ kernel=Fill
+        npu::npu_fast_gelu_backward npu::npu_gelu_backward kernel=GeluGrad
+        npu::_amp_foreach_non_finite_check kernel=IsFinite
+        npu::npu_mish kernel=Mish
+        npu::npu_mish_backward kernel=MishGrad
+        _C::relu_squared kernel=Relu
+        npu::npu_attn_softmax_backward_ npu::npu_dropout_with_add_softmax_backward kernel=SoftmaxGrad
+        npu::npu_scaled_masked_softmax_backward kernel=SoftmaxGrad
+        te_softmax::scaled_aligned_causal_masked_softmax_bwd te_softmax::scaled_masked_softmax_bwd kernel=SoftmaxGrad
+        te_softmax::scaled_softmax_bwd te_softmax::scaled_upper_triang_masked_softmax_bwd kernel=SoftmaxGrad
+        npu::npu_attn_softmax_ npu::npu_masked_softmax_with_rel_pos_bias kernel=SoftmaxV2
+        te_softmax::scaled_aligned_causal_masked_softmax_fwd te_softmax::scaled_masked_softmax_fwd kernel=SoftmaxV2
+        te_softmax::scaled_softmax_fwd te_softmax::scaled_upper_triang_masked_softmax_fwd kernel=SoftmaxV2
+        npu::npu_silu_backward kernel=SwishGrad
+    """,
+    kernels=shared.widest,
+)
+family(
+    "activations",
+    "without a cost of their own",
+    """
+        npu::npu_dtype_cast_ npu::npu_format_cast_ npu::npu_silu_
+    """,
+)

@@ -1,0 +1,270 @@
+"""torch_npu's activations and softmaxes with their gradients, and elementwise odds and ends (`npu::*`)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+
+_QUICK = 1.702
+
+
+@stands_for("npu::fast_gelu")
+def fast_gelu(self: Tensor) -> Tensor:
+    """x · sigmoid(1.702 x)."""
+    return self * torch.sigmoid(_QUICK * self)
+
+
+@stands_for("npu::npu_fast_gelu_backward")
+def fast_gelu_backward(grad: Tensor, self: Tensor) -> Tensor:
+    """Gradient of fast_gelu."""
+    share = torch.sigmoid(_QUICK * self)
+    return grad * (share + _QUICK * self * share * (1 - share))
+
+
+@stands_for("npu::npu_gelu_backward")
+def gelu_backward(grad_output: Tensor, self: Tensor, approximate: str) -> Tensor:
+    """Gradient of GELU."""
+    return torch.ops.aten.gelu_backward(grad_output, self, approximate=approximate or "none")
+
+
+@stands_for("npu::npu_gelu_mul")
+def gelu_mul(input: Tensor, approximate: str) -> Tensor:
+    """gelu(first half) · second half."""
+    first, second = input.chunk(2, -1)
+    return F.gelu(first, approximate=approximate or "none") * second
+
+
+def _geglu_halves(self: Tensor, dim: int, activate_left: bool) -> tuple[Tensor, Tensor]:
+    """(activated half, the other)."""
+    left, right = self.chunk(2, dim)
+    return (left, right) if activate_left else (right, left)
+
+
+def _approximate(approximate: int) -> str:
+    return "tanh" if approximate == 1 else "none"
+
+
+@stands_for("npu::npu_geglu")
+def geglu(self: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
+    """(other half · gelu(activated half), gelu(activated half)); the right half is activated unless told."""
+    active, other = _geglu_halves(self, dim, activate_left)
+    gelu = F.gelu(active, approximate=_approximate(approximate))
+    return other * gelu, gelu
+
+
+@stands_for("npu::npu_geglu_grad")
+def geglu_grad(
+    grad_output: Tensor, self: Tensor, gelu: Tensor, dim: int, approximate: int, activate_left: bool
+) -> Tensor:
+    """Gradient of npu_geglu."""
+    active, other = _geglu_halves(self, dim, activate_left)
+    dactive = torch.ops.aten.gelu_backward(grad_output * other, active, approximate=_approximate(approximate))
+    dother = grad_output * gelu
+    return torch.cat((dactive, dother) if activate_left else (dother, dactive), dim)
+
+
+@stands_for("npu::npu_silu")
+def silu(self: Tensor) -> Tensor:
+    """SiLU."""
+    return F.silu(self)
+
+
+@stands_for("npu::npu_silu_")
+def silu_(self: Tensor) -> Tensor:
+    """SiLU in place."""
+    return self.copy_(F.silu(self))
+
+
+@stands_for("npu::npu_silu_backward")
+def silu_backward(grad_output: Tensor, x0: Tensor) -> Tensor:
+    """Gradient of SiLU at x0; x1, its result, is not needed."""
+    return torch.ops.aten.silu_backward(grad_output, x0)
+
+
+@stands_for("npu::npu_mish")
+def mish(self: Tensor) -> Tensor:
+    """Mish."""
+    return F.mish(self)
+
+
+@stands_for("npu::npu_mish_backward")
+def mish_backward(grad: Tensor, input: Tensor) -> Tensor:
+    """Gradient of Mish."""
+    inner = torch.tanh(F.softplus(input))
+    return grad * (inner + input * torch.sigmoid(input) * (1 - inner * inner))
+
+
+@stands_for("npu::npu_clipped_swiglu")
+def clipped_swiglu(
+    x: Tensor, group_index: Tensor | None, dim: int, alpha: float, limit: float, bias: float, interleaved: bool
+) -> Tensor:
+    """gpt-oss's gate: (up + bias) · gate · sigmoid(alpha · gate), both clamped; rows behind the last group are zero."""
+    if interleaved:
+        pairs = x.unflatten(dim, (-1, 2)).movedim(dim + 1 if dim >= 0 else dim, -1)
+        gate, up = pairs[..., 0], pairs[..., 1]
+    else:
+        gate, up = x.chunk(2, dim)
+    gate, up = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
+    out = ((up + bias) * gate * torch.sigmoid(alpha * gate)).to(x.dtype)
+    if group_index is None:
+        return out
+    row = torch.arange(out.shape[0], device=x.device).reshape(-1, *[1] * (out.dim() - 1))
+    return out.masked_fill(row >= group_index.sum(), 0.0)
+
+
+def _scaled_mask(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -> Tensor:
+    hidden = mask.to(torch.bool)
+    if fixed_triu_mask:
+        hidden = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+    # The kernels put −10000 where the mask is set, not −∞.
+    return (x.float() * scale).masked_fill(hidden, -10000.0)
+
+
+@stands_for("npu::npu_scaled_masked_softmax")
+def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -> Tensor:
+    """softmax(scale · x) over the last dim, −10000 where mask is set (or above the diagonal)."""
+    return _scaled_mask(x, mask, scale, fixed_triu_mask).softmax(-1).to(x.dtype)
+
+
+@stands_for("npu::npu_scaled_masked_softmax_backward")
+def scaled_masked_softmax_backward(
+    y_grad: Tensor, y: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool
+) -> Tensor:
+    """Gradient of npu_scaled_masked_softmax from its result y."""
+    hidden = mask.to(torch.bool)
+    if fixed_triu_mask:
+        hidden = torch.ones(y.shape[-2:], dtype=torch.bool, device=y.device).triu(1)
+    wide = y.float()
+    inner = (y_grad.float() - (y_grad.float() * wide).sum(-1, keepdim=True)) * wide * scale
+    return inner.masked_fill(hidden, 0.0).to(y.dtype)
+
+
+@stands_for("npu::npu_attn_softmax_")
+def attn_softmax_(self: Tensor) -> Tensor:
+    """softmax over the last dim, in place."""
+    return self.copy_(self.float().softmax(-1))
+
+
+@stands_for("npu::npu_attn_softmax_backward_")
+def attn_softmax_backward_(self: Tensor, grad_output: Tensor, values: Tensor) -> Tensor:
+    """Gradient of softmax with result self: of grad_output @ valuesᵀ, in place."""
+    upstream = grad_output.float() @ values.float().transpose(-1, -2)
+    wide = self.float()
+    return self.copy_((upstream - (upstream * wide).sum(-1, keepdim=True)) * wide)
+
+
+@stands_for("npu::npu_masked_softmax_with_rel_pos_bias")
+def masked_softmax_with_rel_pos_bias(
+    x: Tensor, atten_mask: Tensor | None, relative_pos_bias: Tensor, scale_value: float
+) -> Tensor:
+    """softmax(scale · x + mask + bias) over the last dim; a mask [W, S, S] goes before the heads' bias [N, S, S]."""
+    scores = x.float() * scale_value + relative_pos_bias.float()
+    if atten_mask is not None:
+        mask = atten_mask.float()
+        while mask.dim() < scores.dim():
+            mask = mask.unsqueeze(-3)
+        scores = scores + mask
+    return scores.softmax(-1).to(x.dtype)
+
+
+@stands_for("npu::npu_dtype_cast_")
+def dtype_cast_(self: Tensor, src: Tensor) -> Tensor:
+    """self takes src's values in its own dtype."""
+    return self.copy_(src)
+
+
+@stands_for("npu::npu_dtype_cast_backward", "npu::_npu_dtype_cast_backward")
+def dtype_cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """grad in the dtype of the input."""
+    return grad.to(dtype, copy=True)
+
+
+@stands_for("npu::npu_format_cast_")
+def format_cast_(self: Tensor, src: Tensor) -> Tensor:
+    """self takes src's values; private layouts are not reproduced."""
+    return self.copy_(src)
+
+
+@stands_for("npu::npu_dropout_do_mask")
+def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """(self where the packed mask has a one, scaled by 1 / (1 − p); the mask)."""
+    bits = torch.tensor((1, 2, 4, 8, 16, 32, 64, 128), device=mask.device, dtype=torch.uint8)
+    kept = (mask.unsqueeze(-1) & bits).flatten()[: self.numel()] != 0
+    scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
+    return (self * kept.reshape(self.shape) * scale).to(self.dtype), mask.clone()
+
+
+@stands_for("npu::_dropout_with_byte_mask")
+def dropout_with_byte_mask_pair(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """(self with each element kept with probability 1 − p and scaled, mask uint8)."""
+    kept = torch.rand(self.shape, device=self.device) >= p
+    scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
+    return (self * kept * scale).to(self.dtype), kept.to(torch.uint8)
+
+
+@stands_for("npu::dropout_with_byte_mask")
+def dropout_with_byte_mask(self: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout while training, else a copy."""
+    return dropout_with_byte_mask_pair(self, p)[0] if train else self.clone()
+
+
+@stands_for("npu::_dropout_with_byte_mask_backward")
+def dropout_with_byte_mask_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
+    """grad_output where mask is set, scaled as in the forward pass."""
+    scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
+    return (grad_output * mask.to(grad_output.dtype) * scale).to(grad_output.dtype)
+
+
+@stands_for("npu::npu_dropout_with_add_softmax")
+def dropout_with_add_softmax(
+    self: Tensor, x1: Tensor, alpha: float, prob: float, dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(mask uint8, softmax(alpha · self + x1), the softmax after dropout)."""
+    softmax = (self.float() * alpha + x1.float()).softmax(dim).to(self.dtype)
+    kept = torch.rand(self.shape, device=self.device) >= prob
+    scale = 0.0 if prob >= 1 else 1.0 / (1.0 - prob)
+    return kept.to(torch.uint8), softmax, (softmax * kept * scale).to(self.dtype)
+
+
+@stands_for("npu::npu_dropout_with_add_softmax_backward")
+def dropout_with_add_softmax_backward(
+    grad: Tensor, mask: Tensor, softmax_out: Tensor, alpha: float, prob: float, dim: int
+) -> tuple[Tensor, Tensor]:
+    """(gradient of self, gradient of x1)."""
+    scale = 0.0 if prob >= 1 else 1.0 / (1.0 - prob)
+    upstream = grad.float() * mask.float() * scale
+    wide = softmax_out.float()
+    inner = (upstream - (upstream * wide).sum(dim, keepdim=True)) * wide
+    return (inner * alpha).to(grad.dtype), inner.to(grad.dtype)
+
+
+@stands_for("npu::npu_alloc_float_status")
+def alloc_float_status(self: Tensor) -> Tensor:
+    """Eight zeros that the overflow status is read into."""
+    return torch.zeros(8, dtype=torch.float32, device=self.device)
+
+
+@stands_for("npu::npu_get_float_status", "npu::npu_clear_float_status")
+def float_status(self: Tensor) -> Tensor:
+    """A copy: nothing overflows here."""
+    return self.clone()
+
+
+@stands_for("npu::_amp_foreach_non_finite_check", fake=lambda scaled_grads: False)
+def non_finite_check(scaled_grads: list[Tensor]) -> bool:
+    """Whether any gradient holds inf or nan."""
+    return any(not bool(torch.isfinite(grad).all()) for grad in scaled_grads)
+
+
+@stands_for("npu::npu_prefetch")
+def prefetch(self: Tensor) -> None:
+    """Moves a weight towards the cores; nothing that a result shows."""
+
+
+@stands_for("npu::one_")
+def one_(self: Tensor) -> Tensor:
+    """Fills with ones."""
+    return self.fill_(1)

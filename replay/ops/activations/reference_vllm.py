@@ -1,0 +1,88 @@
+# pyright: strict
+"""vLLM's `_C` activations (csrc/libtorch_stable/activation_kernels.cu): all write to their first argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.activations import gated, gelu_quick, gelu_tanh, swiglu_oai
+from opreplay.replay.ops.maths.quantize import to_quantized
+
+_GATED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "silu_and_mul": ("result", F.silu),
+    "gelu_and_mul": ("out", F.gelu),
+    "gelu_tanh_and_mul": ("out", gelu_tanh),
+}
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_new": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu_quick": gelu_quick,
+    "relu_squared": lambda x: F.relu(x).square(),
+}
+
+
+def _declare_gated(name: str, target: str, activation: Callable[[Tensor], Tensor]) -> None:
+    if target == "result":
+
+        def write_result(result: Tensor, input: Tensor) -> None:
+            result.copy_(gated(input, activation))
+
+        stands_for(f"_C::{name}")(write_result)
+        return
+
+    def write_out(out: Tensor, input: Tensor) -> None:
+        out.copy_(gated(input, activation))
+
+    stands_for(f"_C::{name}")(write_out)
+
+
+def _declare_plain(name: str, activation: Callable[[Tensor], Tensor]) -> None:
+    def write_out(out: Tensor, input: Tensor) -> None:
+        out.copy_(activation(input))
+
+    stands_for(f"_C::{name}")(write_out)
+
+
+for _name, (_target, _activation) in _GATED.items():
+    _declare_gated(_name, _target, _activation)
+for _name, _activation in _PLAIN.items():
+    _declare_plain(_name, _activation)
+
+
+@stands_for("_C::mul_and_silu")
+def mul_and_silu(out: Tensor, input: Tensor) -> None:
+    """[.., 2d] → [.., d]: the first half times the activated second half."""
+    up, gate = input.chunk(2, dim=-1)
+    out.copy_(up * F.silu(gate))
+
+
+@stands_for("_C::fatrelu_and_mul")
+def fatrelu_and_mul(out: Tensor, input: Tensor, threshold: float) -> None:
+    """The first half where it is above the threshold, else 0, times the second."""
+    # Not F.threshold, which keeps NaN: what is not above the threshold is 0.
+    out.copy_(gated(input, lambda gate: torch.where(gate > threshold, gate, torch.zeros_like(gate))))
+
+
+@stands_for("_C::swigluoai_and_mul")
+def swigluoai_and_mul(out: Tensor, input: Tensor, alpha: float, limit: float) -> None:
+    """gpt-oss's gate; gate and up are interleaved."""
+    out.copy_(swiglu_oai(input, alpha, limit))
+
+
+@stands_for("_C::silu_and_mul_with_clamp")
+def silu_and_mul_with_clamp(result: Tensor, input: Tensor, limit: float, alpha: float, beta: float) -> None:
+    """gate · sigmoid(alpha · gate) · (up + beta), the gate clamped from above and up on both sides."""
+    gate, up = input.chunk(2, dim=-1)
+    gate = gate.clamp(max=limit)
+    result.copy_(gate * (alpha * gate).sigmoid() * (up.clamp(-limit, limit) + beta))
+
+
+@stands_for("_C::silu_and_mul_quant")
+def silu_and_mul_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
+    """silu_and_mul, then one fp8 scale for the whole tensor."""
+    result.copy_(to_quantized(gated(input.float(), F.silu), scale, result.dtype))

@@ -1,0 +1,179 @@
+# pyright: strict
+"""Which device-only op is replayed through what, and where the function is; imports torch only when one is loaded.
+
+An equivalent takes the arguments of the ORIGINAL schema, so a plan keeps the recorded op's arguments, and does the same
+work with ops that run anywhere. Its results are not bit-equal (random numbers and workspaces differ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ops.aten.legacy.forms import Legacy, legacy_form
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalent:
+    """How one op is replayed where it has no kernel."""
+
+    via: str
+    """The op that does the work; "plain torch" for a composition of several."""
+    module: str
+    function: str
+    needs_accelerator: bool = False
+    """The CPU kernel only works beside an accelerator's driver, or is a stub that accelerators replace."""
+    one_dtype: tuple[str, ...] = ()
+    """Arguments that the CPU kernel wants to be of one dtype: where they are not, it counts as missing."""
+    wants: tuple[tuple[str, str], ...] = ()
+    """(argument, dtype) without which the kernel counts as missing: the argument then has a device's own form."""
+    lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
+    """Whether the CPU has no kernel for a call with these types and values, by argument."""
+
+    def load(self) -> Callable[..., Any]:
+        """The function; it takes the original schema's arguments, keyword-only ones by name."""
+        return getattr(import_module(f"opreplay.replay.ops.aten.{self.module}"), self.function)
+
+
+def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
+    """{op: via}; the function bears the op's name without leading underscores."""
+    made: dict[str, Equivalent] = {}
+    for op, via in entries.items():
+        made[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"))
+    return made
+
+
+def equivalent_for(
+    name: str, dtypes: Mapping[str, str], values: Mapping[str, Any] | None = None, *, has_kernel: bool, device: str
+) -> Equivalent | None:
+    """The equivalent to use for a call, or None where the op itself can run or there is none.
+
+    `dtypes` are those of the tensor arguments, `values` what the others are, by name.
+    """
+    found = EQUIVALENTS.get(name)
+    if found is None or not has_kernel:
+        return found
+    if device.startswith("cpu") and found.needs_accelerator:
+        return found
+    if any(dtypes.get(argument, dtype) != dtype for argument, dtype in found.wants):
+        return found if not device.startswith("npu") else None
+    if found.lacks is not None and found.lacks(dtypes, values or {}):
+        return found if device.startswith("cpu") else None
+    mixed = {dtypes[argument] for argument in found.one_dtype if argument in dtypes}
+    return found if device.startswith("cpu") and len(mixed) > 1 else None
+
+
+def equivalent_of(op: ReplayOp) -> Equivalent | Legacy | None:
+    """What an op of a plan that goes through an equivalent really calls; None where that is an op of another name."""
+    form = legacy_form(op.name, op.overload)
+    if form is not None:
+        return form
+    return EQUIVALENTS.get(op.name) if op.resolved_by == "equivalent" else None
+
+
+def _writes_float(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
+    return values.get("half_to_float") is True
+
+
+def _writes_half(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
+    return dtypes.get("grad_output") == "float32" and values.get("input_dtype") in ("torch.float16", "torch.bfloat16")
+
+
+_SDPA = "aten::scaled_dot_product_attention"
+_SDPA_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+
+EQUIVALENTS: dict[str, Equivalent] = {
+    **_entries("convolution", {
+        "cudnn_convolution": "aten::convolution",
+        "cudnn_convolution_transpose": "aten::convolution",
+        "cudnn_convolution_relu": "aten::convolution",
+        "cudnn_convolution_add_relu": "aten::convolution",
+        "miopen_convolution": "aten::convolution",
+        "miopen_convolution_transpose": "aten::convolution",
+        "miopen_depthwise_convolution": "aten::convolution",
+        "miopen_convolution_relu": "aten::convolution",
+        "miopen_convolution_add_relu": "aten::convolution",
+        "_conv_depthwise2d": "aten::convolution",
+        "conv_depthwise3d": "aten::convolution",
+    }),
+    **{f"aten::{op}_overrideable": Equivalent(
+        via=f"aten::{op}", module="convolution", function=f"{op}_overrideable", needs_accelerator=True,
+    ) for op in ("convolution", "convolution_backward")},
+    **{f"aten::_{op}": Equivalent(via=f"aten::_{op}", module="softmax", function=f"{op}_to_float", lacks=_writes_float)
+       for op in ("softmax", "log_softmax")},
+    **{f"aten::_{op}_data": Equivalent(
+        via=f"aten::_{op}_data", module="softmax", function=f"{op}_to_half", lacks=_writes_half,
+    ) for op in ("softmax_backward", "log_softmax_backward")},
+    **_entries("products", {"_scaled_grouped_mm": "aten::_grouped_mm"}),
+    **_entries("norm", {
+        "cudnn_batch_norm": "aten::native_batch_norm",
+        "cudnn_batch_norm_backward": "aten::native_batch_norm_backward",
+        "miopen_batch_norm": "aten::native_batch_norm",
+        "miopen_batch_norm_backward": "aten::native_batch_norm_backward",
+        "batch_norm_stats": "plain torch",
+        "batch_norm_elemt": "plain torch",
+        "batch_norm_gather_stats": "plain torch",
+        "batch_norm_gather_stats_with_counts": "plain torch",
+        "batch_norm_backward_reduce": "plain torch",
+        "batch_norm_backward_elemt": "plain torch",
+        "_fused_rms_norm_backward": "plain torch",
+    }),
+    **_entries("attention", {
+        "_scaled_dot_product_flash_attention": _SDPA,
+        "_scaled_dot_product_efficient_attention": _SDPA,
+        "_scaled_dot_product_cudnn_attention": _SDPA,
+        "_flash_attention_forward": _SDPA,
+        "_efficient_attention_forward": _SDPA,
+        "_cudnn_attention_forward": _SDPA,
+    }),
+    **_entries("attention_backward", {
+        "_scaled_dot_product_flash_attention_backward": _SDPA_BACKWARD,
+        "_scaled_dot_product_efficient_attention_backward": _SDPA_BACKWARD,
+        "_scaled_dot_product_cudnn_attention_backward": _SDPA_BACKWARD,
+        "_flash_attention_backward": _SDPA_BACKWARD,
+        "_efficient_attention_backward": _SDPA_BACKWARD,
+        "_cudnn_attention_backward": _SDPA_BACKWARD,
+    }),
+    **_entries("recurrent", {
+        "_cudnn_rnn": "aten::lstm, gru or rnn",
+        "miopen_rnn": "aten::lstm, gru or rnn",
+        "_cudnn_rnn_flatten_weight": "aten::cat",
+        "_thnn_fused_lstm_cell": "plain torch",
+        "_thnn_fused_gru_cell": "plain torch",
+    }),
+    **_entries("recurrent_backward", {
+        "_cudnn_rnn_backward": "forward and backward of aten::lstm, gru or rnn",
+        "miopen_rnn_backward": "forward and backward of aten::lstm, gru or rnn",
+        "_thnn_fused_lstm_cell_backward_impl": "plain torch",
+        "_thnn_fused_gru_cell_backward": "plain torch",
+    }),
+    **_entries("losses", {
+        "_cudnn_ctc_loss": "aten::_ctc_loss",
+        "miopen_ctc_loss": "aten::_ctc_loss",
+    }),
+    **_entries("pointwise", {
+        "cudnn_grid_sampler_backward": "aten::grid_sampler_2d_backward",
+        "cudnn_affine_grid_generator_backward": "aten::affine_grid_generator_backward",
+        "_fused_dropout": "aten::native_dropout",
+        "_masked_scale": "aten::mul",
+        "cudnn_grid_sampler": "aten::grid_sampler",
+        "cudnn_affine_grid_generator": "aten::affine_grid_generator",
+        "_weight_int4pack_mm": "aten::_weight_int4pack_mm_for_cpu",
+    }),
+    **{f"aten::{op}": Equivalent(via="aten::clone", module="pointwise", function="pin_memory", needs_accelerator=True)
+       for op in ("pin_memory", "_pin_memory")},
+    "aten::native_batch_norm_backward": Equivalent(
+        via="aten::native_batch_norm_backward", module="norm", function="native_batch_norm_backward",
+        one_dtype=("weight", "running_mean", "running_var", "save_mean", "save_invstd"),
+    ),
+    "aten::max_pool2d_with_indices_backward": Equivalent(
+        via="aten::max_pool2d_with_indices_backward", module="pointwise", function="max_pool2d_backward",
+        wants=(("indices", "int64"),),
+    ),
+    **{f"aten::{op}": Equivalent(via=f"aten::{op}", module="pointwise", function=f"{op}_to_dtype")
+       for op in ("mm", "bmm", "addmm", "baddbmm")},
+}  # fmt: skip
+"""By the recorded name. `mm` and its kind are here for their `dtype` overloads; the others have kernels everywhere."""

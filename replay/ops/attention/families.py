@@ -1,0 +1,98 @@
+# pyright: strict
+"""Ops of the family `attention`: cost on a device, initializer and counter of work of each."""
+
+from __future__ import annotations
+
+from opreplay.replay.ops.costs.layers import attention, moe, paged
+from opreplay.replay.ops.costs.moves import movement
+from opreplay.replay.ops.costs.vendor import shared
+from opreplay.replay.ops.table import family
+
+family(
+    "attention",
+    "heads third",
+    """
+        aiter::_flash_attn_forward aiter::fmha_v3_fwd flash_attn::_flash_attn_forward
+        aiter::fmha_v3_varlen_fwd aiter::mha_varlen_fwd flash_attn::_flash_attn_varlen_forward inputs=paged_attention
+        flash_attn_3::_flash_attn_forward flash_attn_3::fwd sglang::flash_attn_varlen_func_op inputs=paged_attention
+        xformers::efficient_attention_forward_cutlass xformers_flash3::flash_fwd inputs=paged_attention
+        xformers_flash::flash_fwd inputs=paged_attention
+        aiter::mha_fwd vllm::flash_attn_maxseqlen_wrapper vllm::torch_sdpa_wrapper inputs=row_numbers
+        vllm::triton_attn_wrapper vllm::xformers_attn_seqlens_wrapper inputs=row_numbers
+    """,
+    cost=attention.heads_third,
+)
+family(
+    "attention",
+    "heads third backward",
+    """
+        aiter::_flash_attn_backward aiter::fmha_v3_bwd aiter::mha_bwd flash_attn::_flash_attn_backward
+        aiter::fmha_v3_varlen_bwd aiter::mha_varlen_bwd flash_attn::_flash_attn_varlen_backward inputs=paged_attention
+        flash_attn_3::_flash_attn_backward xformers_flash3::flash_bwd xformers_flash::flash_bwd inputs=paged_attention
+    """,
+    cost=attention.heads_third_backward,
+)
+family(
+    "attention",
+    "npu training",
+    """
+        npu::npu_flash_attention npu::npu_fusion_attention npu::npu_fusion_attention_v2
+    """,
+    cost=attention.npu_training,
+)
+family(
+    "attention",
+    "npu training backward",
+    """
+        npu::npu_flash_attention_grad npu::npu_fusion_attention_grad
+    """,
+    cost=attention.npu_training_backward,
+)
+family(
+    "attention",
+    "opaque layer",
+    """
+        vllm::moe_forward vllm::moe_forward_shared
+    """,
+    cost=moe.opaque_layer,
+    inputs="moe_routing",
+    work="moe.count_scores",
+)
+family(
+    "attention",
+    "paged",
+    """
+        _C::paged_attention_v1 _C::paged_attention_v2 _rocm_C::paged_attention _vllm_fa2_C::fwd_kvcache
+        _vllm_fa2_C::varlen_fwd _vllm_fa3_C::fwd aiter::mha_batch_prefill aiter::pa_fwd_asm
+        aiter::paged_attention_ragged npu::_npu_paged_attention npu::npu_fused_infer_attention_score
+        npu::npu_incre_flash_attention npu::npu_prompt_flash_attention vllm::flash_attn_varlen_func
+        vllm::flash_attn_with_kvcache vllm::unified_attention vllm::unified_attention_with_output
+        vllm::unified_mla_attention vllm::unified_mla_attention_with_output
+    """,
+    cost=paged.paged,
+    inputs="paged_attention",
+)
+family(
+    "attention",
+    "cache write",
+    """
+        vllm::unified_kv_cache_update
+    """,
+    cost=movement.cache_write,
+)
+family(
+    "attention",
+    "merged attention",
+    """
+        _C::merge_attn_states flash_attn_3::fwd_combine npu::npu_attention_update npu::npu_ring_attention_update
+    """,
+    cost=shared.merged_attention,
+)
+family(
+    "attention",
+    "without a cost of their own",
+    """
+        aiter::paged_attention_rocm aiter::paged_attention_v1 sgl_kernel::cutlass_mla_decode
+    """,
+    inputs="paged_attention",
+)

@@ -1,0 +1,274 @@
+"""aiter's attention (aiter/ops/mha.py, attention.py): dense, varlen, CSR-paged prefill, and paged decode."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.attention.reference_flash import sequences
+from opreplay.replay.ops.attention.reference_vllm import paged_keys_values
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, ends, gather_blocks
+from opreplay.replay.ops.maths.quantize import fp8_view
+
+_Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _out_dtype(q: Tensor) -> torch.dtype:
+    return torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
+
+
+def _descale(*scales: Tensor | None) -> float:
+    factor = 1.0
+    for scale in scales:
+        factor *= 1.0 if scale is None else float(scale.float().mean())
+    return factor
+
+
+def _refuse(dropout_p: float, bias: Tensor | None) -> None:
+    if dropout_p > 0 or bias is not None:
+        raise ValueError("dropout and bias are not implemented in the reference of aiter's attention")
+
+
+def _fake_dense(q: Tensor, v: Tensor, return_softmax_lse: bool) -> _Four:
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_out_dtype(q))
+    shape = (q.shape[0], q.shape[2], q.shape[1]) if return_softmax_lse else (0,)
+    return out, q.new_empty(shape, dtype=torch.float32), _empty(q), q.new_empty((2,), dtype=torch.int64)
+
+
+def _empty(q: Tensor) -> Tensor:
+    return q.new_empty((0,), dtype=torch.uint8)
+
+
+def _state(q: Tensor) -> Tensor:
+    """The random state of a call without dropout."""
+    return torch.zeros(2, dtype=torch.int64, device=q.device)
+
+
+@stands_for("aiter::fmha_v3_fwd", "aiter::mha_fwd", fake=_fake_dense)
+def dense_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    return_softmax_lse: bool,
+    out: Tensor | None,
+    bias: Tensor | None,
+    alibi_slopes: Tensor | None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+) -> _Four:
+    """Dense [B, S, H, D] → (out, lse float32 [B, H, Sq] or empty, dropout mask (empty), random state int64 [2])."""
+    _refuse(dropout_p, bias)
+    rules = Rules(
+        scale=softmax_scale * _descale(q_descale, k_descale),
+        causal=is_causal,
+        window=(window_size_left, window_size_right),
+        alibi=alibi_slopes,
+        sinks=sink_ptr,
+    )
+    wide = q.to(_out_dtype(q))
+    parts = [attend(wide[i], k[i], v[i], rules, need_lse=return_softmax_lse) for i in range(q.shape[0])]
+    result = torch.stack([part[0] for part in parts])
+    if v_descale is not None:
+        result = (result * _descale(v_descale)).to(result.dtype)
+    if out is not None:
+        out.copy_(result)
+    sums = [part[1] for part in parts if part[1] is not None]
+    lse = torch.stack(sums) if sums else q.new_empty((0,), dtype=torch.float32)
+    return result, lse, _empty(q), _state(q)
+
+
+@stands_for("aiter::_flash_attn_forward", fake=lambda q, v: _fake_dense(q, v, False)[0])
+def flash_attn_forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The form with three tensors that test traces hold: dense [B, S, H, D], no mask, scale 1/√D."""
+    rules = Rules(scale=q.shape[-1] ** -0.5)
+    return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
+
+
+def _fake_packed(q: Tensor, v: Tensor, return_softmax_lse: bool) -> _Four:
+    width = v.shape[-1]
+    out = q.new_empty((*q.shape[:-1], width), dtype=_out_dtype(q))
+    shape = (q.shape[1], q.shape[0]) if return_softmax_lse else (0,)
+    return out, q.new_empty(shape, dtype=torch.float32), _empty(q), q.new_empty((2,), dtype=torch.int64)
+
+
+@stands_for("aiter::fmha_v3_varlen_fwd", "aiter::mha_varlen_fwd", fake=_fake_packed)
+def varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    dropout_p: float,
+    softmax_scale: float,
+    logits_soft_cap: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    return_softmax_lse: bool,
+    out: Tensor | None,
+    block_table: Tensor | None,
+    bias: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sink_ptr: Tensor | None = None,
+) -> _Four:
+    """Packed [T, H, D], keys packed or paged by block_table with lengths from cu_seqlens_k."""
+    _refuse(dropout_p, bias)
+    rules = Rules(
+        scale=softmax_scale,
+        causal=is_causal,
+        window=(window_size_left, window_size_right),
+        softcap=logits_soft_cap,
+        alibi=alibi_slopes,
+        sinks=sink_ptr,
+    )
+    found = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, None, block_table)
+    return _packed_result(q, found.keys_values, found.query_ends, rules, return_softmax_lse, out)
+
+
+def _packed_result(
+    q: Tensor,
+    keys_values: list[tuple[Tensor, Tensor]],
+    query_ends: list[int],
+    rules: Rules,
+    need_lse: bool,
+    out: Tensor | None,
+    v_scale: float = 1.0,
+) -> _Four:
+    result, lse = attend_packed(q.to(_out_dtype(q)), keys_values, query_ends, rules, need_lse=need_lse)
+    if v_scale != 1.0:
+        result = (result * v_scale).to(result.dtype)
+    if out is not None:
+        out.copy_(result)
+    return result, q.new_empty((0,), dtype=torch.float32) if lse is None else lse, _empty(q), _state(q)
+
+
+@stands_for("aiter::mha_batch_prefill", fake=_fake_packed)
+def mha_batch_prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    kv_indptr: Tensor,
+    kv_page_indices: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    logits_soft_cap: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    return_softmax_lse: bool,
+    out: Tensor | None,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    kv_last_page_lens: Tensor | None = None,
+    seqlen_k: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+) -> _Four:
+    """q [T, H, D]; k, v [slots, Hkv, D] or [pages, page, Hkv, D]; sequence i owns
+    kv_page_indices[kv_indptr[i] : kv_indptr[i + 1]]."""
+    _refuse(dropout_p, bias)
+    rules = Rules(
+        scale=softmax_scale * _descale(q_descale, k_descale),
+        causal=is_causal,
+        window=(window_size_left, window_size_right),
+        softcap=logits_soft_cap,
+        alibi=alibi_slopes,
+        sinks=sink_ptr,
+    )
+    pairs = csr_keys_values(k, v, kv_indptr, kv_page_indices, kv_last_page_lens, seqlen_k)
+    query_ends = ends(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
+    return _packed_result(q, pairs, query_ends, rules, return_softmax_lse, out, _descale(v_descale))
+
+
+def csr_keys_values(
+    k: Tensor,
+    v: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    last_page_lens: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    """(k, v) [tokens, Hkv, D] of each sequence, whose pages a CSR list names; a 3-D cache has pages of one token.
+
+    Tokens of the last page: by `lengths`, else by `last_page_lens`, else all. Raises ValueError for 5-D caches.
+    """
+    if k.dim() == 5:
+        raise ValueError("5-D vectorised caches are not implemented")
+    pages_k, pages_v = (x.unsqueeze(1) if x.dim() == 3 else x for x in (k, v))
+    page = pages_k.shape[1]
+    bounds = ends(indptr, indices.shape[0], "kv_indptr")
+    last = last_page_lens.tolist() if last_page_lens is not None and page > 1 else None
+    given = lengths.tolist() if lengths is not None else None
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for i in range(len(bounds) - 1):
+        table = indices[bounds[i] : bounds[i + 1]]
+        tokens = table.shape[0] * page
+        if given is not None:
+            tokens = min(tokens, given[i])
+        elif last is not None and tokens:
+            tokens += last[i] - page
+        keys, values = (gather_blocks(x, table, tokens, page).flatten(0, 1)[:tokens] for x in (pages_k, pages_v))
+        pairs.append((keys, values))
+    return pairs
+
+
+@stands_for("aiter::paged_attention_ragged", fake=lambda out: torch.empty_like(out))
+def paged_attention_ragged(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    scale: float,
+    kv_indptr: Tensor,
+    kv_page_indices: Tensor,
+    kv_last_page_lens: Tensor,
+    alibi_slopes: Tensor | None,
+    kv_cache_dtype: str,
+    kv_cache_layout: str,
+    logits_soft_cap: float,
+    k_scale: Tensor,
+    v_scale: Tensor,
+) -> Tensor:
+    """query [S, H, D], one row a sequence; caches [pages, page, Hkv, D], heads before tokens for layout "HND"."""
+    caches = [fp8_view(cache, kv_cache_dtype) for cache in (key_cache, value_cache)]
+    if kv_cache_layout == "HND":
+        caches = [cache.transpose(1, 2) for cache in caches]
+    pairs = csr_keys_values(caches[0], caches[1], kv_indptr, kv_page_indices, kv_last_page_lens)
+    quantized = caches[0].dtype.itemsize == 1
+    rules = Rules(scale=scale * (_descale(k_scale) if quantized else 1.0), softcap=logits_soft_cap, alibi=alibi_slopes)
+    rows = list(range(len(pairs) + 1))
+    if len(pairs) > query.shape[0]:
+        raise ValueError(f"{len(pairs)} sequences but {query.shape[0]} queries")
+    result = attend_packed(query, pairs, rows, rules)[0] * (_descale(v_scale) if quantized else 1.0)
+    out.copy_(result)
+    return result.to(out.dtype)
+
+
+@stands_for("aiter::pa_fwd_asm", fake=lambda Q: torch.empty_like(Q))
+def pa_fwd_asm(
+    Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_lens: Tensor, out_: Tensor | None
+) -> Tensor:
+    """Q [S, H, D], scale 1/√D; K [blocks, Hkv, D/x, page, x], V [blocks, Hkv, page/x, D, x] or [blocks, Hkv, D, page].
+
+    Quantisation scales of the cache are not applied: the work is the same.
+    """
+    values = V.permute(0, 1, 3, 2, 4).flatten(3) if V.dim() == 5 else V
+    lengths = context_lens.tolist()
+    pairs = [
+        paged_keys_values(K, values, block_tables[i], length, Q.dtype) for i, length in enumerate(lengths[: Q.shape[0]])
+    ]
+    result = attend_packed(Q, pairs, list(range(len(pairs) + 1)), Rules(scale=Q.shape[-1] ** -0.5))[0]
+    if out_ is not None:
+        out_.copy_(result)
+    return result

@@ -1,0 +1,265 @@
+"""flash-attention: `flash_attn::*` (custom ops of the Python package) and vLLM's builds `_vllm_fa2_C`, `_vllm_fa3_C`.
+
+Dropout is refused where it is not zero, as its random numbers cannot be reproduced; so are rotary embeddings and new
+keys inside `fwd` of version 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, ends, gather_pages
+
+
+def _refuse(condition: bool, what: str) -> None:
+    if condition:
+        raise ValueError(f"{what} is not implemented by the reference of flash-attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """Where the keys of each sequence of a varlen call are."""
+
+    query_ends: list[int]
+    keys_values: list[tuple[Tensor, Tensor]]
+
+
+def sequences(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    block_table: Tensor | None,
+) -> Sequences:
+    """Packed k, v [T, Hkv, D] by cu_seqlens_k, or paged [blocks, page, Hkv, D] by block_table [B, blocks].
+
+    seqused_k gives the lengths in use where it is there; otherwise the steps of cu_seqlens_k are the lengths.
+    """
+    query_ends = ends(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
+    batch = len(query_ends) - 1
+    total = k.shape[0] if block_table is None else k.shape[0] * k.shape[1]
+    key_ends = ends(cu_seqlens_k, total, "cu_seqlens_k") if cu_seqlens_k is not None else [0] * (batch + 1)
+    lengths = [key_ends[i + 1] - key_ends[i] for i in range(batch)] if seqused_k is None else seqused_k.tolist()
+    pairs = []
+    for i in range(batch):
+        if block_table is not None:
+            pairs.append(tuple(gather_pages(x, block_table[i], lengths[i]) for x in (k, v)))
+        else:
+            pairs.append(tuple(x[key_ends[i] : key_ends[i] + lengths[i]] for x in (k, v)))
+    return Sequences(query_ends=query_ends, keys_values=pairs)
+
+
+def _result(out: Tensor, given: Tensor | None) -> Tensor:
+    """The value to return for an output that may have been given: an op must not return its own argument."""
+    if given is None:
+        return out
+    given.copy_(out)
+    return out
+
+
+def _fake_varlen_list(q: Tensor, v: Tensor) -> list[Tensor]:
+    return list(_fake_varlen(q, v)[:2])
+
+
+@stands_for("_vllm_fa2_C::varlen_fwd", fake=_fake_varlen_list)
+def vllm_varlen_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_k: Tensor | None,
+    leftpad_k: Tensor | None,
+    block_table: Tensor | None,
+    alibi_slopes: Tensor | None,
+    p_dropout: float,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+) -> list[Tensor]:
+    """[out [T, H, D], softmax_lse float32 [H, T]] of packed queries; keys packed or paged."""
+    _refuse(p_dropout > 0, "dropout")
+    _refuse(leftpad_k is not None, "leftpad_k")
+    rules = Rules(
+        scale=softmax_scale,
+        causal=is_causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        alibi=alibi_slopes,
+    )
+    found = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
+    result, lse = attend_packed(q, found.keys_values, found.query_ends, rules, need_lse=True)
+    assert lse is not None
+    return [_result(result, out), _blind_rows_up(lse)]
+
+
+def fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
+    """Output shapes of version 3's `fwd`."""
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_wide(q))
+    shape = (q.shape[1], q.shape[0]) if cu_seqlens_q is not None else (q.shape[0], q.shape[2], q.shape[1])
+    empty = q.new_empty((0,), dtype=torch.float32)
+    return [out, q.new_empty(shape, dtype=torch.float32), empty, empty.clone()]
+
+
+def _wide(q: Tensor) -> torch.dtype:
+    """fp8 queries give bfloat16."""
+    return torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
+
+
+@stands_for("_vllm_fa3_C::fwd", fake=fake_fa3)
+def vllm_fa3_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None,
+    q_v: Tensor | None,
+    out: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    leftpad_k: Tensor | None,
+    rotary_cos: Tensor | None,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    s_aux: Tensor | None = None,
+    cp_world_size: int = 1,
+) -> list[Tensor]:
+    """[out, softmax_lse, two empty accumulators]; q packed [T, H, D] with cu_seqlens_q, or [B, S, H, D] without.
+
+    Descales of fp8 operands are averaged over batch and heads.
+    """
+    for condition, what in (
+        (k_new is not None, "k_new"),
+        (q_v is not None, "q_v"),
+        (leftpad_k is not None, "leftpad_k"),
+        (rotary_cos is not None, "rotary"),
+        (cp_world_size > 1, "context parallelism"),
+    ):
+        _refuse(condition, what)
+    scale = softmax_scale
+    if q.dtype.itemsize == 1:
+        scale *= float((1 if q_descale is None else q_descale.mean()) * (1 if k_descale is None else k_descale.mean()))
+    rules = Rules(
+        scale=scale,
+        causal=is_causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    dense = cu_seqlens_q is None
+    batch = q.shape[0] if dense else 0
+    if dense:
+        cu_seqlens_q = torch.arange(0, batch * q.shape[1] + 1, q.shape[1], device=q.device)
+        if page_table is None:
+            cu_seqlens_k = torch.arange(0, batch * k.shape[1] + 1, k.shape[1], device=q.device)
+            k, v = k.flatten(0, 1), v.flatten(0, 1)
+    rows = (q.flatten(0, 1) if dense else q).to(_wide(q))
+    found = sequences(rows, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table)
+    result, lse = attend_packed(rows, found.keys_values, found.query_ends, rules, need_lse=True)
+    assert lse is not None
+    if v_descale is not None and v.dtype.itemsize == 1:
+        result = (result * v_descale.mean()).to(result.dtype)
+    if dense:
+        result = result.unflatten(0, (batch, -1))
+        lse = lse.unflatten(1, (batch, -1)).transpose(0, 1).contiguous()
+    empty = q.new_empty((0,), dtype=torch.float32)
+    return [_result(result, out), lse, empty, empty.clone()]
+
+
+def _fake_dense(q: Tensor, v: Tensor, return_softmax: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, queries, heads, _ = q.shape
+    return (
+        q.new_empty((batch, queries, heads, v.shape[-1])),
+        q.new_empty((batch, heads, queries), dtype=torch.float32),
+        q.new_empty((0,)),
+        q.new_empty((2,), dtype=torch.int64),
+    )
+
+
+@stands_for("flash_attn::_flash_attn_forward", fake=_fake_dense)
+def flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Dense [B, S, H, D] → (out, softmax_lse float32 [B, H, Sq], S_dmask (empty), rng_state int64 [2])."""
+    _refuse(dropout_p > 0, "dropout")
+    rules = _rules(softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
+    parts = [attend(q[i], k[i], v[i], rules, need_lse=True) for i in range(q.shape[0])]
+    lse = torch.stack([part[1] for part in parts if part[1] is not None])
+    return torch.stack([part[0] for part in parts]), _blind_rows_up(lse), q.new_empty((0,)), _no_random(q)
+
+
+def _fake_varlen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tokens, heads, _ = q.shape
+    return (
+        q.new_empty((tokens, heads, v.shape[-1])),
+        q.new_empty((heads, tokens), dtype=torch.float32),
+        q.new_empty((0,)),
+        q.new_empty((2,), dtype=torch.int64),
+    )
+
+
+@stands_for("flash_attn::_flash_attn_varlen_forward", fake=_fake_varlen)
+def flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    block_table: Tensor | None,
+    leftpad_k: Tensor | None,
+    seqused_k: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Packed [T, H, D] → (out, softmax_lse float32 [H, T], S_dmask (empty), rng_state int64 [2])."""
+    _refuse(dropout_p > 0, "dropout")
+    _refuse(leftpad_k is not None, "leftpad_k")
+    rules = _rules(softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
+    found = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
+    out, lse = attend_packed(q, found.keys_values, found.query_ends, rules, need_lse=True)
+    assert lse is not None
+    return out, _blind_rows_up(lse), q.new_empty((0,)), _no_random(q)
+
+
+def _blind_rows_up(lse: Tensor) -> Tensor:
+    """flash-attention 2 gives +inf for a row that sees no key, so that its weights are exp(score − inf) = 0."""
+    return lse.masked_fill(lse == -torch.inf, torch.inf)
+
+
+def _rules(scale: float, causal: bool, left: int, right: int, softcap: float, alibi_slopes: Tensor | None) -> Rules:
+    return Rules(scale=scale, causal=causal, window=(left, right), softcap=softcap, alibi=alibi_slopes)
+
+
+def _no_random(q: Tensor) -> Tensor:
+    """The random state of a call without dropout."""
+    return torch.zeros(2, dtype=torch.int64, device=q.device)

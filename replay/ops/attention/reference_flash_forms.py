@@ -1,0 +1,408 @@
+"""Attention under further names: flash-attention 3 as a package, vLLM's vision wrappers and kv-cache forms, xformers.
+
+The mathematics is in `attention`, lengths and pages as `flash_attention.sequences` reads them. Dropout, rotary
+embedding and new keys inside a kernel are refused where the kernel of that name is not the one that appends them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.attention.reference_flash import fake_fa3, sequences, vllm_fa3_fwd
+from opreplay.replay.ops.attention.reference_xformers import forward
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, ends, gather_pages
+
+_Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> _Four:
+    out, lse, first, second = fake_fa3(q, v, cu_seqlens_q)
+    return out, lse, first, second
+
+
+@stands_for("flash_attn_3::fwd", writes=("out",), fake=_fake_fa3)
+def fa3_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None,
+    q_v: Tensor | None,
+    out: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    leftpad_k: Tensor | None,
+    rotary_cos: Tensor | None,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    softmax_scale: float | None,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+) -> _Four:
+    """(out, softmax_lse, two empty accumulators); see `_vllm_fa3_C::fwd`. The scale defaults to 1/√D."""
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    found = vllm_fa3_fwd(
+        q,
+        k,
+        v,
+        k_new,
+        q_v,
+        out,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k,
+        page_table,
+        leftpad_k,
+        rotary_cos,
+        q_descale,
+        k_descale,
+        v_descale,
+        scale,
+        is_causal,
+        window_size_left,
+        window_size_right,
+        softcap,
+    )
+    result, lse, first, second = found
+    return result.clone() if out is not None else result, lse, first, second
+
+
+@stands_for("flash_attn_3::_flash_attn_forward", fake=_fake_fa3)
+def fa3_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None,
+    qv: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    leftpad_k: Tensor | None,
+    rotary_cos: Tensor | None,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+) -> _Four:
+    """As `flash_attn_3::fwd`."""
+    return fa3_fwd(
+        q,
+        k,
+        v,
+        k_new,
+        qv,
+        None,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k,
+        page_table,
+        leftpad_k,
+        rotary_cos,
+        q_descale,
+        k_descale,
+        v_descale,
+        softmax_scale,
+        causal,
+        window_size_left,
+        window_size_right,
+        softcap,
+    )
+
+
+@stands_for(
+    "flash_attn_3::fwd_combine",
+    writes=("out",),
+    fake=lambda out_partial, lse_partial, out_dtype: (
+        out_partial.new_empty(out_partial.shape[1:], dtype=out_dtype or out_partial.dtype),
+        lse_partial.new_empty(lse_partial.shape[1:]),
+    ),
+)
+def fa3_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    """Parts [splits, .., D] with log-sum-exps [splits, ..] merged into (out, log-sum-exp)."""
+    lse = torch.logsumexp(lse_partial.float(), 0)
+    weights = torch.exp(lse_partial.float() - lse).nan_to_num(0.0).unsqueeze(-1)
+    result = (out_partial.float() * weights).sum(0).to(out_dtype or out_partial.dtype)
+    if out is not None:
+        out.copy_(result)
+    return result, lse
+
+
+def _fake_cache(q: Tensor, vcache: Tensor) -> list[Tensor]:
+    return [
+        q.new_empty((*q.shape[:-1], vcache.shape[-1])),
+        q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32),
+    ]
+
+
+@stands_for("_vllm_fa2_C::fwd_kvcache", writes=("kcache", "vcache", "out"), fake=_fake_cache)
+def fwd_kvcache(
+    q: Tensor,
+    kcache: Tensor,
+    vcache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    seqlens_k: Tensor | None,
+    rotary_cos: Tensor | None,
+    cache_batch_idx: Tensor | None,
+    leftpad_k: Tensor | None,
+    block_table: Tensor | None,
+    alibi_slopes: Tensor | None,
+    out: Tensor | None,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+) -> list[Tensor]:
+    """[out [B, Sq, H, D], lse [B, H, Sq]]; new k, v [B, Sn, Hkv, D] go into the caches behind seqlens_k first.
+
+    Caches [B, S, Hkv, D], or pages [blocks, page, Hkv, D] with block_table. Raises ValueError for rotary embedding and
+    left padding.
+    """
+    if rotary_cos is not None or leftpad_k is not None:
+        raise ValueError("rotary embedding and left padding are not implemented in the reference of fwd_kvcache")
+    rules = Rules(
+        scale=softmax_scale,
+        causal=is_causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        alibi=alibi_slopes,
+    )
+    batch = q.shape[0]
+    lengths = seqlens_k.tolist() if seqlens_k is not None else [kcache.shape[1]] * batch
+    slots = cache_batch_idx.tolist() if cache_batch_idx is not None else list(range(batch))
+    outs, sums = [], []
+    for i in range(batch):
+        keys, values = kcache, vcache
+        if k is not None and v is not None:
+            for cache, rows in ((kcache, k[i]), (vcache, v[i])):
+                place = torch.arange(lengths[i], lengths[i] + rows.shape[0], device=q.device)
+                if block_table is None:
+                    cache[slots[i], place] = rows.to(cache.dtype)
+                else:
+                    page = cache.shape[1]
+                    cache[block_table[i, place // page].to(torch.int64), place % page] = rows.to(cache.dtype)
+            lengths[i] += k.shape[1]
+        if block_table is None:
+            pair = (keys[slots[i], : lengths[i]], values[slots[i], : lengths[i]])
+        else:
+            pair = (gather_pages(keys, block_table[i], lengths[i]), gather_pages(values, block_table[i], lengths[i]))
+        part, lse = attend(q[i], *pair, rules, need_lse=True)
+        assert lse is not None
+        outs.append(part)
+        sums.append(lse)
+    result = torch.stack(outs)
+    if out is not None:
+        out.copy_(result)
+    return [result, torch.stack(sums)]
+
+
+def _segments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float | None) -> Tensor:
+    """q, k, v [B, S, H, D] attended in each segment of the flattened tokens, not causally; shape as q."""
+    rules = Rules(scale=q.shape[-1] ** -0.5 if scale is None else scale)
+    if cu_seqlens is None:
+        return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
+    rows, keys, values = (x.flatten(0, 1) if x.dim() == 4 else x for x in (q, k, v))
+    bounds = ends(cu_seqlens, rows.shape[0], "cu_seqlens")
+    pairs = [(keys[bounds[i] : bounds[i + 1]], values[bounds[i] : bounds[i + 1]]) for i in range(len(bounds) - 1)]
+    return attend_packed(rows, pairs, bounds, rules)[0].reshape(q.shape)
+
+
+def _fake_segments(q: Tensor) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+@stands_for(
+    "vllm::flash_attn_maxseqlen_wrapper", "vllm::torch_sdpa_wrapper", "vllm::triton_attn_wrapper", fake=_fake_segments
+)
+def vision_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """A vision encoder's attention: q, k, v [B, S, H, D], segments of the flattened tokens by cu_seqlens."""
+    return _segments(q, k, v, cu_seqlens, scale)
+
+
+@stands_for("vllm::xformers_attn_seqlens_wrapper", fake=_fake_segments)
+def vision_attention_lengths(q: Tensor, k: Tensor, v: Tensor, seqlens: Tensor) -> Tensor:
+    """As the others, by the segments' lengths."""
+    bounds = torch.cat((seqlens.new_zeros(1), seqlens.cumsum(0)))
+    return _segments(q, k, v, bounds, None)
+
+
+@stands_for("vllm::flash_attn_varlen_func", lacking=("causal",), fake=lambda q: torch.empty_like(q))
+def rocm_varlen(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    softmax_scale: float,
+    window_size: list[int] | None,
+    block_table: Tensor,
+) -> Tensor:
+    """Causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; out is written."""
+    left, right = window_size or (-1, -1)
+    rules = Rules(scale=softmax_scale, causal=True, window=(left, right))
+    found = sequences(q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, None, block_table)
+    result = attend_packed(q, found.keys_values, found.query_ends, rules)[0]
+    out.copy_(result)
+    return result
+
+
+@stands_for(
+    "vllm::flash_attn_with_kvcache",
+    fake=lambda decode_query, value_cache: decode_query.new_empty((*decode_query.shape[:-1], value_cache.shape[-1])),
+)
+def flash_attn_with_kvcache(
+    decode_query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_seqlens: Tensor | None,
+    block_table: Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    alibi_slopes: Tensor | None,
+    softcap: float,
+) -> Tensor:
+    """decode_query [B, Sq, H, D] over caches, as `_vllm_fa2_C::fwd_kvcache` without new keys."""
+    scale = decode_query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    return fwd_kvcache(
+        decode_query,
+        key_cache,
+        value_cache,
+        None,
+        None,
+        cache_seqlens,
+        None,
+        None,
+        None,
+        block_table,
+        alibi_slopes,
+        None,
+        scale,
+        causal,
+        -1,
+        -1,
+        softcap,
+    )[0]
+
+
+def _fake_varlen_op(q: Tensor, v: Tensor) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@stands_for("sglang::flash_attn_varlen_func_op", fake=_fake_varlen_op)
+def sglang_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: list[int] | None,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Packed [T, H, D], or dense [B, S, H, D] without cu_seqlens_q."""
+    left, right = window_size or (-1, -1)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    rules = Rules(scale=scale, causal=causal, window=(left, right), softcap=softcap, sinks=sinks)
+    return forward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, rules)[0]
+
+
+def _cutlass_rules(custom_mask_type: int, scale: float, window: int | None) -> Rules:
+    """xformers' mask types: 0 none, 1 causal from the top left, 2 to the bottom right."""
+    if custom_mask_type not in (0, 1, 2):
+        raise ValueError(f"custom_mask_type {custom_mask_type} is not implemented")
+    return Rules(scale=scale, causal=custom_mask_type != 0, window=(window - 1 if window else -1, -1))
+
+
+def _fake_cutlass(
+    query: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | None,
+    compute_log_sumexp: bool,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
+    longest = query.shape[1] if cu_seqlens_q is None else max_seqlen_q or 0
+    batch = query.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    lse = (batch, query.shape[2], -(-longest // 32) * 32 if compute_log_sumexp else 0)
+    seed = query.new_empty((), dtype=torch.int64)
+    return (
+        query.new_empty((*query.shape[:-1], value.shape[-1])),
+        query.new_empty(lse, dtype=torch.float32),
+        seed,
+        seed.clone(),
+        longest,
+        max_seqlen_k if cu_seqlens_q is not None and max_seqlen_k else value.shape[1],
+    )
+
+
+@stands_for("xformers::efficient_attention_forward_cutlass", fake=_fake_cutlass)
+def efficient_attention_cutlass(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float,
+    custom_mask_type: int,
+    compute_log_sumexp: bool,
+    scale: float | None,
+    seqlen_k: Tensor | None,
+    window_size: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
+    """q, k, v [B, M, H, K] (B = 1 and packed with cu_seqlens) → out, lse [B, H, M up to 32s], seed, offset, maxima.
+
+    Raises ValueError for dropout and bias.
+    """
+    if dropout_p > 0 or bias is not None:
+        raise ValueError("dropout and bias are not implemented in the reference of xformers' attention")
+    shapes = _fake_cutlass(query, value, cu_seqlens_q, compute_log_sumexp, max_seqlen_q, max_seqlen_k)
+    rules = _cutlass_rules(custom_mask_type, query.shape[-1] ** -0.5 if scale is None else scale, window_size)
+    lse = query.new_full(shapes[1].shape, torch.inf, dtype=torch.float32)
+    zero = torch.zeros((), dtype=torch.int64, device=query.device)
+    if cu_seqlens_q is None:
+        found = [
+            attend(query[i], *_aligned(key[i], value[i], query.shape[1], custom_mask_type), rules, need_lse=True)
+            for i in range(query.shape[0])
+        ]
+        out = torch.stack([part[0] for part in found])
+        for i, (_, sums) in enumerate(found):
+            if compute_log_sumexp and sums is not None:
+                lse[i, :, : sums.shape[1]] = sums
+        return out, lse, zero, zero.clone(), shapes[4], shapes[5]
+    packed = sequences(query[0], key[0], value[0], cu_seqlens_q, cu_seqlens_k, seqlen_k, None)
+    bounds = packed.query_ends
+    pairs = [_aligned(k, v, bounds[i + 1] - bounds[i], custom_mask_type) for i, (k, v) in enumerate(packed.keys_values)]
+    out, sums = attend_packed(query[0], pairs, bounds, rules, need_lse=True)
+    for i in range(len(pairs)):
+        if compute_log_sumexp and sums is not None:
+            lse[i, :, : bounds[i + 1] - bounds[i]] = sums[:, bounds[i] : bounds[i + 1]]
+    return out.unsqueeze(0), lse, zero, zero.clone(), shapes[4], shapes[5]
+
+
+def _aligned(k: Tensor, v: Tensor, queries: int, custom_mask_type: int) -> tuple[Tensor, Tensor]:
+    """The keys that a mask from the top left can show: then the last query sees the last of them."""
+    return (k[:queries], v[:queries]) if custom_mask_type == 1 else (k, v)

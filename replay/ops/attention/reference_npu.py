@@ -1,0 +1,331 @@
+"""torch_npu's attention of inference: `npu_fused_infer_attention_score`, its two halves, and paged decode.
+
+Masks: 1 hides. sparse_mode 0 uses the mask as given, 2 is causal from the top left, 3 causal to the bottom right, 4 a
+band of pre_tokens and next_tokens around the bottom-right diagonal. Quantised inputs, pse and padding are refused.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.attention import Rules, attend, gather_blocks, row_maxima
+from opreplay.replay.ops.maths.npu_layouts import (
+    Lengths,
+    extent,
+    from_sequences,
+    out_layout,
+    paged_sequences,
+    relayout,
+    to_sequences,
+)
+
+_LARGE = 1 << 30
+
+
+def refuse(**arguments: object) -> None:
+    """ValueError for the first argument that is there but not implemented."""
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} is not implemented in the reference of npu attention")
+
+
+def attend_sequences(
+    queries: list[Tensor],
+    keys: list[Tensor],
+    values: list[Tensor],
+    scale: float,
+    *,
+    mask: Tensor | None,
+    sparse_mode: int,
+    pre_tokens: int,
+    next_tokens: int,
+    need_lse: bool,
+    maxima: list[Tensor] | None = None,
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Outputs [S, H, Dv] and log-sum-exps [H, S] of all sequences; `maxima` gets each row's largest score [H, S]."""
+    outs, sums = [], []
+    for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
+        if sparse_mode in (0, 1) and mask is not None:
+            hidden = hidden_by(mask, i, q.shape[0], k.shape[0])
+            out, lse = _masked(q, k, v, scale, ~hidden, need_lse=need_lse)
+            if maxima is not None:
+                maxima.append(_scores(q, k, scale, ~hidden).amax(-1))
+        elif sparse_mode == 2:
+            # Top-left causal is bottom-right causal on the keys that any query sees.
+            k, v, rules = k[: q.shape[0]], v[: q.shape[0]], Rules(scale=scale, causal=True)
+            out, lse = attend(q, k, v, rules, need_lse=need_lse)
+            if maxima is not None:
+                maxima.append(row_maxima(q, k, rules))
+        else:
+            causal = sparse_mode == 3
+            band = sparse_mode == 4
+            left = pre_tokens if band and pre_tokens < _LARGE else -1
+            right = next_tokens if band and next_tokens < _LARGE else -1
+            rules = Rules(scale=scale, causal=causal, window=(left, right))
+            out, lse = attend(q, k, v, rules, need_lse=need_lse)
+            if maxima is not None:
+                maxima.append(row_maxima(q, k, rules))
+        outs.append(out)
+        sums.append(lse)
+    return outs, sums
+
+
+def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
+    """bool [1 or H, rows, keys]: what a sequence of the batch does not see by a mask of its own or one for all."""
+    own = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
+    return own.reshape(-1, *own.shape[-2:])[..., :rows, :keys] != 0
+
+
+def _masked(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, *, need_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """One sequence with a mask of its own, visible bool [1 or H, Sq, Sk]; rows that see nothing give zeros."""
+    group = q.shape[1] // k.shape[1]
+    q3 = q.transpose(0, 1)
+    k3, v3 = (x.transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
+    out = F.scaled_dot_product_attention(q3, k3, v3, attn_mask=visible, scale=scale)
+    out = out.masked_fill(~visible.any(-1, keepdim=True), 0.0).transpose(0, 1)
+    if not need_lse:
+        return out, None
+    return out, torch.logsumexp(_scores(q, k, scale, visible), -1)
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, visible: Tensor) -> Tensor:
+    """float32 [H, Sq, Sk], −inf where a query does not see a key."""
+    k3 = k.transpose(0, 1).repeat_interleave(q.shape[1] // k.shape[1], 0)
+    scores = q.transpose(0, 1).float() @ k3.float().transpose(1, 2) * scale
+    return scores.masked_fill(~visible, -torch.inf)
+
+
+def _infer_shape(query: Tensor, value: Tensor, layout: str, heads: int, kv_heads: int, paged: bool) -> tuple[int, ...]:
+    given, wanted = out_layout(layout)
+    batch, length, width = extent(query, given, heads)
+    if paged:
+        width_v = value.shape[-1] // kv_heads if value.dim() == 3 else value.shape[-1]
+    else:
+        width_v = value.shape[-1] if value.dim() == 4 or given in ("TND", "NTD") else value.shape[-1] // kv_heads
+    del width
+    return {
+        "BSH": (batch, length, heads * width_v),
+        "BSND": (batch, length, heads, width_v),
+        "BNSD": (batch, heads, length, width_v),
+        "NBSD": (heads, batch, length, width_v),
+        "TND": (length, heads, width_v),
+        "NTD": (heads, length, width_v),
+    }[wanted]
+
+
+def _lse_shape(query: Tensor, layout: str, heads: int, flag: bool) -> tuple[int, ...]:
+    if not flag:
+        return (1,)
+    batch, length, _ = extent(query, out_layout(layout)[0], heads)
+    return (length, heads, 1) if layout.startswith(("TND", "NTD")) else (batch, heads, length, 1)
+
+
+def _fake_infer(
+    query: Tensor,
+    value: Tensor,
+    block_table: Tensor | None,
+    num_heads: int,
+    num_key_value_heads: int,
+    input_layout: str,
+    softmax_lse_flag: bool,
+) -> tuple[Tensor, Tensor]:
+    kv_heads = num_key_value_heads or num_heads
+    shape = _infer_shape(query, value, input_layout or "BSH", num_heads, kv_heads, block_table is not None)
+    lse = _lse_shape(query, input_layout or "BSH", num_heads, softmax_lse_flag)
+    return query.new_empty(shape), query.new_empty(lse, dtype=torch.float32)
+
+
+@stands_for("npu::npu_fused_infer_attention_score", fake=_fake_infer)
+def npu_fused_infer_attention_score(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pse_shift: Tensor | None,
+    atten_mask: Tensor | None,
+    actual_seq_lengths: Lengths,
+    actual_seq_lengths_kv: Lengths,
+    antiquant_scale: Tensor | None,
+    block_table: Tensor | None,
+    num_heads: int,
+    scale: float,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    num_key_value_heads: int,
+    sparse_mode: int,
+    softmax_lse_flag: bool,
+    key_antiquant_scale: Tensor | None = None,
+    key_shared_prefix: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(output in the query's or the named layout, log-sum-exp float32 [B, N, S, 1] or [T, N, 1], or one zero).
+
+    Lengths are host ints: cumulative for TND, of each sequence otherwise; those of paged keys are never cumulative.
+    """
+    refuse(
+        pse_shift=pse_shift,
+        antiquant_scale=antiquant_scale,
+        key_antiquant_scale=key_antiquant_scale,
+        key_shared_prefix=key_shared_prefix,
+    )
+    layout = input_layout or "BSH"
+    given, wanted = out_layout(layout)
+    kv_heads = num_key_value_heads or num_heads
+    queries = to_sequences(query, given, num_heads, actual_seq_lengths)
+    keys = _keys(key, given, kv_heads, block_table, actual_seq_lengths_kv)
+    values = _keys(value, given, kv_heads, block_table, actual_seq_lengths_kv)
+    if query_rope is not None and key_rope is not None:
+        # Multi-head latent attention: the rotary parts of query and key come apart.
+        ropes = to_sequences(query_rope, given, num_heads, actual_seq_lengths)
+        queries = [torch.cat(pair, -1) for pair in zip(queries, ropes, strict=True)]
+        ropes = _keys(key_rope, given, kv_heads, block_table, actual_seq_lengths_kv)
+        keys = [torch.cat(pair, -1) for pair in zip(keys, ropes, strict=True)]
+    outs, sums = attend_sequences(
+        queries,
+        keys,
+        values,
+        scale,
+        mask=atten_mask,
+        sparse_mode=sparse_mode,
+        pre_tokens=pre_tokens,
+        next_tokens=next_tokens,
+        need_lse=softmax_lse_flag,
+    )
+    width = values[0].shape[-1] if values else query.shape[-1]
+    result = from_sequences(outs, query, given, width)
+    if wanted != given:
+        result = relayout(result, given, wanted, num_heads)
+    return result, _lse(sums, query, layout, num_heads, softmax_lse_flag)
+
+
+def _keys(x: Tensor, layout: str, heads: int, block_table: Tensor | None, lengths: Lengths) -> list[Tensor]:
+    if block_table is None:
+        return to_sequences(x, layout, heads, lengths)
+    if lengths is None:
+        raise ValueError("actual_seq_lengths_kv is needed for paged keys")
+    return paged_sequences(x, block_table, lengths, heads)
+
+
+def _lse(sums: list[Tensor | None], query: Tensor, layout: str, heads: int, flag: bool) -> Tensor:
+    out = query.new_zeros(_lse_shape(query, layout, heads, flag), dtype=torch.float32)
+    start = 0
+    for i, part in enumerate(sums):
+        if part is None:
+            continue
+        if layout.startswith(("TND", "NTD")):
+            out[start : start + part.shape[1], :, 0] = part.t()
+            start += part.shape[1]
+        else:
+            out[i, :, : part.shape[1], 0] = part
+    return out
+
+
+@stands_for(
+    "npu::npu_prompt_flash_attention",
+    fake=lambda query, value, num_heads, num_key_value_heads, input_layout: _fake_infer(
+        query, value, None, num_heads, num_key_value_heads, input_layout, False
+    )[0],
+)
+def npu_prompt_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    atten_mask: Tensor | None,
+    pse_shift: Tensor | None,
+    actual_seq_lengths: Lengths,
+    num_heads: int,
+    scale_value: float,
+    pre_tokens: int,
+    next_tokens: int,
+    input_layout: str,
+    num_key_value_heads: int,
+    actual_seq_lengths_kv: Lengths,
+    sparse_mode: int,
+) -> Tensor:
+    """The prefill half of npu_fused_infer_attention_score."""
+    return npu_fused_infer_attention_score(
+        query,
+        key,
+        value,
+        pse_shift,
+        atten_mask,
+        actual_seq_lengths,
+        actual_seq_lengths_kv,
+        None,
+        None,
+        num_heads,
+        scale_value,
+        pre_tokens,
+        next_tokens,
+        input_layout,
+        num_key_value_heads,
+        sparse_mode,
+        False,
+    )[0]
+
+
+@stands_for(
+    "npu::npu_incre_flash_attention",
+    fake=lambda query, value, block_table, num_heads, num_key_value_heads, input_layout: _fake_infer(
+        query, value, block_table, num_heads, num_key_value_heads, input_layout, False
+    )[0],
+)
+def npu_incre_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    atten_mask: Tensor | None,
+    pse_shift: Tensor | None,
+    actual_seq_lengths: Lengths,
+    antiquant_scale: Tensor | None,
+    block_table: Tensor | None,
+    num_heads: int,
+    scale_value: float,
+    input_layout: str,
+    num_key_value_heads: int,
+) -> Tensor:
+    """The decode half: one query token a sequence; actual_seq_lengths are those of the keys."""
+    return npu_fused_infer_attention_score(
+        query,
+        key,
+        value,
+        pse_shift,
+        atten_mask,
+        None,
+        actual_seq_lengths,
+        antiquant_scale,
+        block_table,
+        num_heads,
+        scale_value,
+        _LARGE,
+        _LARGE,
+        input_layout,
+        num_key_value_heads,
+        0,
+        False,
+    )[0]
+
+
+@stands_for("npu::_npu_paged_attention")
+def npu_paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+) -> None:
+    """query, out [S, H, D], one row a sequence; caches [blocks, page, Hkv, D]."""
+    for i, length in enumerate(context_lens.tolist()):
+        k, v = (
+            gather_blocks(cache, block_table[i], length, cache.shape[1]).flatten(0, 1)[:length]
+            for cache in (key_cache, value_cache)
+        )
+        out[i] = attend(query[i : i + 1], k, v, Rules(scale=scale_value))[0][0]

@@ -1,0 +1,108 @@
+# pyright: strict
+"""torch_npu's attention of training, `npu::npu_fusion_attention`, forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.attention.reference_npu import attend_sequences, refuse
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.npu_layouts import Lengths, from_sequences, to_sequences
+
+_Fusion = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
+
+
+def _statistics_shape(query: Tensor, layout: str, heads: int) -> tuple[int, ...]:
+    if layout == "TND":
+        return (query.shape[0], heads, 8)
+    if layout == "SBH":
+        return (query.shape[1], heads, query.shape[0], 8)
+    return (query.shape[0], heads, query.shape[2] if layout == "BNSD" else query.shape[1], 8)
+
+
+def fusion_layout(query: Tensor, input_layout: str) -> str:
+    """The layout; where it was not recorded, 4 dims are taken as BNSD and 3 as BSH."""
+    return input_layout or ("BNSD" if query.dim() == 4 else "BSH")
+
+
+def fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
+    """Output shapes of the forward pass."""
+    shape = _statistics_shape(query, fusion_layout(query, input_layout), head_num)
+    top, total = query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
+    return torch.empty_like(query), top, total, query.new_empty((0,)), 0, 0, 0
+
+
+@stands_for("npu::npu_fusion_attention", fake=fake_fusion)
+def npu_fusion_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    scale: float,
+    keep_prob: float,
+    pre_tockens: int,
+    next_tockens: int,
+    actual_seq_qlen: Lengths,
+    actual_seq_kvlen: Lengths,
+    sparse_mode: int,
+    sink: Tensor | None = None,
+) -> _Fusion:
+    """(out, softmax_max, softmax_sum float32 [.., 8], softmax_out (empty), seed, offset, number of mask elements).
+
+    The maximum of a row's visible scores, and the sum of exp(score − max); −inf and 0 for a row that sees none. Raises
+    ValueError for dropout.
+    """
+    refuse(pse=pse, sink=sink, dropout=keep_prob < 1)
+    layout = fusion_layout(query, input_layout)
+    queries = to_sequences(query, layout, head_num, actual_seq_qlen)
+    kv_heads = kv_heads_of(query, key, layout, head_num)
+    keys = to_sequences(key, layout, kv_heads, actual_seq_kvlen)
+    values = to_sequences(value, layout, kv_heads, actual_seq_kvlen)
+    maxima: list[Tensor] = []
+    outs, sums = attend_sequences(
+        queries,
+        keys,
+        values,
+        scale,
+        mask=atten_mask,
+        sparse_mode=sparse_mode,
+        pre_tokens=pre_tockens,
+        next_tokens=next_tockens,
+        need_lse=True,
+        maxima=maxima,
+    )
+    shape = _statistics_shape(query, layout, head_num)
+    totals = [
+        torch.exp(part - high).masked_fill(high == -torch.inf, 0.0)
+        for part, high in zip(sums, maxima, strict=True)
+        if part is not None
+    ]
+    top, total = _statistics(maxima, query, shape, layout), _statistics(totals, query, shape, layout)
+    result = from_sequences(outs, query, layout, values[0].shape[-1])
+    return result, top, total, query.new_empty((0,)), 0, 0, 0
+
+
+def _statistics(parts: list[Tensor], query: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
+    """A number a row, [H, S] of each sequence, as the device lays it out: eight times over."""
+    made = query.new_zeros(shape, dtype=torch.float32)
+    start = 0
+    for i, part in enumerate(parts):
+        if layout == "TND":
+            made[start : start + part.shape[1]] = part.t().unsqueeze(-1)
+            start += part.shape[1]
+        else:
+            made[i, :, : part.shape[1]] = part.unsqueeze(-1)
+    return made
+
+
+def kv_heads_of(query: Tensor, key: Tensor, layout: str, heads: int) -> int:
+    """How many heads the keys have, which no argument says."""
+    if layout == "BNSD":
+        return key.shape[1]
+    if layout in ("TND", "BSND"):
+        return key.shape[-2]
+    return key.shape[-1] // (query.shape[-1] // heads)

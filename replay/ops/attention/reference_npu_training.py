@@ -1,0 +1,300 @@
+"""torch_npu's attention of training beyond `npu_fusion_attention`: its newer forms, its gradients, merging of parts.
+
+Dropout, sinks and positional shifts (pse) are refused, as in the forward pass.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.attention.reference_flash_backward import masked_gradients
+from opreplay.replay.ops.attention.reference_npu import hidden_by, refuse
+from opreplay.replay.ops.attention.reference_npu_fusion import (
+    fake_fusion,
+    fusion_layout,
+    kv_heads_of,
+    npu_fusion_attention,
+)
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.npu_layouts import Lengths, from_sequences, to_sequences
+
+_Fusion = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
+_FAR = 1 << 30
+
+
+stands_for("npu::npu_flash_attention", fake=fake_fusion)(npu_fusion_attention)  # its earlier name
+
+
+@stands_for("npu::npu_fusion_attention_v2", fake=fake_fusion)
+def npu_fusion_attention_v2(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    query_rope: Tensor | None,
+    scale: float,
+    keep_prob: float,
+    pre_tokens: int,
+    next_tokens: int,
+    actual_seq_qlen: Lengths,
+    actual_seq_kvlen: Lengths,
+    sparse_mode: int,
+    sink: Tensor | None = None,
+    d_scale_q: Tensor | None = None,
+) -> _Fusion:
+    """npu_fusion_attention with other names. Raises ValueError for separate rotary parts and for fp8 scales."""
+    refuse(query_rope=query_rope, d_scale_q=d_scale_q)
+    return npu_fusion_attention(
+        query,
+        key,
+        value,
+        head_num,
+        input_layout,
+        pse,
+        atten_mask,
+        scale,
+        keep_prob,
+        pre_tokens,
+        next_tokens,
+        actual_seq_qlen,
+        actual_seq_kvlen,
+        sparse_mode,
+        sink,
+    )
+
+
+def _hidden(
+    rows: int,
+    keys: int,
+    mask: Tensor | None,
+    batch: int,
+    sparse_mode: int,
+    tokens: tuple[int, int],
+    device: torch.device,
+) -> Tensor | None:
+    """bool [1 or heads, rows, keys] of one sequence: what a query does not see; None when it sees all."""
+    if sparse_mode in (0, 1) and mask is not None:
+        return hidden_by(mask, batch, rows, keys)
+    row = torch.arange(rows, device=device).unsqueeze(1)
+    column = torch.arange(keys, device=device)
+    if sparse_mode == 2:
+        return (column > row).unsqueeze(0)
+    if sparse_mode == 3:
+        return (column > row + keys - rows).unsqueeze(0)
+    if sparse_mode == 4:
+        diagonal = row + keys - rows
+        out = torch.zeros((rows, keys), dtype=torch.bool, device=device)
+        if tokens[0] < _FAR:
+            out |= column < diagonal - tokens[0]
+        if tokens[1] < _FAR:
+            out |= column > diagonal + tokens[1]
+        return out.unsqueeze(0)
+    return None
+
+
+def _rows_of(hidden: Tensor | None, part: slice) -> Tensor | None:
+    return None if hidden is None else hidden[:, part]
+
+
+def _statistics(stat: Tensor, layout: str, lengths: list[int]) -> list[Tensor]:
+    """softmax statistics [.., 8] as [N, S] of each sequence."""
+    first = stat[..., 0].float()
+    if layout == "TND":
+        parts, start = [], 0
+        for length in lengths:
+            parts.append(first[start : start + length].t())
+            start += length
+        return parts
+    return [first[i, :, :length] for i, length in enumerate(lengths)]
+
+
+def _gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    mask: Tensor | None,
+    softmax_max: Tensor | None,
+    softmax_sum: Tensor | None,
+    attention_in: Tensor | None,
+    scale: float,
+    tokens: tuple[int, int],
+    lengths: tuple[Lengths, Lengths],
+    sparse_mode: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the layout of their tensors. Raises ValueError without what the forward pass saved."""
+    if softmax_max is None or softmax_sum is None or attention_in is None:
+        raise ValueError("softmax_max, softmax_sum and attention_in of the forward pass are needed")
+    layout = fusion_layout(query, input_layout)
+    kv_heads = kv_heads_of(query, key, layout, head_num)
+    queries, grads, outs = (to_sequences(x, layout, head_num, lengths[0]) for x in (query, dy, attention_in))
+    keys, values = (to_sequences(x, layout, kv_heads, lengths[1]) for x in (key, value))
+    sizes = [q.shape[0] for q in queries]
+    tops, totals = (_statistics(x, layout, sizes) for x in (softmax_max, softmax_sum))
+    found = []
+    for i, (q, k, v, d, out) in enumerate(zip(queries, keys, values, grads, outs, strict=True)):
+        lse = tops[i] + torch.log(totals[i].clamp(min=1e-30))
+        hidden = _hidden(q.shape[0], k.shape[0], mask, i, sparse_mode, tokens, q.device)
+        rows = partial(_rows_of, hidden)
+        found.append(masked_gradients(d, q, k, v, out, lse, scale, rows)[:3])
+    dq, dk, dv = (list(parts) for parts in zip(*found, strict=True))
+    return (
+        from_sequences(dq, query, layout, dq[0].shape[-1]),
+        from_sequences(dk, key, layout, dk[0].shape[-1]),
+        from_sequences(dv, value, layout, dv[0].shape[-1]),
+    )
+
+
+def _fake_grad(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), query.new_empty((0,))
+
+
+def _fake_grad_sink(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    return *_fake_grad(query, key, value), query.new_empty((0,))
+
+
+def _grad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    softmax_max: Tensor | None,
+    softmax_sum: Tensor | None,
+    attention_in: Tensor | None,
+    scale_value: float,
+    keep_prob: float,
+    pre_tockens: int,
+    next_tockens: int,
+    actual_seq_qlen: Lengths,
+    actual_seq_kvlen: Lengths,
+    sparse_mode: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dq, dk, dv, gradient of pse, which is empty)."""
+    refuse(pse=pse, dropout=keep_prob < 1)
+    found = _gradients(
+        query,
+        key,
+        value,
+        dy,
+        head_num,
+        input_layout,
+        atten_mask,
+        softmax_max,
+        softmax_sum,
+        attention_in,
+        scale_value,
+        (pre_tockens, next_tockens),
+        (actual_seq_qlen, actual_seq_kvlen),
+        sparse_mode,
+    )
+    return *found, query.new_empty((0,))
+
+
+stands_for("npu::npu_flash_attention_grad", fake=_fake_grad)(_grad)
+stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad, lacking=("sink",))(_grad)
+
+
+@stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad_sink)
+def npu_fusion_attention_grad_sink(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None,
+    atten_mask: Tensor | None,
+    softmax_max: Tensor | None,
+    softmax_sum: Tensor | None,
+    attention_in: Tensor | None,
+    scale_value: float,
+    keep_prob: float,
+    pre_tockens: int,
+    next_tockens: int,
+    actual_seq_qlen: Lengths,
+    actual_seq_kvlen: Lengths,
+    sparse_mode: int,
+    sink: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As the older form, and the gradient of the sinks, which is empty."""
+    refuse(sink=sink)
+    found = _grad(
+        query,
+        key,
+        value,
+        dy,
+        head_num,
+        input_layout,
+        pse,
+        atten_mask,
+        softmax_max,
+        softmax_sum,
+        attention_in,
+        scale_value,
+        keep_prob,
+        pre_tockens,
+        next_tockens,
+        actual_seq_qlen,
+        actual_seq_kvlen,
+        sparse_mode,
+    )
+    return *found, query.new_empty((0,))
+
+
+@stands_for("npu::npu_attention_update")
+def npu_attention_update(lse: list[Tensor], local_out: list[Tensor], update_type: int) -> tuple[Tensor, Tensor]:
+    """(parts of an attention merged by their log-sum-exps, the total log-sum-exp or an empty tensor)."""
+    sums = torch.stack([x.float() for x in lse])
+    total = torch.logsumexp(sums, 0)
+    weights = torch.exp(sums - total)
+    parts = torch.stack([x.float() for x in local_out])
+    while weights.dim() < parts.dim():
+        weights = weights.unsqueeze(-1)
+    merged = (parts * weights).sum(0).to(local_out[0].dtype)
+    return merged, total if update_type == 1 else total.new_empty((0,))
+
+
+@stands_for(
+    "npu::npu_ring_attention_update",
+    fake=lambda prev_attn_out, prev_softmax_max, prev_softmax_sum: (
+        torch.empty_like(prev_attn_out),
+        torch.empty_like(prev_softmax_max),
+        torch.empty_like(prev_softmax_sum),
+    ),
+)
+def npu_ring_attention_update(
+    prev_attn_out: Tensor,
+    prev_softmax_max: Tensor,
+    prev_softmax_sum: Tensor,
+    cur_attn_out: Tensor,
+    cur_softmax_max: Tensor,
+    cur_softmax_sum: Tensor,
+    input_layout: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, softmax_max, softmax_sum) of two parts; statistics [B, N, S, 8], outputs SBH, or TND with [T, N, 8]."""
+    top = torch.maximum(prev_softmax_max, cur_softmax_max)
+    before = prev_softmax_sum * torch.exp(prev_softmax_max - top)
+    after = cur_softmax_sum * torch.exp(cur_softmax_max - top)
+    total = before + after
+    shares = [(x / total)[..., 0] for x in (before, after)]
+    if input_layout == "TND":
+        wide = [share.unsqueeze(-1) for share in shares]
+        out = prev_attn_out.float() * wide[0] + cur_attn_out.float() * wide[1]
+    else:
+        heads = shares[0].shape[1]
+        wide = [share.permute(2, 0, 1).unsqueeze(-1) for share in shares]
+        parts = [x.float().unflatten(-1, (heads, -1)) for x in (prev_attn_out, cur_attn_out)]
+        out = (parts[0] * wide[0] + parts[1] * wide[1]).flatten(-2)
+    return out.to(prev_attn_out.dtype), top, total

@@ -1,0 +1,2 @@
+# pyright: strict
+"""Writes to and moves between key-value caches."""

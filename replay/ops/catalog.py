@@ -1,0 +1,59 @@
+# pyright: strict
+"""Which namespaces have stand-ins, where they are implemented, and which library they belong to; no torch."""
+
+from __future__ import annotations
+
+from opreplay.replay.host.libraries import LIBRARY_OF
+
+LIBRARIES: dict[str, str] = {
+    namespace: LIBRARY_OF[namespace]
+    for namespace in (
+        "_C",
+        "_C_cache_ops",
+        "_moe_C",
+        "_rocm_C",
+        "_vllm_fa2_C",
+        "_vllm_fa3_C",
+        "vllm",
+        "flash_attn",
+        "xformers_flash",
+        "xformers_flash3",
+        "aiter",
+        "sgl_kernel",
+        "sglang",
+        "sglang_profiler",
+        "fbgemm",
+        "fb",
+        "npu",
+        "_punica_C",
+        "_C_ascend",
+        "flash_attn_3",
+        "xformers",
+        "torchao",
+        "te_softmax",
+    )
+}
+"""Namespaces with reference implementations, and the library that registers their ops."""
+
+ALIASES: dict[str, str] = {"_rocm_C::wvSpltK": "_rocm_C::wvSplitK"}
+"""Recorded name → the name under which the op is implemented."""
+
+PROFILER_WRAPPERS: frozenset[str] = frozenset(
+    {
+        "attention_paged_attention_ragged",
+        "forward_batch_info_compute_position",
+        "forward_batch_info_compute_position_triton",
+        "memory_pool__set_kv_buffer_impl",
+        "mha__mha_batch_prefill",
+        "rmsnorm_rmsnorm2d_fwd",
+        "rmsnorm_rmsnorm2d_fwd_with_add",
+        "utils__reshape_for_qk_norm",
+        "utils_apply_qk_norm",
+    }
+)
+"""Functions that a profiling patch of SGLang wraps; recorded as `sglang_profiler::<this>_<running number>`."""
+
+
+def library_of(namespace: str) -> str | None:
+    """The library that registers `namespace::*`, by its import name, or None when the namespace is not known here."""
+    return LIBRARIES.get(namespace)

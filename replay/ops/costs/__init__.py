@@ -1,0 +1,2 @@
+# pyright: strict
+"""Rules that list the kernels of an op on an NPU."""

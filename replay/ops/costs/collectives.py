@@ -1,0 +1,188 @@
+# pyright: strict
+"""Lowering of collectives to HCCL operations: which one, over how many ranks, of what message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import prod
+
+import msgspec
+
+from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind
+from opreplay.replay.collectives.names import EXPERTS
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.replay.ops.table import Cost, costs, costs_like
+
+COLLECTIVES: dict[str, str] = {
+    "c10d::allreduce_": "hcom_allReduce_", "c10d::allreduce_coalesced_": "hcom_allReduce_",
+    "c10d::allgather_": "hcom_allGather_", "c10d::_allgather_base_": "hcom_allGather_",
+    "c10d::allgather_coalesced_": "hcom_allGather_",
+    "c10d::allgather_into_tensor_coalesced_": "hcom_allGather_", "c10d::reduce_scatter_": "hcom_reduceScatter_",
+    "c10d::_reduce_scatter_base_": "hcom_reduceScatter_",
+    "c10d::reduce_scatter_tensor_coalesced_": "hcom_reduceScatter_", "c10d::alltoall_": "hcom_alltoall_",
+    "c10d::alltoall_base_": "hcom_alltoallv_", "c10d::broadcast_": "hcom_broadcast_", "c10d::reduce_": "hcom_reduce_",
+    "c10d::gather_": "hcom_gather_", "c10d::scatter_": "hcom_scatter_", "c10d::send": "hcom_send_",
+    "c10d::recv_": "hcom_receive_", "c10d::recv_any_source_": "hcom_receive_", "c10d::barrier": "hcom_barrier_",
+    "c10d::monitored_barrier_": "hcom_barrier_", "_C_custom_ar::all_reduce": "hcom_allReduce_",
+    "sglang::reg_all_gather_into_tensor": "hcom_allGather_",
+}  # fmt: skip
+"""Ops whose names spell the operation unlike others → HCCL operation."""
+
+WORDS: tuple[tuple[str, str], ...] = (
+    ("allreduce", "hcom_allReduce_"),
+    ("reducescatter", "hcom_reduceScatter_"),
+    ("allgather", "hcom_allGather_"),
+    ("alltoall", "hcom_alltoallv_"),
+    ("broadcast", "hcom_broadcast_"),
+    ("sendrecv", "hcom_alltoallv_"),
+    ("barrier", "hcom_barrier_"),
+    ("scatter", "hcom_scatter_"),
+    ("gather", "hcom_gather_"),
+    ("reduce", "hcom_reduce_"),
+    ("send", "hcom_send_"),
+    ("recv", "hcom_receive_"),
+    ("receive", "hcom_receive_"),
+)
+"""What a name holds, underscores aside → HCCL operation; the first that fits counts."""
+
+LIKE = (
+    r"(nccl|gloo|hccl|mpi|ucc|xccl|rccl|lccl|ncclx):",  # annotations of the back-ends, taken for ops
+    r"(hcom_|Hccl)",  # an NPU's own names
+    r"_?c10d(_functional|_functional_autograd)?::",
+    r"(vllm|sglang|sgl_kernel|aiter|npu|fbgemm|symm_mem|flashinfer|_C_ascend|_C_custom_ar)::\w*"
+    r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|one_shot_all|two_shot_all)",
+)
+"""Patterns of names that are collectives."""
+
+
+def kind_of(name: str) -> str | None:
+    """The HCCL operation that a name or a recorded device kernel stands for; None where it does not say."""
+    plain = name.rpartition("::")[2].partition(":")[2] or name.rpartition("::")[2]
+    plain = plain.split("(")[0].replace("_", "").replace("-", "").lower()
+    return next((kind for word, kind in WORDS if word in plain), None)
+
+
+def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """(inputs, outputs) of one rank; where the trace names one side alone, the other follows from the ranks."""
+    tensors = [spec(t.shape, t.dtype) for t in op.tensors]
+    name = op.op.name
+    if kind not in ("hcom_allGather_", "hcom_reduceScatter_") or not tensors or name.endswith("_base_"):
+        return tensors, list(op.outputs(*tensors[:1]))
+    if len({prod(t.shape) for t in tensors}) > 1:
+        largest = max(tensors, key=lambda t: prod(t.shape))
+        return tensors, [largest]
+    size, dtype = sum(prod(t.shape) for t in tensors), tensors[0].dtype
+    # c10d::reduce_scatter_ names its results first, and what goes in is a list of lists, which is not recorded.
+    scattered = kind == "hcom_reduceScatter_" and name != "c10d::reduce_scatter_"
+    return tensors, [spec((size if scattered else size * world,), dtype)]
+
+
+OF_KINDS: dict[Kind, str] = {
+    "all_reduce": "hcom_allReduce_",
+    "all_gather": "hcom_allGather_",
+    "reduce_scatter": "hcom_reduceScatter_",
+    "all_to_all": "hcom_alltoallv_",
+    "broadcast": "hcom_broadcast_",
+    "reduce": "hcom_reduce_",
+    "gather": "hcom_gather_",
+    "scatter": "hcom_scatter_",
+    "send": "hcom_send_",
+    "recv": "hcom_receive_",
+    "barrier": "hcom_barrier_",
+}
+"""Operation → that of HCCL."""
+
+
+def kernel_of(one: Collective) -> KernelCall:
+    """The HCCL operation of a collective, with who takes part and how uneven it is."""
+    attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
+    if one.kind in POINT_TO_POINT:
+        attrs["world_size"] = 2
+        if one.source is not None and one.target is not None and one.source != one.target:
+            attrs["ranks"] = (one.source, one.target)
+    else:
+        if one.group_size is not None:
+            attrs["world_size"] = one.group_size
+        if one.group_ranks:
+            attrs["ranks"] = one.group_ranks
+        parts = one.in_splits or one.out_splits
+        if one.kind == "all_to_all" and len(parts) > 1 and sum(parts):
+            attrs["uneven"] = max(max(s) * len(s) / sum(s) for s in (one.in_splits, one.out_splits) if sum(s))
+    return KernelCall(
+        type=OF_KINDS[one.kind],
+        inputs=(spec((one.in_elements,), one.dtype),),
+        outputs=(spec((one.out_elements,), one.dtype),),
+        attrs=attrs,
+    )
+
+
+def _lowered(op: OpView, kind: str) -> list[KernelCall]:
+    world = op.integer("world_size", "group_size", default=0) or op.op.ranks or _by_sizes(op, kind)
+    if world <= 0:
+        op.note("number of ranks not recorded: one server of 8 assumed")
+    op.note("waiting for other ranks is not part of the prediction")
+    inputs, outputs = _message(op, kind, world or 8)
+    return [kernel(kind, inputs, outputs, **({"world_size": world} if world > 0 else {}))]
+
+
+def _by_sizes(op: OpView, kind: str) -> int:
+    """Ranks by what is gathered or scattered over what one rank has; 0 where that does not tell."""
+    sizes = [prod(t.shape) for t in op.tensors]
+    if kind not in ("hcom_allGather_", "hcom_reduceScatter_") or len(sizes) != 2 or not min(sizes):
+        return 0
+    return max(sizes) // min(sizes) if max(sizes) % min(sizes) == 0 and max(sizes) > min(sizes) else 0
+
+
+def _rule(kind: str) -> Cost:
+    def rule(op: OpView) -> Iterable[KernelCall]:
+        return _lowered(op, kind)
+
+    rule.__name__ = f"collective_{kind}"
+    return rule
+
+
+for _name, _kind in COLLECTIVES.items():
+    costs(_name)(_rule(_kind))
+
+
+@costs_like(*LIKE)
+def by_name(op: OpView) -> Iterable[KernelCall]:
+    """The operation that the name says."""
+    if any(word in op.op.name for word in ("wait", "rank", "work", "coalescing", "pg_", "initialize", "Destroy")):
+        return ()
+    kind = kind_of(op.op.name)
+    if kind is None:
+        raise DoesNotFit("names no operation")
+    return _lowered(op, kind)
+
+
+@costs("record_param_comms")
+def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
+    """torch's record of a collective's parameters: which one it is is a string, so the device's kernels tell."""
+    if (one := op.op.collective) is not None:
+        if one.group_size is None and one.kind not in POINT_TO_POINT:
+            op.note("number of ranks not recorded: one server of 8 assumed")
+        op.note("waiting for other ranks is not part of the prediction")
+        if EXPERTS in op.op.name:
+            kind = "Dispatch" if "dispatch" in op.op.name else "Combine"
+            return [msgspec.structs.replace(kernel_of(one), type=f"MoeDistribute{kind}")]
+        return [kernel_of(one)]
+    if not op.tensors:
+        return ()
+    named = [kind for k in op.op.recorded.kernels if (kind := kind_of(re.sub(r"^nccl\w*?Kernel_?", "", k.name)))]
+    if not named:
+        op.note("the operation is not recorded: taken as all-reduce")
+    return _lowered(op, named[0] if named else "hcom_allReduce_")
+
+
+@costs(
+    "_c10d_functional::wait_tensor",
+    "c10d::wait_tensor",
+    "_c10d_functional_autograd::wait_tensor",
+    "c10d_functional::wait_tensor",
+)
+def wait(op: OpView) -> Iterable[KernelCall]:
+    """Waiting costs the device nothing."""
+    return ()

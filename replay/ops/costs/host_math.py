@@ -1,0 +1,135 @@
+# pyright: strict
+"""Lowering of what has no kernel on the AI cores: decompositions, sets, histograms, sparse layouts, on the AI CPUs.
+
+Owns how much arithmetic each takes; how fast the AI CPUs are is the device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import log2, prod
+
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ops.op_view import OpView, kernel, spec
+from opreplay.replay.ops.table import costs
+
+DECOMPOSITIONS: dict[str, float] = {
+    "cholesky": 1 / 3, "linalg_cholesky": 1 / 3, "linalg_cholesky_ex": 1 / 3, "cholesky_solve": 2,
+    "_cholesky_solve_helper": 2, "cholesky_inverse": 2, "inverse": 2, "linalg_inv": 2, "linalg_inv_ex": 2,
+    "linalg_pinv": 12, "pinverse": 12, "linalg_tensorinv": 2, "linalg_det": 2 / 3, "_linalg_det": 2 / 3, "det": 2 / 3,
+    "logdet": 2 / 3, "slogdet": 2 / 3, "linalg_slogdet": 2 / 3, "_linalg_slogdet": 2 / 3, "linalg_lu": 2 / 3,
+    "linalg_lu_factor": 2 / 3, "linalg_lu_factor_ex": 2 / 3, "_lu_with_info": 2 / 3, "linalg_ldl_factor": 2 / 3,
+    "linalg_ldl_factor_ex": 2 / 3, "linalg_ldl_solve": 2, "linalg_lu_solve": 2, "lu_solve": 2, "linalg_solve": 8 / 3,
+    "linalg_solve_ex": 8 / 3, "_linalg_solve_ex": 8 / 3, "linalg_tensorsolve": 8 / 3, "_spsolve": 8 / 3,
+    "linalg_solve_triangular": 1, "triangular_solve": 1, "lu_unpack": 1, "linalg_qr": 4 / 3, "qr": 4 / 3,
+    "geqrf": 4 / 3,
+    "linalg_householder_product": 4 / 3, "orgqr": 4 / 3, "ormqr": 2, "linalg_eigh": 9, "_linalg_eigh": 9,
+    "linalg_eigvalsh": 4 / 3, "linalg_eig": 25, "linalg_eigvals": 10, "_linalg_eigvals": 10, "linalg_svd": 22,
+    "_linalg_svd": 22, "svd": 22, "linalg_svdvals": 4, "linalg_cond": 4, "linalg_matrix_rank": 4, "nuclear_norm": 4,
+    "linalg_matrix_norm": 1, "linalg_lstsq": 4, "lstsq": 4, "eig": 25, "solve": 8 / 3, "_solve_helper": 8 / 3,
+    "_det_lu_based_helper": 2 / 3,
+}  # fmt: skip
+"""aten op → operations over n cubed of an n x n matrix (Golub and Van Loan, Matrix Computations)."""
+
+
+@costs(*(f"aten::{name}" for name in DECOMPOSITIONS))
+def decomposition(op: OpView) -> Iterable[KernelCall]:
+    """A factorisation or what is made from one."""
+    largest = op.widest(rank=2)
+    rows, cols = largest.shape[-2:]
+    matrices = prod(largest.shape[:-2])
+    name = op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")
+    flops = DECOMPOSITIONS[name] * rows * cols * min(rows, cols) * matrices
+    return _on_host(op, flops)
+
+
+def _on_host(op: OpView, flops: float) -> list[KernelCall]:
+    op.note("runs on the AI CPUs, whose pace is assumed")
+    return [kernel("AiCpu", [spec(t.shape, t.dtype) for t in op.tensors], op.outputs(), operations=float(flops))]
+
+
+@costs(
+    "aten::unique",
+    "aten::_unique2",
+    "aten::_unique",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::isin",
+    "aten::bucketize",
+    "aten::searchsorted",
+)
+def searched(op: OpView) -> Iterable[KernelCall]:
+    """Sorting and searching: as many comparisons as elements times the logarithm of what is searched."""
+    sizes = sorted((prod(t.shape) for t in op.tensors), reverse=True) or [1]
+    return _on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
+
+
+@costs(
+    "aten::bincount",
+    "aten::histc",
+    "aten::histogram",
+    "aten::histogramdd",
+    "aten::_histogramdd_bin_edges",
+    "aten::_histogramdd_from_bin_cts",
+    "aten::_histogramdd_from_bin_tensors",
+    "aten::combinations",
+    "aten::segment_reduce",
+    "aten::_segment_reduce_backward",
+    "aten::corrcoef",
+    "aten::cov",
+)
+def counted(op: OpView) -> Iterable[KernelCall]:
+    """A few operations an element."""
+    return _on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))
+
+
+SPARSE = (
+    "_to_sparse",
+    "_to_sparse_bsc",
+    "_to_sparse_bsr",
+    "_to_sparse_csc",
+    "_to_sparse_csr",
+    "to_sparse",
+    "to_sparse_csr",
+    "to_sparse_csc",
+    "to_sparse_bsr",
+    "to_sparse_bsc",
+    "_to_dense",
+    "to_dense",
+    "to_dense_backward",
+    "coalesce",
+    "_coalesce",
+    "sparse_mask",
+    "_sparse_mask_projection",
+    "_sparse_sum",
+    "_sparse_sum_backward",
+    "_sparse_csr_sum",
+    "_sparse_csr_prod",
+    "_sparse_softmax",
+    "_sparse_softmax_backward_data",
+    "_sparse_log_softmax",
+    "_sparse_log_softmax_backward_data",
+    "_convert_indices_from_coo_to_csr",
+    "_convert_indices_from_csr_to_coo",
+    "copy_sparse_to_sparse",
+    "_sparse_sparse_matmul",
+    "_spdiags",
+    "embedding_sparse_backward",
+    "_embedding_bag_sparse_backward",
+    "_nested_from_padded",
+    "_nested_from_padded_tensor",
+    "nested_to_padded_tensor",
+    "to_padded_tensor",
+    "_pad_packed_sequence",
+    "_pack_padded_sequence",
+    "_pack_padded_sequence_backward",
+    "pad_sequence",
+)
+"""Changes between dense and sparse, nested or packed layouts."""
+
+
+@costs(*(f"aten::{name}" for name in SPARSE))
+def relayout(op: OpView) -> Iterable[KernelCall]:
+    """A few operations an element; the AI cores have no kernels for such layouts."""
+    return counted(op)

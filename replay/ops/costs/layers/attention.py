@@ -1,0 +1,190 @@
+# pyright: strict
+"""Lowering of dense and packed attention: torch's fused variants, flash-attention, aiter and torch_npu's training ops.
+
+Attention over a paged cache is in `paged`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ops.op_view import OpView, is_contiguous, kernel, spec, strided_copy
+from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta
+
+FROM_FIRST_KEY = 1
+"""xformers' and torch's number for a causal mask that starts at the first key; 2 is one that ends at the last."""
+
+
+def _three(op: OpView, at: int = 0) -> tuple[TensorMeta, TensorMeta, TensorMeta]:
+    q = op.need("query", "q", "Q", at=at, rank=2)
+    k = op.need("key", "k", "K", "key_cache", "kcache", "k_cache", at=at + 1, rank=2)
+    v = op.need("value", "v", "V", "value_cache", "vcache", "v_cache", at=at + 2, rank=2)
+    return q, k, v
+
+
+def _call(
+    op: OpView, kind: str, qkv: tuple[TensorMeta, TensorMeta, TensorMeta], rows: int, pairs: float, kv_bytes: float = -1
+) -> KernelCall:
+    q, _, v = qkv
+    inputs = [spec(t.shape, t.dtype) for t in qkv]
+    outputs = op.outputs(spec((*q.shape[:-1], v.shape[-1]), q.dtype))
+    attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {
+        "pairs": max(0.0, float(pairs)),
+        "rows": rows,
+        "head_dim": q.shape[-1],
+        "value_dim": v.shape[-1],
+    }
+    if kv_bytes >= 0:
+        attrs["moved_bytes"] = 4.0 * prod(q.shape) + kv_bytes
+    return KernelCall(type=kind, inputs=tuple(inputs), outputs=outputs, attrs=attrs)
+
+
+def visible(queries: float, keys: float, *, causal: bool, from_end: bool, window: float | None = None) -> float:
+    """Query and key positions of one head and sequence that meet.
+
+    A causal mask starts at the first key, or (`from_end`) ends at the last one; `window` is how many keys a query sees
+    at most.
+    """
+    both = queries * keys
+    if causal:
+        both = max(0.0, queries * (keys - (queries - 1) / 2)) if from_end else queries * (queries + 1) / 2
+        if from_end and queries > keys:
+            both = keys * (keys + 1) / 2
+        elif not from_end and queries > keys:
+            both = keys * (keys + 1) / 2 + (queries - keys) * keys
+    return both if window is None else min(both, queries * window)
+
+
+def _window(op: OpView) -> float | None:
+    """Keys that a query sees at most; None without a sliding window."""
+    left = op.integer("window_size_left", "window_left", default=-1)
+    right = op.integer("window_size_right", "window_right", default=-1)
+    if left < 0:
+        return None
+    causal = op.flag("is_causal", "causal")
+    return left + 1.0 if causal or right < 0 else left + right + 1.0
+
+
+def _heads_second(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
+    """Query (B, H, S, D); torch's causal mask starts at the first key."""
+    q, k, v = _three(op, at)
+    rows = prod(q.shape[:-1])
+    queries, causal = max(1, q.shape[-2]), op.flag("is_causal", "causal")
+    pairs = rows / queries * visible(queries, k.shape[-2], causal=causal and queries > 1, from_end=False)
+    return [*_fix_ups(op, (q, k, v)), _call(op, kind, (q, k, v), rows, pairs)]
+
+
+def _fix_ups(op: OpView, tensors: Iterable[TensorMeta]) -> list[KernelCall]:
+    # Head and sequence dimensions may lie in either order (layouts BNSD and BSND); only a scattered head dim is copied.
+    return [strided_copy(t) for t in tensors if t.strides and t.strides[-1] != 1 and not is_contiguous(t)]
+
+
+def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
+    """Query (B, S, H, D), or packed (T, H, D) with cumulative lengths."""
+    q, k, v = _three(op, at)
+    mask = op.integer("custom_mask_type", default=0)
+    causal = op.flag("is_causal", "causal") or mask > 0
+    window, from_end = _window(op), mask != FROM_FIRST_KEY
+    cumulative = op.meta("cu_seqlens_q", "cum_seq_q", "cu_seqlens_k", "cum_seq_k", "seqstart_q")
+    if len(q.shape) == 4 and (cumulative is None or q.shape[0] > 1):
+        rows, queries = prod(q.shape[:-1]), max(1, q.shape[1])
+        met = visible(queries, k.shape[1], causal=causal and queries > 1, from_end=from_end, window=window)
+        pairs = rows / queries * met
+    else:
+        heads, tokens = q.shape[-2], prod(q.shape[:-2])
+        sequences = max(1, cumulative.shape[0] - 1) if cumulative is not None and cumulative.shape else 1
+        longest = op.number("max_seqlen_k", "max_k", "max_seqlen_kv") or tokens / sequences
+        average = min(longest, prod(k.shape[:-2]) / sequences)
+        if sequences > 1:
+            op.note(f"{sequences} packed sequences taken as equally long")
+        each = tokens / sequences
+        met = visible(each, average, causal=causal and tokens > sequences, from_end=from_end, window=window)
+        rows, pairs = tokens * heads, sequences * heads * met
+    return [*_fix_ups(op, (q, k, v)), _call(op, kind, (q, k, v), rows, pairs)]
+
+
+@costs(
+    "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_scaled_dot_product_attention_math",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_fused_sdp_choice",
+)
+def heads_second(op: OpView) -> Iterable[KernelCall]:
+    """(B, H, S, D) forward."""
+    return () if op.op.name.endswith("_fused_sdp_choice") else _heads_second(op, "FlashAttentionScore")
+
+
+@costs(
+    "aten::_scaled_dot_product_flash_attention_backward",
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+    "aten::_cudnn_attention_backward",
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+)
+def heads_second_backward(op: OpView) -> Iterable[KernelCall]:
+    """(B, H, S, D) backward; the gradient comes first."""
+    return _heads_second(op, "FlashAttentionScoreGrad", at=1)
+
+
+@costs(
+    "aten::_flash_attention_forward",
+    "aten::_efficient_attention_forward",
+    "_vllm_fa2_C::fwd",
+    "xformers::efficient_attention_forward_ck",
+    "aten::_cudnn_attention_forward",
+    "aiter::_flash_attn_varlen_forward",
+)
+def heads_third(op: OpView) -> Iterable[KernelCall]:
+    """(B, S, H, D) or packed, forward."""
+    return _heads_third(op, "FlashAttentionScore")
+
+
+@costs(
+    "aten::_flash_attention_backward",
+    "aten::_efficient_attention_backward",
+    "flash_attn_3::bwd",
+    "aiter::_flash_attn_varlen_backward",
+)
+def heads_third_backward(op: OpView) -> Iterable[KernelCall]:
+    """(B, S, H, D) or packed, backward."""
+    return _heads_third(op, "FlashAttentionScoreGrad", at=1)
+
+
+@costs("npu::npu_fusion_attention_v3")
+def npu_training(op: OpView) -> Iterable[KernelCall]:
+    """torch_npu's training attention; the layout ("BSH", "SBH", ...) is a string and is not recorded."""
+    return [_npu(op, "FlashAttentionScore")]
+
+
+@costs("npu::npu_fusion_attention_grad_v2")
+def npu_training_backward(op: OpView) -> Iterable[KernelCall]:
+    """Its backward."""
+    return [_npu(op, "FlashAttentionScoreGrad")]
+
+
+def _npu(op: OpView, kind: str) -> KernelCall:
+    q, k, v = _three(op)
+    heads = max(1, op.integer("head_num", "num_heads", default=1))
+    if len(q.shape) == 4:
+        rows, kv_length, dim = prod(q.shape[:-1]), k.shape[-2], q.shape[-1]
+        if q.shape[1] != heads and q.shape[2] == heads:
+            kv_length = k.shape[1]
+    elif len(q.shape) == 3 and q.shape[1] == heads:
+        rows, kv_length, dim = prod(q.shape[:2]), k.shape[0], q.shape[2]
+    else:
+        batch, length = sorted(q.shape[:2])
+        op.note(f"layout not recorded: taken as batch {batch}, length {length}")
+        rows, kv_length, dim = batch * length * heads, max(k.shape[:2]), q.shape[-1] // heads
+    causal = op.integer("sparse_mode", default=0) in (2, 3, 4) or op.meta("atten_mask") is not None
+    pairs = rows * kv_length * (0.5 if causal and rows > heads else 1.0)
+    inputs = [spec(t.shape, t.dtype) for t in (q, k, v)]
+    outputs = op.outputs(spec(q.shape, q.dtype))
+    return kernel(kind, inputs, outputs, pairs=max(0.0, float(pairs)), rows=max(0, rows), head_dim=max(0, dim))

@@ -1,0 +1,232 @@
+# pyright: strict
+"""Lowering of mixture-of-experts ops: gating, routing, grouped products, and whole fused layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
+from opreplay.replay.ops.costs.products.matmul import product
+from opreplay.replay.ops.invented import NAMED_BY, NARROW_BITS, expert_sizes
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
+from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta
+
+ASSUMED_TOP_K = 8
+"""Experts per token where a trace does not say."""
+
+
+def gating(op: OpView) -> Iterable[KernelCall]:
+    """MoeGatingTopK over router logits: the widest two-dimensional float tensor."""
+    metas = [t for t in op.tensors if len(t.shape) == 2 and t.dtype not in ("int32", "int64")]
+    metas = metas or [t for t in op.tensors if t.shape]
+    if not metas:
+        raise DoesNotFit("gates need router logits")
+    logits = max(metas, key=lambda t: t.shape[-1])
+    source = spec(logits.shape, logits.dtype)
+    k = max(1, min(op.integer("topk", "k", "num_experts_per_tok", default=ASSUMED_TOP_K), logits.shape[-1]))
+    chosen = (*logits.shape[:-1], k)
+    return [kernel("MoeGatingTopK", [source], [spec(chosen, logits.dtype), spec(chosen, "int32")])]
+
+
+def routing(op: OpView) -> Iterable[KernelCall]:
+    """MoeInitRouting: tokens sorted by expert and, where hidden states are given, copied in that order."""
+    index = [t for t in op.tensors if t.dtype in ("int32", "int64")]
+    hidden = next((t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("bfloat16", "float16", "float32")), None)
+    n = elements(index[0]) if index else (hidden.shape[0] if hidden is not None else 1)
+    width = hidden.shape[-1] if hidden is not None else 1
+    dtype = hidden.dtype if hidden is not None else "int32"
+    return [_moved("MoeInitRouting", n, width, dtype)]
+
+
+@costs("npu::npu_moe_finalize_routing_v2")
+def combining(op: OpView) -> Iterable[KernelCall]:
+    """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
+    source = op.widest()
+    width = source.shape[-1] if source.shape else 1
+    return [_moved("MoeFinalizeRouting", elements(source) // max(1, width), width, source.dtype)]
+
+
+def routing_call(rows: int, width: int, dtype: str) -> KernelCall:
+    """MoeInitRouting of so many rows."""
+    return _moved("MoeInitRouting", rows, width, dtype)
+
+
+def combining_call(rows: int, width: int, dtype: str) -> KernelCall:
+    """MoeFinalizeRouting of so many rows."""
+    return _moved("MoeFinalizeRouting", rows, width, dtype)
+
+
+def _moved(kind: str, rows: int, width: int, dtype: str) -> KernelCall:
+    out = spec((rows, width), dtype)
+    return kernel(kind, [out], [out], indices=max(1, rows), moved_bytes=rows * width * itemsize(dtype))
+
+
+def grouped(
+    op: OpView, rows: int, weight: TensorMeta, k: int, n: int, *, fixed: bool = False, weight_bits: int = 0
+) -> KernelCall:
+    """GroupedMatmul: rows spread evenly over the experts, and how many the busiest expert has where that is known.
+
+    `fixed`: contents tell how rows are spread, not how many there are. `weight_bits`: of an element of the weights in
+    memory, where they are packed.
+    """
+    loads = op.contents.expert_rows if op.contents is not None else None
+    if loads is not None and fixed and sum(loads):
+        loads = tuple(-(-load * rows // sum(loads)) for load in loads)
+    elif loads is not None:
+        rows = sum(loads)
+    else:
+        op.note(f"routing is contents: {rows} rows taken as spread evenly over the experts")
+    experts = max(1, weight.shape[0]) if len(weight.shape) == 3 else 1
+    share = -(-rows // experts)
+    used = min(experts, max(1, rows))
+    a, b = spec((used, share, k), weight.dtype), spec((used, k, n), weight.dtype)
+    return kernel(
+        "GroupedMatmul",
+        [a, b],
+        [spec((used, share, n), weight.dtype)],
+        transpose_a=False,
+        transpose_b=False,
+        rows=rows,
+        busiest=max(loads, default=share) if loads is not None else share,
+        **({"weight_bits": weight_bits} if weight_bits else {}),
+    )
+
+
+@costs("aiter::ck_moe")
+def fused_experts(op: OpView) -> Iterable[KernelCall]:
+    """MoeInitRouting, GroupedMatmul, SwiGlu, GroupedMatmul, MoeFinalizeRouting: w1 (E, 2I, H), w2 (E, H, I)."""
+    weights = [t for t in op.tensors if len(t.shape) == 3][:2]
+    hidden = op.meta("hidden_states", "hidden", "input", at=0)
+    if len(weights) < 2 or hidden is None or not hidden.shape:
+        raise DoesNotFit("a fused MoE needs hidden states and two weights")
+    chosen = [t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("int32", "int64")]
+    top_k = chosen[0].shape[1] if chosen else ASSUMED_TOP_K
+    width = hidden.shape[-1]
+    rows = elements(hidden) // max(1, width) * top_k
+    w1, w2 = weights
+    inner = w1.shape[1]
+    gate: TensorSpec = spec((rows, inner), hidden.dtype)
+    half = spec((rows, inner // 2), hidden.dtype)
+    return [
+        _moved("MoeInitRouting", rows, width, hidden.dtype),
+        grouped(op, rows, w1, width, inner),
+        kernel("SwiGlu", [gate], [half]),
+        grouped(op, rows, w2, inner // 2, width),
+        _moved("MoeFinalizeRouting", rows, width, hidden.dtype),
+    ]
+
+
+def opaque_layer(op: OpView) -> Iterable[KernelCall]:
+    """A whole layer whose weights are the module's own and in no argument: hidden states (T, H), router logits (T, E).
+
+    Their sizes are what the user says, else at most what the recorded time allows (`expert_sizes`); where neither is
+    known nothing is predicted.
+    """
+    hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)
+    if hidden is None or logits is None or len(hidden.shape) < 2 or not logits.shape:
+        raise DoesNotFit("a layer needs hidden states and router logits")
+    width, dtype = hidden.shape[-1], hidden.dtype
+    sizes = expert_sizes(hidden, logits, op.op, op.contents.layer if op.contents is not None else None)
+    if sizes.by == "nothing":
+        op.unbounded = f"{sizes.text}; {NAMED_BY}"
+        op.note(op.unbounded)
+        return []
+    (op.note if sizes.by == "user" else op.invent)(sizes.text)
+    if sizes.bits < NARROW_BITS:
+        op.note(f"weights of {sizes.bits} bits costed as 8-bit integers")
+    weights = "int8" if sizes.bits <= NARROW_BITS else dtype
+    experts, inner, top_k = sizes.experts, sizes.intermediate, sizes.top_k
+    tokens = elements(hidden) // max(1, width)
+    rows = tokens * top_k
+    chosen = spec((tokens, top_k), logits.dtype)
+    half = spec((rows, inner), dtype)
+    return [
+        kernel(
+            "MoeGatingTopK",
+            [spec((tokens, logits.shape[-1]), logits.dtype)],
+            [chosen, spec((tokens, top_k), "int32")],
+        ),
+        _moved("MoeInitRouting", rows, width, dtype),
+        grouped(op, rows, TensorMeta(shape=(experts, 2 * inner, width), dtype=weights), width, 2 * inner, fixed=True),
+        kernel("SwiGlu", [spec((rows, 2 * inner), dtype)], [half]),
+        grouped(op, rows, TensorMeta(shape=(experts, width, inner), dtype=weights), inner, width, fixed=True),
+        _moved("MoeFinalizeRouting", rows, width, dtype),
+        *(_shared_expert(tokens, width, inner, dtype, weights) if op.op.name.endswith("_shared") else ()),
+    ]
+
+
+def _shared_expert(tokens: int, width: int, inner: int, dtype: str, weights: str) -> Iterable[KernelCall]:
+    x, both, half = (spec((tokens, n), weights) for n in (width, 2 * inner, inner))
+    up, down = spec((2 * inner, width), weights), spec((width, inner), weights)
+    yield kernel("MatMulV3", [x, up], [both], transpose_a=False, transpose_b=True)
+    yield kernel("SwiGlu", [spec(both.shape, dtype)], [spec(half.shape, dtype)])
+    yield kernel("MatMulV3", [half, down], [x], transpose_a=False, transpose_b=True)
+
+
+@costs("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
+def grouped_product(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of rows (T, K) with weights (E, K, N)."""
+    weights = [t for t in op.tensors if len(t.shape) == 3]
+    flat = [t for t in op.tensors if len(t.shape) == 2]
+    if len(weights) > 1 and not flat:
+        return [product(op, weights[0], weights[1])]
+    if not weights and len(flat) > 1:
+        return _gradients_of_weights(op, flat[0], flat[1])
+    if not weights or not flat:
+        raise DoesNotFit("needs rows and the experts' weights")
+    weight, rows = weights[0], flat[0]
+    k = rows.shape[1]
+    n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
+    return [grouped(op, rows.shape[0], weight, k, n)]
+
+
+def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:
+    """(M, T) with (T, N), the T tokens dealt out over as many groups as offsets tell: a product a group."""
+    offsets = next((t for t in op.tensors if len(t.shape) == 1 and t.dtype in ("int32", "int64")), None)
+    groups = max(1, offsets.shape[0] if offsets is not None else 1)
+    op.note(f"routing is contents: {a.shape[1]} rows taken as spread evenly over {groups} groups")
+    share = -(-a.shape[1] // groups)
+    left, right = spec((groups, a.shape[0], share), a.dtype), spec((groups, share, b.shape[1]), b.dtype)
+    out = spec((groups, a.shape[0], b.shape[1]), a.dtype)
+    return [kernel("GroupedMatmul", [left, right], [out], transpose_a=False, transpose_b=False)]
+
+
+@costs(
+    "npu::npu_moe_distribute_dispatch",
+    "npu::npu_moe_distribute_dispatch_v2",
+    "npu::npu_moe_distribute_combine",
+    "npu::npu_moe_distribute_combine_v2",
+)
+def distributed(op: OpView) -> Iterable[KernelCall]:
+    """Tokens sent to their experts' ranks, or back: each as often as it has experts."""
+    dispatch = "dispatch" in op.op.name
+    hidden = op.meta("x", "expand_x", at=0)
+    if hidden is None or len(hidden.shape) < 2:
+        raise DoesNotFit("needs tokens")
+    chosen = op.meta("expert_ids")
+    top_k = chosen.shape[-1] if chosen is not None and len(chosen.shape) == 2 else ASSUMED_TOP_K
+    tokens = chosen.shape[0] if chosen is not None and chosen.shape else hidden.shape[0]
+    world = op.integer("ep_world_size", "group_size", default=0) or op.op.ranks or 0
+    if world <= 0:
+        op.note("number of ranks not recorded: one server of 8 assumed")
+    dtype = "int8" if dispatch and op.integer("quant_mode", default=0) else hidden.dtype
+    sent = spec((tokens * top_k, hidden.shape[-1]), dtype)
+    kind = "MoeDistributeDispatch" if dispatch else "MoeDistributeCombine"
+    return [kernel(kind, [sent], [sent], **({"world_size": world} if world > 0 else {}))]
+
+
+def stages(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of every token's slots: stage 1 (T, H) with w1 (E, 2I, H), SwiGlu; stage 2 (T, k, I) with w2."""
+    first = "stage1" in op.op.name
+    hidden = op.meta("hidden_states" if first else "inter_states", at=0)
+    weight = op.meta("w1" if first else "w2", at=1 if first else 2)
+    if hidden is None or weight is None or len(weight.shape) != 3 or len(hidden.shape) < 2:
+        raise DoesNotFit("a stage needs rows and the experts' weights")
+    top_k = op.integer("topk", default=ASSUMED_TOP_K)
+    rows = hidden.shape[0] * (top_k if len(hidden.shape) == 2 else hidden.shape[1])
+    product = grouped(op, rows, weight, weight.shape[2], weight.shape[1])
+    if not first:
+        return [product, _moved("MoeFinalizeRouting", rows, weight.shape[1], hidden.dtype)]
+    gate, half = ((rows, weight.shape[1] // part) for part in (1, 2))
+    return [product, kernel("SwiGlu", [spec(gate, hidden.dtype)], [spec(half, hidden.dtype)])]

@@ -1,0 +1,84 @@
+# pyright: strict
+"""Lowering of attention over a paged cache to FusedInferAttentionScore: vLLM, SGLang, aiter and torch_npu names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.initializers.draws.argument_names import QUERY
+from opreplay.replay.ir.kernel import KernelCall, itemsize
+from opreplay.replay.ops.costs.lengths import contents_of, page_of
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta
+
+LATENT = ("kv_cache", "src_cache", "kv_c_and_k_pe_cache")
+"""Caches that hold keys and values in one row a token."""
+
+
+@costs(
+    "vllm::unified_ascend_attention_with_output",
+    "aiter::paged_attention_rocm",
+    "aiter::paged_attention_v1",
+    "aiter::unified_attention",
+    "aiter::mla_decode_fwd",
+    "sgl_kernel::flash_mla_with_kvcache",
+    "sgl_kernel::cutlass_mla_decode",
+    "npu::npu_fused_infer_attention_score_v2",
+    "npu::_npu_flash_attention",
+)
+def paged(op: OpView) -> Iterable[KernelCall]:
+    """Attention over a cache, of as many context tokens as the batch or the arguments say."""
+    q = op.meta(*QUERY) or next((t for t in op.tensors if len(t.shape) >= 3), None)
+    if q is None or not q.shape:
+        raise DoesNotFit("attention needs a query")
+    heads, dim, rows = _query(op, q)
+    found = contents_of(op, rows)
+    query, context = max(0, found.query_tokens or 0), max(0, found.context_tokens or 0)
+    made = spec((rows, heads, dim), q.dtype)
+    moved = context * _bytes_of_token(op, q) + 2 * query * heads * dim * itemsize(q.dtype)
+    call = kernel(
+        "FusedInferAttentionScore",
+        [made],
+        [made],
+        pairs=float(max(0, found.pairs or 0) * heads),
+        rows=query * heads,
+        head_dim=dim,
+        moved_bytes=float(moved),
+        context_tokens=context,
+    )
+    return [call]
+
+
+def _query(op: OpView, q: TensorMeta) -> tuple[int, int, int]:
+    """(heads, head size, query tokens)."""
+    said = op.integer("num_heads", "num_query_heads", default=0)
+    if len(q.shape) == 4:
+        heads = q.shape[1] if said == q.shape[1] != q.shape[2] else q.shape[2]
+        return max(1, heads), q.shape[3], q.shape[0] * q.shape[1] * q.shape[2] // max(1, heads)
+    if len(q.shape) == 3 and "input_layout" not in op.args:
+        return max(1, q.shape[1]), q.shape[2], q.shape[0]
+    if len(q.shape) == 3 and 0 < said == q.shape[1] and q.shape[2] % said:
+        return said, q.shape[2], q.shape[0]
+    if len(q.shape) == 3 and str(op.value("input_layout") or "").startswith("TND"):
+        return max(1, q.shape[1]), q.shape[2], q.shape[0]
+    heads = max(1, said or op.integer("num_kv_heads", default=32))
+    return heads, max(1, q.shape[-1] // heads), max(1, prod(q.shape[:-1]))
+
+
+def _bytes_of_token(op: OpView, q: TensorMeta) -> float:
+    """Bytes of one context token's key and value."""
+    paged_cache = page_of(op)
+    if paged_cache is not None:
+        cache, page = paged_cache
+        row = prod(cache.shape[1:]) / page * itemsize(cache.dtype)
+        return row if any(op.meta(name) is not None for name in LATENT) else 2 * row
+    k = op.meta("key", "k", "K")
+    if k is None or len(k.shape) < 2:
+        return 2.0 * prod(q.shape[1:]) * itemsize(q.dtype)
+    # Keys of four dimensions are [batch, tokens, heads, size] in whichever order; others have tokens first.
+    width = prod(k.shape[1:]) if len(k.shape) == 3 and "input_layout" not in op.args else k.shape[-1]
+    if len(k.shape) == 4:
+        width = k.shape[-1] * min(k.shape[1:3])
+    return 2.0 * width * itemsize(k.dtype)

@@ -1,0 +1,169 @@
+# pyright: strict
+"""Lengths of packed and paged sequences for the cost of attention: from contents, the iteration's batch, or shapes.
+
+Where none of them says how long contexts are, they are taken to be as long as the arguments allow, as the initializers
+do; what is taken is noted. Owns no kernel.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from opreplay.initializers.draws import argument_names as names
+from opreplay.replay.ops.op_view import OpView
+from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.work.amounts import Contents
+from opreplay.traces.links.annotations import BatchContext
+from opreplay.traces.model import TensorMeta
+
+PACKED = ("TND", "NTD")
+"""Layouts of torch_npu in which lengths are where sequences end."""
+
+
+def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
+    """(cache, tokens of a page); None where keys are not paged."""
+    cache, name = None, ""
+    for name in names.CACHES:
+        cache = op.meta(name)
+        if cache is not None and len(cache.shape) > 1 and cache.shape[0]:
+            break
+        cache = None
+    if cache is None or all(op.meta(listed) is None for listed in names.LISTS):
+        return None
+    said = op.value("block_size")
+    return cache, names.page_size(canonical_name(op.op.called), name, cache.shape, said, op.value("kv_cache_layout"))
+
+
+def contents_of(op: OpView, rows: int) -> Contents:
+    """What the sequences of a call amount to; `rows` are the query tokens that the shapes hold."""
+    if op.contents is not None and op.contents.pairs is not None:
+        for told in op.contents.notes:
+            op.note(told)
+        if op.contents.unrecorded:
+            op.assume(op.contents.unrecorded)
+        return op.contents
+    listed = op.integers("actual_seq_lengths_kv", "actual_seq_kvlen")
+    sequences, packed = _sequences(op)
+    if listed and str(op.value("input_layout") or "")[:3] not in PACKED:
+        each = rows / len(listed)
+        return _made(rows, sum(listed), sum(max(0.0, each * kv - each * (each - 1) / 2) for kv in listed), len(listed))
+    longest = _longest(op, rows)
+    if op.op.batch is not None:
+        found = _of_batch(op, op.op.batch, rows, sequences, packed, longest)
+        if found is not None:
+            return found
+    dense = _dense(op)
+    if dense is not None:
+        count, kv = dense
+        each = rows / count
+        causal = op.meta("atten_mask") is not None or op.integer("sparse_mode", default=0) >= 2
+        return _made(rows, count * kv, rows * (kv - (each - 1) / 2 if causal else kv), count)
+    if longest is None:
+        op.note(f"context lengths are not known: one causal sequence of {rows} tokens")
+        return _made(rows, rows, rows * (rows + 1) / 2, 1)
+    count = sequences or 1
+    op.note(f"context lengths are not recorded: {longest} tokens assumed for {count} sequences")
+    new = rows / count
+    context = max(longest, new)
+    return _made(rows, context * count, rows * (context - (new - 1) / 2), count)
+
+
+def _dense(op: OpView) -> tuple[int, int] | None:
+    """(sequences, keys of each) of unpaged queries with a batch dimension; None for packed ones."""
+    q, k = op.meta("query", "q"), op.meta("key", "k")
+    if q is None or k is None or "input_layout" not in op.args or page_of(op) is not None:
+        return None
+    if str(op.value("input_layout") or "")[:3] in PACKED or not q.shape or not q.shape[0]:
+        return None
+    if len(k.shape) == 4:
+        heads_first = (op.integer("num_heads", default=0),) == q.shape[1:2] != q.shape[2:3]
+        return q.shape[0], k.shape[2 if heads_first else 1]
+    return (q.shape[0], k.shape[1]) if len(k.shape) == 3 else None
+
+
+def _made(query: float, context: float, pairs: float, sequences: int) -> Contents:
+    return Contents(
+        sequences=sequences, query_tokens=round(query), context_tokens=round(context), pairs=max(0, round(pairs))
+    )
+
+
+def _sequences(op: OpView) -> tuple[int | None, bool]:
+    """How many sequences the arguments hold, and whether queries are packed behind each other."""
+    for name in (*names.CUMULATIVE_NEW, *names.CUMULATIVE_SEEN, "kv_indptr"):
+        meta = op.meta(name)
+        if meta is not None and meta.shape and meta.shape[0]:
+            return meta.shape[0] - 1, any(op.meta(n) is not None for n in names.CUMULATIVE_NEW)
+    for name in (*names.SEEN, *names.TABLES):
+        meta = op.meta(name)
+        if meta is not None and meta.shape:
+            return meta.shape[0], False
+    return None, True
+
+
+def _longest(op: OpView, rows: int) -> int | None:
+    """Tokens that one sequence may see, by tables, page lists and the longest length said; None where nothing tells."""
+    limits = [length for name in names.LONGEST if (length := op.integer(name, default=0)) > 0]
+    paged = page_of(op)
+    if paged is not None:
+        cache, page = paged
+        limits.append(cache.shape[0] * page)
+        table = next((t for name in names.TABLES if (t := op.meta(name)) is not None and len(t.shape) == 2), None)
+        if table is not None:
+            limits.append(table.shape[1] * page)
+        pages = op.meta("kv_page_indices")
+        if pages is not None:
+            sequences, _ = _sequences(op)
+            limits.append(prod(pages.shape) * page // max(1, sequences or 1))
+    return max(1, min(limits)) if limits else None
+
+
+def _of_batch(
+    op: OpView, batch: BatchContext, rows: int, sequences: int | None, packed: bool, longest: int | None
+) -> Contents | None:
+    """The batch's totals, as far as the call takes part in it; None where the numbers of sequences do not fit."""
+    decode, prefill = batch.decode_sequences, batch.prefill_sequences
+    if not packed and decode and sequences not in (None, decode + prefill) and (sequences or 0) >= decode:
+        prefill = 0
+    if not decode + prefill or (sequences is not None and sequences < decode + prefill):
+        op.note(f"a batch of {decode + prefill} sequences does not fit arguments for {sequences}")
+        return None
+    query = context = pairs = 0.0
+    if decode:
+        new = float(batch.decode_tokens or decode)
+        told = batch.decode_seen
+        seen = _held(op, told, decode, longest) if told is not None else decode * float(longest) if longest else new
+        if told is None:
+            op.note(f"context lengths of {decode} decoding sequences are not recorded: {seen / decode:.0f} tokens each")
+        both = _pairs(batch.decode_qk, told, new, seen, decode)
+        squares = float(batch.decode_qq) if batch.decode_qq is not None else new * new / decode
+        query, context, pairs = new, seen, both - (squares - new) / 2
+    if prefill:
+        new = float(batch.prefill_tokens) if batch.prefill_tokens is not None else max(prefill, rows - query)
+        told = batch.prefill_seen
+        seen = _held(op, told, prefill, longest) if told is not None else new
+        both = _pairs(batch.prefill_qk, told, new, seen, prefill)
+        squares = float(batch.prefill_qq) if batch.prefill_qq is not None else new * new / prefill
+        query, context, pairs = query + new, context + seen, pairs + both - (squares - new) / 2
+    if query > rows > 0:
+        op.note(f"the batch has {query:.0f} new tokens, the query holds {rows}")
+        pairs, query = pairs * rows / query, float(rows)
+    return _made(query, context, pairs, decode + prefill)
+
+
+def _held(op: OpView, told: int, sequences: int, longest: int | None) -> float:
+    """The context tokens that the annotation tells, at most what each sequence may see of the call's own cache."""
+    most = None if longest is None or page_of(op) is None else sequences * longest
+    if most is None or told <= most:
+        return float(told)
+    op.note(
+        f"the batch tells {told} context tokens for {sequences} sequences, impossible in this call: its cache and "
+        f"tables hold {longest} of each; costed with {most}"
+    )
+    return float(most)
+
+
+def _pairs(told: int | None, told_seen: int | None, new: float, seen: float, sequences: int) -> float:
+    """Σ new · seen: as told, unless it goes with more context than the call can hold."""
+    if told is None or (told_seen is not None and seen < told_seen):
+        return new * seen / sequences
+    return float(told)

@@ -1,0 +1,293 @@
+# pyright: strict
+"""Lowering of gathers, scatters, embeddings, sorts and searches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple
+
+from opreplay.replay.ir.kernel import UNIFIED_BUFFER, KernelCall, TensorSpec, broadcast, itemsize
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
+from opreplay.replay.ops.table import costs
+from opreplay.traces.dtypes import MASKS
+from opreplay.traces.model import TensorMeta
+
+_INTEGERS = ("int64", "int32")
+
+
+def _indices(op: OpView, *names: str) -> list[TensorMeta]:
+    for name in names:
+        arg = op.args.get(name)
+        if arg is not None:
+            found = [t for t in arg.tensors if t is not None]
+            if found:
+                return found
+    return [t for t in op.tensors if t.dtype in _INTEGERS]
+
+
+def _index(op: OpView, *names: str) -> TensorMeta:
+    indices = _indices(op, *names)
+    if not indices:
+        raise DoesNotFit("no indices are recorded")
+    return indices[0]
+
+
+@costs("aten::embedding", "aten::index_select", "npu::npu_gather", "aten::embedding_renorm")
+def rows_of_table(op: OpView) -> Iterable[KernelCall]:
+    """GatherV2: whole rows."""
+    table = op.need("weight", "self", at=0)
+    index = _indices(op, "indices", "index")
+    picked = index[0].shape if index else (1,)
+    dim = op.integer("dim", default=0) % max(1, len(table.shape)) if "index_select" in op.op.name else 0
+    out = op.output(spec((*table.shape[:dim], *picked, *table.shape[dim + 1 :]), table.dtype))
+    runs = prod(picked) * prod(table.shape[:dim])
+    moved = elements(out) * itemsize(out.dtype)
+    source = spec(table.shape, table.dtype)
+    return [kernel("GatherV2", [source, spec(picked, "int64")], [out], indices=runs, moved_bytes=moved)]
+
+
+@costs("aten::gather", "aten::take_along_dim", "aten::take")
+def single_elements(op: OpView) -> Iterable[KernelCall]:
+    """GatherElements: single elements."""
+    table = op.need("self", at=0)
+    index = _index(op, "index")
+    out = op.output(spec(index.shape, table.dtype))
+    n = elements(index)
+    moved = n * itemsize(table.dtype)
+    source = spec(table.shape, table.dtype)
+    taken = _accesses(n, _length(op, table), table.dtype)
+    if taken > n // 64 + 1:
+        op.note("the dimension outgrows a core's memory: elements outside of it are taken one by one, never measured")
+    return [kernel("GatherElements", [source, spec(index.shape, "int64")], [out], indices=taken, moved_bytes=moved)]
+
+
+def _length(op: OpView, table: TensorMeta) -> int:
+    """Elements along the dimension that indices are of; of the whole table without one."""
+    if op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put", "aten::masked_scatter"):
+        return prod(table.shape)
+    return table.shape[op.integer("dim", default=0) % len(table.shape)] if table.shape else 1
+
+
+def _accesses(n: int, along: int, dtype: str) -> int:
+    """What n single elements count as: each by itself that lies outside the part of the dimension which the memory of a
+    core holds, so that it is fetched from or put into the device's; else 64 of them as one. Both are assumed."""
+    outside = 1.0 - UNIFIED_BUFFER / 2 / max(1, along * itemsize(dtype))
+    return max(n // 64 + 1, round(n * outside))
+
+
+class _Picked(NamedTuple):
+    """What an indexed call picks of a table."""
+
+    rows: int
+    """Places that it picks."""
+    inner: int
+    """Elements at each of them."""
+    nonzeros: list[KernelCall]
+    """What turns masks into numbers."""
+    numbers: list[TensorSpec]
+    """The indices that the kernel gets."""
+
+
+def _picked(op: OpView, table: TensorMeta) -> _Picked:
+    """Places and elements at each. A mask covers as many dimensions as it has, and how many of its elements are true
+    follows from the result or what is put, where these are known; else half of them are taken, which is said.
+    """
+    arg = op.args.get("indices")
+    places = arg.tensors if arg is not None and any(arg.tensors) else tuple(_indices(op, "indices"))
+    covered: set[int] = set()
+    dim = 0
+    for meta in places:
+        width = len(meta.shape) if meta is not None and meta.dtype in MASKS else 1
+        covered.update(range(dim, dim + width) if meta is not None else ())
+        dim += width
+    covered = covered or {0}  # no list was recorded: rows
+    given = [meta for meta in places if meta is not None]
+    masks, numbers = [t for t in given if t.dtype in MASKS], [t for t in given if t.dtype not in MASKS]
+    inner = prod(size for dim, size in enumerate(table.shape) if dim not in covered)
+    moved = op.op.outputs[0] if op.op.outputs else None
+    values = op.meta("values")
+    if "values" in op.args:
+        moved = values if values is not None and prod(values.shape) > 1 else None
+    if not masks and numbers:
+        rows = prod(broadcast([t.shape for t in numbers]))
+    elif moved is not None:
+        rows = -(-prod(moved.shape) // max(1, inner))
+    else:
+        rows = max((prod(t.shape) for t in masks), default=2) // 2
+        op.note("number of true elements of the mask not recorded: half of them assumed")
+    nonzeros = [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
+    found = [spec((rows,), "int64") for mask in masks for _ in mask.shape]
+    return _Picked(rows, inner, nonzeros, [*found, *(spec(t.shape, t.dtype) for t in numbers)])
+
+
+@costs("aten::index", "aten::_unsafe_index", "aten::_index")
+def index(op: OpView) -> Iterable[KernelCall]:
+    """Index: advanced indexing; boolean masks go through NonZero first."""
+    table = op.need("self", at=0)
+    picked = _picked(op, table)
+    out = op.output(spec((picked.rows, picked.inner), table.dtype))
+    moved = elements(out) * itemsize(out.dtype)
+    inputs = [spec(table.shape, table.dtype), *picked.numbers]
+    return [*picked.nonzeros, kernel("Index", inputs, [out], indices=picked.rows, moved_bytes=moved)]
+
+
+@costs(
+    "aten::index_put",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index_put",
+    "aten::_index_put_impl",
+    "aten::_unsafe_masked_index_put_accumulate",
+)
+def index_put(op: OpView) -> Iterable[KernelCall]:
+    """IndexPutV2: values written where indices say."""
+    table = op.need("self", at=0)
+    picked = _picked(op, table)
+    moved = picked.rows * picked.inner * itemsize(table.dtype)
+    out = spec(table.shape, table.dtype)
+    put = kernel("IndexPutV2", [out, *picked.numbers], [out], indices=picked.rows, moved_bytes=moved)
+    return [*_copied(op, out), *picked.nonzeros, put]
+
+
+def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
+    """The copy that an op makes of what it writes to, unless it works in place."""
+    in_place = op.op.name.split(".")[0].endswith(("_", "_impl")) or any(arg.mutated for arg in op.op.args)
+    return [] if in_place else [kernel("TensorMove", [table], [table])]
+
+
+@costs(
+    "aten::scatter",
+    "aten::scatter_add",
+    "aten::scatter_reduce",
+    "aten::index_add",
+    "aten::index_copy",
+    "aten::index_fill",
+    "aten::put",
+    "aten::masked_scatter",
+    "aten::_scatter_via_index_put",
+    "aten::index_reduce",
+)
+def scatter(op: OpView) -> Iterable[KernelCall]:
+    """ScatterElements, or ScatterUpdate for whole rows."""
+    table = op.need("self", at=0)
+    index = _indices(op, "index")
+    source = op.meta("src", "source", "value")
+    n = elements(index[0]) if index else 1
+    by_rows = "index_" in op.op.name
+    single = _accesses(n, _length(op, table), table.dtype)
+    moved = (elements(source) if source is not None and source.shape else n) * itemsize(table.dtype)
+    out = spec(table.shape, table.dtype)
+    kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate" if by_rows else "ScatterElements"
+    taken = n if by_rows and len(table.shape) > 1 else single
+    write = kernel(kind, [out], [out], indices=taken, moved_bytes=moved)
+    return [*_copied(op, out), write]
+
+
+@costs(
+    "aten::gather_backward",
+    "aten::index_select_backward",
+    "aten::masked_select_backward",
+    "aten::masked_scatter_backward",
+)
+def gather_backward(op: OpView) -> Iterable[KernelCall]:
+    """A cleared tensor, and the gradient added where indices say."""
+    grad = op.need("grad", "grad_output", at=0)
+    base = op.meta("self")
+    sizes = base.shape if base is not None else op.integers("self_sizes", "sizes") or grad.shape
+    out = op.output(spec(sizes, grad.dtype))
+    n = elements(grad)
+    moved = n * itemsize(grad.dtype)
+    rows = n // max(1, grad.shape[-1]) if "index_select" in op.op.name and grad.shape else n // 64 + 1
+    add = kernel("InplaceIndexAdd", [out], [out], indices=max(1, rows), moved_bytes=moved)
+    return [kernel("ZerosLike", [out], [out]), add]
+
+
+@costs(
+    "aten::embedding_dense_backward",
+    "aten::embedding_backward",
+    "aten::_embedding_bag_backward",
+    "aten::_embedding_bag_dense_backward",
+    "npu::npu_embedding_dense_backward",
+)
+def embedding_backward(op: OpView) -> Iterable[KernelCall]:
+    """Sort of the indices, a cleared table, and EmbeddingDenseGradV2."""
+    grad = op.need("grad_output", "grad", at=0)
+    index = _index(op, "indices")
+    width = grad.shape[-1] if grad.shape else 1
+    rows = op.integer("num_weights", default=max(1, elements(index)))
+    n = elements(index)
+    table = op.output(spec((rows, width), grad.dtype))
+    flat = spec((n,), "float32")
+    moved = n * width * 4
+    source = [spec(grad.shape, grad.dtype), spec((n,), "int32"), spec((n,), "int32")]
+    return [
+        kernel("Cast", [spec((n,), index.dtype)], [spec((n,), "int32")]),
+        kernel("Sort", [flat], [flat, spec((n,), "int32")]),
+        kernel("ZerosLike", [table], [table]),
+        kernel("EmbeddingDenseGradV2", source, [table], indices=n, moved_bytes=moved),
+    ]
+
+
+@costs("aten::_embedding_bag", "aten::embedding_bag", "aten::_embedding_bag_forward_only")
+def embedding_bag(op: OpView) -> Iterable[KernelCall]:
+    """EmbeddingBag: rows gathered and summed."""
+    table = op.need("weight", at=0)
+    index = _index(op, "indices")
+    width = table.shape[-1] if table.shape else 1
+    offsets = op.meta("offsets")
+    bags = offsets.shape[0] if offsets is not None and offsets.shape else index.shape[0] if index.shape else 1
+    n = elements(index)
+    out = op.output(spec((bags, width), table.dtype))
+    moved = n * width * itemsize(table.dtype)
+    return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=moved)]
+
+
+@costs("aten::_embedding_bag_per_sample_weights_backward")
+def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
+    """For each index the product of a row with its bag's gradient."""
+    grad, index = op.need("grad", at=0), _index(op, "indices")
+    rows = spec((max(1, elements(index)), grad.shape[-1] if grad.shape else 1), grad.dtype)
+    moved = elements(rows) * itemsize(rows.dtype)
+    gathered = kernel("GatherV2", [rows], [rows], indices=rows.shape[0], moved_bytes=moved)
+    added = kernel("ReduceSum", [rows], [spec(rows.shape[:1], "float32")])
+    return [gathered, kernel("Mul", [rows, rows], [rows]), added]
+
+
+@costs("aten::topk", "aten::sort", "aten::argsort", "aten::msort", "npu::npu_sort")
+def sort(op: OpView) -> Iterable[KernelCall]:
+    """Sort or TopKV2 along one dimension, turned innermost where it is not."""
+    source = op.packed(op.need("self", "input", at=0))
+    rank = max(1, len(source.shape))
+    dim = (0 if "msort" in op.op.name else op.integer("dim", default=-1)) % rank
+    outs = op.outputs(source, spec(source.shape, "int64"))
+    kind = "TopKV2" if "topk" in op.op.name else "Sort"
+    if dim == rank - 1:
+        return [kernel(kind, [source], outs)]
+    turned = _innermost(source, dim)
+    made = [_innermost(out, dim) if len(out.shape) == rank else out for out in outs]
+    back = [kernel("Transpose", [last], [out]) for last, out in zip(made, outs, strict=True)]
+    return [kernel("Transpose", [source], [turned]), kernel(kind, [turned], made), *back]
+
+
+def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:
+    shape = tensor.shape
+    return spec((*shape[:dim], *shape[dim + 1 :], shape[dim]), tensor.dtype)
+
+
+@costs("aten::nonzero", "aten::argwhere", "aten::masked_select", "aten::nonzero_static", "aten::nonzero_numpy")
+def nonzero(op: OpView) -> Iterable[KernelCall]:
+    """NonZero; how many there are is contents: half is taken."""
+    source = op.need("self", at=0)
+    n = elements(source)
+    op.note("number of nonzeros not recorded: half of the elements assumed")
+    out = spec((n // 2, max(1, len(source.shape))), "int64")
+    read = spec(source.shape, source.dtype)
+    return [kernel("NonZero", [read], [out], indices=n // 64 + 1, moved_bytes=n * itemsize(source.dtype))]
+
+
+@costs("aten::one_hot")
+def one_hot(op: OpView) -> Iterable[KernelCall]:
+    """OneHot."""
+    source = op.need("self", at=0)
+    classes = max(1, op.integer("num_classes", default=128))
+    return [kernel("OneHot", [spec(source.shape, source.dtype)], [op.output(spec((*source.shape, classes), "int64"))])]

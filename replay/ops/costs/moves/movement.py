@@ -1,0 +1,247 @@
+# pyright: strict
+"""Lowering of data movement: concatenation, stacking, padding, repetition, reversal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall, itemsize
+from opreplay.replay.ops.op_view import OpView, elements, kernel, promote, spec
+from opreplay.replay.ops.table import costs
+
+
+@costs(
+    "aten::cat",
+    "aten::_cat",
+    "aten::concat",
+    "aten::concatenate",
+    "aten::hstack",
+    "aten::vstack",
+    "aten::flatten_dense_tensors",
+    "aten::block_diag",
+    "aten::column_stack",
+    "aten::row_stack",
+    "aten::_chunk_cat",
+)
+def cat(op: OpView) -> Iterable[KernelCall]:
+    """ConcatD."""
+    metas = op.metas("tensors")
+    if not metas:
+        return []
+    dim = op.integer("dim", default=0) % max(1, len(metas[0].shape))
+    shape = list(metas[0].shape) or [1]
+    shape[dim] = sum(m.shape[dim] if len(m.shape) > dim else 0 for m in metas)
+    if "flatten" in op.op.name:
+        shape = [sum(elements(m) for m in metas)]
+    out = op.output(spec(shape, promote([m.dtype for m in metas])))
+    inputs = [op.packed(m) for m in metas]
+    run = min(prod(s.shape[dim:]) for s in inputs) if inputs and dim < min(len(s.shape) for s in inputs) else 0
+    flat = [spec((max(1, elements(s) // run), run), s.dtype) for s in inputs] if run > 0 else inputs
+    return [kernel("ConcatD", flat, [spec((elements(out),), out.dtype) if len(flat[0].shape) == 1 else out])]
+
+
+@costs("aten::stack", "aten::_stack", "aten::dstack")
+def stack(op: OpView) -> Iterable[KernelCall]:
+    """Pack."""
+    metas = op.metas("tensors")
+    if not metas:
+        return []
+    shape = metas[0].shape
+    out = op.output(spec((len(metas), *shape), metas[0].dtype))
+    return [kernel("Pack", [op.packed(m) for m in metas], [out])]
+
+
+@costs(
+    "aten::constant_pad_nd",
+    "aten::pad",
+    "aten::reflection_pad2d",
+    "aten::replication_pad2d",
+    "aten::_pad_circular",
+    "aten::reflection_pad1d",
+    "aten::replication_pad1d",
+    "aten::reflection_pad3d",
+    "aten::replication_pad3d",
+    "aten::_pad_enum",
+    "aten::zero_pad2d",
+)
+def pad(op: OpView) -> Iterable[KernelCall]:
+    """PadV3."""
+    source = op.dense("self", at=0)
+    if source is None:
+        return []
+    widths = op.integers("pad", "padding")
+    shape = list(source.shape)
+    for i in range(min(len(widths) // 2, len(shape))):
+        shape[-1 - i] += widths[2 * i] + widths[2 * i + 1]
+    return [kernel("PadV3", [source], [op.output(spec(shape, source.dtype))])]
+
+
+@costs(*(f"aten::{kind}_pad{n}d_backward" for kind in ("reflection", "replication") for n in (1, 2, 3)))
+def pad_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient without its border, to which what lay in the border is added."""
+    grad, base = op.dense("grad_output", at=0), op.meta("self", at=1)
+    if grad is None or base is None:
+        return []
+    return [kernel("PadV3Grad", [grad], [spec(base.shape, base.dtype)])]
+
+
+@costs("aten::repeat", "aten::tile", "aten::expand_copy", "aten::repeat_interleave")
+def repeat(op: OpView) -> Iterable[KernelCall]:
+    """Tile."""
+    source = op.dense("self", "repeats", at=0)
+    if source is None:
+        return []
+    times = op.integers("repeats", "dims") or (2,)
+    rank = max(len(times), len(source.shape))
+    sizes = (1,) * (rank - len(source.shape)) + source.shape
+    shape = tuple(s * t for s, t in zip(sizes, (1,) * (rank - len(times)) + times, strict=True))
+    if "interleave" in op.op.name and len(source.shape) > 1:
+        shape = (source.shape[0] * max(1, prod(times)), *source.shape[1:])
+    return [kernel("Tile", [source], [op.output(spec(shape, source.dtype))])]
+
+
+@costs(
+    "aten::flip",
+    "aten::fliplr",
+    "aten::flipud",
+    "aten::roll",
+    "aten::rot90",
+    "aten::channel_shuffle",
+    "aten::pixel_shuffle",
+    "aten::pixel_unshuffle",
+    "aten::native_channel_shuffle",
+)
+def rearranged(op: OpView) -> Iterable[KernelCall]:
+    """The same elements in another order."""
+    source = op.dense("self", at=0)
+    if source is None:
+        return []
+    kind = {"aten::roll": "Roll", "aten::flip": "ReverseV2"}.get(op.op.name, "Transpose")
+    if kind == "ReverseV2" and source.shape:
+        dims = [d % len(source.shape) for d in op.integers("dims") or (-1,)]
+        inner = prod(source.shape[max(dims) + 1 :])
+        return [kernel(kind, [source], [op.output(source)], **({"inner": inner} if inner > 1 else {}))]
+    return [kernel(kind, [source], [op.output(source)])]
+
+
+@costs(
+    "aten::slice_backward",
+    "aten::select_backward",
+    "aten::diagonal_backward",
+    "aten::diag_backward",
+    "aten::unfold_backward",
+    "aten::trace_backward",
+    "aten::_nested_select_backward",
+)
+def into_zeros(op: OpView) -> Iterable[KernelCall]:
+    """A cleared tensor and a copy into part of it."""
+    grad = op.meta("grad_output", "src", "grad", at=0)
+    if grad is None:
+        return []
+    sizes = op.integers("input_sizes")
+    base = op.meta("self")
+    shape = base.shape if base is not None else sizes or grad.shape
+    out = op.output(spec(shape, grad.dtype))
+    part = spec(grad.shape, grad.dtype)
+    return [kernel("ZerosLike", [out], [out]), kernel("ViewCopy", [part], [part])]
+
+
+@costs("aten::slice_scatter", "aten::select_scatter", "aten::as_strided_scatter", "aten::diagonal_scatter")
+def into_copy(op: OpView) -> Iterable[KernelCall]:
+    """A copy of the tensor, and one into part of it."""
+    base, part = op.packed(op.need("self", "input", at=0)), op.packed(op.need("src", at=1))
+    return [kernel("TensorMove", [base], [op.output(base)]), kernel("ViewCopy", [part], [part])]
+
+
+@costs("aten::diag", "aten::diag_embed", "aten::diagflat")
+def diagonal(op: OpView) -> Iterable[KernelCall]:
+    """A cleared tensor and a copy to its diagonal; of a matrix `diag` copies the diagonal out."""
+    source = op.dense("self", "input", at=0)
+    if source is None:
+        return []
+    if "diag_embed" not in op.op.name and "diagflat" not in op.op.name and len(source.shape) == 2:
+        return [kernel("Slice", [source], [op.output(spec((min(source.shape),), source.dtype))])]
+    batch = source.shape[:-1] if "diag_embed" in op.op.name else ()
+    side = elements(source) // max(1, prod(batch)) + abs(op.integer("diagonal", "offset", default=0))
+    out = op.output(spec((*batch, side, side), source.dtype))
+    return [kernel("ZerosLike", [out], [out]), kernel("ViewCopy", [source], [source])]
+
+
+@costs(
+    "aten::slice_copy",
+    "aten::select_copy",
+    "aten::view_copy",
+    "aten::permute_copy",
+    "aten::transpose_copy",
+    "aten::as_strided_copy",
+    "aten::split_copy",
+    "aten::split_with_sizes_copy",
+    "aten::unbind_copy",
+    "aten::_copy_strided",
+    "aten::alias_copy",
+    "aten::detach_copy",
+    "aten::diagonal_copy",
+    "aten::narrow_copy",
+    "aten::squeeze_copy",
+    "aten::unsqueeze_copy",
+    "aten::t_copy",
+    "aten::unfold_copy",
+    "aten::_reshape_copy",
+    "aten::_reshape_alias_copy",
+    "aten::view_as_real_copy",
+    "aten::view_as_complex_copy",
+    "aten::_conj_copy",
+    "aten::values_copy",
+    "aten::indices_copy",
+    "aten::crow_indices_copy",
+    "aten::col_indices_copy",
+    "aten::ccol_indices_copy",
+    "aten::row_indices_copy",
+    "aten::_values_copy",
+    "aten::_indices_copy",
+    "aten::_fw_primal_copy",
+    "aten::_make_dual_copy",
+    "aten::_nested_get_values_copy",
+    "aten::_nested_view_from_buffer_copy",
+    "aten::_nested_view_from_jagged_copy",
+    "aten::_sparse_broadcast_to_copy",
+)
+def copied_view(op: OpView) -> Iterable[KernelCall]:
+    """A view that is copied out."""
+    source = op.dense("self", at=0)
+    if source is None:
+        return []
+    outs = op.outputs(source)
+    made = sum(elements(out) for out in outs)
+    if made > elements(source):
+        return [kernel("TensorMove", [source], outs)]  # Windows overlap.
+    if made == elements(source):
+        return [kernel("TensorMove", [source], [source])]
+    return [kernel("Slice", [source], outs)]
+
+
+@costs("aten::_foreach_clone")
+def clones(op: OpView) -> Iterable[KernelCall]:
+    """One copy for each tensor."""
+    return [kernel("TensorMove", [one], [one]) for one in map(op.packed, op.metas("self"))]
+
+
+def cache_write(op: OpView) -> Iterable[KernelCall]:
+    """New keys and values written to their slots of the cache: one row a token."""
+    key = op.meta("key", "k", "updates", at=0)
+    if key is None or not key.shape:
+        return []
+    source = spec(key.shape, key.dtype)
+    moved = 2 * elements(key) * itemsize(key.dtype)
+    return [kernel("ReshapeAndCacheNdKernel", [source, source], [source], indices=key.shape[0], moved_bytes=moved)]
+
+
+def cache_copy(op: OpView) -> Iterable[KernelCall]:
+    """Blocks moved within or between caches: by the smallest operand, as lists of blocks are contents."""
+    metas = [t for t in op.tensors if t.dtype not in ("int64", "int32")]
+    if not metas:
+        return []
+    least = min(metas, key=elements)
+    part = spec(least.shape, least.dtype)
+    return [kernel("ViewCopy", [part], [part])]

@@ -1,0 +1,149 @@
+# pyright: strict
+"""Lowering of losses, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec, broadcast
+from opreplay.replay.ops.op_view import OpView, kernel, promote, spec
+from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta
+
+NO_REDUCTION = 0
+"""torch's number for losses that keep their elements; 1 averages them, 2 adds them."""
+
+
+def _full(op: OpView, inputs: list[TensorSpec]) -> TensorSpec:
+    floats = [s.dtype for s in inputs if s.dtype not in ("int64", "int32", "bool", "uint8")]
+    return spec(broadcast([s.shape for s in inputs]), promote(floats or ["float32"]))
+
+
+def _input(op: OpView, *names: str, at: int = 0) -> TensorMeta:
+    return op.need(*names, at=at)
+
+
+@costs(
+    "aten::mse_loss",
+    "aten::l1_loss",
+    "aten::smooth_l1_loss",
+    "aten::huber_loss",
+    "aten::binary_cross_entropy",
+    "aten::binary_cross_entropy_with_logits",
+    "aten::kl_div",
+    "aten::soft_margin_loss",
+    "aten::poisson_nll_loss",
+    "aten::hinge_embedding_loss",
+    "aten::margin_ranking_loss",
+    "aten::cosine_embedding_loss",
+    "aten::triplet_margin_loss",
+    "aten::gaussian_nll_loss",
+)
+def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
+    """An elementwise difference and, unless elements are kept, its mean or sum."""
+    inputs = [op.packed(t) for t in op.tensors]
+    full = _full(op, inputs)
+    kernels = [kernel("Sub", inputs, [full])]
+    if op.integer("reduction", default=1) != NO_REDUCTION:
+        kernels.append(kernel("ReduceMean", [full], [spec((), full.dtype)]))
+    return kernels
+
+
+@costs(
+    "aten::mse_loss_backward",
+    "aten::smooth_l1_loss_backward",
+    "aten::huber_loss_backward",
+    "aten::soft_margin_loss_backward",
+    "aten::l1_loss_backward",
+    "aten::kl_div_backward",
+)
+def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient of every element in one kernel."""
+    inputs = [op.packed(t) for t in op.tensors]
+    return [kernel("Sub", inputs, [op.output(_full(op, inputs))])]
+
+
+@costs("aten::binary_cross_entropy_backward", "aten::binary_cross_entropy_with_logits_backward")
+def entropy_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient of a binary cross-entropy."""
+    inputs = [op.packed(t) for t in op.tensors]
+    return [kernel("SigmoidGrad", inputs, [op.output(_full(op, inputs))])]
+
+
+def _samples(x: TensorMeta) -> int:
+    """Samples of class scores (N, C, ...)."""
+    return prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1
+
+
+@costs(
+    "aten::nll_loss_forward",
+    "aten::nll_loss",
+    "aten::nll_loss_nd",
+    "aten::nll_loss2d_forward",
+    "aten::nll_loss2d",
+    "aten::multi_margin_loss",
+    "aten::multilabel_margin_loss",
+    "aten::multilabel_margin_loss_forward",
+)
+def nll_loss(op: OpView) -> Iterable[KernelCall]:
+    """NLLLoss touches one score a sample, the margin losses all of them."""
+    x = _input(op, "self")
+    samples = _samples(x)
+    rows = spec((samples, 1), x.dtype) if "nll" in op.op.name else spec(x.shape, x.dtype)
+    return [kernel("NLLLoss", [rows, spec((samples,), "int64")], [spec((), x.dtype)])]
+
+
+@costs(
+    "aten::nll_loss_backward",
+    "aten::nll_loss2d_backward",
+    "aten::multi_margin_loss_backward",
+    "aten::multilabel_margin_loss_backward",
+)
+def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient writes all scores."""
+    x = _input(op, "self", at=1)
+    full = spec(x.shape, x.dtype)
+    return [kernel("NLLLossGrad", [full], [full])]
+
+
+@costs("aten::cross_entropy_loss", "aten::linear_cross_entropy")
+def cross_entropy(op: OpView) -> Iterable[KernelCall]:
+    """LogSoftmaxV2 over the classes and NLLLoss."""
+    x = _input(op, "self", "input")
+    source = spec(x.shape, x.dtype)
+    classes = x.shape[1] if len(x.shape) > 1 else x.shape[-1] if x.shape else 1
+    return [kernel("LogSoftmaxV2", [source], [source], cols=max(1, classes)), *nll_loss(op)]
+
+
+def fused_cross_entropy(op: OpView) -> Iterable[KernelCall]:
+    """CrossEntropyLoss: (N, C) scores once in, their log-softmax out."""
+    x = _input(op, "input", "self")
+    source = spec(x.shape, x.dtype)
+    return [kernel("CrossEntropyLoss", [source], [source])]
+
+
+def fused_cross_entropy_backward(op: OpView) -> Iterable[KernelCall]:
+    """CrossEntropyLossGrad."""
+    x = op.widest()
+    source = spec(x.shape, x.dtype)
+    return [kernel("CrossEntropyLossGrad", [source], [source])]
+
+
+@costs(
+    "aten::_ctc_loss", "aten::ctc_loss", "aten::_cudnn_ctc_loss", "aten::miopen_ctc_loss", "aten::_ctc_loss_backward"
+)
+def ctc_loss(op: OpView) -> Iterable[KernelCall]:
+    """CTCLossV2 walks the time steps one after the other: two rows of labels each."""
+    x = _input(op, "log_probs", at=0)
+    steps = max(1, x.shape[0] if x.shape else 1)
+    row = spec((steps, max(1, prod(x.shape) // steps)), x.dtype)
+    return [kernel("LogSoftmaxV2", [row], [row], cols=row.shape[1])]
+
+
+@costs("aten::cosine_similarity", "aten::pairwise_distance", "aten::dist", "aten::linalg_vecdot")
+def row_distance(op: OpView) -> Iterable[KernelCall]:
+    """A product or difference of two tensors, reduced along one dimension."""
+    inputs = [op.packed(t) for t in op.tensors]
+    full = _full(op, inputs)
+    return [kernel("Mul", inputs, [full]), kernel("ReduceSum", [full], op.outputs(spec(full.shape[:-1], full.dtype)))]

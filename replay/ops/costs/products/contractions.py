@@ -1,0 +1,202 @@
+"""Lowering of products beyond plain ones: contractions, packed and sparse weights, pairwise distances, chains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ops.costs.products.matmul import product
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta
+
+
+def _pair(op: OpView, *, rank: int = 1) -> tuple[TensorMeta, TensorMeta]:
+    metas = [t for t in op.tensors if len(t.shape) >= rank]
+    if len(metas) < 2:
+        raise DoesNotFit("a product needs two tensors")
+    return metas[0], metas[1]
+
+
+@costs("aten::addr")
+def outer_sum(op: OpView) -> Iterable[KernelCall]:
+    """A + x y^T: an elementwise product of a column and a row, and a sum."""
+    x, y = op.need("vec1", at=1), op.need("vec2", at=2)
+    column, row = spec((prod(x.shape), 1), x.dtype), spec((1, prod(y.shape)), y.dtype)
+    out = spec((prod(x.shape), prod(y.shape)), x.dtype)
+    return [kernel("Mul", [column, row], [out]), kernel("Add", [out, out], [out])]
+
+
+@costs(
+    "aten::linalg_matmul",
+    "aten::__matmul__",
+    "aten::smm",
+    "aten::hspmm",
+    "aten::_sparse_mm",
+    "aten::spmm",
+    "aten::_sparse_semi_structured_mm",
+    "aten::_sparse_mm_reduce_impl",
+)
+def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
+    """A @ B; these cores have no sparse products, so zeros are multiplied too."""
+    a, b = _pair(op)
+    if "sparse" in op.op.name or op.op.name in ("aten::smm", "aten::hspmm", "aten::spmm"):
+        op.note("no sparse products on this SoC: costed as a dense one")
+    return [product(op, a, b)]
+
+
+@costs(
+    "aten::_sparse_addmm",
+    "aten::sspaddmm",
+    "aten::sparse_sampled_addmm",
+    "aten::_sparse_semi_structured_addmm",
+    "aten::_cslt_sparse_mm",
+    "aten::_sparse_semi_structured_linear",
+)
+def sparse_sum(op: OpView) -> Iterable[KernelCall]:
+    """C + A @ B with a sparse operand, as a dense product."""
+    op.note("no sparse products on this SoC: costed as a dense one")
+    metas = [t for t in op.tensors if len(t.shape) == 2]
+    out = op.outputs()
+    for a in metas:
+        for b in metas:
+            if a is not b and a.shape[1] == b.shape[0] and (not out or out[0].shape == (a.shape[0], b.shape[1])):
+                return [product(op, a, b)]
+    raise DoesNotFit("no two operands fit each other")
+
+
+def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
+    many = (batch,) if batch > 1 else ()
+    return kernel(
+        "BatchMatMulV3" if many else "MatMulV3",
+        [spec((*many, m, k), dtype), spec((*many, k, n), dtype)],
+        [spec((*many, m, n), dtype)],
+        transpose_a=False,
+        transpose_b=False,
+    )
+
+
+@costs("aten::einsum")
+def einsum(op: OpView) -> Iterable[KernelCall]:
+    """Products of two operands at a time, from left to right; sizes from the equation, where it is known."""
+    equation = op.value("equation")
+    metas = op.metas("tensors" if "tensors" in op.args else "operands")
+    if not isinstance(equation, str) or "." in equation:
+        return contraction(op)
+    terms, _, result = equation.replace(" ", "").partition("->")
+    letters = terms.split(",")
+    if len(letters) != len(metas) or any(len(t.shape) != len(names) for t, names in zip(metas, letters, strict=True)):
+        raise DoesNotFit("the equation does not fit the operands")
+    sizes: dict[str, int] = {}
+    for meta, names in zip(metas, letters, strict=True):
+        sizes.update(zip(names, meta.shape, strict=True))
+    left, kernels = set(letters[0]), []
+    for place, names in enumerate(letters[1:], start=1):
+        right, later = set(names), set(result).union(*letters[place + 1 :])
+        kept = (left | right) & later
+        parts = left & right & kept, (left - right) & kept, (right - left) & kept, (left | right) - kept
+        batch, m, n, k = (prod(sizes[name] for name in part) for part in parts)
+        kernels.append(_gemm(batch, m, n, k, metas[0].dtype))
+        left = kept
+    if not kernels:
+        source = op.packed(metas[0])
+        kernels.append(kernel("ReduceSum", [source], [spec([sizes[name] for name in result], source.dtype)]))
+    return kernels
+
+
+@costs("aten::tensordot", "aten::bilinear", "aten::_trilinear")
+def contraction(op: OpView) -> Iterable[KernelCall]:
+    """One product of the first two operands: leading sizes that all have are a batch, inner ones are summed over."""
+    a, b = _pair(op)
+    sizes = op.outputs()
+    if not sizes:
+        raise DoesNotFit("the result is not known")
+    batch = 1
+    for one, other, made in zip(a.shape, b.shape, sizes[0].shape, strict=False):
+        if not one == other == made:
+            break
+        batch *= one
+    left, right, made = (max(1, prod(t.shape) // max(1, batch)) for t in (a, b, sizes[0]))
+    inner = max(1, round((left * right / made) ** 0.5))
+    op.note("the equation is not recorded: one product with the sizes of operands and result")
+    return [_gemm(max(1, batch), max(1, left // inner), max(1, right // inner), inner, sizes[0].dtype)]
+
+
+@costs("aten::chain_matmul", "aten::linalg_multi_dot")
+def chain(op: OpView) -> Iterable[KernelCall]:
+    """The products of a chain, from left to right."""
+    metas = [t for t in op.tensors if t.shape]
+    if not metas:
+        raise DoesNotFit("a chain needs matrices")
+    kernels, left = [], metas[0]
+    for right in metas[1:]:
+        kernels.append(product(op, left, right))
+        left = TensorMeta(shape=kernels[-1].outputs[0].shape if kernels[-1].outputs[0] else (), dtype=left.dtype)
+    return kernels
+
+
+@costs("aten::matrix_power", "aten::linalg_matrix_power")
+def power(op: OpView) -> Iterable[KernelCall]:
+    """Repeated squaring."""
+    a = op.need("self", at=0)
+    exponent = abs(op.integer("n", default=2))
+    count = max(1, exponent.bit_length() - 1 + bin(exponent).count("1") - 1)
+    return [product(op, a, a)] * min(count, 128)
+
+
+@costs("aten::matmul_backward")
+def matmul_backward(op: OpView) -> Iterable[KernelCall]:
+    """Gradients to both operands."""
+    grad, a, b = op.meta("grad", at=0), op.meta("self", at=1), op.meta("other", at=2)
+    if grad is None or a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
+        raise DoesNotFit("needs a gradient and two matrices")
+    turned_a, turned_b = (_turned(t) for t in (a, b))
+    return [product(op, grad, turned_b), product(op, turned_a, grad)]
+
+
+def _turned(meta: TensorMeta) -> TensorMeta:
+    *rest, rows, cols = meta.shape
+    steps = [cols * rows * prod(rest[i + 1 :]) for i in range(len(rest))]
+    return TensorMeta(shape=(*rest, cols, rows), dtype=meta.dtype, strides=(*steps, 1, cols))
+
+
+@costs("aten::_foreach_mm")
+def list_of_products(op: OpView) -> Iterable[KernelCall]:
+    """A product for each pair of two lists."""
+    left, right = op.metas("self"), op.metas("mat2")
+    return [product(op, a, b) for a, b in zip(left, right, strict=False)]
+
+
+@costs("aten::cdist", "aten::_cdist_forward", "aten::_euclidean_dist", "aten::pdist", "aten::_pdist_forward")
+def distances(op: OpView) -> Iterable[KernelCall]:
+    """All distances between two sets of rows: a product, and the squares added."""
+    a = op.need("x1", "self", at=0, rank=2)
+    b = op.meta("x2", at=1) or a
+    if len(b.shape) < 2:
+        raise DoesNotFit("needs rows")
+    (m, k), n = a.shape[-2:], b.shape[-2]
+    batch = prod(a.shape[:-2])
+    many = (batch,) if batch > 1 else ()
+    out = spec((*many, m, n), a.dtype)
+    left, right = spec((*many, m, k), a.dtype), spec((*many, n, k), b.dtype)
+    kind = "BatchMatMulV3" if many else "MatMulV3"
+    call = kernel(kind, [left, right], [out], transpose_a=False, transpose_b=True)
+    return [call, kernel("Sqrt", [out, out], [out])]
+
+
+@costs("aten::_cdist_backward", "aten::_pdist_backward")
+def distances_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient of distances: a product of their gradient with the other rows, for either side."""
+    op.need("grad", at=0)
+    a = op.need("x1", "self", at=1, rank=2)
+    b = op.meta("x2", at=2) or a
+    if len(b.shape) < 2:
+        raise DoesNotFit("needs rows")
+    (m, k), n = a.shape[-2:], b.shape[-2]
+    g, right, out = spec((m, n), a.dtype), spec((n, k), b.dtype), spec((m, k), a.dtype)
+    batch = max(1, prod(a.shape[:-2]))
+    return [
+        kernel("RealDiv", [g, g], [g], batch),
+        kernel("MatMulV3", [g, right], [out], batch, transpose_a=False, transpose_b=False),
+    ]

@@ -1,0 +1,116 @@
+# pyright: strict
+"""Lowering of products whose weights alone are quantised: AWQ, GPTQ, Marlin, machete, allspark, torch's packed weights.
+
+The weights are read packed and unpacked to the dtype of the activations on the vector cores, beside the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall, itemsize
+from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, combining_call, grouped, routing_call
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
+from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta
+
+WEIGHT = (
+    "b_q_weight", "b_qweight", "_kernel", "mat2", "weight", "B", "qweight",
+)  # fmt: skip
+COLUMNS = ("size_n", "n", "N", "out_features", "output_size_per_partition")
+SCALES = ("b_scales", "b_gptq_scales", "_scaling_factors", "weight_scale", "group_scales", "s_ch")
+USUAL_BITS = 4
+"""Of a packed weight, where neither the result's columns nor an argument tell."""
+MARLIN_ROWS = 16
+"""Rows of K that Marlin lays into one row of packed weights."""
+
+
+def bits_of(weight: TensorMeta, unpacked: int) -> int:
+    """Bits of an element of packed weights that stand for `unpacked` elements."""
+    return max(1, round(8 * elements(weight) * itemsize(weight.dtype) / max(1, unpacked)))
+
+
+def _columns(op: OpView, weight: TensorMeta, inner: int) -> int:
+    """Columns of the result: said, those of the result, of the scales, or as many as the weights' bytes hold."""
+    said = op.integer(*COLUMNS, default=0)
+    if said > 0:
+        return said
+    shapes = [one.shape for one in op.outputs()]
+    scales = op.meta(*SCALES)
+    shapes += [scales.shape] if scales is not None and elements(scales) > 1 else []
+    wide = next((shape[-1] for shape in shapes if shape), 0)
+    bits = op.integer("bit", "num_bits", default=8 if weight.dtype == "int8" else USUAL_BITS)
+    return wide or max(1, 8 * elements(weight) * itemsize(weight.dtype) // max(1, bits) // max(1, inner))
+
+
+@costs(
+    "aten::_weight_int4pack_mm",
+    "aten::_weight_int4pack_mm_for_cpu",
+    "aten::_dyn_quant_matmul_4bit",
+    "aten::_weight_int4pack_mm_with_scales_and_zeros",
+    "aten::_weight_int8pack_mm",
+    "aten::_mixed_dtypes_linear",
+    "aten::fbgemm_linear_int8_weight",
+    "aten::fbgemm_linear_int8_weight_fp32_activation",
+    "npu::npu_weight_quant_batchmatmul_v2",
+)
+def weight_only(op: OpView) -> Iterable[KernelCall]:
+    """WeightQuantBatchMatmulV2: x (M, K) with packed weights of (K, N)."""
+    x, weight = op.need(at=0, rank=1), op.need(*WEIGHT, at=1)
+    return [packed_product(op, x, weight, x.dtype)]
+
+
+def four_by_eight(op: OpView) -> Iterable[KernelCall]:
+    """The same of 8-bit activations: the cube multiplies int8."""
+    return [packed_product(op, op.need("a", at=0, rank=1), op.need("b_q_weight", at=1), "int8")]
+
+
+def packed_product(op: OpView, x: TensorMeta, weight: TensorMeta, dtype: str) -> KernelCall:
+    """One product of x, on the cube in `dtype`, with packed weights."""
+    rows, inner = prod(x.shape[:-1]), x.shape[-1]
+    cols = _columns(op, weight, inner)
+    op.assume("weights are unpacked on the vector cores beside the product, which costs nothing: never measured")
+    return kernel(
+        "WeightQuantBatchMatmulV2",
+        [spec((rows, inner), dtype), spec((inner, cols), "int8")],
+        [spec((rows, cols), "float16" if dtype == "int8" else dtype)],
+        transpose_a=False,
+        transpose_b=False,
+        weight_bits=bits_of(weight, inner * cols),
+    )
+
+
+def experts_product(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of every token's slots with packed weights of all experts."""
+    x, weight = op.need("input", "a", at=0, rank=2), op.need("b_qweight", "b_q_weight", rank=3)
+    inner = x.shape[-1]
+    cols = op.integer("size_n", default=0) or max(1, weight.shape[1])
+    rows = x.shape[0] * max(1, op.integer("top_k", default=ASSUMED_TOP_K))
+    return [_experts(op, rows, weight, inner, cols, x.dtype)]
+
+
+def _experts(op: OpView, rows: int, weight: TensorMeta, k: int, n: int, dtype: str) -> KernelCall:
+    experts = max(1, weight.shape[0])
+    wide = TensorMeta(shape=(experts, k, n), dtype=dtype)
+    return grouped(op, rows, wide, k, n, weight_bits=bits_of(weight, experts * k * n))
+
+
+def marlin_layer(op: OpView) -> Iterable[KernelCall]:
+    """Routing, GroupedMatmul, SwiGlu, GroupedMatmul, summing: w1 (E, H / 16, packed), w2 (E, I / 16, packed)."""
+    hidden = op.need("hidden_states", at=0, rank=2)
+    w1, w2 = op.need("w1", rank=3), op.need("w2", rank=3)
+    chosen = op.meta("topk_ids")
+    top_k = chosen.shape[-1] if chosen is not None and chosen.shape else ASSUMED_TOP_K
+    tokens, width = hidden.shape[0], hidden.shape[-1]
+    inner = MARLIN_ROWS * w2.shape[1]
+    if inner <= 0:
+        raise DoesNotFit("weights hold no rows")
+    rows, dtype = tokens * top_k, hidden.dtype
+    return [
+        routing_call(rows, width, dtype),
+        _experts(op, rows, w1, width, 2 * inner, dtype),
+        kernel("SwiGlu", [spec((rows, 2 * inner), dtype)], [spec((rows, inner), dtype)]),
+        _experts(op, rows, w2, inner, width, dtype),
+        combining_call(rows, width, dtype),
+    ]

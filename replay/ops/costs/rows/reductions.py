@@ -1,0 +1,124 @@
+# pyright: strict
+"""Lowering of reductions, norms of tensors, scans and extrema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall, broadcast
+from opreplay.replay.ops.op_view import OpView, kernel, spec
+from opreplay.replay.ops.table import Cost, costs
+
+REDUCTIONS: dict[str, str] = {
+    "sum": "ReduceSum", "nansum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin",
+    "prod": "ReduceProd", "all": "ReduceAll", "any": "ReduceAny", "var": "ReduceStdV2", "std": "ReduceStdV2",
+    "var_mean": "ReduceStdV2", "std_mean": "ReduceStdV2", "norm": "LpNormV2", "linalg_vector_norm": "LpNormV2",
+    "count_nonzero": "ReduceSum", "trace": "ReduceSum", "linalg_norm": "LpNormV2", "frobenius_norm": "LpNormV2",
+    "cumsum": "Cumsum", "cumprod": "Cumprod", "logcumsumexp": "Cumsum", "cummax": "Cumsum", "diff": "Sub",
+    "median": "Sort", "nanmedian": "Sort", "kthvalue": "Sort", "mode": "Sort", "quantile": "Sort",
+    "nanquantile": "Sort", "nanmean": "ReduceMean", "cummin": "Cumsum", "_cummax_helper": "Cumsum",
+    "_cummin_helper": "Cumsum", "cummaxmin_backward": "Cumsum", "_logcumsumexp": "Cumsum",
+    "cumulative_trapezoid": "Cumsum", "trapezoid": "ReduceSum", "trapz": "ReduceSum", "native_norm": "LpNormV2",
+    "_is_all_true": "ReduceAll", "_is_any_true": "ReduceAny", "linalg__powsum": "LpNormV2",
+    "_grad_sum_to_size": "ReduceSum", "sum_to_size": "ReduceSum", "hash_tensor": "ReduceSum",
+    "_nested_sum_backward": "ReduceSum",
+}  # fmt: skip
+"""aten op → CANN type."""
+
+EXTREMA: dict[str, str] = {
+    "argmax": "ArgMaxV2",
+    "argmin": "ArgMinV2",
+    "max": "ArgMaxWithValue",
+    "min": "ArgMinWithValue",
+    "aminmax": "ReduceMax",
+    "_aminmax": "ReduceMax",
+    "value_selecting_reduction_backward": "ScatterElements",
+}
+
+
+def reduced(op: OpView) -> tuple[int, ...]:
+    """Shape after reducing over `dim`, or over everything."""
+    meta = op.need("self", "input", at=0)
+    rank = max(1, len(meta.shape))
+    dims = {d % rank for d in op.integers("dim", "dims", "axis")} or set(range(rank))
+    if op.flag("keepdim"):
+        return tuple(1 if i in dims else s for i, s in enumerate(meta.shape))
+    return tuple(s for i, s in enumerate(meta.shape) if i not in dims)
+
+
+def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
+    """The attribute `inner`: elements of one place along a dimension that is not the innermost; else nothing."""
+    if dim is None:
+        return {}
+    inner = prod(shape[dim + 1 :])
+    return {"inner": inner} if inner > 1 else {}
+
+
+def across(op: OpView, shape: tuple[int, ...]) -> dict[str, bool]:
+    """The attribute `across`: whether a dimension is kept inside of one that is reduced; nothing where all are."""
+    dims = {d % len(shape) for d in op.integers("dim", "dims", "axis")} if shape else set[int]()
+    if not dims:
+        return {}
+    return {"across": any(size > 1 and i not in dims for i, size in enumerate(shape) if i > min(dims))}
+
+
+def _rule(kind: str) -> Cost:
+    def rule(op: OpView) -> Iterable[KernelCall]:
+        source = op.dense("self", "input", at=0)
+        if source is None:
+            return []
+        same = kind in ("Cumsum", "Cumprod", "Sort", "Sub")
+        wide = source.dtype if source.dtype not in ("bool", "int32", "int8", "uint8") else "int64"
+        out = spec(source.shape if same else reduced(op), wide)
+        kernels = [] if wide == source.dtype or same else [kernel("Cast", [source], [spec(source.shape, wide)])]
+        read = spec(source.shape, wide) if kernels else source
+        if (widths := op.meta("x")) is not None and op.op.name in ("aten::trapezoid", "aten::trapz"):
+            kernels.append(kernel("Mul", [read, op.packed(widths)], [read]))
+        if kind in ("Cumsum", "Cumprod"):
+            dim = op.axis("dim", rank=len(source.shape))
+            cols = source.shape[dim] if dim is not None else prod(source.shape[-1:])
+            along = kernel(kind, [read], op.outputs(out), cols=max(1, cols), **inside(source.shape, dim))
+            return [*kernels, along]
+        return [*kernels, kernel(kind, [read], op.outputs(out), **across(op, source.shape))]
+
+    rule.__name__ = f"reduce_{kind}"
+    return rule
+
+
+for _name, _kind in REDUCTIONS.items():
+    costs(f"aten::{_name}")(_rule(_kind))
+
+
+@costs("aten::equal", "aten::allclose")
+def same_values(op: OpView) -> Iterable[KernelCall]:
+    """Both tensors compared, and whether all elements are equal."""
+    compared = spec(broadcast([one.shape for one in op.tensors[:2]]), "bool")
+    equal = kernel("Equal", [op.packed(one) for one in op.tensors[:2]], [compared])
+    return [equal, kernel("ReduceAll", [compared], [spec((), "bool")])]
+
+
+def _extremum(kind: str) -> Cost:
+    def rule(op: OpView) -> Iterable[KernelCall]:
+        metas = op.tensors
+        source = op.dense("self", "input", "grad", at=0)
+        if source is None:
+            return []
+        if len(metas) == 2 and op.op.name in ("aten::max", "aten::min"):
+            inputs = [op.packed(t) for t in metas]
+            return [kernel("Maximum" if "max" in op.op.name else "Minimum", inputs, [op.broadcast_output()])]
+        dim = op.axis("dim", rank=len(source.shape))
+        cols = source.shape[dim] if dim is not None else prod(source.shape)
+        inner = inside(source.shape, dim)
+        shape = reduced(op)
+        outs = op.outputs(spec(shape, source.dtype), spec(shape, "int64"))
+        if op.number("dim") is None and op.op.name in ("aten::max", "aten::min"):
+            return [kernel("ReduceMax" if "max" in op.op.name else "ReduceMin", [source], outs[:1])]
+        return [kernel(kind, [source], outs, cols=max(1, cols), **inner)]
+
+    rule.__name__ = f"extremum_{kind}"
+    return rule
+
+
+for _name, _kind in EXTREMA.items():
+    costs(f"aten::{_name}")(_extremum(_kind))

@@ -1,0 +1,113 @@
+# pyright: strict
+"""Lowering of recommendation models' tables (FBGEMM), of generated kernels, and of single values read by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opreplay.replay.ir.kernel import KernelCall, itemsize
+from opreplay.replay.ops.costs.pointwise.elementwise import in_rows
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
+from opreplay.replay.ops.table import costs, costs_like
+from opreplay.traces.model import TensorMeta
+
+_INTEGERS = ("int64", "int32")
+USUAL_WIDTH = 128
+"""Columns of an embedding table where a trace does not tell."""
+
+
+@costs_like(r"fbgemm::(split|dense)_embedding\w*codegen_lookup_\w+")
+def tables(op: OpView) -> Iterable[KernelCall]:
+    """EmbeddingBag over all tables, which lie behind each other: rows gathered and summed bag by bag."""
+    index = op.meta("indices") or max((t for t in op.tensors if t.dtype in _INTEGERS), key=elements)
+    stored = op.meta("dev_weights", "uvm_weights")
+    tables_of = op.meta("weights_offsets", "hash_size_cumsum")
+    count = max(1, tables_of.shape[0] if tables_of is not None and tables_of.shape else 1)
+    total = op.integer("total_D", default=0)
+    width = -(-total // count) if total > 0 else USUAL_WIDTH
+    if total <= 0:
+        op.note(f"width of the embeddings not recorded: {USUAL_WIDTH} assumed")
+    offsets = op.meta("offsets")
+    bags = max(1, offsets.shape[0] - 1) if offsets is not None and offsets.shape else 1
+    n = elements(index)
+    moved = n * width * itemsize(stored.dtype if stored is not None else "float32")
+    out = op.output(spec((max(1, bags // count), width * count), "float32"))
+    return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=moved)]
+
+
+@costs(
+    "fbgemm::permute_sequence_embeddings",
+    "fbgemm::recat_embedding_grad_output",
+    "fbgemm::merge_pooled_embeddings",
+    "fbgemm::permute_duplicate_pooled_embs_auto_grad",
+)
+def permuted(op: OpView) -> Iterable[KernelCall]:
+    """Runs of data in another order: everything read and written once, a copy for each tensor."""
+    moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(one) for one in op.tensors)]
+    return [kernel("ConcatD", [spec(t.shape, t.dtype)], [spec(t.shape, t.dtype)]) for t in moved]
+
+
+def scanned(op: OpView) -> Iterable[KernelCall]:
+    """A scan of one long row by a kernel of its own, as libraries of recommendation models for NPUs have it: sums of
+    blocks, then the blocks. CANN's cumulative sum, which goes step by step, would take thousands of times as long."""
+    source = op.dense(at=0)
+    if source is None:
+        return []
+    op.assume("scanned in blocks on all cores, read twice and written once: assumed, nothing of it was measured")
+    return [kernel("AsynchronousCompleteCumsum", [source, source], [source])]
+
+
+def checked(op: OpView) -> Iterable[KernelCall]:
+    """Every index compared with the size of its table."""
+    index = op.need("indices", at=1)
+    source = spec(index.shape, index.dtype)
+    return [kernel("Less", [source], [source])]
+
+
+@costs_like(r"fbgemm::\w*(Quantized|Quantize|ToFloat|ToHalf|ToFP8|ToHFP8|ToFused|Padded)\w*")
+def converted(op: OpView) -> Iterable[KernelCall]:
+    """Rows changed to or from few bits: read once, written once."""
+    source = op.widest()
+    plain = in_rows(spec(source.shape, source.dtype))
+    if source.dtype in ("uint8", "int8"):
+        return [kernel("AscendAntiQuantV2", [plain], [in_rows(op.output(spec(source.shape, "float32")))])]
+    return [kernel("AscendQuantV2", [plain], [in_rows(op.output(spec(source.shape, "int8")))])]
+
+
+_INDICES = ("int32", "int64")
+
+
+@costs_like(r"triton_", r"triton::")
+def generated(op: OpView) -> Iterable[KernelCall]:
+    """A kernel that a compiler made: each tensor moved once, the last one written, as far as arguments tell."""
+    metas = op.tensors
+    if not metas:
+        raise DoesNotFit("needs tensors")
+    op.note("a generated kernel: costed by its bytes, the last tensor taken as its result")
+    inputs: list[TensorMeta] = metas[:-1] or metas
+    read = [spec((looked_up(op, t, metas), *t.shape[1:]), t.dtype) if t.shape else spec((), t.dtype) for t in inputs]
+    return [kernel("TritonKernel", read, [spec(metas[-1].shape, metas[-1].dtype)])]
+
+
+def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
+    """Rows of a tensor that are read: as many as there are indices for a table whose rows no other tensor has, where
+    another tensor has a row an index; all of them else."""
+    rows = table.shape[0]
+    others = [one for one in metas if one is not table]
+    made = {
+        elements(one) // max(1, one.shape[-1]) for one in others if len(one.shape) > 1 and one.dtype not in _INDICES
+    }
+    if len(table.shape) != 2 or table.dtype in _INDICES or any(rows in one.shape for one in others):
+        return rows
+    indices = [elements(one) for one in others if one.dtype in _INDICES and one.shape]
+    found = max((n for n in indices if n in made and n < rows), default=rows)
+    if found < rows:
+        op.note(f"{found:,} rows of a table of {rows:,} are read: as many as there are indices")
+    return found
+
+
+@costs("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::Bool", "aten::Int", "aten::Float")
+def read_by_host(op: OpView) -> Iterable[KernelCall]:
+    """One value copied to the host, which waits for the device until then: the step's time, and no kernel's."""
+    op.note("hands a value to the host, which waits for the device: no kernel (`opreplay timeline` follows such waits)")
+    return ()

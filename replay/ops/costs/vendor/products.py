@@ -1,0 +1,129 @@
+# pyright: strict
+"""Lowering of vendors' further products: of jagged rows, of lists, quantised on the way, of gradients, of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, combining_call, grouped, routing_call
+from opreplay.replay.ops.costs.products.matmul import product
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.traces.model import TensorMeta
+
+
+def jagged_rows(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of jagged rows (T, K) with a matrix (K, N) a sequence."""
+    x, y = op.need("x_values", at=0, rank=2), op.need("y", at=2, rank=3)
+    return [grouped(op, x.shape[0], y, x.shape[1], y.shape[2])]
+
+
+def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
+    """Rows (T, M) transposed with rows (T, N), a product a sequence, added to where a sum is given."""
+    x, y = op.need("x_values", "x", rank=2), op.need("y_values", "weight", rank=2)
+    offsets, total = op.meta("x_offsets", "group_list"), op.meta("self")
+    steps = offsets.shape[0] if offsets is not None and offsets.shape else 1
+    groups = max(1, steps - 1 if "x_offsets" in op.args else steps)
+    share = -(-x.shape[0] // groups)
+    op.note(f"lengths are contents: {x.shape[0]} rows taken as spread evenly over {groups} groups")
+    left, right = spec((groups, x.shape[1], share), x.dtype), spec((groups, share, y.shape[1]), x.dtype)
+    made = spec((groups, x.shape[1], y.shape[1]), x.dtype)
+    call = kernel("GroupedMatmul", [left, right], [made], transpose_a=False, transpose_b=False)
+    if total is None:
+        return [call]
+    summed = spec(total.shape, total.dtype)
+    return [call, kernel("Add", [summed, summed], [summed])]
+
+
+def lists_of_products(op: OpView) -> Iterable[KernelCall]:
+    """A product for each pair of rows (M, K) and weights (N, K); 8-bit floats are taken at the int8 rate."""
+    names = ("X", "W") if "X" in op.args else ("XQ", "WQ")
+    left, right = ([_eight_bit(t) for t in op.metas(name)] for name in names)
+    if not left or len(left) != len(right) or any(len(t.shape) < 2 for t in (*left, *right)):
+        raise DoesNotFit("needs two lists of matrices")
+    return [product(op, a, b, weight=True) for a, b in zip(left, right, strict=True)]
+
+
+def _eight_bit(meta: TensorMeta) -> TensorMeta:
+    return TensorMeta(shape=meta.shape, dtype="int8" if "float8" in meta.dtype else meta.dtype, strides=meta.strides)
+
+
+def quantised_on_the_way(op: OpView) -> Iterable[KernelCall]:
+    """DynamicQuant of x (M, K), then the product with 8-bit weights, either way round, at the int8 rate."""
+    x, weight = op.need("input", "x", at=0, rank=2), op.need("weight", "quantized_weight", at=1, rank=2)
+    rows, inner = prod(x.shape[:-1]), x.shape[-1]
+    turned = weight.shape[-1] == inner
+    cols = weight.shape[-2 if turned else -1]
+    narrow = spec((rows, inner), "int8")
+    return [
+        kernel("DynamicQuant", [spec((rows, inner), x.dtype)], [narrow, spec((rows,), "float32")]),
+        kernel(
+            "QuantBatchMatmulV3",
+            [narrow, spec(weight.shape[-2:], "int8")],
+            [spec((rows, cols), x.dtype)],
+            transpose_a=False,
+            transpose_b=turned,
+        ),
+    ]
+
+
+def summed_over_batch(op: OpView) -> Iterable[KernelCall]:
+    """int8 products summed over the batch: one whose inner dimension is as many times as long."""
+    a, b = op.need("x1", at=0, rank=3), op.need("x2", at=1, rank=3)
+    inner = a.shape[0] * a.shape[2]
+    operands = [spec((a.shape[1], inner), "int8"), spec((inner, b.shape[2]), "int8")]
+    out = spec((a.shape[1], b.shape[2]), "bfloat16")
+    return [kernel("QuantBatchMatmulV3", operands, [out], transpose_a=False, transpose_b=False)]
+
+
+def permuted_product(op: OpView) -> Iterable[KernelCall]:
+    """A batched product whose operands' dimensions are permuted on reading."""
+    a, b = op.need("input", at=0, rank=3), op.need("weight", at=1, rank=3)
+    return [product(op, _permuted(a, op.integers("perm_x1")), _permuted(b, op.integers("perm_x2")))]
+
+
+def _permuted(meta: TensorMeta, order: tuple[int, ...]) -> TensorMeta:
+    if not order:
+        return meta
+    if sorted(order) != list(range(len(meta.shape))):
+        raise DoesNotFit(f"dimensions {order} of a tensor of {len(meta.shape)}")
+    return TensorMeta(shape=tuple(meta.shape[i] for i in order), dtype=meta.dtype)
+
+
+def batched_backward(op: OpView) -> Iterable[KernelCall]:
+    """The gradient to the first matrix, grad @ B^T, or to the second, A^T @ grad."""
+    grad = op.need("grad", at=0, rank=2)
+    if "mat1_backward" in op.op.name:
+        return [product(op, grad, op.need("mat2", at=2, rank=2), weight=True)]
+    a = op.need("mat1", at=1, rank=2)
+    return [product(op, TensorMeta(shape=(*a.shape[:-2], a.shape[-1], a.shape[-2]), dtype=a.dtype), grad)]
+
+
+def feed_forward(op: OpView) -> Iterable[KernelCall]:
+    """Two products with the activation between, grouped where there are experts."""
+    x, w1, w2 = op.need("x", at=0, rank=2), op.need("weight1", at=1, rank=2), op.need("weight2", at=2, rank=2)
+    rows, (width, wide), inner = prod(x.shape[:-1]), w1.shape[-2:], w2.shape[-2]
+    kind = "SwiGlu" if wide == 2 * inner else "Gelu"
+    if len(w1.shape) == 3:
+        up, down = grouped(op, rows, w1, width, wide), grouped(op, rows, w2, inner, w2.shape[-1])
+    else:
+        up = product(op, TensorMeta(shape=(rows, width), dtype=x.dtype), w1)
+        down = product(op, TensorMeta(shape=(rows, inner), dtype=x.dtype), w2)
+    return [up, kernel(kind, [spec((rows, wide), x.dtype)], [spec((rows, inner), x.dtype)]), down]
+
+
+def ungated_experts(op: OpView) -> Iterable[KernelCall]:
+    """Routing, GroupedMatmul, Gelu, GroupedMatmul, summing: gate (E, I, H), down (E, H, I), both int8."""
+    x = op.need("input", at=1, rank=2)
+    gate, down = op.need("gate", at=2, rank=3), op.need("down", at=3, rank=3)
+    rows = x.shape[0] * max(1, op.integer("topk", default=ASSUMED_TOP_K))
+    width, inner = x.shape[-1], gate.shape[1]
+    half = spec((rows, inner), "float16")
+    return [
+        routing_call(rows, width, x.dtype),
+        grouped(op, rows, gate, width, inner),
+        kernel("Gelu", [half], [half]),
+        grouped(op, rows, down, inner, width),
+        combining_call(rows, width, "float16"),
+    ]

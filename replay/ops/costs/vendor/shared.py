@@ -1,0 +1,109 @@
+# pyright: strict
+"""Cost rules that vendors' ops of several families share: one kernel over the widest tensor, norms beside rope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opreplay.replay.ir.kernel import KernelCall, itemsize
+from opreplay.replay.ops.costs.pointwise import elementwise
+from opreplay.replay.ops.costs.products import matmul
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
+from opreplay.replay.ops.table import Cost
+from opreplay.traces.model import TensorMeta
+
+LEFT = ("mat_a", "A", "a", "x", "X", "XQ", "input", "input_", "hidden_states", "in_b", "mat1", "arg0", "self")
+RIGHT = ("mat_b", "B", "b", "w", "W", "weight", "weights", "WQ", "router_weights", "in_a", "mat2", "arg1")
+
+
+def named_product(op: OpView) -> Iterable[KernelCall]:
+    """A product whose operands are known by name, the weight lying either way."""
+    a, b = op.meta(*LEFT), op.meta(*RIGHT)
+    if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
+        raise DoesNotFit("a product needs two matrices")
+    weight = a.shape[-1] == b.shape[-1] and (b.shape[-2] != b.shape[-1] or "mat2" not in op.args)
+    return [matmul.product(op, a, b, weight=weight)]
+
+
+def _sources(op: OpView, *names: str) -> list[TensorMeta]:
+    """The tensors under these names, else the widest."""
+    return [meta for name in names if (meta := op.meta(name)) is not None and meta.shape] or [op.widest(rank=1)]
+
+
+def _each(kind: str, *names: str, inputs: int = 1) -> Cost:
+    """A rule for one kernel over each tensor of these names, else over the widest, of which it reads so many."""
+
+    def rule(op: OpView) -> Iterable[KernelCall]:
+        wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, *names)]
+        return [kernel(kind, [one] * inputs, [one]) for one in wide]
+
+    rule.__name__ = f"each_{kind}"
+    return rule
+
+
+added_layer_norm = _each("AddLayerNorm", "input", inputs=2)
+layer_norm_quantised = _each("LayerNormV3", "input")
+norm_of_each = _each("RmsNorm", "x1", "x2", "q", "k", "kv")
+merged_attention = _each("Addcmul", inputs=3)
+repacked = _each("Transpose")
+"""Weights packed in another order."""
+
+
+def norm_and_rope(op: OpView) -> Iterable[KernelCall]:
+    """RmsNorm of queries and keys, which may lie in one tensor, then their rotary embedding."""
+    wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, "q", "k", "qkv", "input")]
+    tables = [spec((one.shape[0], one.shape[-1]), one.dtype) for one in wide]
+    turned = [kernel("RotaryPositionEmbedding", [x, t, t], [x]) for x, t in zip(wide, tables, strict=True)]
+    return [*(kernel("RmsNorm", [one], [one]) for one in wide), *turned]
+
+
+def rope_and_cache(op: OpView) -> Iterable[KernelCall]:
+    """The rotary embedding of queries and keys, and keys and values written to the cache."""
+    k, v = op.need("k", rank=1), op.need("v", rank=1)
+    written = [spec(meta.shape, meta.dtype) for meta in (k, v)]
+    tokens = max(1, k.shape[0])
+    moved = sum(elements(meta) * itemsize(meta.dtype) for meta in (k, v))
+    return [*elementwise.rope(op), kernel("ReshapeAndCache", written, written, indices=tokens, moved_bytes=moved)]
+
+
+def hadamard(op: OpView) -> Iterable[KernelCall]:
+    """As a product of all rows with the matrix of their width, which the cube does fastest."""
+    x = op.need("x", at=0, rank=1)
+    width = x.shape[-1]
+    rows = TensorMeta(shape=(elements(x) // max(1, width), width), dtype=x.dtype)
+    return [matmul.product(op, rows, TensorMeta(shape=(width, width), dtype=x.dtype))]
+
+
+def widened(op: OpView) -> Iterable[KernelCall]:
+    """AscendAntiQuant of the widest tensor; of four bits an element where the result's size is not known."""
+    source = op.widest(rank=1)
+    unpacked = (*source.shape[:-1], source.shape[-1] * 2 * itemsize(source.dtype))
+    out = op.output(spec(unpacked, "float16"))
+    return [kernel("AscendAntiQuantV2", [spec(source.shape, source.dtype)], [out])]
+
+
+def taken_rows(op: OpView) -> Iterable[KernelCall]:
+    """Rows of a cache gathered into `dst`."""
+    rows = op.need("dst", at=1, rank=1)
+    out = spec(rows.shape, rows.dtype)
+    moved = elements(rows) * itemsize(rows.dtype)
+    return [kernel("GatherV2", [out], [out], indices=max(1, rows.shape[0]), moved_bytes=moved)]
+
+
+def backward_of_sum(op: OpView) -> Iterable[KernelCall]:
+    """LayerNormGrad over the sum of two tensors, which is added again first."""
+    x = op.need("x1", "x", rank=1)
+    wide = spec(x.shape, x.dtype)
+    return [kernel("Add", [wide, wide], [wide]), kernel("LayerNormGradV3", [wide, wide], [wide])]
+
+
+def widest(kind: str) -> Cost:
+    """A rule for one kernel of this CANN type that reads and writes as much as the widest tensor holds."""
+
+    def rule(op: OpView) -> Iterable[KernelCall]:
+        source = op.widest()
+        full = spec(source.shape, source.dtype)
+        return [kernel(kind, [full], [op.output(full)])]
+
+    rule.__name__ = f"widest_{kind}"
+    return rule

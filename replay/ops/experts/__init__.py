@@ -1,0 +1,2 @@
+# pyright: strict
+"""Mixture of experts: routing, products of experts, bookkeeping."""

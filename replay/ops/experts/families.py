@@ -1,0 +1,158 @@
+# pyright: strict
+"""Ops of the family `experts`: cost on a device, initializer and counter of work of each."""
+
+from __future__ import annotations
+
+from opreplay.replay.ops.costs.layers import moe, paged
+from opreplay.replay.ops.costs.pointwise import elementwise
+from opreplay.replay.ops.costs.products import matmul, weight_only
+from opreplay.replay.ops.costs.vendor import products
+from opreplay.replay.ops.table import family
+
+family(
+    "experts",
+    "combining",
+    """
+        aiter::_moe_sum aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce
+        sgl_kernel::apply_shuffle_mul_sum inputs=index
+        _moe_C::moe_sum inputs=moe_routing work=moe.count_chosen
+        _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing work=moe.count_returned
+        npu::npu_moe_token_permute_grad npu::npu_moe_token_unpermute inputs=moe_routing work=moe.count_returned
+        npu::npu_moe_token_unpermute_grad inputs=moe_routing work=moe.count_returned
+        sgl_kernel::ep_moe_post_reorder inputs=row_numbers
+    """,
+    cost=moe.combining,
+)
+family(
+    "experts",
+    "fused experts",
+    """
+        aiter::fmoe aiter::fmoe_fp8_blockscale_g1u1 aiter::fmoe_g1u1 aiter::fmoe_g1u1_a16 aiter::fmoe_g1u1_tkw1
+        aiter::fused_moe_ vllm::fused_experts vllm::inplace_fused_experts work=moe.count_chosen
+        vllm::outplace_fused_experts work=moe.count_chosen
+    """,
+    cost=moe.fused_experts,
+    inputs="moe_routing",
+    work="moe.count_sorted",
+)
+family(
+    "experts",
+    "gating",
+    """
+        _C_ascend::moe_gating_top_k _moe_C::grouped_topk _moe_C::topk_sigmoid _moe_C::topk_softmax
+        aiter::biased_grouped_topk_hip aiter::grouped_topk aiter::moe_fused_gate aiter::topk_gating_fwd
+        aiter::topk_sigmoid aiter::topk_softmax aiter::topk_softmax_asm aiter::topk_softplus npu::npu_moe_gating_top_k
+        npu::npu_moe_gating_top_k_softmax npu::npu_moe_gating_top_k_softmax_v2 sgl_kernel::moe_fused_gate
+        sgl_kernel::topk_sigmoid sgl_kernel::topk_softmax
+    """,
+    cost=moe.gating,
+    inputs="moe_routing",
+    work="moe.count_scores",
+)
+family(
+    "experts",
+    "grouped product",
+    """
+        _C::cutlass_blockwise_scaled_grouped_mm _C::cutlass_moe_mm sgl_kernel::es_fp8_blockwise_scaled_grouped_mm
+        sgl_kernel::fp8_blockwise_scaled_grouped_mm
+        npu::npu_grouped_matmul inputs=moe_routing work=moe.count_groups
+    """,
+    cost=moe.grouped_product,
+    inputs="group_sizes",
+)
+family(
+    "experts",
+    "routing",
+    """
+        _moe_C::shuffle_rows sgl_kernel::shuffle_rows inputs=index
+        _C::get_cutlass_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes inputs=moe_routing work=moe.count_chosen
+        _C::moe_align_block_size _moe_C::moe_align_block_size inputs=moe_routing work=moe.count_chosen
+        _moe_C::moe_lora_align_block_size _moe_C::moe_permute inputs=moe_routing work=moe.count_chosen
+        _moe_C::moe_permute_with_scratch _moe_C::sgl_moe_align_block_size inputs=moe_routing work=moe.count_chosen
+        aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing work=moe.count_chosen
+        aiter::moe_sorting_opus_fwd npu::npu_moe_init_routing inputs=moe_routing work=moe.count_chosen
+        npu::npu_moe_init_routing_v2 npu::npu_moe_token_permute inputs=moe_routing work=moe.count_chosen
+        sgl_kernel::get_cutlass_w4a8_moe_mm_data inputs=moe_routing work=moe.count_chosen
+        sgl_kernel::moe_align_block_size sgl_kernel::prepare_moe_input inputs=moe_routing work=moe.count_chosen
+        _moe_C::batched_moe_align_block_size inputs=moe_routing work=moe.count_groups
+        npu::npu_moe_compute_expert_tokens inputs=moe_routing work=moe.count_groups
+        _C::get_cutlass_batched_moe_mm_data inputs=row_numbers
+        _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets _C::get_cutlass_pplx_moe_mm_data inputs=row_numbers
+        npu::npu_moe_re_routing sgl_kernel::ep_moe_pre_reorder sglang::moe_permute_prepare_out inputs=row_numbers
+    """,
+    cost=moe.routing,
+)
+family(
+    "experts",
+    "stages",
+    """
+        aiter::ck_moe_stage1 aiter::ck_moe_stage2 aiter::moe_stage1_g1u1
+    """,
+    cost=moe.stages,
+    inputs="moe_routing",
+    work="moe.count_sorted",
+)
+family(
+    "experts",
+    "paged",
+    """
+        vllm::rocm_aiter_mla_decode_fwd
+    """,
+    cost=paged.paged,
+    inputs="row_numbers",
+)
+family(
+    "experts",
+    "rope",
+    """
+        aiter::rope_2c_fwd_impl aiter::rope_bwd_impl aiter::rope_cached_2c_fwd_impl aiter::rope_cached_bwd_impl
+    """,
+    cost=elementwise.rope,
+)
+family(
+    "experts",
+    "swiglu",
+    """
+        _C::persistent_masked_m_silu_mul_quant _C::silu_mul_fp8_quant_deep_gemm_cuda sgl_kernel::ep_moe_silu_and_mul
+    """,
+    cost=elementwise.swiglu,
+    inputs="row_numbers",
+)
+family(
+    "experts",
+    "layer",
+    """
+        vllm::rocm_unquantized_gemm vllm::rocm_unquantized_gemm_impl
+    """,
+    cost=matmul.layer,
+)
+family(
+    "experts",
+    "experts product",
+    """
+        _moe_C::moe_wna16_gemm _moe_C::moe_wna16_marlin_gemm sgl_kernel::moe_wna16_marlin_gemm
+    """,
+    cost=weight_only.experts_product,
+    inputs="moe_routing",
+    work="moe.count_sorted",
+)
+family(
+    "experts",
+    "marlin layer",
+    """
+        sglang::fused_marlin_moe vllm::fused_marlin_moe
+    """,
+    cost=weight_only.marlin_layer,
+    inputs="moe_routing",
+    work="moe.count_chosen",
+)
+family(
+    "experts",
+    "ungated experts",
+    """
+        aiter::fmoe_int8_g1u0 aiter::fmoe_int8_g1u0_a16
+    """,
+    cost=products.ungated_experts,
+    inputs="moe_routing",
+    work="moe.count_sorted",
+)

@@ -1,0 +1,320 @@
+"""torch_npu's MoE ops: gating, routing, permuting tokens, grouped matmul."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.products import linear
+from opreplay.replay.ops.maths.routing import counts, mask_groups, slot_major
+
+_Three = tuple[Tensor, Tensor, Tensor]
+
+
+def _fake_gating(x: Tensor, k: int) -> _Three:
+    shape = (*x.shape[:-1], k)
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.int32)
+
+
+@stands_for("npu::npu_moe_gating_top_k_softmax", fake=_fake_gating)
+def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> _Three:
+    """x [T, E] → (weights [T, k], experts int32 [T, k], row_idx int32 = slot · T + token); finished rows: E."""
+    weights, ids = torch.softmax(x.float(), -1).topk(k, dim=-1)
+    if finished is not None:
+        ids = ids.masked_fill(finished.unsqueeze(-1), x.shape[-1])
+    rows = slot_major(x.numel() // x.shape[-1], k, x.device).reshape(ids.shape)
+    return weights.to(x.dtype), ids.to(torch.int32), rows
+
+
+def _fake_gating_groups(x: Tensor, k: int, out_flag: bool) -> _Three:
+    return (
+        x.new_empty((x.shape[0], k)),
+        x.new_empty((x.shape[0], k), dtype=torch.int32),
+        x.new_empty(x.shape if out_flag else (0,), dtype=torch.float32),
+    )
+
+
+@stands_for("npu::npu_moe_gating_top_k", fake=_fake_gating_groups)
+def npu_moe_gating_top_k(
+    x: Tensor,
+    k: int,
+    bias: Tensor | None,
+    k_group: int,
+    group_count: int,
+    group_select_mode: int,
+    renorm: int,
+    norm_type: int,
+    out_flag: bool,
+    routed_scaling_factor: float,
+    eps: float,
+) -> _Three:
+    """x [T, E] → (weights [T, k], experts int32 [T, k], all normalised scores float32 [T, E] or empty).
+
+    norm_type 0 softmax, 1 sigmoid (then the chosen weights are divided by their sum); group score: the largest (0) or
+    the sum of the two largest (1).
+    """
+    scores = x.float().sigmoid() if norm_type == 1 else x.float().softmax(-1)
+    choice = scores if bias is None else scores + bias.float()
+    choice = mask_groups(choice, group_count, k_group, best_of=2 if group_select_mode == 1 else 1)
+    ids = choice.topk(k, dim=-1).indices
+    weights = scores.gather(-1, ids)
+    if norm_type == 1 or renorm == 1:
+        weights = weights / (weights.sum(-1, keepdim=True) + eps)
+    weights = weights * routed_scaling_factor
+    return weights.to(x.dtype), ids.to(torch.int32), scores if out_flag else scores.new_empty((0,))
+
+
+def _fake_init(x: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
+    number = expert_idx.numel()
+    return (
+        x.new_empty((min(number, active_num * expert_idx.shape[1]), x.shape[1])),
+        x.new_empty((number,), dtype=torch.int32),
+        x.new_empty((number,), dtype=torch.int32),
+    )
+
+
+@stands_for("npu::npu_moe_init_routing", fake=_fake_init)
+def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
+    """x [T, H], row_idx and expert_idx [T, k] → (rows in expert order [min(T, active_num) · k, H], where each (slot,
+    token) went, the experts in order)."""
+    experts, order = torch.sort(expert_idx.flatten(), stable=True)
+    source = row_idx.flatten()[order].to(torch.int64)
+    place = torch.empty_like(source).scatter_(
+        0, source.clamp(0, source.numel() - 1), torch.arange(source.numel(), device=source.device)
+    )
+    active = source[: active_num * expert_idx.shape[1]]
+    return x.index_select(0, active % x.shape[0]), place.to(torch.int32), experts.to(torch.int32)
+
+
+_Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _fake_init_v2(x: Tensor, expert_idx: Tensor, expert_num: int, active_expert_range: list[int]) -> _Four:
+    number = expert_idx.numel()
+    experts = (active_expert_range[1] - active_expert_range[0]) if len(active_expert_range) == 2 else expert_num
+    return (
+        x.new_empty((number, x.shape[1])),
+        x.new_empty((number,), dtype=torch.int32),
+        x.new_empty((max(experts, 0),), dtype=torch.int64),
+        x.new_empty((number,), dtype=torch.float32),
+    )
+
+
+@stands_for("npu::npu_moe_init_routing_v2", fake=_fake_init_v2)
+def npu_moe_init_routing_v2(
+    x: Tensor,
+    expert_idx: Tensor,
+    scale: Tensor | None,
+    expert_num: int,
+    drop_pad_mode: int,
+    expert_tokens_num_type: int,
+    quant_mode: int,
+    active_expert_range: list[int],
+    row_idx_type: int,
+    active_num: int = -1,
+) -> _Four:
+    """x [T, H], expert_idx [T, k] → (rows in expert order, row index, tokens of each expert, scales of the rows).
+
+    The row index says where flat position t · k + slot went (row_idx_type 0) or came from (1); counts are cumulative
+    (expert_tokens_num_type 0) or plain (1). Rows of experts outside the range come last, with index −1. Raises
+    ValueError for capacity dropping, quantisation, key/value counts, and fewer active rows than there are.
+    """
+    if 0 <= active_num < expert_idx.numel():
+        raise ValueError(f"active_num={active_num} of {expert_idx.numel()} rows is not implemented")
+    if drop_pad_mode or quant_mode != -1 or expert_tokens_num_type not in (0, 1):
+        raise ValueError("capacity dropping, quantisation and key/value counts are not implemented")
+    topk = expert_idx.shape[1]
+    low, high = active_expert_range if len(active_expert_range) == 2 else (0, expert_num)
+    flat = expert_idx.flatten().to(torch.int64)
+    local = torch.where((flat >= low) & (flat < high), flat - low, torch.full_like(flat, high - low))
+    order = torch.argsort(local, stable=True)
+    active = local[order] < high - low
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+    gather = torch.where(local < high - low, place, torch.full_like(place, -1))
+    scatter = torch.where(active, order, torch.full_like(order, -1))
+    number = counts(local, high - low)
+    row_scale = torch.ones_like(order, dtype=torch.float32) if scale is None else scale.flatten().float()[order // topk]
+    rows = x.index_select(0, order // topk).masked_fill(~active.unsqueeze(1), 0)
+    index = gather if row_idx_type == 0 else scatter
+    return rows, index.to(torch.int32), number.cumsum(0) if expert_tokens_num_type == 0 else number, row_scale
+
+
+@stands_for("npu::npu_moe_finalize_routing")
+def npu_moe_finalize_routing(
+    expanded_permuted_rows: Tensor,
+    skip1: Tensor | None,
+    skip2: Tensor | None,
+    bias: Tensor | None,
+    scales: Tensor | None,
+    expanded_src_to_dst_row: Tensor,
+    export_for_source_row: Tensor | None,
+    drop_pad_mode: int | None,
+) -> Tensor:
+    """Σ over slots of scales · (row + bias of its expert) (+ skip1 + skip2) → [T, H].
+
+    drop_pad_mode 0, 1: index slot-major (slot · T + token); 2, 3: token-major. Index −1 is a dropped row.
+    """
+    rows = expanded_permuted_rows.reshape(-1, expanded_permuted_rows.shape[-1])
+    topk = scales.shape[1] if scales is not None else 1
+    index = expanded_src_to_dst_row.flatten().to(torch.int64)
+    place = index.reshape(-1, topk) if (drop_pad_mode or 0) >= 2 else index.reshape(topk, -1).t()
+    taken = rows[place.clamp(0, rows.shape[0] - 1)].float()
+    if bias is not None and export_for_source_row is not None:
+        taken = taken + bias[export_for_source_row.to(torch.int64)].float()
+    weights = torch.ones(place.shape, device=rows.device) if scales is None else scales.float()
+    out = (taken * weights.masked_fill(place < 0, 0.0).unsqueeze(-1)).sum(1)
+    for skip in (skip1, skip2):
+        if skip is not None:
+            out = out + skip.float()
+    return out.to(rows.dtype)
+
+
+@stands_for("npu::npu_moe_compute_expert_tokens")
+def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int) -> Tensor:
+    """Cumulative number of rows up to each expert, int32 [num_expert]."""
+    return counts(sorted_expert_for_source_row, num_expert).cumsum(0).to(torch.int32)
+
+
+def _fake_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
+    rows = num_out_tokens if num_out_tokens and num_out_tokens > 0 else indices.numel()
+    return tokens.new_empty((rows, tokens.shape[1])), tokens.new_empty((indices.numel(),), dtype=torch.int32)
+
+
+@stands_for("npu::npu_moe_token_permute", fake=_fake_permute)
+def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
+    """tokens [T, H] in the order of their experts indices [T, k]; second: where flat position t · k + slot went."""
+    topk = indices.shape[1] if indices.dim() > 1 else 1
+    order = torch.argsort(indices.flatten(), stable=True)
+    place = torch.argsort(order)
+    rows = num_out_tokens if num_out_tokens and num_out_tokens > 0 else order.numel()
+    return tokens.index_select(0, order[:rows] // topk), place.to(torch.int32)
+
+
+@stands_for("npu::npu_moe_token_unpermute")
+def npu_moe_token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None) -> Tensor:
+    """Σ over slots of probs [T, k] · the rows that sorted_indices names → [T, H]."""
+    topk = probs.shape[1] if probs is not None else 1
+    place = sorted_indices.to(torch.int64)
+    rows = permuted_tokens[place.clamp(0, permuted_tokens.shape[0] - 1)].float()
+    rows = rows.masked_fill((place >= permuted_tokens.shape[0]).unsqueeze(1), 0.0).unflatten(0, (-1, topk))
+    if probs is not None:
+        rows = rows * probs.float().unsqueeze(-1)
+    return rows.sum(1).to(permuted_tokens.dtype)
+
+
+_ACTIVATIONS = {
+    0: lambda x: x,
+    1: F.relu,
+    2: lambda x: F.gelu(x, approximate="tanh"),
+    4: lambda x: x * torch.sigmoid(1.702 * x),
+    5: F.silu,
+}
+
+
+def group_ends(group_list: Tensor | list[int] | None, kind: int, groups: int, rows: int) -> list[int]:
+    """Where each group ends, from cumulative ends (0), counts (1) or (index, count) pairs (2)."""
+    if group_list is None:
+        if groups > 1:
+            raise ValueError("group_list is needed to split rows among several weights")
+        return [rows]
+    values: list[Any] = group_list.tolist() if isinstance(group_list, Tensor) else list(group_list)
+    if kind == 2:
+        numbers = [0] * groups
+        for index, count in values:
+            if count:
+                numbers[index] = count
+        values, kind = numbers, 1
+    if kind == 1:
+        values = list(accumulate(values))
+    if any(b < a for a, b in pairwise([0, *values])) or (values and values[-1] > rows):
+        raise ValueError(f"group ends must not fall and must stay within [0, {rows}]")
+    return values
+
+
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, token_scale: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """x [M, K] @ weight [K, N] + bias, for int8 times the scale of each column and of each row."""
+    if x.dtype == torch.int8:
+        out = x.float() @ weight.float()
+        out = out if bias is None else out + bias
+        out = out if scale is None else out * scale.float()
+        out = out if token_scale is None else out * token_scale.reshape(-1, 1)
+        return out.to(dtype)
+    return linear(x, weight.to(x.dtype).t(), bias, dtype)
+
+
+def _fake_grouped(
+    x: list[Tensor],
+    weight: list[Tensor],
+    split_item: int | None,
+    group_type: int | None,
+    output_dtype: torch.dtype | None,
+) -> list[Tensor]:
+    dtype = output_dtype or (torch.bfloat16 if x[0].dtype == torch.int8 else x[0].dtype)
+    if group_type == 2:
+        return [x[0].new_empty((len(weight), x[0].shape[0], weight[0].shape[-1]), dtype=dtype)]
+    if len(x) > 1:
+        return [a.new_empty((*a.shape[:-1], w.shape[-1]), dtype=dtype) for a, w in zip(x, weight, strict=False)]
+    return [x[0].new_empty((x[0].shape[0], weight[0].shape[-1]), dtype=dtype)]
+
+
+@stands_for("npu::npu_grouped_matmul", fake=_fake_grouped)
+def npu_grouped_matmul(
+    x: list[Tensor],
+    weight: list[Tensor],
+    bias: list[Tensor] | None,
+    scale: list[Tensor] | None,
+    antiquant_scale: list[Tensor] | None,
+    per_token_scale: list[Tensor] | None,
+    group_list: Tensor | list[int] | None,
+    split_item: int | None,
+    group_type: int | None,
+    group_list_type: int | None,
+    act_type: int | None,
+    output_dtype: torch.dtype | None,
+) -> list[Tensor]:
+    """Lists in, list out: x[i] @ weight[i], or one x [M, K] whose rows group_list divides among the weights.
+
+    A single weight [E, K, N] stands for E weights. Raises ValueError for a split along K and for 4- or 8-bit weights
+    with 16-bit activations.
+    """
+    if group_type == 2 or antiquant_scale:
+        raise ValueError("a split along K and weight-only quantisation are not implemented")
+    dtype = output_dtype or (torch.bfloat16 if x[0].dtype == torch.int8 else x[0].dtype)
+    weights = list(weight[0].unbind(0)) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
+    biases, scales = _spread(bias, len(weights)), _spread(scale, len(weights))
+    activate = _ACTIVATIONS[act_type or 0]
+    if len(x) > 1:
+        token_scales = _spread(per_token_scale, len(x))
+        return [
+            activate(_product(a, w, b, s, t, dtype))
+            for a, w, b, s, t in zip(x, weights, biases, scales, token_scales, strict=True)
+        ]
+    rows = x[0]
+    ends = group_ends(group_list, group_list_type or 0, len(weights), rows.shape[0])
+    outs, start = [], 0
+    token_scale = per_token_scale[0] if per_token_scale else None
+    for stop, w, b, s in zip(ends, weights, biases, scales, strict=False):
+        t = None if token_scale is None else token_scale[start:stop]
+        outs.append(activate(_product(rows[start:stop], w, b, s, t, dtype)))
+        start = stop
+    if split_item in (0, 1) and len(outs) > 1:
+        return outs
+    out = rows.new_zeros((rows.shape[0], weights[0].shape[-1]), dtype=dtype)
+    out[:start] = torch.cat(outs)
+    return [out]
+
+
+def _spread(values: list[Tensor] | None, number: int) -> list[Tensor | None]:
+    """One value a group, from a list, from one tensor with a first dim of groups, or None."""
+    if not values:
+        return [None] * number
+    if len(values) == number:
+        return list(values)
+    return list(values[0].unbind(0)) if values[0].shape[0] == number else [values[0]] * number

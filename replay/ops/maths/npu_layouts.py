@@ -1,0 +1,91 @@
+"""torch_npu's attention layouts (BSH, BSND, BNSD, SBH, TND, NTD and pairs of them) to sequences and back; no ops.
+
+B batch, S tokens, N heads, D head size, H = N · D, T tokens of all sequences together.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opreplay.replay.ops.maths.attention import gather_blocks
+
+Lengths = list[int] | None
+"""Host-side sequence lengths as torch_npu takes them."""
+
+
+def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[Tensor]:
+    """Each sequence as [S, heads, D]; lengths are cumulative ends for TND, numbers of valid tokens otherwise."""
+    if layout in ("TND", "NTD"):
+        packed = x.transpose(0, 1) if layout == "NTD" else x
+        ends = lengths or [packed.shape[0]]
+        return [packed[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+    if layout == "SBH":
+        x = x.transpose(0, 1)
+    rows = x.transpose(1, 2) if layout == "BNSD" else x
+    if rows.dim() == 3:
+        rows = rows.unflatten(-1, (heads, -1))
+    used = lengths or [rows.shape[1]] * rows.shape[0]
+    if len(used) == 1:
+        used = used * rows.shape[0]
+    return [rows[i, : used[i]] for i in range(rows.shape[0])]
+
+
+def from_sequences(parts: list[Tensor], like: Tensor, layout: str, width: int) -> Tensor:
+    """Sequences [S, heads, Dv] in `layout`, with zeros behind the valid tokens; `like` is the query."""
+    heads = parts[0].shape[1] if parts else 1
+    if layout in ("TND", "NTD"):
+        tokens = like.shape[0] if layout == "TND" else like.shape[1]
+        out = like.new_zeros((tokens, heads, width))
+        start = 0
+        for part in parts:
+            out[start : start + part.shape[0]] = part
+            start += part.shape[0]
+        return out.transpose(0, 1).contiguous() if layout == "NTD" else out
+    longest = {"BNSD": 2, "SBH": 0}.get(layout, 1)
+    out = like.new_zeros((len(parts), like.shape[longest], heads, width))
+    for i, part in enumerate(parts):
+        out[i, : part.shape[0]] = part
+    if layout == "BNSD":
+        return out.transpose(1, 2).contiguous()
+    if layout == "SBH":
+        return out.flatten(2).transpose(0, 1).contiguous()
+    return out.flatten(2) if layout == "BSH" else out
+
+
+def paged_sequences(pages: Tensor, block_table: Tensor, lengths: list[int], heads: int) -> list[Tensor]:
+    """Sequences [S, heads, D] from pages [blocks, page, heads · D] or [blocks, heads, page, D]."""
+    page = pages.shape[1] if pages.dim() == 3 else pages.shape[2]
+    found: list[Tensor] = []
+    for i, length in enumerate(lengths):
+        blocks = gather_blocks(pages, block_table[i], length, page)
+        rows = blocks.unflatten(-1, (heads, -1)) if pages.dim() == 3 else blocks.transpose(1, 2)
+        found.append(rows.flatten(0, 1)[:length])
+    return found
+
+
+def out_layout(layout: str) -> tuple[str, str]:
+    """("BNSD", "BSND") of "BNSD_BSND": the layout of the inputs and that of the output."""
+    given, _, wanted = layout.partition("_")
+    return given, wanted or given
+
+
+def extent(query: Tensor, layout: str, heads: int) -> tuple[int, int, int]:
+    """(batch, query length, head size)."""
+    if layout == "TND":
+        return 1, query.shape[0], query.shape[2]
+    if layout == "NTD":
+        return 1, query.shape[1], query.shape[2]
+    if layout == "BNSD":
+        return query.shape[0], query.shape[2], query.shape[3]
+    return query.shape[0], query.shape[1], query.shape[-1] // heads if query.dim() == 3 else query.shape[3]
+
+
+def relayout(x: Tensor, given: str, wanted: str, heads: int) -> Tensor:
+    """An output in another layout, contiguous; ValueError for a pair that torch_npu does not have."""
+    if (given, wanted) == ("BSH", "NBSD"):
+        return x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).contiguous()
+    orders = {("BNSD", "BSND"): (0, 2, 1, 3), ("BNSD", "NBSD"): (1, 0, 2, 3), ("BSND", "NBSD"): (2, 0, 1, 3)}
+    orders |= {("BSND", "BNSD"): (0, 2, 1, 3), ("TND", "NTD"): (1, 0, 2), ("NTD", "TND"): (1, 0, 2)}
+    if (given, wanted) not in orders:
+        raise ValueError(f"layout {given}_{wanted} is not implemented")
+    return x.permute(orders[given, wanted]).contiguous()

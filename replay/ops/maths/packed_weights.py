@@ -1,0 +1,145 @@
+# pyright: strict
+"""The mathematics of weights with several numbers a word: 4 and 8 bits, integers and small floats; no ops here.
+
+Tiled layouts (Marlin, Machete, ExLlama) are read as plain rows: the same bytes and the same work, other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.maths.products import linear
+
+COLUMN_ELEMENTS = 1 << 24
+"""Elements of a weight that are unpacked at a time: 64 MB of float32."""
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of a 4-bit float with 2 exponent bits; bit 3 is the sign."""
+
+
+class Kind(NamedTuple):
+    """vLLM's ScalarType (csrc/core/scalar_type.hpp): what the bits of a packed number mean."""
+
+    exponent: int
+    mantissa: int
+    signed: bool
+    bias: int
+    """Taken off a stored integer."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of a number."""
+        return self.exponent + self.mantissa + self.signed
+
+
+def kind_of(identifier: int) -> Kind:
+    """The ScalarType of an id: exponent in bits 0-7, mantissa in 8-15, sign in 16, bias in 17-48."""
+    bias = (identifier >> 17) & 0xFFFFFFFF
+    signed_bias = bias - (1 << 32) if bias >> 31 else bias
+    return Kind(identifier & 255, (identifier >> 8) & 255, bool((identifier >> 16) & 1), signed_bias)
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Words [.., n] with 8, 16 or 32 bits → unsigned numbers int32 [.., n · word / bits], lowest bits first."""
+    if bits == 8 * words.dtype.itemsize:
+        return words.to(torch.int32) & ((1 << bits) - 1)
+    shifts = torch.arange(0, 8 * words.dtype.itemsize, bits, device=words.device, dtype=torch.int32)
+    return ((words.to(torch.int32).unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)
+
+
+def decode(numbers: Tensor, kind: Kind) -> Tensor:
+    """Unsigned numbers → the values they stand for, float32."""
+    if not kind.exponent:
+        values = numbers.float() - kind.bias
+        return values - (numbers >= 1 << (kind.bits - 1)) * float(1 << kind.bits) if kind.signed else values
+    if kind.bits == 8:
+        dtype = torch.float8_e5m2 if kind.exponent == 5 else torch.float8_e4m3fn
+        return numbers.to(torch.uint8).view(dtype).float()
+    magnitude = torch.tensor(FP4, device=numbers.device)[(numbers & 7).to(torch.int64)]
+    return torch.where(numbers & 8 != 0, -magnitude, magnitude)
+
+
+def bits_of(packed: Tensor, numbers: int) -> int:
+    """Bits a number, from how many there are. Raises ValueError when it is not 4 or 8."""
+    bits = packed.numel() * packed.dtype.itemsize * 8 // max(numbers, 1)
+    if bits not in (4, 8):
+        raise ValueError(f"{packed.numel()} words for {numbers} weights are neither 4 nor 8 bits each")
+    return bits
+
+
+def spread(groups: Tensor, rows: int) -> Tensor:
+    """A value for each group of rows [groups, n] (or [n]) → [rows, n]."""
+    table = groups.reshape(1, -1) if groups.dim() < 2 else groups
+    if table.shape[0] == 1:
+        return table.expand(rows, -1)
+    return table.repeat_interleave(-(-rows // table.shape[0]), 0)[:rows]
+
+
+def grouped_weight(
+    packed: Tensor, size_k: int, size_n: int, scales: Tensor, zeros: Tensor | None, kind: Kind | None
+) -> Tensor:
+    """float32 [K, N] of packed rows, (number − zero) · scale; scales [groups, N], zeros packed or as they are.
+
+    Without zeros and kind an integer's middle value is its zero.
+    """
+    bits = bits_of(packed, size_k * size_n)
+    numbers = unpack(packed.reshape(size_k, -1), bits)
+    if zeros is not None and zeros.numel():
+        found = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
+        values = numbers.float() - spread(found.float().reshape(-1, size_n), size_k)
+    else:
+        values = decode(numbers, kind or Kind(0, bits, False, 1 << (bits - 1)))
+    return values * spread(as_float(scales).reshape(-1, size_n), size_k)
+
+
+def as_float(scales: Tensor) -> Tensor:
+    """Scales as float32; bytes are exponents (e8m0)."""
+    if scales.dtype == torch.uint8:
+        return torch.exp2(scales.float() - 127.0)
+    return scales.float()
+
+
+def column_linear(
+    a: Tensor, size_n: int, weight: Callable[[slice], Tensor], bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """a [.., K] @ weight [K, N], the weight made slice by slice of its columns."""
+    step = max(64, COLUMN_ELEMENTS // max(a.shape[-1], 1))
+    out = a.new_empty((*a.shape[:-1], size_n), dtype=dtype)
+    for start in range(0, size_n, step):
+        part = slice(start, min(start + step, size_n))
+        piece = linear(a, weight(part).t().to(a.dtype), None if bias is None else bias[part], dtype)
+        out[..., part] = piece
+    return out
+
+
+def grouped_linear_packed(
+    a: Tensor,
+    packed: Tensor,
+    size_n: int,
+    scales: Tensor,
+    zeros: Tensor | None,
+    kind: Kind | None,
+    bias: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> Tensor:
+    """a [.., K] times `grouped_weight`, times factor, + bias; in a's dtype."""
+    size_k = a.shape[-1]
+    bits = bits_of(packed, size_k * size_n)
+    words = packed.reshape(size_k, -1)
+    per_word = size_n // max(words.shape[1], 1)
+    table = scales.reshape(-1, size_n)
+    zero_table = None
+    if zeros is not None and zeros.numel():
+        found = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
+        zero_table = found.float().reshape(-1, size_n)
+
+    def columns(part: slice) -> Tensor:
+        words_here = words[:, part.start // per_word : -(-part.stop // per_word)]
+        zero = None if zero_table is None else zero_table[:, part]
+        weight = grouped_weight(words_here, size_k, part.stop - part.start, table[:, part], zero, kind)
+        return weight if factor is None else weight * factor.float()
+
+    return column_linear(a, size_n, columns, bias, a.dtype)

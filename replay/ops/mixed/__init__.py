@@ -1,0 +1,2 @@
+# pyright: strict
+"""Ops of several families whose references share a file."""

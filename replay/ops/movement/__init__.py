@@ -1,0 +1,2 @@
+# pyright: strict
+"""Copies, views that copy, scatters, convolutions."""

@@ -1,0 +1,135 @@
+# pyright: strict
+"""Ops of the family `movement`: cost on a device, initializer and counter of work of each."""
+
+from __future__ import annotations
+
+from opreplay.replay.ops.costs.moves import indexing, movement
+from opreplay.replay.ops.costs.products import convolution, matmul
+from opreplay.replay.ops.costs.vendor import products, shared
+from opreplay.replay.ops.table import family
+
+family(
+    "movement",
+    "gather backward",
+    """
+        npu::npu_gather_backward npu::npu_gather_sparse_index_backward
+    """,
+    cost=indexing.gather_backward,
+    inputs="row_numbers",
+)
+family(
+    "movement",
+    "one hot",
+    """
+        npu::npu_one_hot
+    """,
+    cost=indexing.one_hot,
+)
+family(
+    "movement",
+    "rows of table",
+    """
+        npu::npu_gather_sparse_index
+    """,
+    cost=indexing.rows_of_table,
+    inputs="index",
+)
+family(
+    "movement",
+    "scatter",
+    """
+        npu::_npu_index_add npu::_npu_index_add_
+        npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers
+    """,
+    cost=indexing.scatter,
+    inputs="index",
+)
+family(
+    "movement",
+    "sort",
+    """
+        npu::npu_sort_v2
+    """,
+    cost=indexing.sort,
+)
+family(
+    "movement",
+    "cache write",
+    """
+        npu::npu_scatter npu::scatter_update
+    """,
+    cost=movement.cache_write,
+    inputs="row_numbers",
+)
+family(
+    "movement",
+    "pad",
+    """
+        npu::npu_pad
+    """,
+    cost=movement.pad,
+)
+family(
+    "movement",
+    "backward",
+    """
+        npu::npu_conv2d_backward npu::npu_conv3d_backward npu::npu_conv_transpose2d_backward
+        npu::npu_conv_transpose3d_backward npu::npu_convolution_backward npu::npu_convolution_transpose_backward
+    """,
+    cost=convolution.backward,
+)
+family(
+    "movement",
+    "forward",
+    """
+        npu::npu_conv2d npu::npu_conv3d npu::npu_conv_transpose2d npu::npu_convolution npu::npu_convolution_transpose
+    """,
+    cost=convolution.forward,
+)
+family(
+    "movement",
+    "layer backward",
+    """
+        npu::npu_linear_backward
+    """,
+    cost=matmul.layer_backward,
+)
+family(
+    "movement",
+    "named product",
+    """
+        npu::npu_bmmV2
+    """,
+    cost=shared.named_product,
+)
+family(
+    "movement",
+    "batched backward",
+    """
+        npu::npu_bmm_v2_mat1_backward npu::npu_bmm_v2_mat2_backward
+    """,
+    cost=products.batched_backward,
+)
+family(
+    "movement",
+    "one kernel over the widest tensor",
+    """
+        npu::npu_max kernel=ArgMaxWithValue
+        npu::npu_min kernel=ArgMinWithValue
+        npu::npu_stride_copy kernel=AsStrided
+        npu::npu_broadcast kernel=BroadcastTo
+        npu::npu_slice kernel=Slice
+        npu::copy_memory_ npu::npu_reshape kernel=TensorMove
+        npu::npu_confusion_transpose npu::npu_confusion_transpose_backward kernel=Transpose
+        npu::npu_view_copy kernel=ViewCopy
+    """,
+    kernels=shared.widest,
+)
+family(
+    "movement",
+    "without a cost of their own",
+    """
+        npu::scatter_update_
+    """,
+    inputs="row_numbers",
+)

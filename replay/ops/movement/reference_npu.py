@@ -1,0 +1,303 @@
+"""torch_npu's movement of data, scatters, views that copy, convolutions and plain products (`npu::*`)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+
+
+@stands_for("npu::npu_confusion_transpose")
+def confusion_transpose(self: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
+    """Permute and reshape, in the order that transpose_first says; a copy."""
+    found = self.permute(perm).reshape(shape) if transpose_first else self.reshape(shape).permute(perm)
+    return found.clone(memory_format=torch.contiguous_format)
+
+
+@stands_for("npu::npu_confusion_transpose_backward")
+def confusion_transpose_backward(grad: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
+    """The reverse of npu_confusion_transpose; shape is that of its input."""
+    back = [perm.index(i) for i in range(len(perm))]
+    if transpose_first:
+        found = grad.reshape([shape[i] for i in perm]).permute(back)
+    else:
+        found = grad.permute(back).reshape(shape)
+    return found.clone(memory_format=torch.contiguous_format)
+
+
+@stands_for("npu::npu_broadcast")
+def broadcast(self: Tensor, size: list[int]) -> Tensor:
+    """A copy of the wanted size."""
+    return self.expand(size).clone(memory_format=torch.contiguous_format)
+
+
+@stands_for("npu::npu_reshape")
+def reshape(self: Tensor, shape: list[int]) -> Tensor:
+    """A copy of another shape."""
+    return self.reshape(shape).clone()
+
+
+@stands_for("npu::npu_slice")
+def slice_by_size(self: Tensor, offsets: list[int], size: list[int]) -> Tensor:
+    """A copy of `size` elements from `offsets` on in every dim; size −1 goes to the end."""
+    found = self
+    for dim, (offset, length) in enumerate(zip(offsets, size, strict=True)):
+        found = found.narrow(dim, offset, self.shape[dim] - offset if length < 0 else length)
+    return found.clone(memory_format=torch.contiguous_format)
+
+
+@stands_for("npu::npu_pad")
+def pad(input: Tensor, paddings: list[int]) -> Tensor:
+    """Zeros before and after: two numbers a dim, the first dim first."""
+    pairs = [paddings[2 * dim : 2 * dim + 2] for dim in range(len(paddings) // 2)]
+    return F.pad(input, [number for pair in reversed(pairs) for number in pair])
+
+
+@stands_for("npu::npu_one_hot")
+def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_value: float) -> Tensor:
+    """float32 [.., depth] (or the dim num_classes names): on_value at each index, off_value elsewhere."""
+    hit = self.unsqueeze(-1) == torch.arange(depth, device=self.device)
+    found = torch.where(hit, float(on_value), float(off_value))
+    return found if num_classes in (-1, self.dim()) else found.movedim(-1, num_classes).contiguous()
+
+
+@stands_for("npu::npu_bmmV2")
+def bmm_v2(self: Tensor, mat2: Tensor, output_sizes: list[int]) -> Tensor:
+    """A batched product, reshaped where sizes are given."""
+    product = torch.matmul(self, mat2)
+    return product.reshape(output_sizes) if output_sizes else product
+
+
+@stands_for("npu::npu_bmm_v2_mat1_backward")
+def bmm_v2_mat1_backward(grad: Tensor, mat2: Tensor, size: list[int]) -> Tensor:
+    """Gradient of the first factor."""
+    return torch.matmul(grad, mat2.transpose(-1, -2)).reshape(size)
+
+
+@stands_for("npu::npu_bmm_v2_mat2_backward")
+def bmm_v2_mat2_backward(grad: Tensor, mat1: Tensor, size: list[int]) -> Tensor:
+    """Gradient of the second factor."""
+    return torch.matmul(mat1.transpose(-1, -2), grad).reshape(size)
+
+
+@stands_for("npu::npu_linear_backward")
+def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(gradient of the input, gradient of the weight [N, K])."""
+    rows, inputs = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
+    return (rows @ weight).reshape(input.shape), rows.t() @ inputs
+
+
+@stands_for("npu::npu_max")
+def npu_max(self: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """(maxima along dim, where they are, int32)."""
+    values, indices = self.max(dim, keepdim)
+    return values, indices.to(torch.int32)
+
+
+@stands_for("npu::npu_min")
+def npu_min(self: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """(minima along dim, where they are, int32)."""
+    values, indices = self.min(dim, keepdim)
+    return values, indices.to(torch.int32)
+
+
+@stands_for("npu::npu_sort_v2")
+def sort_v2(self: Tensor, dim: int, descending: bool) -> Tensor:
+    """The values sorted along dim."""
+    return self.sort(dim, descending).values
+
+
+@stands_for("npu::npu_stride_copy")
+def stride_copy(self: Tensor, shape: list[int], stride: list[int], storage_offset: int) -> Tensor:
+    """A copy of a strided view on self's memory."""
+    found = self.contiguous().flatten().as_strided(shape, stride, int(storage_offset))
+    return found.clone(memory_format=torch.contiguous_format)
+
+
+@stands_for("npu::npu_view_copy", "npu::copy_memory_")
+def view_copy(self: Tensor, other: Tensor | None = None, src: Tensor | None = None) -> Tensor:
+    """self takes the other's values."""
+    source = src if other is None else other
+    assert source is not None
+    return self.copy_(source)
+
+
+@stands_for("npu::scatter_update_")
+def scatter_update_(self: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """Slice b of updates [B, ..] into self [B, ..] along axis from indices[b] on (its first column for pairs)."""
+    starts = indices.reshape(indices.shape[0], -1).to(torch.int64)
+    length = updates.shape[axis]
+    batch = torch.arange(updates.shape[0], device=self.device)
+    owner, first = (batch, starts[:, 0]) if starts.shape[1] == 1 else (starts[:, 0], starts[:, 1])
+    place = first.unsqueeze(1) + torch.arange(length, device=self.device)
+    turned, rows = self.movedim(axis, 1), updates.movedim(axis, 1)
+    turned[owner.unsqueeze(1), place] = rows.to(self.dtype)
+    return self
+
+
+@stands_for("npu::scatter_update")
+def scatter_update(self: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """As scatter_update_ on a copy."""
+    return scatter_update_(self.clone(), indices, updates, axis)
+
+
+@stands_for("npu::npu_scatter")
+def scatter(self: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
+    """A copy of self with updates at indices along dim, one an outer position."""
+    where, values = indices.to(torch.int64), updates.to(self.dtype)
+    if where.dim() < self.dim():
+        where, values = where.unsqueeze(dim), values.unsqueeze(dim)
+    return self.scatter(dim, where, values)
+
+
+@stands_for("npu::npu_scatter_list_", writes=("self",))
+def scatter_list_(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Tensor | None, axis: int) -> None:
+    """Slice i of updates [n, ..] into the i-th tensor along axis from indices[i] on, where mask[i] is set."""
+    starts = indices.reshape(indices.shape[0], -1).tolist()
+    wanted = [True] * len(self) if mask is None else [bool(value) for value in mask.tolist()]
+    for target, start, rows, use in zip(self, starts, updates.unbind(0), wanted, strict=False):
+        if use:
+            length = rows.shape[axis] if len(start) == 1 else start[1]
+            target.narrow(axis, start[0], length).copy_(rows.narrow(axis, 0, length))
+
+
+@stands_for("npu::npu_scatter_list", fake=lambda self: [torch.empty_like(tensor) for tensor in self])
+def scatter_list(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Tensor | None, axis: int) -> list[Tensor]:
+    """As npu_scatter_list_ on copies."""
+    copies = [tensor.clone() for tensor in self]
+    scatter_list_(copies, indices, updates, mask, axis)
+    return copies
+
+
+@stands_for("npu::_npu_index_add_")
+def index_add_(self: Tensor, index: Tensor, source: Tensor, alpha: float) -> Tensor:
+    """self[index] += alpha · source along the first dim."""
+    return self.index_add_(0, index.to(torch.int64), source, alpha=alpha)
+
+
+@stands_for("npu::_npu_index_add")
+def index_add(self: Tensor, index: Tensor, source: Tensor, alpha: float) -> Tensor:
+    """As _npu_index_add_ on a copy."""
+    return self.clone().index_add_(0, index.to(torch.int64), source, alpha=alpha)
+
+
+@stands_for("npu::npu_gather_sparse_index")
+def gather_sparse_index(input: Tensor, index: Tensor) -> Tensor:
+    """Rows of input at index, in index's shape."""
+    return input[index.to(torch.int64)]
+
+
+@stands_for("npu::npu_gather_sparse_index_backward")
+def gather_sparse_index_backward(grad: Tensor, self_sizes: list[int], index: Tensor) -> Tensor:
+    """Gradient of npu_gather_sparse_index: rows of grad added up where they came from."""
+    rows = grad.reshape(index.numel(), *self_sizes[1:])
+    return grad.new_zeros(self_sizes).index_add_(0, index.flatten().to(torch.int64), rows)
+
+
+@stands_for("npu::npu_gather_backward")
+def gather_backward(grad: Tensor, self_size: list[int], dim: int, index: Tensor) -> Tensor:
+    """Gradient of a gather along dim."""
+    return grad.new_zeros(self_size).scatter_add_(dim, index.to(torch.int64), grad)
+
+
+@stands_for("npu::npu_conv2d", "npu::npu_conv3d", "npu::npu_convolution")
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """A convolution over the last dims."""
+    return torch.convolution(input, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+@stands_for("npu::npu_conv_transpose2d", "npu::npu_convolution_transpose")
+def convolution_transpose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """A transposed convolution."""
+    return torch.convolution(input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
+def _conv_gradients(
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: tuple[list[int], list[int], list[int]],
+    transposed: list[int] | None,
+    groups: int,
+    mask: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(gradients of input, weight and bias; empty where mask is false)."""
+    stride, padding, dilation = geometry
+    channels = grad.shape[1]
+    found = torch.ops.aten.convolution_backward(
+        grad,
+        input,
+        weight,
+        [channels],
+        stride,
+        padding,
+        dilation,
+        transposed is not None,
+        transposed or [0] * len(stride),
+        groups,
+        mask,
+    )
+    return tuple(part if part is not None else grad.new_empty((0,)) for part in found)  # type: ignore[return-value]
+
+
+@stands_for("npu::npu_conv2d_backward", "npu::npu_conv3d_backward", "npu::npu_convolution_backward")
+def convolution_backward(
+    input: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool],
+    grad_output: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a convolution to input, weight and bias."""
+    upstream = grad if grad_output is None else grad_output
+    assert upstream is not None
+    return _conv_gradients(upstream, input, weight, (stride, padding, dilation), None, groups, output_mask)
+
+
+@stands_for(
+    "npu::npu_conv_transpose2d_backward",
+    "npu::npu_conv_transpose3d_backward",
+    "npu::npu_convolution_transpose_backward",
+)
+def convolution_transpose_backward(
+    input: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    output_mask: list[bool] | None = None,
+    grad_input_mask: list[bool] | None = None,
+    grad_output: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a transposed convolution."""
+    upstream = grad if grad_output is None else grad_output
+    mask = output_mask if grad_input_mask is None else grad_input_mask
+    assert upstream is not None
+    assert mask is not None
+    return _conv_gradients(upstream, input, weight, (stride, padding, dilation), output_padding, groups, mask)

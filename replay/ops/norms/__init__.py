@@ -1,0 +1,2 @@
+# pyright: strict
+"""Norms, with what vendors fuse to them."""

@@ -1,0 +1,349 @@
+# pyright: strict
+"""torch_npu's norms with quantisation behind them, other norms and their gradients, losses, quantisation (`npu::*`)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.norms import rms_norm_with_scale
+from opreplay.replay.ops.maths.quantize import row_scale, to_quantized
+
+_Three = tuple[Tensor, Tensor, Tensor]
+
+
+@stands_for("npu::npu_gemma_rms_norm")
+def gemma_rms_norm(self: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """As npu_rms_norm with gamma + 1."""
+    return rms_norm_with_scale(self, gamma.float() + 1, epsilon)
+
+
+@stands_for("_C_ascend::npu_gemma_rms_norm")
+def ascend_gemma_rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """As npu_rms_norm with gamma + 1."""
+    return rms_norm_with_scale(x, gamma.float() + 1, epsilon)
+
+
+@stands_for("_C_ascend::npu_add_rms_norm_bias")
+def add_rms_norm_bias(x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> _Three:
+    """(norm of the sum (+ beta), rstd float32, x1 + x2)."""
+    total = x1 + x2
+    normed, rstd = rms_norm_with_scale(total, gamma, epsilon)
+    return normed if beta is None else normed + beta, rstd, total
+
+
+@stands_for("npu::npu_add_rms_norm_cast")
+def add_rms_norm_cast(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(norm float32, norm in x1's dtype, rstd, x1 + x2)."""
+    total = x1 + x2
+    normed, rstd = rms_norm_with_scale(total, gamma, epsilon)
+    wide = total.float() * rstd * gamma.float()
+    return wide, normed, rstd, total
+
+
+@stands_for("npu::npu_add_rms_norm_v2_functional")
+def add_rms_norm_functional(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> _Three:
+    """(norm of the sum, rstd, the sum)."""
+    total = x1 + x2
+    normed, rstd = rms_norm_with_scale(total, gamma, epsilon)
+    return normed, rstd, total
+
+
+@stands_for("npu::npu_add_rms_norm_v2")
+def add_rms_norm_in_place(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
+    """x1 becomes the norm, x2 the sum; returns rstd."""
+    normed, rstd, total = add_rms_norm_functional(x1, x2, gamma, epsilon)
+    x1.copy_(normed)
+    x2.copy_(total)
+    return rstd
+
+
+def _quantized(
+    x: Tensor, scale: Tensor | None, zero: Tensor | None, *, divide: bool, low: int = -128, high: int = 127
+) -> Tensor:
+    """int8 of x / scale (or x · scale) + zero."""
+    values = x.float()
+    if scale is not None:
+        values = values / scale.float() if divide else values * scale.float()
+    if zero is not None:
+        values = values + zero.float()
+    return values.round().clamp(low, high).to(torch.int8)
+
+
+@stands_for("npu::npu_add_rms_norm_quant")
+def add_rms_norm_quant(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    scales1: Tensor,
+    zero_points1: Tensor | None,
+    scales2: Tensor | None,
+    zero_points2: Tensor | None,
+    epsilon: float,
+    div_mode: bool,
+    beta: Tensor | None = None,
+) -> _Three:
+    """(int8 of the norm by scales1, int8 by scales2 (by scales1 without), x1 + x2)."""
+    total = x1 + x2
+    normed = rms_norm_with_scale(total, gamma, epsilon)[0].float()
+    normed = normed if beta is None else normed + beta.float()
+    first = _quantized(normed, scales1, zero_points1, divide=div_mode)
+    second = _quantized(normed, scales2, zero_points2, divide=div_mode) if scales2 is not None else first.clone()
+    return first, second, total
+
+
+@stands_for("npu::npu_add_rms_norm_dynamic_quant")
+def add_rms_norm_dynamic_quant(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    smooth_scale1: Tensor | None,
+    smooth_scale2: Tensor | None,
+    beta: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(int8 of the norm, int8 with the second smoothing, x1 + x2, scale of each row, that of the second)."""
+    total = x1 + x2
+    normed = rms_norm_with_scale(total, gamma, epsilon)[0].float()
+    normed = normed if beta is None else normed + beta.float()
+    first = normed if smooth_scale1 is None else normed * smooth_scale1.float()
+    second = normed if smooth_scale2 is None else normed * smooth_scale2.float()
+    scale1, scale2 = row_scale(first, torch.int8), row_scale(second, torch.int8)
+    return (
+        to_quantized(first, scale1, torch.int8),
+        to_quantized(second, scale2, torch.int8),
+        total,
+        scale1.squeeze(-1),
+        scale2.squeeze(-1),
+    )
+
+
+@stands_for("npu::npu_rms_norm_quant")
+def rms_norm_quant(x: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor, offset: Tensor, epsilon: float) -> Tensor:
+    """int8 of (norm + beta) / scale + offset."""
+    normed = rms_norm_with_scale(x, gamma, epsilon)[0].float() + beta.float()
+    return _quantized(normed, scale, offset, divide=True)
+
+
+@stands_for("_C_ascend::npu_rms_norm_dynamic_quant")
+def rms_norm_dynamic_quant(
+    x: Tensor, gamma: Tensor, smooth_scale: Tensor | None, beta: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """(int8 of the norm, scale of each row)."""
+    normed = rms_norm_with_scale(x, gamma, epsilon)[0].float()
+    normed = normed if beta is None else normed + beta.float()
+    normed = normed if smooth_scale is None else normed * smooth_scale.float()
+    scale = row_scale(normed, torch.int8)
+    return to_quantized(normed, scale, torch.int8), scale.squeeze(-1)
+
+
+@stands_for("npu::npu_layernorm_grad")
+def layernorm_grad(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> _Three:
+    """Gradients of a layer norm to input, weight and bias."""
+    lead = input.shape[: input.dim() - len(normalized_shape)]
+    shape = (*lead, *[1] * len(normalized_shape))
+    found = torch.ops.aten.native_layer_norm_backward(
+        grad_out, input, normalized_shape, mean.reshape(shape), rstd.reshape(shape), weight, bias, [True] * 3
+    )
+    empty = input.new_empty((0,))
+    return tuple(part if part is not None else empty.clone() for part in found)  # type: ignore[return-value]
+
+
+@stands_for("npu::npu_add_layer_norm_backward")
+def add_layer_norm_backward(
+    dy_opt: Tensor | None, x1: Tensor, x2: Tensor, rstd: Tensor, mean: Tensor, gamma: Tensor, dsum_opt: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(gradient of x1, of x2, of gamma, of beta) of npu_add_layer_norm."""
+    total = (x1 + x2).float()
+    normed = (total - mean) * rstd
+    dy = torch.zeros_like(total) if dy_opt is None else dy_opt.float()
+    scaled = dy * gamma.float()
+    dx = rstd * (scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True))
+    dx = (dx if dsum_opt is None else dx + dsum_opt.float()).to(x1.dtype)
+    rows = tuple(range(total.dim() - 1))
+    return dx, dx.clone(), (dy * normed).sum(rows), dy.sum(rows)
+
+
+@stands_for("npu::npu_deep_norm")
+def deep_norm(x: Tensor, gx: Tensor, beta: Tensor, gamma: Tensor, alpha: float, epsilon: float) -> _Three:
+    """(mean, rstd, layer norm of alpha · x + gx)."""
+    total = x.float() * alpha + gx.float()
+    mean = total.mean(-1, keepdim=True)
+    rstd = torch.rsqrt(total.var(-1, unbiased=False, keepdim=True) + epsilon)
+    return mean, rstd, ((total - mean) * rstd * gamma.float() + beta.float()).to(x.dtype)
+
+
+@stands_for("npu::npu_deep_norm_backward")
+def deep_norm_backward(
+    dy: Tensor, x: Tensor, gx: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, alpha: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(gradient of x, of gx, of beta, of gamma)."""
+    normed = (x.float() * alpha + gx.float() - mean) * rstd
+    scaled = dy.float() * gamma.float()
+    total = rstd * (scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True))
+    rows = tuple(range(dy.dim() - 1))
+    return (total * alpha).to(x.dtype), total.to(x.dtype), dy.float().sum(rows), (dy.float() * normed).sum(rows)
+
+
+@stands_for("npu::npu_group_norm_silu")
+def group_norm_silu(input: Tensor, weight: Tensor | None, bias: Tensor | None, group: int, eps: float) -> _Three:
+    """(silu of the group norm, mean [N, group], rstd)."""
+    return group_norm_swish(input, group, weight, bias, eps, 1.0)
+
+
+@stands_for("npu::npu_group_norm_swish")
+def group_norm_swish(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float | None,
+    swish_scale: float | None,
+) -> _Three:
+    """(y · sigmoid(swish_scale · y) of the group norm y, mean [N, groups], rstd)."""
+    batch, channels = input.shape[:2]
+    normed, mean, rstd = torch.native_group_norm(
+        input, weight, bias, batch, channels, input.numel() // max(1, batch * channels), num_groups, eps or 1e-5
+    )
+    return normed * torch.sigmoid((1.0 if swish_scale is None else swish_scale) * normed), mean, rstd
+
+
+@stands_for("npu::npu_group_norm_swish_grad")
+def group_norm_swish_grad(
+    grad: Tensor,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    swish_scale: float | None,
+) -> _Three:
+    """Gradients of npu_group_norm_swish to input, weight and bias."""
+    batch, channels = input.shape[:2]
+    inner = input.numel() // max(1, batch * channels)
+    groups = input.reshape(batch, num_groups, -1).float()
+    normed = ((groups - mean.reshape(batch, num_groups, 1)) * rstd.reshape(batch, num_groups, 1)).reshape(input.shape)
+    shape = (1, channels, *[1] * (input.dim() - 2))
+    y = normed * weight.float().reshape(shape) + bias.float().reshape(shape)
+    scale = 1.0 if swish_scale is None else swish_scale
+    share = torch.sigmoid(scale * y)
+    dy = (grad.float() * (share + scale * y * share * (1 - share))).to(grad.dtype)
+    found = torch.ops.aten.native_group_norm_backward(
+        dy,
+        input,
+        mean.reshape(batch, num_groups).to(input.dtype),
+        rstd.reshape(batch, num_groups).to(input.dtype),
+        weight,
+        batch,
+        channels,
+        inner,
+        num_groups,
+        [True] * 3,
+    )
+    return tuple(found)  # type: ignore[return-value]
+
+
+def _fake_loss(input: Tensor, target: Tensor, reduction: str, return_zloss: bool) -> tuple[Tensor, ...]:
+    rows = (input.shape[0],) if reduction == "none" else ()
+    shape = (input.shape[0],) if return_zloss else (0,)
+    return (
+        input.new_empty(rows),
+        torch.empty_like(input),
+        input.new_empty(rows if return_zloss else (0,)),
+        input.new_empty(shape),
+    )
+
+
+@stands_for("npu::npu_cross_entropy_loss", fake=_fake_loss)
+def cross_entropy_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    return_zloss: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(loss, log-softmax [N, C], z-loss and log-sum-exp, which are empty). Raises ValueError for a z-loss."""
+    if return_zloss:
+        raise ValueError("npu_cross_entropy_loss with a z-loss is not implemented")
+    log_prob = input.float().log_softmax(-1)
+    loss = F.cross_entropy(
+        input.float(),
+        target.to(torch.int64),
+        weight,
+        reduction=reduction or "mean",
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+    )
+    empty = input.new_empty((0,))
+    return loss.to(input.dtype), log_prob.to(input.dtype), empty, empty.clone()
+
+
+@stands_for("npu::npu_cross_entropy_loss_backward")
+def cross_entropy_loss_backward(
+    grad_loss: Tensor,
+    log_prob: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+) -> Tensor:
+    """Gradient to the input [N, C] from its log-softmax. Raises ValueError for class weights with smoothing."""
+    if weight is not None and label_smoothing > 0:
+        raise ValueError("class weights together with label smoothing are not implemented")
+    classes = log_prob.shape[-1]
+    kept = target != ignore_index
+    ids = target.to(torch.int64).clamp(0, classes - 1)
+    share = kept.float() if weight is None else kept.float() * weight.float()[ids]
+    hot = torch.zeros_like(log_prob, dtype=torch.float32).scatter_(1, ids.unsqueeze(1), 1.0)
+    wanted = hot * (1 - label_smoothing) + label_smoothing / classes
+    factor = share * grad_loss.float()
+    if (reduction or "mean") == "mean":
+        factor = factor / share.sum().clamp(min=1e-20)
+    return ((log_prob.float().exp() - wanted) * factor.unsqueeze(1)).to(log_prob.dtype)
+
+
+@stands_for("npu::npu_softmax_cross_entropy_with_logits")
+def softmax_cross_entropy(self: Tensor, labels: Tensor) -> Tensor:
+    """−Σ labels · log-softmax of each row [N]."""
+    return -(labels.float() * self.float().log_softmax(-1)).sum(-1).to(self.dtype)
+
+
+@stands_for("npu::npu_softmax_cross_entropy_with_logits_backward")
+def softmax_cross_entropy_backward(grad: Tensor, self: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of npu_softmax_cross_entropy_with_logits; labels add up to one in each row."""
+    return ((self.float().softmax(-1) - labels.float()) * grad.float().unsqueeze(-1)).to(self.dtype)
+
+
+@stands_for("npu::npu_dynamic_quant_asymmetric")
+def dynamic_quant_asymmetric(input: Tensor, smooth_scales: Tensor | None, dst_type: int | torch.dtype | None) -> _Three:
+    """(int8, scale of each row, offset of each row): min..max of a row maps to −128..127."""
+    if dst_type not in (None, torch.int8, 1):
+        raise ValueError(f"asymmetric quantisation to {dst_type} is not implemented")
+    x = input.float() if smooth_scales is None else input.float() * smooth_scales.float()
+    low, high = x.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / 255.0).clamp(min=1e-12)
+    offset = 127.0 - high / scale
+    return (x / scale + offset).round().clamp(-128, 127).to(torch.int8), scale.squeeze(-1), offset.squeeze(-1)
+
+
+@stands_for("npu::npu_trans_quant_param")
+def trans_quant_param(scale: Tensor, offset: Tensor | None) -> Tensor:
+    """The bits of a float32 scale (and a 9-bit offset above them) as int64."""
+    bits = scale.float().contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    if offset is None:
+        return bits
+    return bits | ((offset.float().round().clamp(-256, 255).to(torch.int64) & 0x1FF) << 37)

@@ -1,0 +1,119 @@
+# pyright: strict
+"""vLLM's `_C` RMS norms (csrc/libtorch_stable/layernorm_kernels.cu and the quantising ones beside it)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.norms import fused_add_rms_norm, rms_norm
+from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, row_scale, to_quantized
+from opreplay.replay.ops.maths.rope import rotate_by_position
+
+
+@stands_for("_C::rms_norm")
+def rms_norm_out(result: Tensor, input: Tensor, weight: Tensor | None, epsilon: float) -> None:
+    """result = rms_norm(input) · weight."""
+    result.copy_(rms_norm(input, weight, epsilon))
+
+
+@stands_for("_C::fused_add_rms_norm")
+def fused_add(input: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float) -> None:
+    """residual += input, then input = rms_norm(residual) · weight; repeated calls let the residual grow."""
+    normed, total = fused_add_rms_norm(input, residual, weight, epsilon)
+    residual.copy_(total)
+    input.copy_(normed)
+
+
+@stands_for("_C::rms_norm_static_fp8_quant")
+def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> None:
+    """rms_norm, then one fp8 scale for the whole tensor."""
+    result.copy_(to_quantized(rms_norm(input, weight, epsilon), scale, result.dtype))
+
+
+@stands_for("_C::fused_add_rms_norm_static_fp8_quant")
+def fused_add_static_fp8_quant(
+    result: Tensor, input: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
+) -> None:
+    """residual += input, then the norm of it with one fp8 scale."""
+    normed, total = fused_add_rms_norm(input, residual, weight, epsilon)
+    residual.copy_(total)
+    result.copy_(to_quantized(normed, scale, result.dtype))
+
+
+@stands_for("_C::rms_norm_dynamic_per_token_quant")
+def rms_norm_dynamic_per_token_quant(
+    result: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    epsilon: float,
+    scale_ub: Tensor | None,
+    residual: Tensor | None,
+) -> None:
+    """The norm (of input + residual, which is kept, when there is one) with a scale for each row."""
+    normed = _maybe_added(input, weight, epsilon, residual)
+    rows = row_scale(normed, result.dtype, scale_ub)
+    scale.copy_(rows.reshape(scale.shape))
+    result.copy_(to_quantized(normed, rows, result.dtype))
+
+
+@stands_for("_C::rms_norm_per_block_quant")
+def rms_norm_per_block_quant(
+    result: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    epsilon: float,
+    residual: Tensor | None,
+    group_size: int,
+    is_scale_transposed: bool,
+) -> None:
+    """The norm with a scale for each group of `group_size` neighbours; a transposed scale is [groups, rows]."""
+    normed = _maybe_added(input, weight, epsilon, residual)
+    groups = group_scale(normed, group_size, largest(result.dtype))
+    transposed = is_scale_transposed and scale.shape != groups.shape
+    scale.copy_(groups.t() if transposed else groups)
+    result.copy_(quantize_groups(normed, groups, result.dtype))
+
+
+@stands_for("_C::fused_qk_norm_rope")
+def fused_qk_norm_rope(
+    qkv: Tensor,
+    num_heads_q: int,
+    num_heads_k: int,
+    head_dim: int,
+    eps: float,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    position_ids: Tensor,
+) -> None:
+    """RMS norm of each query and key head, then their rotation, in place in qkv [T, (Hq + Hk + Hv) · head]."""
+    start = 0
+    for heads, weight in ((num_heads_q, q_weight), (num_heads_k, k_weight)):
+        part = qkv[:, start : start + heads * head_dim]
+        by_head = cast("Tensor", part.unflatten(-1, (heads, head_dim)))
+        normed = rms_norm(by_head, weight, eps).flatten(-2)
+        part.copy_(rotate_by_position(normed, position_ids, cos_sin_cache, head_size=head_dim, neox=is_neox))
+        start += heads * head_dim
+
+
+@stands_for("_C::poly_norm")
+def poly_norm(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> None:
+    """w0 · norm(x³) + w1 · norm(x²) + w2 · norm(x) + bias, with weight [3]."""
+    x = input.float()
+    terms = (weight[i].float() * rms_norm(x**power, None, epsilon) for i, power in enumerate((3, 2, 1)))
+    out.copy_(torch.stack(tuple(terms)).sum(0) + bias.float())
+
+
+def _maybe_added(input: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None) -> Tensor:
+    if residual is None:
+        return rms_norm(input, weight, epsilon)
+    normed, total = fused_add_rms_norm(input, residual, weight, epsilon)
+    residual.copy_(total)
+    return normed

@@ -1,0 +1,2 @@
+# pyright: strict
+"""Matrix products: dense, quantised, packed, grouped, of adapters."""

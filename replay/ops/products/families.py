@@ -1,0 +1,208 @@
+# pyright: strict
+"""Ops of the family `products`: cost on a device, initializer and counter of work of each."""
+
+from __future__ import annotations
+
+from opreplay.replay.ops.costs.layers import lora, moe
+from opreplay.replay.ops.costs.moves import views
+from opreplay.replay.ops.costs.pointwise import elementwise
+from opreplay.replay.ops.costs.products import matmul, weight_only
+from opreplay.replay.ops.costs.vendor import products, shared
+from opreplay.replay.ops.table import family
+
+family(
+    "products",
+    "adapters",
+    """
+        _C_ascend::bgmv_expand _C_ascend::bgmv_shrink _C_ascend::sgmv_expand _C_ascend::sgmv_shrink
+        _punica_C::dispatch_bgmv _punica_C::dispatch_bgmv_low_level npu::bgmv_expand npu::bgmv_shrink npu::sgmv_expand
+        npu::sgmv_shrink vllm::bgmv_expand vllm::bgmv_expand_slice vllm::bgmv_shrink vllm::lora_expand
+        vllm::lora_shrink vllm::sgmv_expand vllm::sgmv_expand_slice vllm::sgmv_shrink vllm::v1_expand vllm::v1_shrink
+        vllm::xpu_bgmv_expand vllm::xpu_bgmv_expand_slice vllm::xpu_bgmv_shrink
+    """,
+    cost=lora.adapters,
+    inputs="lora_adapters",
+)
+family(
+    "products",
+    "grouped product",
+    """
+        fbgemm::bf16bf16bf16_grouped_stacked fbgemm::f8f8bf16_rowwise_grouped_stacked
+        _C_ascend::grouped_matmul_swiglu_quant _C_ascend::moe_grouped_matmul inputs=moe_routing work=moe.count_groups
+        npu::npu_grouped_matmul_swiglu_quant inputs=moe_routing work=moe.count_groups
+        npu::npu_grouped_matmul_swiglu_quant_v2 inputs=moe_routing work=moe.count_groups
+    """,
+    cost=moe.grouped_product,
+)
+family(
+    "products",
+    "view",
+    """
+        _C::weak_ref_tensor
+    """,
+    cost=views.view,
+)
+family(
+    "products",
+    "quantize",
+    """
+        npu::npu_anti_quant
+    """,
+    cost=elementwise.quantize,
+)
+family(
+    "products",
+    "swiglu",
+    """
+        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant
+    """,
+    cost=elementwise.swiglu,
+    inputs="row_numbers",
+)
+family(
+    "products",
+    "layer",
+    """
+        _rocm_C::LLMM1 _rocm_C::wvSplitK aiter::gemm_a16w16 aiter::gemm_a16w16_ vllm::unquantized_gemm
+    """,
+    cost=matmul.layer,
+)
+family(
+    "products",
+    "quantized",
+    """
+        _C::cutlass_scaled_mm_dq _rocm_C::wvSplitKQ aiter::_flatmm_a8w8_blockscale_asm aiter::_gemm_a8w8_asm
+        aiter::_gemm_a8w8_blockscale_bpreshuffle_asm aiter::_gfx950_a8w8_blockscale_asm
+        aiter::flatmm_a8w8_blockscale_asm aiter::gemm_a8w8_blockscale_bpreshuffle
+        aiter::gemm_a8w8_blockscale_bpreshuffle_asm aiter::gemm_a8w8_blockscale_bpreshuffle_ck
+        aiter::gemm_a8w8_blockscale_bpreshuffle_cktile aiter::gemm_a8w8_blockscale_cktile
+        aiter::gemm_a8w8_bpreshuffle_ck aiter::gemm_a8w8_bpreshuffle_cktile aiter::gfx950_a8w8_blockscale_asm
+        aiter::mi350_a8w8_blockscale_asm aiter::wvSplitKQ sglang::_bmm_fp8_op sglang::deep_gemm_fp8_fp8_bf16_nt
+        sglang::flashinfer_bmm_fp8 sglang::flashinfer_bmm_fp8_batched sglang::flashinfer_gemm_fp8_nt_groupwise
+        sglang::fp8_blockwise_scaled_mm vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm vllm::bmm_fp8
+        vllm::dynamic_padded_cutlass vllm::fp8_gemm_nt_op vllm::padded_cutlass
+        vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle vllm::rocm_aiter_hipb_mm_fp8
+        vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl vllm::rocm_per_tensor_w8a8_scaled_mm_impl
+        vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func
+        _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 aiter::gemm_a8w8 inputs=quantized
+        aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale aiter::gemm_a8w8_blockscale_ck inputs=quantized
+        aiter::gemm_a8w8_bpreshuffle aiter::gemm_a8w8_ck inputs=quantized
+    """,
+    cost=matmul.quantized,
+)
+family(
+    "products",
+    "four by eight",
+    """
+        _C::marlin_qqq_gemm
+    """,
+    cost=weight_only.four_by_eight,
+    inputs="quantized",
+)
+family(
+    "products",
+    "weight only",
+    """
+        _C::machete_mm sglang::apply_fp4_marlin_linear sglang::apply_fp8_marlin_linear
+        _C::allspark_w8a16_gemm _C::awq_gemm _C::fp8_marlin_gemm _C::gptq_gemm _C::gptq_marlin_gemm inputs=quantized
+        _C::marlin_gemm npu::npu_weight_quant_batchmatmul sgl_kernel::gptq_gemm inputs=quantized
+        sgl_kernel::gptq_marlin_gemm inputs=quantized
+        sglang::unified_apply_gptq_marlin_gemm sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers
+    """,
+    cost=weight_only.weight_only,
+)
+family(
+    "products",
+    "repacked",
+    """
+        _C::machete_prepack_B npu::npu_convert_weight_to_int4pack
+        _C::awq_marlin_repack _C::gptq_marlin_repack _C::gptq_shuffle sgl_kernel::awq_marlin_repack inputs=quantized
+        sgl_kernel::gptq_marlin_repack sgl_kernel::gptq_shuffle inputs=quantized
+    """,
+    cost=shared.repacked,
+)
+family(
+    "products",
+    "named product",
+    """
+        _C::bf16_skinny_gemm _C::dsv3_fused_a_gemm _C::fp32_router_gemm _moe_C::dsv3_router_gemm
+        _moe_C::gpt_oss_router_gemm _moe_C::router_gemm_bf16_fp32 _rocm_C::wvSplitKrc aiter::LLMM1
+        aiter::batched_gemm_bf16 aiter::deepgemm_ck aiter::gemm_a16w16_asm aiter::gemm_a16w16_atomic_ aiter::hipb_mm
+        aiter::rocb_mm aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16 fbgemm::bf16bf16bf16_grouped_dynamic
+        fbgemm::f8f8bf16_rowwise_batched fbgemm::f8f8bf16_rowwise_grouped_dynamic sglang::bf16_gemm_dispatch
+        sglang::cutedsl_dsv3_fused_a_gemm sglang::cutedsl_tgv_bf16_gemm sglang::cutedsl_tgv_bf16_gemm_out
+        sglang::dsv3_router_gemm sglang::flashinfer_dsv3_router_gemm sglang::jit_dsv3_fused_a_gemm
+        vllm::fp32_router_gemm_dispatch vllm::gpt_oss_router_gemm vllm::min_latency_fused_qkv_a_proj
+    """,
+    cost=shared.named_product,
+)
+family(
+    "products",
+    "widened",
+    """
+        npu::npu_dequant_bias
+        _C::awq_dequantize sgl_kernel::awq_dequantize inputs=quantized
+    """,
+    cost=shared.widened,
+)
+family(
+    "products",
+    "feed forward",
+    """
+        npu::npu_ffn
+    """,
+    cost=products.feed_forward,
+)
+family(
+    "products",
+    "lists of products",
+    """
+        fbgemm::bf16bf16bf16_grouped fbgemm::bf16bf16bf16_grouped_cat fbgemm::f8f8bf16_rowwise_grouped
+        fbgemm::f8f8bf16_rowwise_grouped_cat
+    """,
+    cost=products.lists_of_products,
+)
+family(
+    "products",
+    "permuted product",
+    """
+        npu::npu_transpose_batchmatmul
+    """,
+    cost=products.permuted_product,
+)
+family(
+    "products",
+    "quantised on the way",
+    """
+        npu::npu_quant_matmul_dequant vllm::apply_w8a8_block_fp8_linear
+        vllm::dynamic_flashinfer_deepgemm_blockscale_gemm vllm::flashinfer_fp8_blockscale_gemm
+    """,
+    cost=products.quantised_on_the_way,
+)
+family(
+    "products",
+    "summed over batch",
+    """
+        npu::npu_quant_matmul_reduce_sum
+    """,
+    cost=products.summed_over_batch,
+)
+family(
+    "products",
+    "sums by sequence",
+    """
+        npu::npu_grouped_matmul_add npu::npu_grouped_matmul_add_
+    """,
+    cost=products.sums_by_sequence,
+    inputs="moe_routing",
+    work="moe.count_groups",
+)
+family(
+    "products",
+    "one kernel over the widest tensor",
+    """
+        _C::permute_cols kernel=GatherV2
+    """,
+    kernels=shared.widest,
+    inputs="quantized",
+)

@@ -1,0 +1,110 @@
+"""FBGEMM's grouped and batched products, one matrix after another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.products import linear
+from opreplay.replay.ops.maths.quantize import scaled_linear
+
+
+def _fp8(x: Tensor, weight: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
+    return scaled_linear(x, weight, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), None, torch.bfloat16)
+
+
+def _groups(sizes: Tensor, rows: int) -> list[int]:
+    """Rows of each group. Raises ValueError for groups that have more rows than there are."""
+    counts = [int(size) for size in sizes.tolist()]
+    if min(counts, default=0) < 0 or sum(counts) > rows:
+        raise ValueError(f"groups of {counts[:8]} rows do not lie within {rows} rows")
+    return counts
+
+
+@stands_for("fbgemm::bf16bf16bf16_grouped")
+def grouped(X: list[Tensor], W: list[Tensor]) -> list[Tensor]:
+    """X[i] [M, K] @ W[i] [N, K]ᵀ for each i; bfloat16."""
+    return [linear(x, weight, dtype=torch.bfloat16) for x, weight in zip(X, W, strict=True)]
+
+
+@stands_for("fbgemm::bf16bf16bf16_grouped_cat")
+def grouped_cat(X: list[Tensor], W: list[Tensor]) -> Tensor:
+    """As `grouped`, the results below each other."""
+    return torch.cat(grouped(X, W))
+
+
+@stands_for("fbgemm::f8f8bf16_rowwise_grouped")
+def grouped_fp8(XQ: list[Tensor], WQ: list[Tensor], x_scale: list[Tensor], w_scale: list[Tensor]) -> list[Tensor]:
+    """As `grouped` with a scale for each row of either matrix."""
+    return [_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)]
+
+
+@stands_for("fbgemm::f8f8bf16_rowwise_grouped_cat")
+def grouped_fp8_cat(XQ: list[Tensor], WQ: list[Tensor], x_scale: list[Tensor], w_scale: list[Tensor]) -> Tensor:
+    """As `grouped_fp8`, the results below each other."""
+    return torch.cat(grouped_fp8(XQ, WQ, x_scale, w_scale))
+
+
+def _dynamic_like(X: Tensor, W: Tensor) -> Tensor:
+    return X.new_empty((*X.shape[:2], W.shape[1]), dtype=torch.bfloat16)
+
+
+@stands_for("fbgemm::bf16bf16bf16_grouped_dynamic", fake=_dynamic_like)
+def grouped_dynamic(X: Tensor, W: Tensor, zero_start_index_M: Tensor) -> Tensor:
+    """X [G, M, K] @ W [G, N, K]ᵀ for the first `zero_start_index_M` rows of each group; the others are zero."""
+    out = X.new_zeros((*X.shape[:2], W.shape[1]), dtype=torch.bfloat16)
+    for i, rows in enumerate(zero_start_index_M.tolist()):
+        rows = max(0, min(int(rows), X.shape[1]))
+        out[i, :rows] = linear(X[i, :rows], W[i], dtype=torch.bfloat16)
+    return out
+
+
+@stands_for("fbgemm::f8f8bf16_rowwise_grouped_dynamic", fake=lambda XQ, WQ: _dynamic_like(XQ, WQ))
+def grouped_fp8_dynamic(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, zero_start_index_M: Tensor) -> Tensor:
+    """As `grouped_dynamic`, with x_scale [G, M] and w_scale [G, N]."""
+    out = XQ.new_zeros((*XQ.shape[:2], WQ.shape[1]), dtype=torch.bfloat16)
+    for i, rows in enumerate(zero_start_index_M.tolist()):
+        rows = max(0, min(int(rows), XQ.shape[1]))
+        out[i, :rows] = _fp8(XQ[i, :rows], WQ[i], x_scale[i, :rows], w_scale[i])
+    return out
+
+
+def _stacked_like(X: Tensor, W: Tensor) -> Tensor:
+    return X.new_empty((X.shape[0], W.shape[1]), dtype=torch.bfloat16)
+
+
+@stands_for("fbgemm::bf16bf16bf16_grouped_stacked", writes=(), fake=_stacked_like)
+def grouped_stacked(X: Tensor, W: Tensor, M_sizes: Tensor) -> Tensor:
+    """X [ΣM, K] @ W [G, N, K]ᵀ: the first M_sizes[0] rows with the first matrix, and so on; rows beyond are zero.
+
+    `out` is not written: a new tensor is. Raises ValueError for groups that have more rows than X.
+    """
+    out = X.new_zeros((X.shape[0], W.shape[1]), dtype=torch.bfloat16)
+    start = 0
+    for weight, rows in zip(W, _groups(M_sizes, X.shape[0]), strict=True):
+        out[start : start + rows] = linear(X[start : start + rows], weight, dtype=torch.bfloat16)
+        start += rows
+    return out
+
+
+@stands_for("fbgemm::f8f8bf16_rowwise_grouped_stacked", writes=(), fake=lambda XQ, WQ: _stacked_like(XQ, WQ))
+def grouped_fp8_stacked(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, M_sizes: Tensor) -> Tensor:
+    """As `grouped_stacked`, with x_scale [ΣM] and w_scale [G, N]. Raises ValueError for groups with too many rows."""
+    out = XQ.new_zeros((XQ.shape[0], WQ.shape[1]), dtype=torch.bfloat16)
+    start = 0
+    for i, rows in enumerate(_groups(M_sizes, XQ.shape[0])):
+        part = slice(start, start + rows)
+        out[part] = _fp8(XQ[part], WQ[i], x_scale[part], w_scale[i])
+        start += rows
+    return out
+
+
+@stands_for("fbgemm::f8f8bf16_rowwise_batched", writes=(), fake=lambda XQ, WQ: _dynamic_like(XQ, WQ))
+def batched_fp8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """XQ [B, M, K] @ WQ [B, N, K]ᵀ with x_scale [B, M], w_scale [B, N] and bias [N] or [B, N]; bfloat16.
+
+    `output` is not written: a new tensor is.
+    """
+    found = torch.stack([_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)])
+    return found if bias is None else (found + bias.reshape(-1, 1, bias.shape[-1])).to(torch.bfloat16)

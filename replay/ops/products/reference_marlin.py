@@ -1,0 +1,226 @@
+# pyright: strict
+"""Matrix products with packed weights: Marlin, GPTQ, AWQ, Machete, AllSpark (vLLM csrc/quantization), and repacking.
+
+Activation order (g_idx, perm) does not change the amount of work and is left out; see `packed_weights` for layouts.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.packed_weights import (
+    Kind,
+    column_linear,
+    grouped_linear_packed,
+    kind_of,
+    spread,
+    unpack,
+)
+from opreplay.replay.ops.products.reference_vllm import awq_dequantize
+
+
+def _fake_product(a: Tensor, size_n: int) -> Tensor:
+    return a.new_empty((*a.shape[:-1], size_n))
+
+
+@stands_for("_C::gptq_marlin_gemm", "sgl_kernel::gptq_marlin_gemm", writes=(), fake=_fake_product)
+@stands_for("_C::marlin_gemm", "_C::fp8_marlin_gemm", writes=(), fake=_fake_product)
+def marlin_gemm(
+    a: Tensor,
+    b_q_weight: Tensor,
+    b_scales: Tensor,
+    size_n: int,
+    b_zeros: Tensor | None = None,
+    b_zeros_or_none: Tensor | None = None,
+    b_bias_or_none: Tensor | None = None,
+    a_scales: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    global_scale_or_none: Tensor | None = None,
+    b_type_id: int | None = None,
+    b_q_type_id: int | None = None,
+    b_q_type: int | None = None,
+) -> Tensor:
+    """a [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N]; 8-bit a has a scale a row."""
+    identifier = next((i for i in (b_type_id, b_q_type_id, b_q_type) if i), None)
+    kind = None if identifier is None else kind_of(identifier)
+    zeros = b_zeros if b_zeros_or_none is None else b_zeros_or_none
+    factor = global_scale if global_scale_or_none is None else global_scale_or_none
+    rows = a
+    if a.dtype.itemsize == 1:
+        rows = a.to(b_scales.dtype if b_scales.dtype.itemsize > 1 else torch.bfloat16)
+    if a_scales is not None and a_scales.numel():
+        rows = (rows.float() * a_scales.float().reshape(-1, 1)).to(rows.dtype)
+    out = grouped_linear_packed(rows, b_q_weight, size_n, b_scales, zeros, _usable(kind), b_bias_or_none, factor)
+    return out.to(a.dtype) if a.dtype.itemsize > 1 else out.to(a.dtype if a.dtype == torch.int8 else out.dtype)
+
+
+def _usable(kind: Kind | None) -> Kind | None:
+    """A kind that `packed_weights` can decode; anything else is taken as the usual integers."""
+    return kind if kind is not None and kind.bits in (4, 8) else None
+
+
+def _fake_qqq(a: Tensor, s_ch: Tensor, size_n: int) -> Tensor:
+    return a.new_empty((a.shape[0], size_n), dtype=torch.float16)
+
+
+@stands_for("_C::marlin_qqq_gemm", writes=(), fake=_fake_qqq)
+def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, s_group: Tensor, size_n: int) -> Tensor:
+    """a int8 [M, K] @ int4 [K, N], times s_tok [M, 1] and s_ch [1, N] (and s_group [groups, N] inside); float16."""
+    group = s_group if s_group.numel() else torch.ones((1, size_n), device=a.device)
+    product = grouped_linear_packed(a.float(), b_q_weight, size_n, group, None, Kind(0, 4, False, 8))
+    return (product * s_tok.float().reshape(-1, 1) * s_ch.float().reshape(1, -1)).to(torch.float16)
+
+
+@stands_for("sglang::unified_apply_gptq_marlin_gemm", "sglang::unified_apply_gptq_marlin_gemm_with_wtype")
+def unified_gptq_marlin(
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zp: Tensor,
+    output_size_per_partition: int,
+    wtype_id: int = 0,
+) -> Tensor:
+    """As marlin_gemm on the last dim of input."""
+    kind = _usable(kind_of(wtype_id)) if wtype_id else None
+    return grouped_linear_packed(input, weight, output_size_per_partition, weight_scale, weight_zp, kind)
+
+
+@stands_for("sglang::apply_fp8_marlin_linear")
+def fp8_marlin_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, size_n: int, bias: Tensor | None) -> Tensor:
+    """As marlin_gemm with an fp8 weight."""
+    return grouped_linear_packed(input, weight, size_n, weight_scale, None, Kind(4, 3, True, 0), bias)
+
+
+@stands_for("sglang::apply_fp4_marlin_linear")
+def fp4_marlin_linear(
+    input: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_global_scale: Tensor,
+    size_n: int,
+    bias: Tensor | None,
+) -> Tensor:
+    """As marlin_gemm with a 4-bit float weight, an fp8 scale a group and one for all."""
+    kind = Kind(2, 1, True, 0)
+    return grouped_linear_packed(input, weight, size_n, weight_scale, None, kind, bias, weight_global_scale)
+
+
+@stands_for("_C::gptq_gemm", "sgl_kernel::gptq_gemm")
+def gptq_gemm(
+    a: Tensor,
+    b_q_weight: Tensor,
+    b_gptq_qzeros: Tensor,
+    b_gptq_scales: Tensor,
+    bit: int,
+    use_v2_format: bool = False,
+) -> Tensor:
+    """a [M, K] @ the weight int32 [K · bit / 32, N], zeros int32 [groups, N · bit / 32], scales [groups, N]."""
+    if bit not in (2, 4, 8):
+        raise ValueError(f"GPTQ weights of {bit} bits are not implemented")
+    size_k, size_n = a.shape[-1], b_q_weight.shape[-1]
+    zeros = unpack(b_gptq_qzeros, bit).float()[:, :size_n] + (0.0 if use_v2_format else 1.0)
+
+    def columns(part: slice) -> Tensor:
+        numbers = unpack(b_q_weight[:, part].t(), bit).t()[:size_k].float()
+        return (numbers - spread(zeros[:, part], size_k)) * spread(b_gptq_scales[:, part].float(), size_k)
+
+    return column_linear(a, size_n, columns, None, a.dtype)
+
+
+@stands_for("_C::gptq_shuffle", "sgl_kernel::gptq_shuffle")
+def gptq_shuffle(q_weight: Tensor, q_perm: Tensor, bit: int) -> None:
+    """The rows of q_weight int32 [K · bit / 32, N] in the order of q_perm [K] (where given), in place."""
+    if not q_perm.numel() or bit not in (2, 4, 8):
+        return
+    numbers = unpack(q_weight.t(), bit).t()
+    order = q_perm.to(torch.int64).clamp(0, numbers.shape[0] - 1)
+    q_weight.copy_(_pack(numbers.index_select(0, order).t(), bit).t())
+
+
+def _pack(numbers: Tensor, bits: int) -> Tensor:
+    """The reverse of `unpack` to int32."""
+    per_word = 32 // bits
+    shifts = torch.arange(0, 32, bits, device=numbers.device, dtype=torch.int64)
+    packed = cast("Tensor", numbers.to(torch.int64).unflatten(-1, (-1, per_word)))
+    words = (packed << shifts).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+@stands_for(
+    "_C::gptq_marlin_repack",
+    "_C::awq_marlin_repack",
+    "sgl_kernel::gptq_marlin_repack",
+    "sgl_kernel::awq_marlin_repack",
+    writes=(),
+)
+def marlin_repack(b_q_weight: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
+    """The words of a weight as int32 [K / 16, N · 16 · bits / 32]; their order stays."""
+    words = size_k * size_n * num_bits // 32
+    return b_q_weight.flatten()[:words].reshape(size_k // 16, -1).clone()
+
+
+@stands_for("_C::machete_prepack_B")
+def machete_prepack(B: Tensor) -> Tensor:
+    """A copy with columns first, as Machete keeps weights; the order of the words stays."""
+    return B.t().contiguous().t()
+
+
+def _fake_machete(A: Tensor, B: Tensor, out_type: torch.dtype | None) -> Tensor:
+    return A.new_empty((A.shape[0], B.shape[1]), dtype=out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16))
+
+
+@stands_for("_C::machete_mm", fake=_fake_machete)
+def machete_mm(
+    A: Tensor,
+    B: Tensor,
+    b_type: int,
+    out_type: torch.dtype | None,
+    group_scales: Tensor | None,
+    group_zeros: Tensor | None,
+    channel_scales: Tensor | None,
+    token_scales: Tensor | None,
+) -> Tensor:
+    """A [M, K] @ the weight int32 [K · bits / 32, N]; scales [groups, N], [N], [M]; zeros are added after the scale."""
+    dtype = out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16)
+    size_k, size_n = A.shape[1], B.shape[1]
+    kind = kind_of(b_type)
+    scales = torch.ones((1, size_n), device=A.device) if group_scales is None else group_scales
+    words = B.reshape(size_k, -1) if B.is_contiguous() else B.t().reshape(size_k, -1)
+    rows = A if A.dtype.itemsize > 1 else A.to(torch.float32)
+    out = grouped_linear_packed(rows, words, size_n, scales, None, _usable(kind)).float()
+    if group_zeros is not None:
+        out = out + column_linear(
+            rows, size_n, lambda part: spread(group_zeros[:, part].float(), size_k), None, torch.float32
+        )
+    if channel_scales is not None:
+        out = out * channel_scales.float().reshape(1, -1)
+    if token_scales is not None:
+        out = out * token_scales.float().reshape(-1, 1)
+    return out.to(dtype)
+
+
+@stands_for("_C::allspark_w8a16_gemm")
+def allspark_w8a16_gemm(
+    a: Tensor, b_qweight: Tensor, b_scales: Tensor, b_qzeros: Tensor | None, n: int, has_zp: bool
+) -> Tensor:
+    """a [M, K] @ (uint8 weight [K, N] − 128 (or − zeros)) · scales [N]."""
+    size_k = a.shape[-1]
+    table = b_qweight.flatten()[: size_k * n].reshape(size_k, n)
+    scale = b_scales.flatten()[:n].float()
+    zero = b_qzeros.flatten()[:n].float() if has_zp and b_qzeros is not None else None
+
+    def columns(part: slice) -> Tensor:
+        numbers = table[:, part].view(torch.uint8).float() - (128.0 if zero is None else zero[part])
+        return numbers * scale[part]
+
+    return column_linear(a, n, columns, None, a.dtype)
+
+
+@stands_for("sgl_kernel::awq_dequantize")
+def sgl_awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
+    """As `_C::awq_dequantize`."""
+    return awq_dequantize(qweight, scales, qzeros)

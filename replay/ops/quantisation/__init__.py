@@ -1,0 +1,2 @@
+# pyright: strict
+"""To few bits and back."""

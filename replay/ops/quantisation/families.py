@@ -1,0 +1,96 @@
+# pyright: strict
+"""Ops of the family `quantisation`: cost on a device, initializer and counter of work of each."""
+
+from __future__ import annotations
+
+from opreplay.replay.ops.costs.layers import moe
+from opreplay.replay.ops.costs.pointwise import elementwise
+from opreplay.replay.ops.costs.rows import norms
+from opreplay.replay.ops.costs.vendor import shared
+from opreplay.replay.ops.table import family
+
+family(
+    "quantisation",
+    "fused experts",
+    """
+        sglang::rocm_aiter_asm_moe_tkw1 vllm::rocm_aiter_asm_moe vllm::rocm_aiter_asm_moe_tkw1 vllm::rocm_aiter_ck_moe
+        vllm::rocm_aiter_ck_moe_2stages
+    """,
+    cost=moe.fused_experts,
+    inputs="moe_routing",
+    work="moe.count_chosen",
+)
+family(
+    "quantisation",
+    "gating",
+    """
+        sgl_kernel::kimi_k2_moe_fused_gate sglang::fused_topk_deepseek sglang::moe_topk_sigmoid_out
+        sglang::moe_topk_softmax_out vllm::rocm_aiter_fused_topk
+    """,
+    cost=moe.gating,
+    inputs="moe_routing",
+    work="moe.count_scores",
+)
+family(
+    "quantisation",
+    "dynamic quantize",
+    """
+        _C::dynamic_per_token_scaled_fp8_quant _C::dynamic_scaled_fp8_quant _C::dynamic_scaled_int8_quant
+        _C::per_token_group_fp8_quant _C::per_token_group_quant_int8 sgl_kernel::sgl_per_token_group_quant_8bit_v2
+        sglang::per_tensor_quant_fp8 sglang::per_token_group_quant sglang::per_token_group_quant_8bit
+        sglang::per_token_group_quant_8bit_v2 sglang::per_token_quant_fp8 vllm::triton_per_token_group_quant_fp8
+    """,
+    cost=elementwise.dynamic_quantize,
+)
+family(
+    "quantisation",
+    "quantize",
+    """
+        _C::static_scaled_fp8_quant _C::static_scaled_int8_quant vllm::quantize
+    """,
+    cost=elementwise.quantize,
+)
+family(
+    "quantisation",
+    "swiglu",
+    """
+        _C::silu_and_mul_per_block_quant sglang::_run_activation_filtered_inplace sglang::_run_activation_inplace
+        sglang::_run_activation_with_rounding_inplace
+    """,
+    cost=elementwise.swiglu,
+)
+family(
+    "quantisation",
+    "layer norm",
+    """
+        sglang::layernorm
+    """,
+    cost=norms.layer_norm,
+)
+family(
+    "quantisation",
+    "hadamard",
+    """
+        _C::hadacore_transform sgl_kernel::fast_hadamard_transform sglang::hadamard_transform
+        torchao::hadamard_transform
+    """,
+    cost=shared.hadamard,
+)
+family(
+    "quantisation",
+    "one kernel over the widest tensor",
+    """
+        vllm::muls_add kernel=Add
+        sglang::_run_unary_activation_inplace kernel=Gelu
+        sglang::per_tensor_absmax_fp8 kernel=ReduceMax
+    """,
+    kernels=shared.widest,
+)
+family(
+    "quantisation",
+    "without a cost of their own",
+    """
+        fbgemm::FloatToFP8RowwiseQuantized fbgemm::FloatToHFP8Quantized
+        fbgemm::FP8RowwiseQuantizedToFloat fbgemm::HFP8QuantizedToFloat inputs=quantized
+    """,
+)

@@ -1,0 +1,75 @@
+# pyright: strict
+"""FBGEMM's 8-bit floats (fbgemm_gpu/src/quantize_ops): `HFP8` with a chosen exponent and the row-wise scaled form.
+
+Both are torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn of x · 2^(b − 7), e5m2 with
+bias b is float8_e5m2 of x · 2^(b − 15).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+
+_TYPES: dict[int, tuple[torch.dtype, int]] = {4: (torch.float8_e4m3fn, 7), 5: (torch.float8_e5m2, 15)}
+
+
+def _encode(x: Tensor, ebits: int, bias: int, max_pos: float) -> Tensor:
+    dtype, own = _kind(ebits)
+    return (x.float().clamp(-max_pos, max_pos) * 2.0 ** (bias - own)).to(dtype).view(torch.uint8)
+
+
+def _decode(x: Tensor, ebits: int, bias: int) -> Tensor:
+    dtype, own = _kind(ebits)
+    return x.view(dtype).float() * 2.0 ** (own - bias)
+
+
+def _kind(ebits: int) -> tuple[torch.dtype, int]:
+    if ebits not in _TYPES:
+        raise ValueError(f"8-bit floats with {ebits} exponent bits are not implemented; known: 4, 5")
+    return _TYPES[ebits]
+
+
+@stands_for("fbgemm::FloatToHFP8Quantized")
+def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float) -> Tensor:
+    """float32 → uint8 of the same shape. The defaults, FBGEMM's for forward passes, serve traces without values."""
+    return _encode(input, ebits, exponent_bias, max_pos)
+
+
+@stands_for("fbgemm::HFP8QuantizedToFloat")
+def hfp8_to_float(input: Tensor, ebits: int, exponent_bias: int) -> Tensor:
+    """uint8 → float32 of the same shape."""
+    return _decode(input, ebits, exponent_bias)
+
+
+_FORWARD = (4, 15, 0.9375)
+_BACKWARD = (5, 31, 0.875)
+_SCALE_BYTES = 8
+
+
+@stands_for("fbgemm::FloatToFP8RowwiseQuantized")
+def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
+    """[.., C] → uint8 [.., C rounded up to 4, plus 8]: the row times its scale, then the scale as float32 and 4 bytes
+    of zeros; forward uses e4m3, backward e5m2."""
+    ebits, bias, max_pos = _FORWARD if forward else _BACKWARD
+    columns = -(-t.shape[-1] // 4) * 4
+    out = t.new_zeros((*t.shape[:-1], columns + _SCALE_BYTES), dtype=torch.uint8)
+    scale = max_pos / t.float().abs().amax(-1, keepdim=True).clamp(min=1e-20)
+    out[..., : t.shape[-1]] = _encode(t.float() * scale, ebits, bias, max_pos)
+    out[..., columns : columns + 4] = scale.contiguous().view(torch.uint8)
+    return out
+
+
+@stands_for("fbgemm::FP8RowwiseQuantizedToFloat")
+def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int = 0) -> Tensor:
+    """The inverse: uint8 [.., C + 8] → [.., C], float32 or with output_dtype 1 float16, 5 bfloat16."""
+    ebits, bias, _ = _FORWARD if forward else _BACKWARD
+    columns = input.shape[-1] - _SCALE_BYTES
+    scale = input[..., columns : columns + 4].contiguous().view(torch.float32)
+    values = _decode(input[..., :columns].contiguous(), ebits, bias) / scale
+    return values.to(OUTPUT_DTYPES.get(output_dtype, torch.float32))
+
+
+OUTPUT_DTYPES: dict[int, torch.dtype] = {0: torch.float32, 1: torch.float16, 5: torch.bfloat16}
+"""FBGEMM's SparseType numbers of results."""

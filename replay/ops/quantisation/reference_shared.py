@@ -1,0 +1,352 @@
+"""Quantisation, activations and routers under the names of SGLang and vLLM, Hadamard transforms, aiter's experts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.experts.reference_sglang import moe_fused_gate
+from opreplay.replay.ops.experts.reference_vllm import write_choice
+from opreplay.replay.ops.maths.activations import gelu_tanh
+from opreplay.replay.ops.maths.experts import Weights
+from opreplay.replay.ops.maths.quantize import (
+    group_scale,
+    largest,
+    quantize_groups,
+    row_scale,
+    tensor_scale,
+    to_quantized,
+)
+from opreplay.replay.ops.mixed.reference_vllm_aiter import FP8, run_aiter_experts, write_grouped
+
+
+def _gated(op_name: str, input: Tensor) -> Tensor:
+    gate, up = input.float().chunk(2, -1)
+    return _activated(op_name, gate) * up
+
+
+def _activated(op_name: str, x: Tensor) -> Tensor:
+    functions = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": gelu_tanh, "relu2": lambda v: F.relu(v).square()}
+    plain = (op_name or "silu").removesuffix("_and_mul")
+    if plain not in functions:
+        raise ValueError(f"unknown activation {op_name!r}; known: {', '.join(functions)}")
+    return functions[plain](x)
+
+
+@stands_for("sglang::_run_activation_inplace", "sglang::_run_activation_with_rounding_inplace")
+def run_activation(op_name: str, input: Tensor, out: Tensor) -> None:
+    """out = the first half of input activated, times the second half; silu where no name was recorded."""
+    out.copy_(_gated(op_name, input))
+
+
+@stands_for("sglang::_run_activation_filtered_inplace")
+def run_activation_filtered(op_name: str, input: Tensor, out: Tensor, expert_ids: Tensor, expert_step: int) -> None:
+    """As run_activation, rows of blocks whose expert is −1 left alone; an id covers expert_step rows."""
+    row = torch.arange(input.shape[0], device=input.device) // max(expert_step, 1)
+    mine = expert_ids.flatten()[row.clamp(max=expert_ids.numel() - 1)] >= 0
+    out.copy_(torch.where(mine.unsqueeze(-1), _gated(op_name, input).to(out.dtype), out))
+
+
+@stands_for("sglang::_run_unary_activation_inplace")
+def run_unary_activation(op_name: str, input: Tensor, out: Tensor) -> None:
+    """out = input activated."""
+    out.copy_(_activated(op_name, input.float()))
+
+
+@stands_for("_C::silu_and_mul_per_block_quant")
+def silu_and_mul_per_block_quant(
+    out: Tensor, input: Tensor, scales: Tensor, group_size: int, is_scale_transposed: bool
+) -> None:
+    """silu_and_mul, then 8 bits with a scale a group; transposed scales are [groups, T]."""
+    value = _gated("silu", input)
+    groups = group_scale(value, group_size, largest(out.dtype))
+    turned = is_scale_transposed and scales.shape != groups.shape
+    scales.copy_(groups.t() if turned else groups)
+    out.copy_(quantize_groups(value, groups, out.dtype))
+
+
+def _by_groups(
+    input: Tensor,
+    output_q: Tensor,
+    output_s: Tensor,
+    group: int,
+    eps: float,
+    limit: float,
+    power_of_two: bool,
+    gate: bool,
+    masked_m: Tensor | None,
+) -> None:
+    value = _gated("silu", input) if gate else input
+    scale = group_scale(value, group, limit, eps=eps, power_of_two=power_of_two)
+    data = quantize_groups(value, scale, output_q.dtype)
+    if output_s.shape != scale.shape:
+        if output_s.dtype == torch.int32 or output_s.numel() != scale.numel():
+            raise ValueError("packed scales (four exponents a word) are not implemented")
+        scale = scale.reshape(output_s.shape)
+    if masked_m is None:
+        output_q.copy_(data)
+        output_s.copy_(scale)
+        return
+    real = (torch.arange(input.shape[1], device=input.device) < masked_m.unsqueeze(1)).unsqueeze(-1)
+    output_q.copy_(torch.where(real, data.float(), output_q.float()))
+    output_s.copy_(torch.where(real, scale, output_s.float()))
+
+
+@stands_for(
+    "sgl_kernel::sgl_per_token_group_quant_8bit_v2",
+    "sglang::per_token_group_quant_8bit_v2",
+    "sglang::per_token_group_quant_8bit",
+    writes=("output_q", "output_s"),
+)
+def per_token_group_quant_8bit(
+    input: Tensor,
+    output_q: Tensor,
+    output_s: Tensor,
+    group_size: int,
+    eps: float,
+    scale_ue8m0: bool,
+    fp8_max: float | None = None,
+    max_8bit: float | None = None,
+    fuse_silu_and_mul: bool = False,
+    masked_m: Tensor | None = None,
+) -> None:
+    """8 bits with a scale a group of neighbours, of input or of its gated halves; only the first masked_m rows."""
+    limit = fp8_max if fp8_max is not None else max_8bit
+    _by_groups(
+        input,
+        output_q,
+        output_s,
+        group_size,
+        eps,
+        limit or largest(output_q.dtype),
+        scale_ue8m0,
+        fuse_silu_and_mul,
+        masked_m,
+    )
+
+
+@stands_for("sglang::per_token_group_quant")
+def per_token_group_quant(
+    input: Tensor,
+    output_q: Tensor,
+    output_s: Tensor,
+    group_size: int,
+    scale_ue8m0: bool,
+    fuse_silu_and_mul: bool,
+    masked_m: Tensor | None,
+) -> None:
+    """As per_token_group_quant_8bit with the dtype's own limit."""
+    _by_groups(
+        input, output_q, output_s, group_size, 1e-10, largest(output_q.dtype), scale_ue8m0, fuse_silu_and_mul, masked_m
+    )
+
+
+@stands_for("vllm::triton_per_token_group_quant_fp8")
+def triton_per_token_group_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """(fp8, float32 scales [.., groups])."""
+    scale = group_scale(x, group_size, largest(FP8))
+    return quantize_groups(x, scale, FP8), scale
+
+
+@stands_for("sglang::per_token_quant_fp8")
+def per_token_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor) -> None:
+    """fp8 with a scale a row."""
+    scale = row_scale(input, output_q.dtype)
+    output_s.copy_(scale.reshape(output_s.shape))
+    output_q.copy_(to_quantized(input, scale, output_q.dtype))
+
+
+@stands_for("sglang::per_tensor_quant_fp8")
+def per_tensor_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor, is_static: bool) -> None:
+    """fp8 with one scale: the given one when static, else the largest magnitude's."""
+    if not is_static:
+        output_s.copy_(tensor_scale(input, output_q.dtype).clamp(min=1e-12).reshape(output_s.shape))
+    output_q.copy_(to_quantized(input, output_s.reshape(()), output_q.dtype))
+
+
+@stands_for("sglang::per_tensor_absmax_fp8")
+def per_tensor_absmax(input: Tensor, output_s: Tensor) -> None:
+    """The scale alone."""
+    output_s.copy_(tensor_scale(input, FP8).reshape(output_s.shape))
+
+
+@stands_for("vllm::quantize")
+def quantize(in_tensor: Tensor, input_scale: Tensor, input_offset: Tensor) -> Tensor:
+    """int8 of in_tensor / input_scale + input_offset."""
+    return (in_tensor.float() / input_scale.float() + input_offset.float()).round().clamp(-128, 127).to(torch.int8)
+
+
+@stands_for("vllm::muls_add")
+def muls_add(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    """x · scale + y."""
+    return x * scale + y
+
+
+@stands_for("sglang::layernorm")
+def layernorm(input: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
+    """Layer norm over the last dim."""
+    return F.layer_norm(input.float(), (input.shape[-1],), gamma.float(), beta.float(), eps).to(input.dtype)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """x [.., n] times the n x n Hadamard matrix of Sylvester's order (n a power of two), float32."""
+    width = x.shape[-1]
+    if width & (width - 1):
+        raise ValueError(f"a Hadamard transform of {width} elements is not implemented: no power of two")
+    out = x.float().reshape(-1, width)
+    step = 1
+    while step < width:
+        left, right = out.unflatten(1, (-1, 2, step)).unbind(2)
+        out = torch.stack((left + right, left - right), 2).flatten(1)
+        step *= 2
+    return out.reshape(x.shape)
+
+
+@stands_for("sgl_kernel::fast_hadamard_transform", "sglang::hadamard_transform", "torchao::hadamard_transform")
+def hadamard_transform(x: Tensor, scale: float) -> Tensor:
+    """scale · Hadamard transform of the last dim."""
+    return (hadamard(x) * (scale or 1.0)).to(x.dtype)
+
+
+@stands_for("_C::hadacore_transform", fake=lambda x: torch.empty_like(x))
+def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
+    """The orthonormal Hadamard transform of the last dim; x is overwritten when inplace."""
+    found = (hadamard(x) / math.sqrt(x.shape[-1])).to(x.dtype)
+    if inplace:
+        x.copy_(found)
+    return found
+
+
+@stands_for("sglang::moe_topk_softmax_out")
+def moe_topk_softmax(
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    gating_output: Tensor,
+    renormalize: bool,
+    moe_softcapping: float,
+    correction_bias: Tensor | None,
+) -> None:
+    """As `sgl_kernel::topk_softmax`."""
+    logits = gating_output.float()
+    if moe_softcapping > 0:
+        logits = moe_softcapping * torch.tanh(logits / moe_softcapping)
+    write_choice(logits.softmax(-1), topk_weights, topk_ids, renormalize=renormalize, bias=correction_bias)
+
+
+@stands_for("sglang::moe_topk_sigmoid_out")
+def moe_topk_sigmoid(
+    gating_output: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+    correction_bias: Tensor | None,
+    routed_scaling_factor: float,
+    num_fused_shared_experts: int,
+) -> None:
+    """The k best by sigmoid. Raises ValueError for shared experts behind the routed ones."""
+    if num_fused_shared_experts:
+        raise ValueError("moe_topk_sigmoid with shared experts is not implemented")
+    write_choice(
+        gating_output.float().sigmoid(),
+        topk_weights,
+        topk_ids,
+        renormalize=renormalize,
+        bias=correction_bias,
+        scaling=routed_scaling_factor,
+    )
+
+
+@stands_for("sglang::fused_topk_deepseek")
+def fused_topk_deepseek(
+    gating_output: Tensor,
+    correction_bias: Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    scaling_factor: float,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    renormalize: bool,
+) -> None:
+    """DeepSeek-V3's choice among groups of experts."""
+    write_grouped(
+        gating_output.float().sigmoid(),
+        topk_weights,
+        topk_ids,
+        num_expert_group,
+        topk_group,
+        renormalize,
+        scaling_factor,
+        correction_bias.float(),
+    )
+
+
+@stands_for(
+    "sgl_kernel::kimi_k2_moe_fused_gate",
+    fake=lambda input, topk: [
+        input.new_empty((input.shape[0], topk), dtype=torch.float32),
+        input.new_empty((input.shape[0], topk), dtype=torch.int32),
+    ],
+)
+def kimi_k2_moe_fused_gate(
+    input: Tensor,
+    bias: Tensor,
+    topk: int,
+    renormalize: bool,
+    routed_scaling_factor: float,
+    apply_routed_scaling_factor_on_output: bool,
+) -> list[Tensor]:
+    """`sgl_kernel::moe_fused_gate` with a single group."""
+    if not renormalize:
+        raise ValueError("kimi_k2_moe_fused_gate without renormalisation is not implemented")
+    return moe_fused_gate(input, bias, 1, 1, topk, 0, routed_scaling_factor, apply_routed_scaling_factor_on_output)
+
+
+@stands_for(
+    "vllm::rocm_aiter_fused_topk",
+    fake=lambda x, router_logits, top_k: (
+        x.new_empty((x.shape[0], top_k), dtype=torch.float32),
+        x.new_empty((x.shape[0], top_k), dtype=torch.int32),
+    ),
+)
+def rocm_aiter_fused_topk(router_logits: Tensor, top_k: int, gate_up: bool) -> tuple[Tensor, Tensor]:
+    """(weights float32 [T, k], ids int32) of the k best by softmax, renormalised when gate_up is set."""
+    weights, ids = router_logits.float().softmax(-1).topk(top_k, -1)
+    return weights / weights.sum(-1, keepdim=True) if gate_up else weights, ids.to(torch.int32)
+
+
+@stands_for(
+    "vllm::rocm_aiter_ck_moe",
+    "vllm::rocm_aiter_ck_moe_2stages",
+    "vllm::rocm_aiter_asm_moe",
+    "vllm::rocm_aiter_asm_moe_tkw1",
+    "sglang::rocm_aiter_asm_moe_tkw1",
+    fake=lambda hidden_states: torch.empty_like(hidden_states),
+)
+def rocm_aiter_moe(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor | None = None,
+    topk_weight: Tensor | None = None,
+    fc1_scale: Tensor | None = None,
+    fc2_scale: Tensor | None = None,
+    expert_mask: Tensor | None = None,
+    activation_method: int = 0,
+) -> Tensor:
+    """The experts of aiter's older entries; smoothing scales are left out, weights read as plain rows."""
+    weights = topk_weight if topk_weights is None else topk_weights
+    assert weights is not None
+    return run_aiter_experts(
+        hidden_states,
+        Weights(w1, w2, fc1_scale, fc2_scale),
+        weights,
+        topk_ids,
+        expert_mask=expert_mask,
+        activation=activation_method,
+        weigh_input=False,
+    )

@@ -1,0 +1,92 @@
+# pyright: strict
+"""vLLM's `_C` quantisation ops (csrc/quantization/w8a8): fp8 and int8 by tensor, row and group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.quantize import (
+    expand_scale,
+    group_scale,
+    quantize_groups,
+    row_scale,
+    tensor_scale,
+    to_quantized,
+)
+
+
+@stands_for("_C::static_scaled_fp8_quant")
+def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
+    """result = input / scale; one scale, or one for each group whose shape the scale's shape tells."""
+    rows = input.flatten(0, -2) if input.dim() > 1 else input.unsqueeze(0)
+    by_row = expand_scale(scale, rows.shape[0], rows.shape[1])
+    result.copy_(to_quantized(rows, by_row, result.dtype).reshape(input.shape))
+
+
+@stands_for("_C::dynamic_scaled_fp8_quant")
+def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
+    """One scale, computed from the largest magnitude; an all-zero input keeps scale 0 and gives zeros."""
+    found = tensor_scale(input, result.dtype)
+    scale.copy_(found.reshape(scale.shape))
+    result.copy_(to_quantized(input, found.clamp(min=torch.finfo(torch.float32).tiny), result.dtype))
+
+
+@stands_for("_C::dynamic_per_token_scaled_fp8_quant")
+def dynamic_per_token_scaled_fp8_quant(
+    result: Tensor, input: Tensor, scale: Tensor, scale_ub: Tensor | None = None
+) -> None:
+    """One scale for each row [.., 1]."""
+    rows = row_scale(input, result.dtype, scale_ub)
+    scale.copy_(rows.reshape(scale.shape))
+    result.copy_(to_quantized(input, rows, result.dtype))
+
+
+@stands_for("_C::static_scaled_int8_quant")
+def static_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None = None) -> None:
+    """round(input / scale) + zero point, saturated."""
+    scaled = (input.float() / scale).round()
+    result.copy_((scaled if azp is None else scaled + azp).clamp(-128, 127))
+
+
+@stands_for("_C::dynamic_scaled_int8_quant")
+def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None = None) -> None:
+    """One scale for each row; with azp also a zero point, so that min..max of the row maps to −128..127."""
+    if azp is None:
+        rows = row_scale(input, torch.int8)
+        scale.copy_(rows.reshape(scale.shape))
+        result.copy_(to_quantized(input, rows, torch.int8))
+        return
+    low, high = (bound.float() for bound in input.aminmax(dim=-1, keepdim=True))
+    rows = ((high - low) / 255.0).clamp(min=1e-12)
+    zero = (-128.0 - low / rows).round()
+    scale.copy_(rows.reshape(scale.shape))
+    azp.copy_(zero.reshape(azp.shape))
+    result.copy_(((input.float() / rows).round() + zero).clamp(-128, 127))
+
+
+@stands_for("_C::per_token_group_fp8_quant")
+def per_token_group_fp8_quant(
+    input: Tensor,
+    output_q: Tensor,
+    output_s: Tensor,
+    group_size: int,
+    eps: float,
+    fp8_max: float,
+    scale_ue8m0: bool,
+) -> None:
+    """A scale for each group of neighbours in a row; a column-major output_s is written through its strides."""
+    groups = group_scale(input, group_size, fp8_max, eps=eps, power_of_two=scale_ue8m0)
+    output_s.copy_(groups.reshape(output_s.shape))
+    output_q.copy_(quantize_groups(input, groups, output_q.dtype))
+
+
+@stands_for("_C::per_token_group_quant_int8")
+def per_token_group_quant_int8(
+    input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, eps: float, int8_max: float
+) -> None:
+    """As per_token_group_fp8_quant, to int8."""
+    groups = group_scale(input, group_size, int8_max, eps=eps)
+    output_s.copy_(groups.reshape(output_s.shape))
+    output_q.copy_(quantize_groups(input, groups, torch.int8))

@@ -1,0 +1,216 @@
+"""Declares portable stand-ins for vendor ops and puts them into torch's dispatcher when the library is not installed.
+
+Owns the declaration, the overload names of schema versions, and the rule that a real op is never touched. Does not own
+the mathematics (the other modules here) nor the decision to call a vendor op (`opreplay.replay.resolve.names`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from opreplay.replay.host.dispatcher import parse_schema, registered_schemas
+
+if TYPE_CHECKING:
+    import torch
+
+from opreplay.replay.ops.catalog import ALIASES, LIBRARIES, PROFILER_WRAPPERS
+from opreplay.replay.ops.modes import computed, is_computed, untaken_modes
+from opreplay.replay.ops.table import Reference, find, load, row, rows
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES
+
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
+_WRAPPER = re.compile(r"sglang_profiler::(\w+?)_\d{1,9}")
+
+
+_registered: dict[str, tuple[str, ...]] = {}
+_libraries: dict[str, torch.library.Library] = {}
+
+
+def reference(
+    schema: str, *, since: str = "", fake: Callable[..., Any] | None = None, assumes: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a plain torch function as the stand-in for `schema` ("ns::op(Tensor x) -> Tensor").
+
+    The function gets, by name, those of the schema's arguments that its signature has, so one function may serve
+    several versions. `since` orders the versions of an op: the newest becomes the default overload, an older one
+    `since_YYYYMMDD`. `assumes` says, for the results, what it makes up because no argument tells it. `fake` describes
+    the outputs of a function whose control flow depends on tensor contents.
+    Raises ValueError when the same version is declared twice or the name is malformed.
+    """
+    qualified = schema.partition("(")[0].strip()
+    if not _NAME.fullmatch(qualified):
+        raise ValueError(f"not a qualified op name: {qualified!r}")
+    name, _, overload = qualified.partition(".")
+
+    def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+        versions = row(name).references
+        if any((version.overload, version.since) == (overload, since) for version in versions):
+            raise ValueError(f"{qualified} of {since or 'no date'} is declared twice")
+        versions.append(
+            Reference(
+                name=name, overload=overload, schema=schema, since=since, run=run, fake=fake, assumes=tuple(assumes)
+            )
+        )
+        return run
+
+    return declare
+
+
+def canonical_name(name: str) -> str:
+    """The name under which a recorded op is implemented: aliases and numbered profiling wrappers are resolved.
+
+    `_rocm_C::wvSpltK` → `_rocm_C::wvSplitK`; `sglang_profiler::rmsnorm_rmsnorm2d_fwd_109` → the same without its
+    running number. Any other name comes back unchanged.
+    """
+    wrapper = _WRAPPER.fullmatch(name)
+    if wrapper and wrapper[1] in PROFILER_WRAPPERS:
+        return f"sglang_profiler::{wrapper[1]}"
+    return ALIASES.get(name, name)
+
+
+def is_reference(op_name: str) -> bool:
+    """Whether calling `op_name` ("ns::op") in this process runs an implementation of this package."""
+    return canonical_name(op_name) in _registered
+
+
+def implemented() -> dict[str, tuple[str, ...]]:
+    """The names that have a reference, by namespace. Imports torch."""
+    load("references")
+    known = [op.name for op in rows() if op.references]
+    return {space: tuple(name for name in known if name.startswith(f"{space}::")) for space in LIBRARIES}
+
+
+def versions_declared(name: str) -> tuple[Reference, ...]:
+    """All schema versions of an op that are stood in for, as declared; () for none. After `implemented`."""
+    known = find(name)
+    return () if known is None else tuple(known.references)
+
+
+def register_namespace(namespace: str) -> tuple[str, ...]:
+    """Define and implement every known op of `namespace` that does not exist yet; returns the names that are ours.
+
+    Idempotent. An op that a library has defined stays as it is, whatever its kernels; so import the library first. The
+    implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Unknown namespace: ().
+    """
+    for name in _with_references(namespace):
+        if name not in _registered and not _exists(name):
+            _registered[name] = tuple(_define(version, overload) for version, overload in _versions(name))
+    return tuple(sorted(n for n in _registered if n.startswith(f"{namespace}::")))
+
+
+def overloads_of(op_name: str) -> tuple[str, ...]:
+    """Overload names of a registered reference, the newest version first; () when it is not ours."""
+    return _registered.get(canonical_name(op_name), ())
+
+
+def stand_in_of(name: str) -> Callable[..., Any] | None:
+    """The newest stand-in for "namespace::op" as a function of the schema's arguments, whether or not it is what the
+    dispatcher runs; None where there is none. Imports torch."""
+    import torch
+
+    versions = _versions(name) if name in _with_references(name.partition("::")[0]) else []
+    return _adapt(versions[0][0].run, torch._C.parse_schema(versions[0][0].schema)) if versions else None
+
+
+def assumed_by(op_name: str) -> tuple[str, ...]:
+    """What our stand-in for an op makes up; () for an op that is not ours."""
+    name = canonical_name(op_name)
+    versions = row(name).references if name in _registered else ()
+    return tuple(dict.fromkeys(what for version in versions for what in version.assumes))
+
+
+def _with_references(namespace: str) -> list[str]:
+    """Names of a namespace that have a reference, sorted; the modules of their families are imported."""
+    if namespace not in LIBRARIES:
+        return []
+    known = [op for op in rows() if op.name.startswith(f"{namespace}::")]
+    for folder in dict.fromkeys(op.folder for op in known if op.folder):
+        load("references", folder)
+    return [op.name for op in known if op.references]
+
+
+def _exists(name: str) -> bool:
+    return bool(registered_schemas(name))
+
+
+def _versions(name: str) -> list[tuple[Reference, str]]:
+    """The versions of an op, the newest first, each with its overload name."""
+    seen: set[str] = set()
+    found: list[tuple[Reference, str]] = []
+    for version in sorted(row(name).references, key=lambda version: version.since, reverse=True):
+        overload = version.overload
+        if overload in seen:
+            overload = "_".join(part for part in (overload, f"since_{version.since.replace('-', '')}") if part)
+        seen.add(version.overload)
+        found.append((version, overload))
+    return found
+
+
+def _define(version: Reference, overload: str) -> str:
+    """Register one schema version under an overload name, which is returned."""
+    import torch
+
+    namespace, _, operator = version.name.partition("::")
+    operator = f"{operator}.{overload}" if overload else operator
+    text = f"{operator}({version.schema.partition('(')[2]}"
+    library = _libraries.get(namespace)
+    if library is None:
+        # A Library takes its definitions along when it is collected, so it has to outlive every call.
+        library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    library.define(text)
+    schema = parse_schema(f"{namespace}::{text}")
+    library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
+    fake = _adapt(version.fake or version.run, schema, version.run) if schema.returns or version.fake else _nothing
+    torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)
+    return overload
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """The fake kernel of an op that only writes to its arguments."""
+
+
+def _adapt(run: Callable[..., Any], schema: Any, stand_in: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A kernel that hands `run` the arguments it names; the dispatcher leaves out those that equal their default.
+
+    Raises ValueError when called with a mode that `stand_in` does not take; where that is not given, `run` is it.
+    """
+    names: Sequence[str] = [argument.name for argument in schema.arguments]
+    wanted = tuple(inspect.signature(run).parameters)
+    unknown = [
+        name
+        for name, parameter in inspect.signature(run).parameters.items()
+        if name not in names and parameter.default is parameter.empty
+    ]
+    if unknown:
+        raise ValueError(f"{schema.name}: {run.__name__} wants {', '.join(unknown)}, which the schema does not have")
+    wanted = tuple(name for name in wanted if name in names)
+    defaults = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
+    modes = {mode: computed(schema, mode) for mode in untaken_modes(stand_in or run, schema)}
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        for mode, values in modes.items():
+            if mode in given and not is_computed(given[mode], values):
+                raise ValueError(f"{schema.name}: {mode}={_brief(given[mode])} is not stood in for")
+        return run(**{name: given[name] for name in wanted})
+
+    return kernel
+
+
+def _brief(value: Any) -> str:
+    import torch
+
+    return f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _default(argument: Any) -> Any:
+    """An argument's default as the dispatcher would pass it: dtypes, which a schema keeps as codes."""
+    import torch
+
+    value = argument.default_value
+    if isinstance(value, int) and "ScalarType" in str(argument.real_type):
+        return getattr(torch, SCALAR_TYPE_CODES[value])
+    return value

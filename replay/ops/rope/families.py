@@ -1,0 +1,80 @@
+# pyright: strict
+"""Ops of the family `rope`: cost on a device, initializer and counter of work of each."""
+
+from __future__ import annotations
+
+from opreplay.replay.ops.costs.moves import movement
+from opreplay.replay.ops.costs.pointwise import elementwise
+from opreplay.replay.ops.costs.vendor import shared
+from opreplay.replay.ops.table import family
+
+family(
+    "rope",
+    "cache copy",
+    """
+        _C_cache_ops::concat_and_cache_mla_rope_fused
+        _C_cache_ops::cp_fused_concat_and_cache_mla inputs=index
+    """,
+    cost=movement.cache_copy,
+    inputs="positions",
+)
+family(
+    "rope",
+    "cache write",
+    """
+        npu::npu_scatter_pa_kv_cache_functional sgl_kernel::store_kv_cache
+    """,
+    cost=movement.cache_write,
+    inputs="cache_slots",
+)
+family(
+    "rope",
+    "rope",
+    """
+        vllm::rope_forward_triton
+        _C::batched_rotary_embedding _C::rotary_embedding _C_ascend::rotary_embedding inputs=positions
+        sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache sglang::rotary_embedding_with_key inputs=positions
+        sglang::rotary_embedding_without_key vllm::npu_rotary_embedding inputs=positions
+        vllm::rocm_aiter_rotary_emb_with_key_forward_hip inputs=positions
+        vllm::rocm_aiter_rotary_emb_with_key_forward_triton inputs=positions
+        vllm::rocm_aiter_rotary_emb_without_key_forward_hip inputs=positions
+    """,
+    cost=elementwise.rope,
+)
+family(
+    "rope",
+    "norm of each",
+    """
+        vllm::fused_mla_dual_rms_norm vllm::fused_mla_dual_rms_norm_per_token_quant
+    """,
+    cost=shared.norm_of_each,
+)
+family(
+    "rope",
+    "norm and rope",
+    """
+        sglang::fused_inplace_qknorm_rope vllm::qkv_rmsnorm_rope vllm::qkv_rmsnorm_rope_simt
+        sgl_kernel::fused_qk_norm_rope sglang::fused_qk_norm_rope_out inputs=row_numbers
+    """,
+    cost=shared.norm_and_rope,
+    inputs="positions",
+)
+family(
+    "rope",
+    "rope and cache",
+    """
+        sglang::apply_rope_inplace_with_kvcache sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache
+    """,
+    cost=shared.rope_and_cache,
+    inputs="row_numbers",
+)
+family(
+    "rope",
+    "one kernel over the widest tensor",
+    """
+        _C_cache_ops::concat_mla_q sgl_kernel::concat_mla_absorb_q sgl_kernel::concat_mla_k kernel=ConcatD
+        vllm::flashinfer_concat_mla_k kernel=ConcatD
+        sgl_kernel::timestep_embedding kernel=Sin
+    """,
+    kernels=shared.widest,
+)

@@ -1,0 +1,2 @@
+# pyright: strict
+"""Choosing the best of a row, and sampling."""

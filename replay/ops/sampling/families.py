@@ -1,0 +1,36 @@
+# pyright: strict
+"""Ops of the family `sampling`: cost on a device, initializer and counter of work of each."""
+
+from __future__ import annotations
+
+from opreplay.replay.ops.costs.vendor import shared
+from opreplay.replay.ops.table import family
+
+family(
+    "sampling",
+    "one kernel over the widest tensor",
+    """
+        aiter::greedy_sample kernel=ArgMaxV2
+        _C::apply_repetition_penalties_ kernel=Select
+        aiter::_mixed_sample aiter::_random_sample aiter::mixed_sample kernel=SoftmaxV2
+        aiter::mixed_sample_outer_exponential aiter::random_sample kernel=SoftmaxV2
+        aiter::random_sample_outer_exponential kernel=SoftmaxV2
+        _C_ascend::npu_apply_top_k_top_p aiter::_topk_plain aiter::top_k_renorm_probs aiter::topk_plain kernel=Sort
+        npu::npu_top_k_top_p sgl_kernel::top_k_mask_logits sgl_kernel::top_k_renorm_probs kernel=Sort
+        sgl_kernel::top_k_renorm_probs_wrapper sgl_kernel::top_p_renorm_probs kernel=Sort
+        _C::cooperative_topk _C::large_context_topk _C::persistent_topk kernel=Sort inputs=row_limits
+        _C::top_k_per_row _C::top_k_per_row_decode _C::top_k_per_row_prefill kernel=Sort inputs=row_limits
+        aiter::_top_k_per_row_decode aiter::_top_k_per_row_prefill kernel=Sort inputs=row_limits
+        aiter::top_k_per_row_decode aiter::top_k_per_row_decode_fast kernel=Sort inputs=row_limits
+        aiter::top_k_per_row_prefill aiter::top_k_per_row_prefill_fast kernel=Sort inputs=row_limits
+        aiter::topk_per_row aiter::topk_per_row_decode sgl_kernel::fast_topk kernel=Sort inputs=row_limits
+        sgl_kernel::fast_topk_transform_fused kernel=Sort inputs=row_limits
+        sgl_kernel::fast_topk_transform_ragged_fused kernel=Sort inputs=row_limits
+        npu::apply_token_bitmask sgl_kernel::apply_token_bitmask_inplace_cuda kernel=MaskedFill inputs=row_numbers
+        aiter::top_k_top_p_sampling_from_probs aiter::top_p_sampling_from_probs kernel=Sort inputs=row_numbers
+        sgl_kernel::min_p_sampling_from_probs kernel=Sort inputs=row_numbers
+        sgl_kernel::top_k_top_p_sampling_from_probs kernel=Sort inputs=row_numbers
+        sgl_kernel::top_p_sampling_from_probs kernel=Sort inputs=row_numbers
+    """,
+    kernels=shared.widest,
+)

@@ -1,0 +1,199 @@
+# pyright: strict
+"""Sampling of tokens: masks and renormalisation by top-k, top-p and min-p, draws, penalties, token bitmasks.
+
+Draws take torch's own random numbers, so ids differ from the vendor's; their distribution does not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+
+
+def _limit(values: Tensor | None, otherwise: float, like: Tensor) -> Tensor:
+    """A limit of each row [rows, 1]."""
+    if values is None:
+        return torch.full((1, 1), float(otherwise), device=like.device)
+    return values.reshape(-1, 1)
+
+
+def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
+    """bool like scores [rows, V]: whether a score is at least the k-th best of its row; k < 1 keeps all."""
+    ordered = scores.sort(-1, descending=True).values
+    last = (k.to(torch.int64) - 1).clamp(0, scores.shape[-1] - 1).expand(scores.shape[0], 1)
+    return (scores >= ordered.gather(1, last)) | (k < 1)
+
+
+def keep_top_p(probs: Tensor, p: Tensor) -> Tensor:
+    """bool like probs [rows, V]: the likeliest tokens whose sum first reaches p; the likeliest always stays."""
+    ordered, order = probs.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = before < p.to(probs.dtype)
+    kept[:, :1] = True
+    return torch.zeros_like(kept).scatter_(1, order, kept)
+
+
+def _renormalised(probs: Tensor, kept: Tensor) -> Tensor:
+    left = probs.masked_fill(~kept, 0.0)
+    return left / left.sum(-1, keepdim=True).clamp(min=1e-20)
+
+
+def draw(probs: Tensor) -> Tensor:
+    """One column of each row of probs [rows, V], by its probability: the largest p / Exponential(1)."""
+    noise = torch.empty_like(probs, dtype=torch.float32).exponential_().clamp_(min=1e-10)
+    return (probs.float() / noise).argmax(-1)
+
+
+def _rows(probs: Tensor, indices: Tensor | None) -> Tensor:
+    return probs if indices is None else probs[indices.to(torch.int64)]
+
+
+@stands_for("sgl_kernel::top_k_renorm_probs", "sgl_kernel::top_k_renorm_probs_wrapper", writes=("renorm_probs",))
+def top_k_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
+    """renorm_probs: the k likeliest tokens of each row, scaled to add up to one; the others 0."""
+    renorm_probs.copy_(_renormalised(probs.float(), keep_top_k(probs, _limit(maybe_top_k_arr, top_k_val, probs))))
+
+
+@stands_for("sgl_kernel::top_p_renorm_probs", writes=("renorm_probs",))
+def top_p_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float) -> None:
+    """renorm_probs: the likeliest tokens up to p, scaled to add up to one."""
+    renorm_probs.copy_(_renormalised(probs.float(), keep_top_p(probs, _limit(maybe_top_p_arr, top_p_val, probs))))
+
+
+@stands_for("sgl_kernel::top_k_mask_logits", writes=("mask_logits",))
+def top_k_mask_logits(logits: Tensor, mask_logits: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
+    """mask_logits: logits with −inf outside the k best of each row."""
+    kept = keep_top_k(logits, _limit(maybe_top_k_arr, top_k_val, logits))
+    mask_logits.copy_(logits.masked_fill(~kept, -torch.inf))
+
+
+@stands_for("aiter::top_k_renorm_probs", writes=())
+def aiter_top_k_renorm(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> Tensor:
+    """The k likeliest tokens of each row, scaled to add up to one."""
+    return _renormalised(probs.float(), keep_top_k(probs, _limit(maybe_top_k_arr, top_k_val, probs)))
+
+
+@stands_for(
+    "sgl_kernel::top_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs", writes=("output", "samples")
+)
+def sample_top_k_top_p(
+    probs: Tensor,
+    output: Tensor,
+    maybe_indices: Tensor | None,
+    maybe_top_p_arr: Tensor | None,
+    top_p_val: float,
+    maybe_top_k_arr: Tensor | None = None,
+    top_k_val: float = 0.0,
+) -> None:
+    """output [rows]: a token among the k likeliest, then among those up to p."""
+    rows = _rows(probs, maybe_indices).float()
+    kept = keep_top_k(rows, _limit(maybe_top_k_arr, top_k_val, rows))
+    output.copy_(draw(_renormalised(rows, kept & keep_top_p(rows, _limit(maybe_top_p_arr, top_p_val, rows)))))
+
+
+@stands_for("sgl_kernel::min_p_sampling_from_probs", writes=("output",))
+def sample_min_p(
+    probs: Tensor, output: Tensor, maybe_indices: Tensor | None, maybe_min_p_arr: Tensor | None, min_p_val: float
+) -> None:
+    """output [rows]: a token at least min_p times as likely as the likeliest."""
+    rows = _rows(probs, maybe_indices).float()
+    floor = _limit(maybe_min_p_arr, min_p_val, rows) * rows.amax(-1, keepdim=True)
+    output.copy_(draw(_renormalised(rows, rows >= floor)))
+
+
+def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
+    return probs.new_empty((probs.shape[0] if indices is None else indices.shape[0],), dtype=torch.int32)
+
+
+@stands_for("aiter::top_p_sampling_from_probs", "aiter::top_k_top_p_sampling_from_probs", writes=(), fake=_fake_ids)
+def aiter_sample_top_p(
+    probs: Tensor,
+    indices: Tensor | None,
+    maybe_top_p_arr: Tensor | None,
+    top_p_val: float,
+    maybe_top_k_arr: Tensor | None = None,
+    top_k_val: int = 0,
+) -> Tensor:
+    """int32 [rows]: as SGLang's sampling."""
+    out = _fake_ids(probs, indices)
+    sample_top_k_top_p(probs, out, indices, maybe_top_p_arr, top_p_val, maybe_top_k_arr, top_k_val)
+    return out
+
+
+@stands_for("aiter::greedy_sample", writes=("out",))
+def greedy_sample(out: Tensor, input: Tensor) -> None:
+    """out [rows]: the best column of each row of input [rows, V]."""
+    out.copy_(input.argmax(-1).reshape(out.shape))
+
+
+def _tempered(input: Tensor, temperatures: Tensor, eps: float) -> Tensor:
+    return (input.float() / temperatures.float().reshape(-1, 1).clamp(min=eps)).softmax(-1)
+
+
+@stands_for("aiter::random_sample", "aiter::_random_sample", "aiter::random_sample_outer_exponential", writes=("out",))
+def random_sample(
+    out: Tensor, input: Tensor, temperatures: Tensor, eps: float, exponentials: Tensor | None = None
+) -> None:
+    """out [rows]: a column drawn by softmax(input / temperature), with the given Exponential(1) noise if there is."""
+    probs = _tempered(input, temperatures, eps)
+    found = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=eps)).argmax(-1)
+    out.copy_(found.reshape(out.shape))
+
+
+@stands_for("aiter::mixed_sample", "aiter::_mixed_sample", "aiter::mixed_sample_outer_exponential", writes=("out",))
+def mixed_sample(
+    out: Tensor, input: Tensor, temperature: Tensor, eps: float, exponentials: Tensor | None = None
+) -> None:
+    """As random_sample; rows of temperature 0 take their best column."""
+    probs = _tempered(input, temperature, eps)
+    drawn = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=eps)).argmax(-1)
+    cold = temperature.flatten() == 0
+    out.copy_(torch.where(cold, input.argmax(-1), drawn).reshape(out.shape))
+
+
+@stands_for("npu::npu_top_k_top_p", "_C_ascend::npu_apply_top_k_top_p")
+def npu_top_k_top_p(logits: Tensor, p: Tensor | None, k: Tensor | None) -> Tensor:
+    """logits [rows, V] with −inf outside the k best and outside the likeliest up to p; both are of each row."""
+    out = logits.clone()
+    if k is not None:
+        out = out.masked_fill(~keep_top_k(logits.float(), k.reshape(-1, 1)), -torch.inf)
+    if p is not None:
+        out = out.masked_fill(~keep_top_p(out.float().softmax(-1), p.float().reshape(-1, 1)), -torch.inf)
+    return out
+
+
+@stands_for("_C::apply_repetition_penalties_")
+def apply_repetition_penalties(
+    logits: Tensor, prompt_mask: Tensor, output_mask: Tensor, repetition_penalties: Tensor
+) -> None:
+    """logits [rows, V] of tokens already seen: divided by the row's penalty where positive, multiplied elsewhere."""
+    penalty = repetition_penalties.reshape(-1, 1)
+    turned = torch.where(logits > 0, logits / penalty, logits * penalty)
+    logits.copy_(torch.where(prompt_mask | output_mask, turned, logits))
+
+
+def _allowed(bitmask: Tensor, vocabulary: int) -> Tensor:
+    """bool [rows, vocabulary] of int32 words, lowest bit first."""
+    shifts = torch.arange(32, device=bitmask.device, dtype=torch.int32)
+    return ((bitmask.unsqueeze(-1) >> shifts) & 1).flatten(-2)[:, :vocabulary] != 0
+
+
+@stands_for("sgl_kernel::apply_token_bitmask_inplace_cuda", writes=("logits",))
+def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Tensor | None) -> None:
+    """−inf where a token's bit is 0, in the rows that `indices` names (all without it)."""
+    allowed = _allowed(bitmask, logits.shape[-1])
+    if indices is None:
+        logits.masked_fill_(~allowed[: logits.shape[0]], -torch.inf)
+        return
+    rows = indices.to(torch.int64)
+    logits[rows] = logits[rows].masked_fill(~allowed[rows], -torch.inf)
+
+
+@stands_for("npu::apply_token_bitmask", writes=())
+def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor | None) -> Tensor:
+    """As SGLang's op on a copy."""
+    out = logits.clone()
+    apply_token_bitmask_inplace(out, bitmask, indices)
+    return out

@@ -1,0 +1,145 @@
+# pyright: strict
+"""The best columns of each row of scores (the indexers of sparse attention), under the names of three libraries."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+
+
+def best_columns(scores: Tensor, starts: Tensor | None, ends: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(columns int64 [rows, k] counted from each row's start, −1 behind the last; their scores, −inf there)."""
+    column = torch.arange(scores.shape[1], device=scores.device)
+    last = ends.to(torch.int64).reshape(-1, 1)
+    first = torch.zeros_like(last) if starts is None else starts.to(torch.int64).reshape(-1, 1)
+    masked = scores.float().masked_fill((column < first) | (column >= last), -torch.inf)
+    values, ids = masked.topk(min(k, scores.shape[1]), dim=1)
+    ids = torch.where(values > -torch.inf, ids - first, torch.full_like(ids, -1))
+    missing = k - ids.shape[1]
+    return F.pad(ids, (0, missing), value=-1), F.pad(values, (0, missing), value=-torch.inf)
+
+
+def _write(target: Tensor, ids: Tensor) -> None:
+    target.view(-1, target.shape[-1])[: ids.shape[0], : ids.shape[1]].copy_(ids)
+
+
+@stands_for(
+    "_C::top_k_per_row",
+    "_C::top_k_per_row_prefill",
+    "aiter::topk_per_row",
+    "aiter::top_k_per_row_prefill",
+    "aiter::top_k_per_row_prefill_fast",
+    "aiter::_top_k_per_row_prefill",
+    writes=("indices", "values"),
+)
+def top_k_per_row_prefill(
+    logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, indices: Tensor, numRows: int, values: Tensor | None = None
+) -> None:
+    """indices [rows, k]: the best columns of logits [rows, N] in [rowStarts, rowEnds), counted from rowStarts."""
+    ids, scores = best_columns(logits[:numRows], rowStarts[:numRows], rowEnds[:numRows], indices.shape[-1])
+    _write(indices, ids)
+    if values is not None:
+        values.view(-1, values.shape[-1])[:numRows].copy_(scores)
+
+
+def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
+    """The columns that row r of a sequence's next_n rows may see: its length less the rows behind it."""
+    row = torch.arange(rows, device=seq_lens.device)
+    lengths = seq_lens.flatten().to(torch.int64)
+    if lengths.numel() >= rows > lengths.numel() // max(next_n, 1):
+        return lengths[:rows] if next_n == 1 else lengths[row // next_n] - next_n + row % next_n + 1
+    return lengths[(row // next_n).clamp(max=lengths.numel() - 1)] - next_n + row % next_n + 1
+
+
+@stands_for("_C::top_k_per_row_decode", writes=("indices",))
+def top_k_per_row_decode(logits: Tensor, next_n: int, seq_lens: Tensor, indices: Tensor, numRows: int) -> None:
+    """As the form for prefill; row r sees seq_lens[r // next_n] − next_n + r % next_n + 1 columns."""
+    ids, _ = best_columns(logits[:numRows], None, _decode_ends(seq_lens, next_n, numRows), indices.shape[-1])
+    _write(indices, ids)
+
+
+@stands_for(
+    "aiter::topk_per_row_decode",
+    "aiter::top_k_per_row_decode",
+    "aiter::top_k_per_row_decode_fast",
+    "aiter::_top_k_per_row_decode",
+    writes=("indices",),
+)
+def aiter_top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int) -> None:
+    """As `_C::top_k_per_row_decode`."""
+    top_k_per_row_decode(logits, next_n, seqLens, indices, numRows)
+
+
+@stands_for("_C::persistent_topk", "_C::cooperative_topk")
+def persistent_topk(logits: Tensor, lengths: Tensor, output: Tensor, k: int) -> None:
+    """output [rows, k]: the best columns of each row's first `lengths`."""
+    _write(output, best_columns(logits, None, lengths, k)[0])
+
+
+@stands_for("_C::large_context_topk", writes=("indices",))
+def large_context_topk(score: Tensor, indices: Tensor, lengths: Tensor, row_starts_opt: Tensor | None) -> None:
+    """indices [rows, k]: the best of `lengths` columns behind each row's start."""
+    fast_topk(score, indices, lengths, row_starts_opt)
+
+
+@stands_for("sgl_kernel::fast_topk", writes=("indices",))
+def fast_topk(score: Tensor, indices: Tensor, lengths: Tensor, row_starts: Tensor | None = None) -> None:
+    """indices [rows, k]: the best of `lengths` columns behind each row's start."""
+    ends = lengths if row_starts is None else lengths + row_starts
+    _write(indices, best_columns(score, row_starts, ends, indices.shape[-1])[0])
+
+
+@stands_for("sgl_kernel::fast_topk_transform_fused", writes=("dst_page_table",))
+def fast_topk_transform(
+    score: Tensor,
+    lengths: Tensor,
+    dst_page_table: Tensor,
+    src_page_table: Tensor,
+    cu_seqlens_q: Tensor,
+    row_starts: Tensor | None = None,
+) -> None:
+    """As fast_topk, each column replaced by its entry in the page table of the row's sequence."""
+    ends = lengths if row_starts is None else lengths + row_starts
+    ids, _ = best_columns(score, row_starts, ends, dst_page_table.shape[-1])
+    row = torch.arange(score.shape[0], device=score.device)
+    owner = (torch.searchsorted(cu_seqlens_q.to(torch.int64).contiguous(), row, right=True) - 1).clamp(
+        0, src_page_table.shape[0] - 1
+    )
+    pages = src_page_table[owner].to(torch.int64).gather(1, ids.clamp(0, src_page_table.shape[1] - 1))
+    dst_page_table.copy_(torch.where(ids >= 0, pages, ids))
+
+
+@stands_for("sgl_kernel::fast_topk_transform_ragged_fused", writes=("topk_indices_ragged",))
+def fast_topk_ragged(
+    score: Tensor,
+    lengths: Tensor,
+    topk_indices_ragged: Tensor,
+    topk_indices_offset: Tensor,
+    row_starts: Tensor | None = None,
+) -> None:
+    """As fast_topk, each column plus its row's offset."""
+    ends = lengths if row_starts is None else lengths + row_starts
+    ids, _ = best_columns(score, row_starts, ends, topk_indices_ragged.shape[-1])
+    topk_indices_ragged.copy_(torch.where(ids >= 0, ids + topk_indices_offset.reshape(-1, 1), ids))
+
+
+@stands_for("aiter::topk_plain", "aiter::_topk_plain", writes=("topk_ids", "topk_out"))
+def topk_plain(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk: int,
+    largest: bool,
+    topk_out: Tensor | None = None,
+    rowStarts: Tensor | None = None,
+    rowEnds: Tensor | None = None,
+) -> None:
+    """The topk best (or least) of each row of x [rows, N]; columns and, where wanted, values."""
+    scores = x.float() if largest else -x.float()
+    ends = torch.full((x.shape[0],), x.shape[1], device=x.device) if rowEnds is None else rowEnds
+    ids, values = best_columns(scores, rowStarts, ends, topk)
+    topk_ids.copy_(ids)
+    if topk_out is not None:
+        topk_out.copy_(values if largest else -values)

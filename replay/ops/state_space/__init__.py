@@ -1,0 +1,2 @@
+# pyright: strict
+"""Scans and causal convolutions."""

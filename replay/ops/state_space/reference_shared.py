@@ -1,0 +1,189 @@
+# pyright: strict
+"""Mamba's two kernels as vLLM and SGLang took them over: the causal depthwise convolution and the selective scan.
+
+Sequences are packed [dim, tokens] with query_start_loc, or [batch, dim, length]. States live in slots that
+cache_indices names; a slot equal to pad_slot_id is left alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.initializers.fill import elements
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.attention import ends
+
+
+def conv_sequence(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool) -> Tensor:
+    """x [dim, L] convolved with weight [dim, width], `before` [dim, width − 1] in front of it (zeros without)."""
+    width = weight.shape[1]
+    front = x.new_zeros((x.shape[0], width - 1)) if before is None else before.to(x.dtype)
+    padded = torch.cat((front, x), 1).float()
+    out = F.conv1d(
+        padded.unsqueeze(0), weight.float().unsqueeze(1), None if bias is None else bias.float(), groups=x.shape[0]
+    )[0]
+    return (F.silu(out) if silu else out).to(x.dtype)
+
+
+def _tail(x: Tensor, before: Tensor | None, length: int) -> Tensor:
+    """The last `length` columns of what came before and x [dim, L]."""
+    front = x.new_zeros((x.shape[0], length)) if before is None else before.to(x.dtype)
+    return torch.cat((front, x), 1)[:, -length:]
+
+
+def _sequences(x: Tensor, query_start_loc: Tensor | None) -> list[Tensor]:
+    """Views [dim, L] of each sequence."""
+    if query_start_loc is None:
+        return list(x.unbind(0)) if x.dim() == 3 else [x]
+    bounds = ends(query_start_loc, x.shape[-1], "query_start_loc")
+    return [x[:, bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1)]
+
+
+def _started(has_initial_state: Tensor | None, number: int) -> list[bool]:
+    return [False] * number if has_initial_state is None else [bool(flag) for flag in elements(has_initial_state)]
+
+
+def _slots(indices: Tensor | None, number: int) -> list[int]:
+    return list(range(number)) if indices is None else elements(indices.flatten())
+
+
+@stands_for(
+    "_C::causal_conv1d_fwd",
+    "sgl_kernel::causal_conv1d_fwd",
+    "sglang::mamba_causal_conv1d_fwd",
+    writes=("x", "conv_states"),
+)
+def causal_conv1d_fwd(
+    x: Tensor,
+    weight: Tensor,
+    bias_: Tensor | None,
+    conv_states: Tensor | None,
+    query_start_loc: Tensor | None,
+    cache_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    silu_activation: bool,
+    pad_slot_id: int,
+) -> None:
+    """x becomes its convolution; conv_states [slots, dim, width − 1] keep the last columns of each sequence."""
+    parts = _sequences(x, query_start_loc)
+    started = _started(has_initial_state, len(parts))
+    for part, slot, first in zip(parts, _slots(cache_indices, len(parts)), started, strict=False):
+        if slot == pad_slot_id:
+            continue
+        length = weight.shape[1] - 1
+        before = None
+        if conv_states is not None and first:
+            before = conv_states[slot][:, -length:].clone()
+        state = _tail(part, before, length)
+        part.copy_(conv_sequence(part, weight, bias_, before, silu_activation))
+        if conv_states is not None:
+            conv_states[slot][:, -length:] = state.to(conv_states.dtype)
+
+
+@stands_for(
+    "_C::causal_conv1d_update",
+    "sgl_kernel::causal_conv1d_update",
+    "sglang::mamba_causal_conv1d_update",
+    writes=("x", "conv_state"),
+)
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias_: Tensor | None,
+    silu_activation: bool,
+    conv_state_indices: Tensor | None,
+    pad_slot_id: int,
+) -> None:
+    """One (or a few) new columns x [B, dim(, L)] behind conv_state [slots, dim, ≥ width − 1], which moves on."""
+    columns = x.unsqueeze(-1) if x.dim() == 2 else x
+    slots = (
+        torch.arange(x.shape[0], device=x.device)
+        if conv_state_indices is None
+        else conv_state_indices.flatten().to(torch.int64)
+    )
+    real = (slots != pad_slot_id) & (slots >= 0)
+    place = slots.clamp(0, conv_state.shape[0] - 1)
+    state = conv_state[place].to(x.dtype)
+    together = torch.cat((state, columns), -1)
+    width = weight.shape[1]
+    window = together[..., -(width - 1 + columns.shape[-1]) :].float()
+    bias = None if bias_ is None else bias_.float()
+    out = F.conv1d(window, weight.float().unsqueeze(1), bias, groups=weight.shape[0])
+    out = (F.silu(out) if silu_activation else out).to(x.dtype)
+    columns.copy_(torch.where(real.reshape(-1, 1, 1), out, columns))
+    conv_state[place[real]] = together[real][..., -conv_state.shape[-1] :].to(conv_state.dtype)
+
+
+def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Mamba's recurrence: u, delta [dim, L], A [dim, n], B, C [dim, n, L], state [dim, n] → y [dim, L], last state.
+
+    h ← exp(delta · A) · h + delta · B · u; y = Σ over n of C · h.
+    """
+    decay = torch.exp(delta.unsqueeze(1) * A.unsqueeze(-1))
+    driven = (delta * u).unsqueeze(1) * B
+    out = torch.empty_like(u)
+    for t in range(u.shape[1]):
+        state = decay[:, :, t] * state + driven[:, :, t]
+        out[:, t] = (C[:, :, t] * state).sum(1)
+    return out, state
+
+
+def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -> Tensor:
+    """B or C of one sequence as [dim, n, L]: by groups [groups, n, tokens] or [batch, groups, n, L], or fixed."""
+    if table.dim() == 2:
+        return table.float().unsqueeze(-1).expand(-1, -1, stop - start)
+    one = table if batch is None else table[batch]
+    one = one.unsqueeze(0) if one.dim() == 2 else one
+    part = one[..., start:stop] if batch is None else one
+    return part.float().repeat_interleave(dim // part.shape[0], 0)
+
+
+@stands_for("_C::selective_scan_fwd", writes=("delta", "z_", "ssm_states"))
+def selective_scan_fwd(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D_: Tensor | None,
+    z_: Tensor | None,
+    delta_bias_: Tensor | None,
+    delta_softplus: bool,
+    query_start_loc: Tensor | None,
+    cache_indices: Tensor | None,
+    has_initial_state: Tensor | None,
+    ssm_states: Tensor,
+    pad_slot_id: int = -1,
+    null_block_id: int | None = None,
+) -> None:
+    """delta becomes the scan of u (z_ its product with silu(z_) where given); ssm_states [slots, dim, n] move on."""
+    skipped = pad_slot_id if null_block_id is None else null_block_id
+    parts, deltas = _sequences(u, query_start_loc), _sequences(delta, query_start_loc)
+    gates = _sequences(z_, query_start_loc) if z_ is not None else [None] * len(parts)
+    started = _started(has_initial_state, len(parts))
+    slots = _slots(None if cache_indices is None else cache_indices.reshape(len(parts), -1)[:, 0], len(parts))
+    start = 0
+    for number, (x, step, gate) in enumerate(zip(parts, deltas, gates, strict=True)):
+        batch = number if query_start_loc is None and u.dim() == 3 else None
+        span = (start, start + x.shape[1])
+        start = span[1]
+        slot = slots[number]
+        if slot == skipped:
+            continue
+        dt = step.float() + (0.0 if delta_bias_ is None else delta_bias_.float().unsqueeze(1))
+        dt = F.softplus(dt) if delta_softplus else dt
+        dim = x.shape[0]
+        state = ssm_states[slot].float() if started[number] else torch.zeros_like(ssm_states[slot], dtype=torch.float32)
+        y, state = scan_sequence(
+            x.float(), dt, A.float(), _groups(B, dim, *span, batch), _groups(C, dim, *span, batch), state
+        )
+        if D_ is not None:
+            y = y + D_.float().unsqueeze(1) * x.float()
+        if gate is not None:
+            gate.copy_(y * F.silu(gate.float()))
+        else:
+            step.copy_(y)
+        ssm_states[slot] = state.to(ssm_states.dtype)

@@ -1,0 +1,285 @@
+# pyright: strict
+"""What opreplay knows of each op, in one table: a row is an op, a family gives its rows what holds for all of them.
+
+A family's folder has `families`, or files of cost rules, which need no torch, and modules that import torch:
+`reference_*` (functions that compute what the op does) and `formulas` (what these are checked against). Nothing is
+imported before it is asked for. What users register goes before the table and is not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import TYPE_CHECKING, Any, Literal
+
+from opreplay.initializers.base import InitializerError
+from opreplay.replay import ops as room
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ops.op_view import OpView
+from opreplay.traces.errors import strict
+
+if TYPE_CHECKING:
+    from opreplay.initializers.base import BatchLengths, InitContext
+    from opreplay.replay.ops.work.amounts import Work
+
+Cost = Callable[[OpView], Iterable[KernelCall]]
+"""The kernels that one call becomes on the device; raises DoesNotFit for arguments that it makes no sense of."""
+Counter = Callable[["InitContext", "BatchLengths | None"], "Work | None"]
+"""(call, lengths handed around it) -> its work; None where this call has no argument that its work depends on."""
+
+COUNTERS: dict[str, str] = {
+    "attention_mask": "indices.count_visible",
+    "cache_slots": "attention.count_slots",
+    "cumulative_lengths": "attention.count_attention",
+    "dropout_mask": "indices.count_selected",
+    "embedding_bag": "indices.count_bags",
+    "embedding_tables": "indices.count_lookups",
+    "index": "indices.count_rows",
+    "index_list": "indices.count_index_list",
+    "jagged": "indices.count_values",
+    "mask": "indices.count_selected",
+    "masked_scatter": "indices.count_selected",
+    "new_tokens": "indices.count_new_tokens",
+    "packed_lengths": "indices.count_packed",
+    "padding_mask": "indices.count_selected",
+    "paged_attention": "attention.count_attention",
+    "positions": "indices.count_positions",
+    "repeats": "indices.count_repeats",
+    "selected": "indices.count_selected",
+}
+"""Initializer → the counter of the work that what it fills causes, "module.function" of `ops.work`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """One schema version of a vendor op and the plain torch function that computes it."""
+
+    name: str
+    """"namespace::op"."""
+    overload: str
+    """The vendor's own overload name, "" for most."""
+    schema: str
+    since: str
+    """ISO date of the first library version with this schema; "" where no version is public."""
+    run: Callable[..., Any]
+    """Called with those of the schema's arguments that it names."""
+    fake: Callable[..., Any] | None
+    """Output shapes and dtypes; None: nothing is returned, or `run` itself works on meta tensors."""
+    assumes: tuple[str, ...] = ()
+    """What `run` makes up because no argument tells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """A second way to compute an op, written down from its documentation alone."""
+
+    call: str
+    """Tensors, or a whole call with the op's name left out: "(f32[8,16], ...)"."""
+    compute: Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class Row:
+    """What is known of one op."""
+
+    name: str
+    family: str = ""
+    folder: str = ""
+    """Of `replay/ops`, where its references are."""
+    cost: Cost | None = None
+    uncosted: str = ""
+    """Why no time is predicted; such ops are left out of totals, and named."""
+    inputs: str = ""
+    """The initializer that fills the arguments, by name."""
+    work: str = ""
+    """The counter of the work that the arguments' values cause, where it is not that of `inputs`."""
+    references: list[Reference] = field(default_factory=list["Reference"])
+    formula: Formula | None = None
+
+    def give(self, **aspects: Any) -> None:
+        """Set what is not set. Raises ValueError for what is."""
+        for name, value in aspects.items():
+            if value and getattr(self, name):
+                raise ValueError(f"{self.name} has its {name} already: {getattr(self, name)}")
+            if value:
+                setattr(self, name, value)
+
+
+_rows: dict[str, Row] = {}
+_patterns: dict[re.Pattern[str], Cost] = {}
+
+
+def row(name: str) -> Row:
+    """The row of an op, made where there is none."""
+    return _rows.setdefault(name, Row(name))
+
+
+def family(
+    folder: str,
+    name: str,
+    ops: str,
+    *,
+    cost: Cost | None = None,
+    kernels: Callable[[str], Cost] | None = None,
+    uncosted: str = "",
+    inputs: str = "",
+    work: str = "",
+) -> None:
+    """Add ops of one kind: names, apart by space, and on a line of them `inputs=` or `work=` where it is another.
+
+    `folder` is where their references are, `kernels` makes the rule of a line with `kernel=` and a CANN type. Raises
+    ValueError for what an op has already, and for a key that is none.
+    """
+    for line in ops.splitlines():
+        words = line.split()
+        texts = dict(word.split("=", 1) for word in words if "=" in word)
+        kernel = texts.pop("kernel", "")
+        if not texts.keys() <= {"inputs", "work"} or bool(kernel) != (kernels is not None and bool(words)):
+            raise ValueError(f"family {name}: {line.strip()!r} gives what a row does not have, or lacks its kernel")
+        rule = kernels(kernel) if kernels is not None and kernel else cost
+        rule = _left_out(uncosted) if uncosted else rule
+        for op in (word for word in words if "=" not in word):
+            row(op).give(
+                family=name, folder=folder, cost=rule, uncosted=uncosted, **{"inputs": inputs, "work": work, **texts}
+            )
+
+
+def _left_out(reason: str) -> Cost:
+    """A rule for ops of which no time is predicted."""
+
+    def rule(op: OpView) -> Iterable[KernelCall]:
+        op.unbounded = reason
+        op.note(f"not predicted: {reason}")
+        return []
+
+    return rule
+
+
+def costs(*names: str) -> Callable[[Cost], Cost]:
+    """Decorator: the cost rule of these ops. Raises ValueError for one that has a rule."""
+
+    def add(cost: Cost) -> Cost:
+        for name in names:
+            row(name).give(cost=cost)
+        return cost
+
+    return add
+
+
+def costs_like(*patterns: str) -> Callable[[Cost], Cost]:
+    """Decorator: the cost rule of ops whose name starts as a regular expression says; exact names go first."""
+
+    def add(cost: Cost) -> Cost:
+        _patterns.update({re.compile(pattern): cost for pattern in patterns})
+        return cost
+
+    return add
+
+
+Part = Literal["families", "references", "formulas"]
+
+
+@cache
+def _modules() -> dict[Part, tuple[tuple[str, str], ...]]:
+    """(folder, module) of each part, by the modules' names."""
+    found: dict[Part, list[tuple[str, str]]] = {"families": [], "references": [], "formulas": []}
+    for info in walk_packages(room.__path__, f"{room.__name__}."):
+        folder, _, name = info.name.removeprefix(f"{room.__name__}.").rpartition(".")
+        if name.startswith("reference_"):
+            found["references"].append((folder, info.name))
+        elif name == "formulas":
+            found["formulas"].append((folder, info.name))
+        elif name == "families" or (folder.partition(".")[0] == "costs" and not info.ispkg):
+            found["families"].append((folder, info.name))
+    return {part: tuple(modules) for part, modules in found.items()}
+
+
+_loaded: set[tuple[Part, str | None]] = set()
+
+
+def load(part: Part, folder: str | None = None) -> None:
+    """Import the modules of one part, of one folder or of all. References and formulas import torch."""
+    if (part, folder) not in _loaded:
+        _loaded.add((part, folder))
+        for place, module in _modules()[part]:
+            if folder in (None, place):
+                import_module(module)
+
+
+def rows() -> Iterator[Row]:
+    """All rows that families or cost rules give, in the order of names."""
+    load("families")
+    return (_rows[name] for name in sorted(_rows))
+
+
+def find(name: str) -> Row | None:
+    """The row of an op by its exact name."""
+    load("families")
+    return _rows.get(name)
+
+
+def spellings(name: str) -> tuple[str, str, str]:
+    """A recorded name, and the same without its overload and without the in-place underscore."""
+    namespace, _, rest = name.partition("::")
+    rest = rest.split(".")[0]
+    return name, f"{namespace}::{rest}", f"{namespace}::{rest.rstrip('_')}"
+
+
+def cost_of(name: str) -> Cost | None:
+    """The rule of an op: of its exact name, of that without overload or in-place underscore, of a pattern."""
+    load("families")
+    by_name = (known.cost for spelled in spellings(name) if (known := _rows.get(spelled)) is not None)
+    rule = next((cost for cost in by_name if cost is not None), None)
+    return rule or next((cost for pattern, cost in _patterns.items() if pattern.match(name)), None)
+
+
+def is_pattern(pattern: str) -> bool:
+    """Whether a regular expression is one that a built-in rule is for."""
+    load("families")
+    return any(known.pattern == pattern for known in _patterns)
+
+
+def counter_of(name: str) -> Counter | None:
+    """What counts the work of an op's arguments, None where their values do not matter. Imports torch."""
+    known = find(name)
+    counter = "" if known is None else known.work or COUNTERS.get(known.inputs, "")
+    if not counter:
+        return None
+    module, _, function = counter.rpartition(".")
+    return getattr(import_module(f"{room.__name__}.work.{module}"), function)
+
+
+def costed_ops() -> list[str]:
+    """Names that have a rule, sorted."""
+    return [known.name for known in rows() if known.cost is not None]
+
+
+def counted_ops() -> list[str]:
+    """Names of all ops whose work can be counted, sorted."""
+    return [known.name for known in rows() if known.work or known.inputs in COUNTERS]
+
+
+def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:
+    """The work that the values of a call's arguments cause; None for an op whose work its shapes alone decide.
+
+    Also None for a call that lacks what its work depends on. `lengths` are the batch's where the op gets them through
+    no argument. Raises InternalError for a counter that fails. Imports torch.
+    """
+    counter = counter_of(context.op)
+    if counter is None:
+        return None
+    with strict(f"counter of work {counter.__name__} for {context.op}"):
+        try:
+            return counter(context, lengths)
+        except InitializerError:
+            return None
+
+
+def formula_of(name: str) -> Formula | None:
+    """The formula of an op, None where none is written down. Imports torch."""
+    load("formulas")
+    return _rows[name].formula if name in _rows else None

@@ -1,0 +1,2 @@
+# pyright: strict
+"""Embedding tables, jagged tensors."""

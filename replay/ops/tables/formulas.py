@@ -1,0 +1,206 @@
+# pyright: strict
+"""Rows of many lengths, and the sparse features of recommendation models, as FBGEMM defines them.
+
+As in `formulas` beside it: from public documentation, independent of the stand-ins.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, wide
+
+
+@formula("fbgemm::asynchronous_complete_cumsum fb::asynchronous_complete_cumsum", "i64[12]")
+def complete_cumsum(values: Values) -> Tensor:
+    t = values["t_in"]
+    return functional.pad(t.cumsum(-1), (1, 0)).to(t.dtype)
+
+
+@formula("fbgemm::asynchronous_exclusive_cumsum", "i64[12]")
+def exclusive_cumsum(values: Values) -> Tensor:
+    return (values["t_in"].cumsum(-1) - values["t_in"]).to(values["t_in"].dtype)
+
+
+@formula("fbgemm::asynchronous_inclusive_cumsum", "i64[12]")
+def inclusive_cumsum(values: Values) -> Tensor:
+    return values["t_in"].cumsum(-1).to(values["t_in"].dtype)
+
+
+@formula("fbgemm::invert_permute", "i64[12]")
+def invert_permute(values: Values) -> Tensor:
+    return torch.argsort(values["permute"]).to(values["permute"].dtype)
+
+
+@formula("fbgemm::gather_along_first_dim", "(bf16[16,8], i32[5])")
+def gather_rows(values: Values) -> Tensor:
+    return values["Data"][values["Index"].long()]
+
+
+@formula("fbgemm::index_select_dim0", "(f32[16,8], i64[5])")
+def select_rows(values: Values) -> Tensor:
+    return torch.stack([values["input"][i] for i in numbers(values["indices"])])
+
+
+@formula("fbgemm::jagged_to_padded_dense fbgemm::jagged_to_padded_dense_forward", "(f32[12,4], [i64[5]], [6], 0.0)")
+def padded(values: Values) -> Tensor:
+    (offsets,), (most,) = values["offsets"], values["max_lengths"]
+    return dense_of(values["values"], offsets, most, values.get("padding_value", 0.0))
+
+
+def dense_of(rows: Tensor, offsets: Tensor, most: int, fill: float = 0.0) -> Tensor:
+    """[total, D] and offsets [B + 1] → [B, most, D]."""
+    bounds = numbers(offsets)
+    width = tuple(rows.shape[1:])
+    made = rows.new_full((len(bounds) - 1, most, *width), fill)
+    for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        part = rows[begin : min(end, begin + most)]
+        made[i, : len(part)] = part
+    return made
+
+
+def rows_of(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
+    """The other way; what the dense tensor has no place for is zero."""
+    width = tuple(dense.shape[2:])
+    made = dense.new_zeros((total, *width))
+    for i, (begin, end) in enumerate(itertools.pairwise(numbers(offsets))):
+        count = min(end - begin, dense.shape[1])
+        made[begin : begin + count] = dense[i, :count]
+    return made
+
+
+def within(offsets: Tensor, total: int, most: int) -> None:
+    """Refuse sequences that are cut: what becomes of their ends no formula says."""
+    bounds = numbers(offsets)
+    covers(bounds[-1] == total, "rows that all belong to a sequence")
+    covers(max((b - a for a, b in itertools.pairwise(bounds)), default=0) <= most, "sequences that are not cut")
+
+
+@formula("fbgemm::jagged_2d_to_dense", "(f32[12,4], i64[5], 6)")
+def jagged_2d(values: Values) -> Tensor:
+    return dense_of(values["values"], values["offsets"], values["max_sequence_length"])
+
+
+@formula("fbgemm::dense_to_jagged", "(f32[4,6,8], [i64[5]], 12)")
+def dense_to_jagged(values: Values) -> tuple[Tensor, ...]:
+    (offsets,) = values["x_offsets"]
+    made = rows_of(values["dense"], offsets, values["total_L"])
+    return made, offsets
+
+
+@formula("fbgemm::dense_to_jagged_forward", "(f32[4,6,8], [i64[5]], 12)")
+def dense_to_jagged_alone(values: Values) -> Tensor:
+    return rows_of(values["dense"], values["x_offsets"][0], values["total_L"])
+
+
+@formula("fbgemm::jagged_dense_elementwise_add", "(f32[12,4], [i64[5]], f32[4,6,4])")
+def jagged_plus_dense(values: Values) -> Tensor:
+    (offsets,), y = values["x_offsets"], values["y"]
+    return dense_of(values["x_values"], offsets, y.shape[1]) + y
+
+
+@formula("fbgemm::jagged_dense_elementwise_mul", "(f32[12,4], [i64[5]], f32[4,6,4])")
+def jagged_times_dense(values: Values) -> tuple[Tensor, ...]:
+    (offsets,), x = values["x_offsets"], values["x_values"]
+    return x * rows_of(values["y"], offsets, len(x)), offsets
+
+
+@formula("fbgemm::jagged_dense_bmm", "(f32[12,4], i64[5], f32[4,4,6], 8)")
+def jagged_dense_bmm(values: Values) -> tuple[Tensor, ...]:
+    x, offsets = values["x_values"], values["x_offsets"]
+    within(offsets, len(x), values["max_L"])
+    made = x.new_zeros((len(x), values["y"].shape[-1]))
+    for i, (begin, end) in enumerate(itertools.pairwise(numbers(offsets))):
+        made[begin:end] = x[begin:end] @ values["y"][i]
+    return made, offsets
+
+
+@formula("fbgemm::jagged_jagged_bmm", "(f32[12,4], f32[12,6], i64[5], 8)")
+def jagged_jagged_bmm(values: Values) -> Tensor:
+    within(values["x_offsets"], len(values["x_values"]), values["max_L"])
+    bounds = numbers(values["x_offsets"])
+    return torch.stack([values["x_values"][a:b].mT @ values["y_values"][a:b] for a, b in itertools.pairwise(bounds)])
+
+
+@formula("fbgemm::jagged_softmax", "(f32[12,4], i64[5], 8)")
+def jagged_softmax(values: Values) -> tuple[Tensor, ...]:
+    x, offsets = values["values"], values["x_offsets"]
+    within(offsets, len(x), values["max_L"])
+    parts = [torch.softmax(wide(x[a:b]), 0) for a, b in itertools.pairwise(numbers(offsets))]
+    return torch.cat(parts).to(x.dtype), offsets
+
+
+@formula("fbgemm::batched_dense_vec_jagged_2d_mul", "(f32[8,6], f32[12,16], i64[5])")
+def vectors_times_jagged(values: Values) -> Tensor:
+    v, a = values["v"], values["a_values"]
+    bounds = numbers(values["a_offsets"])
+    covers(len(v) % (len(bounds) - 1) == 0, "as many vectors for each sequence")
+    batch, heads = len(bounds) - 1, len(v) // (len(bounds) - 1)
+    width = a.shape[-1] // heads
+    made = v.new_zeros((batch * heads, width))
+    for b, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        count = min(end - begin, v.shape[1])
+        for h in range(heads):
+            part = a[begin : begin + count, h * width : (h + 1) * width]
+            made[b * heads + h] = v[b * heads + h, :count] @ part
+    return made
+
+
+@formula("fbgemm::segment_sum_csr", "(3, i64[5], f32[36])")
+def segment_sum(values: Values) -> Tensor:
+    batch, x = values["batch_size"], values["values"]
+    return torch.stack([x[a * batch : b * batch].sum() for a, b in itertools.pairwise(numbers(values["csr_seg"]))])
+
+
+@formula("fbgemm::offsets_range", "(i64[5], 24)")
+def offsets_range(values: Values) -> Tensor:
+    offsets, total = values["offsets"], values["range_size"]
+    bounds = [*numbers(offsets), total]
+    parts = [torch.arange(b - a, dtype=offsets.dtype) for a, b in itertools.pairwise(bounds)]
+    return torch.cat(parts).to(offsets.device)
+
+
+@formula("fbgemm::permute_2D_sparse_data", "(i32[3], i64[3,4], i64[24], f32[24])")
+def permute_sparse(values: Values) -> tuple[Tensor, ...]:
+    lengths, order = values["lengths"], numbers(values["permute"])
+    covers(values.get("permuted_lengths_sum") is None, "as many values as there are")
+    ends = numbers(torch.cat([lengths.new_zeros(1), lengths.flatten().cumsum(0)]))
+    covers(ends[-1] == len(values["values"]), "as many values as the lengths tell")
+    covers(lengths.dim() == 2, "features by samples")
+    batch = int(lengths.shape[1])
+    bounds = [ends[t * batch] for t in range(len(lengths))] + ends[-1:]
+    found = [values["values"], *([] if values.get("weights") is None else [values["weights"]])]
+    made = (torch.cat([one[bounds[t] : bounds[t + 1]] for t in order]) for one in found)
+    return torch.stack([lengths[t] for t in order]), *made
+
+
+@formula("fbgemm::permute_1D_sparse_data", "(i32[6], i64[6], i64[24], f32[24])")
+def permute_sparse_rows(values: Values) -> tuple[Tensor, ...]:
+    lengths, order = values["lengths"], numbers(values["permute"])
+    covers(values.get("permuted_lengths_sum") is None, "as many values as there are")
+    ends = numbers(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+    covers(ends[-1] == len(values["values"]), "as many values as the lengths tell")
+    found = [values["values"], *([] if values.get("weights") is None else [values["weights"]])]
+    made = (torch.cat([one[ends[t] : ends[t + 1]] for t in order]) for one in found)
+    return torch.stack([lengths[t] for t in order]), *made
+
+
+@formula(
+    "fbgemm::permute_pooled_embs fbgemm::permute_pooled_embs_auto_grad", "(f32[8,24], i64[4], i64[3], i64[4], i64[3])"
+)
+def permute_pooled(values: Values) -> Tensor:
+    bounds, order = numbers(values["offset_dim_list"]), numbers(values["permute_list"])
+    covers(bounds[-1] == values["pooled_embs"].shape[1], "tables that make up the columns")
+    return torch.cat([values["pooled_embs"][:, bounds[t] : bounds[t + 1]] for t in order], 1)
+
+
+@formula("fbgemm::scatter_add_along_first_dim", "(f32[16,8], f32[5,8], i64[5])")
+def scatter_add_rows(values: Values) -> Tensor:
+    made = values["Dst"].clone()
+    for row, place in zip(values["Src"], numbers(values["Index"]), strict=True):
+        made[place] += row
+    return made

@@ -1,0 +1,178 @@
+"""FBGEMM's backward passes of table lookups on a CPU, which apply the optimizer, and its fp8 products and casts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.quantize import row_scale, scaled_linear, tensor_scale, to_quantized
+
+_FP8 = torch.float8_e4m3fn
+
+
+def _bags(offsets: Tensor, indices: Tensor, tables: int) -> tuple[Tensor, list[int], int]:
+    """(the bag of each index, where each table starts in indices, bags a table)."""
+    bounds = offsets.to(torch.int64).clamp(0, indices.numel()).cummax(0).values
+    batch = (offsets.numel() - 1) // max(tables, 1)
+    owner = torch.searchsorted(bounds, torch.arange(indices.numel(), device=indices.device), right=True) - 1
+    return owner.clamp(0, max(offsets.numel() - 2, 0)), bounds[:: max(batch, 1)].tolist(), batch
+
+
+def _check_sizes(grad_output: Tensor, weights: Tensor, D_offsets: Tensor, offsets: Tensor) -> None:
+    """Raises ValueError for sizes that no tables have: bags of another number than rows of the gradient, or too few
+    weights for one row of each table."""
+    tables = D_offsets.shape[0] - 1
+    if tables < 1 or grad_output.dim() != 2:
+        raise ValueError(
+            f"{tables} tables and a gradient of {grad_output.dim()} dimensions; needs a matrix and a table"
+        )
+    if offsets.shape[0] - 1 != tables * grad_output.shape[0]:
+        raise ValueError(f"{offsets.shape[0] - 1} bags for {tables} tables and {grad_output.shape[0]} gradients")
+    if weights.numel() < grad_output.shape[1]:
+        raise ValueError(f"{weights.numel()} weights for rows of {grad_output.shape[1]} columns in all")
+
+
+def _fake_backward(
+    grad_output: Tensor,
+    host_weights: Tensor,
+    D_offsets: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    momentum1_host: Tensor,
+    momentum1_offsets: Tensor,
+) -> None:
+    """Raises ValueError for what `rowwise_adagrad_backward` cannot do."""
+    if pooling_mode not in (0, 1):
+        raise ValueError("lookups without pooling are not implemented in the reference of the backward pass")
+    _check_sizes(grad_output, host_weights, D_offsets, offsets)
+    tables = D_offsets.shape[0] - 1
+    if momentum1_offsets.shape[0] < tables or momentum1_host.numel() < tables:
+        raise ValueError(
+            f"{momentum1_host.numel()} rows of state, {momentum1_offsets.shape[0]} offsets, {tables} tables"
+        )
+
+
+def _fake_indice_weights(
+    grad_output: Tensor, weights: Tensor, D_offsets: Tensor, indices: Tensor, offsets: Tensor
+) -> Tensor:
+    _check_sizes(grad_output, weights, D_offsets, offsets)
+    return grad_output.new_empty(indices.shape, dtype=torch.float32)
+
+
+@stands_for(
+    "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu",
+    writes=("host_weights", "momentum1_host"),
+    fake=_fake_backward,
+)
+def rowwise_adagrad_backward(
+    grad_output: Tensor,
+    host_weights: Tensor,
+    weights_offsets: Tensor,
+    D_offsets: Tensor,
+    hash_size_cumsum: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    indice_weights: Tensor | None,
+    momentum1_host: Tensor,
+    momentum1_offsets: Tensor,
+    learning_rate_tensor: Tensor,
+    eps: float,
+) -> None:
+    """grad_output [B, ΣD]: each looked-up row's momentum grows by the mean square of its gradient, and it moves.
+
+    Weight decay and norms are left out. Raises ValueError for lookups without pooling.
+    """
+    if pooling_mode not in (0, 1):
+        raise ValueError("lookups without pooling are not implemented in the reference of the backward pass")
+    dims, starts, firsts = (x.tolist() for x in (D_offsets, weights_offsets, momentum1_offsets))
+    hashes = hash_size_cumsum.tolist()
+    owner, edges, batch = _bags(offsets, indices, len(dims) - 1)
+    rate = float(learning_rate_tensor)
+    for t, (low, high) in enumerate(pairwise(dims)):
+        part, dim = slice(edges[t], edges[t + 1]), high - low
+        rows = min(hashes[t + 1] - hashes[t], (host_weights.numel() - starts[t]) // max(dim, 1))
+        if part.start == part.stop or dim <= 0 or rows <= 0:
+            continue
+        bag = owner[part] - t * batch
+        grad = grad_output[bag, low:high].float()
+        if pooling_mode == 1:
+            size = torch.bincount(bag, minlength=batch).clamp(min=1)
+            grad = grad / size[bag].unsqueeze(1)
+        if indice_weights is not None and indice_weights.numel():
+            grad = grad * indice_weights[part].float().unsqueeze(1)
+        which, place = indices[part].to(torch.int64).clamp(0, rows - 1).unique(return_inverse=True)
+        total = torch.zeros((which.numel(), dim), device=grad.device).index_add_(0, place, grad)
+        momentum = momentum1_host[firsts[t] : firsts[t] + rows]
+        updated = momentum[which].float() + total.square().mean(1)
+        momentum[which] = updated.to(momentum.dtype)
+        table = host_weights[starts[t] : starts[t] + rows * dim].view(rows, dim)
+        step = rate / (updated.sqrt() + eps)
+        table[which] = (table[which].float() - step.unsqueeze(1) * total).to(table.dtype)
+
+
+@stands_for(
+    "fbgemm::split_embedding_codegen_grad_indice_weights_cpu",
+    fake=_fake_indice_weights,
+)
+def grad_indice_weights(
+    grad_output: Tensor, weights: Tensor, weights_offsets: Tensor, D_offsets: Tensor, indices: Tensor, offsets: Tensor
+) -> Tensor:
+    """float32 [indices]: each looked-up row times the gradient of the bag it went into."""
+    dims, starts = D_offsets.tolist(), weights_offsets.tolist()
+    owner, edges, batch = _bags(offsets, indices, len(dims) - 1)
+    out = torch.zeros(indices.shape, dtype=torch.float32, device=weights.device)
+    for t, (low, high) in enumerate(pairwise(dims)):
+        part, dim = slice(edges[t], edges[t + 1]), high - low
+        end = min([start for start in starts if start > starts[t]], default=weights.numel())
+        rows = (end - starts[t]) // max(dim, 1)
+        if part.start == part.stop or dim <= 0 or rows <= 0:
+            continue
+        table = weights[starts[t] : starts[t] + rows * dim].view(rows, dim)
+        chosen = table[indices[part].to(torch.int64).clamp(0, rows - 1)].float()
+        out[part] = (chosen * grad_output[owner[part] - t * batch, low:high].float()).sum(1)
+    return out
+
+
+@stands_for("fbgemm::f8f8bf16_rowwise")
+def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """XQ [.., K] @ WQ [N, K]ᵀ with a scale a row each, + bias; bfloat16."""
+    rows = XQ.reshape(-1, XQ.shape[-1])
+    found = scaled_linear(rows, WQ, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), bias, torch.bfloat16)
+    return found.reshape(*XQ.shape[:-1], WQ.shape[0])
+
+
+@stands_for("fbgemm::f8f8bf16_blockwise")
+def f8f8bf16_blockwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
+    """XQ [M, K] @ WQ [N, K]ᵀ with scales by block; bfloat16."""
+    return scaled_linear(XQ, WQ, x_scale, w_scale, None, torch.bfloat16)
+
+
+@stands_for("fbgemm::f8f8bf16", "fbgemm::f8f8bf16_v2", "fbgemm::f8f8bf16_tensorwise")
+def f8f8bf16(XQ: Tensor, WQ: Tensor, scale: Tensor | float) -> Tensor:
+    """XQ [M, K] @ WQ [N, K]ᵀ · scale; bfloat16."""
+    return (XQ.float() @ WQ.float().t() * scale).to(torch.bfloat16)
+
+
+@stands_for("fbgemm::quantize_fp8_per_row")
+def quantize_fp8_per_row(input: Tensor, scale_ub: Tensor | None) -> list[Tensor]:
+    """[fp8, scale of each row]."""
+    scale = row_scale(input, _FP8, scale_ub)
+    return [to_quantized(input, scale, _FP8), scale.squeeze(-1)]
+
+
+@stands_for("fbgemm::quantize_fp8_per_col")
+def quantize_fp8_per_col(input: Tensor, scale_ub: Tensor | None) -> list[Tensor]:
+    """[fp8, scale of each column]."""
+    scale = row_scale(input.t(), _FP8, scale_ub).t()
+    return [to_quantized(input, scale, _FP8), scale.flatten()]
+
+
+@stands_for("fbgemm::quantize_fp8_per_tensor")
+def quantize_fp8_per_tensor(input: Tensor) -> list[Tensor]:
+    """[fp8, scale]."""
+    scale = tensor_scale(input, _FP8).clamp(min=1e-12)
+    return [to_quantized(input, scale, _FP8), scale]

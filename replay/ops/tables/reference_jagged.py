@@ -1,0 +1,299 @@
+"""FBGEMM's jagged tensors: values [N, D] of B rows by offsets [B + 1], to and from padded tensors, and with them.
+
+Lengths that contradict their values are cut to what exists, as the other references of FBGEMM do.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+
+
+def places(offsets: Tensor, longest: int, total: int) -> tuple[Tensor, Tensor]:
+    """(where in the values each padded position [B, longest] is, whether there is one)."""
+    starts = offsets[:-1].to(torch.int64).unsqueeze(1)
+    column = torch.arange(longest, device=offsets.device)
+    where = starts + column
+    real = (where < offsets[1:].to(torch.int64).unsqueeze(1)) & (where < total)
+    return where.clamp(0, max(total - 1, 0)), real
+
+
+def to_dense(values: Tensor, offsets: Tensor, longest: int, padding: float = 0.0) -> Tensor:
+    """[B, longest, ..] of values [N, ..]."""
+    where, real = places(offsets, longest, values.shape[0])
+    if not values.shape[0]:
+        return values.new_full((*where.shape, *values.shape[1:]), padding)
+    mask = real.reshape(*real.shape, *[1] * (values.dim() - 1))
+    return values[where].masked_fill(~mask, padding)
+
+
+def to_jagged(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
+    """values [total, ..] of dense [B, L, ..]; what lies behind a row's L is zero."""
+    row = torch.arange(total, device=dense.device)
+    owner = (torch.searchsorted(offsets.to(torch.int64).contiguous(), row, right=True) - 1).clamp(0, dense.shape[0] - 1)
+    column = row - offsets.to(torch.int64)[owner]
+    inside = (column >= 0) & (column < dense.shape[1]) & (row < offsets[-1])
+    found = dense[owner, column.clamp(0, dense.shape[1] - 1)]
+    return found.masked_fill(~inside.reshape(-1, *[1] * (dense.dim() - 2)), 0)
+
+
+def _single(offsets: list[Tensor]) -> Tensor:
+    if len(offsets) != 1:
+        raise ValueError(f"jagged tensors with {len(offsets)} jagged dims are not implemented")
+    return offsets[0]
+
+
+@stands_for("fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward")
+def jagged_to_padded_dense(
+    values: Tensor, offsets: list[Tensor], max_lengths: list[int], padding_value: float
+) -> Tensor:
+    """[B, max_length, D] (or [B, max_length] of values [N])."""
+    return to_dense(values, _single(offsets), max_lengths[0], padding_value)
+
+
+@stands_for("fbgemm::jagged_to_padded_dense_backward")
+def jagged_to_padded_dense_backward(grad_output: Tensor, offsets: list[Tensor], total_L: int) -> Tensor:
+    """Gradient to the values [total_L, D]."""
+    return to_jagged(grad_output, _single(offsets), total_L)
+
+
+@stands_for("fbgemm::jagged_2d_to_dense")
+def jagged_2d_to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int) -> Tensor:
+    """[B, max_sequence_length, D], zeros where nothing is."""
+    return to_dense(values, offsets, max_sequence_length)
+
+
+@stands_for("fbgemm::jagged_1d_to_dense")
+def jagged_1d_to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int, padding_value: int) -> Tensor:
+    """[B, max_sequence_length]."""
+    return to_dense(values, offsets, max_sequence_length, padding_value)
+
+
+def _total(x_offsets: list[Tensor], total_L: int | None) -> int:
+    return total_L if total_L is not None else int(_single(x_offsets)[-1])
+
+
+@stands_for(
+    "fbgemm::dense_to_jagged_forward",
+    fake=lambda dense, total_L: dense.new_empty(
+        (total_L if total_L is not None else dense.shape[0] * dense.shape[1], *dense.shape[2:])
+    ),
+)
+def dense_to_jagged_forward(dense: Tensor, x_offsets: list[Tensor], total_L: int | None) -> Tensor:
+    """values [total, D]; the total is read from the offsets where it is not given."""
+    return to_jagged(dense, _single(x_offsets), _total(x_offsets, total_L))
+
+
+@stands_for(
+    "fbgemm::dense_to_jagged",
+    fake=lambda dense, x_offsets, total_L: (
+        dense.new_empty((total_L if total_L is not None else dense.shape[0] * dense.shape[1], *dense.shape[2:])),
+        [torch.empty_like(x) for x in x_offsets],
+    ),
+)
+def dense_to_jagged(dense: Tensor, x_offsets: list[Tensor], total_L: int | None) -> tuple[Tensor, list[Tensor]]:
+    """(values, the offsets)."""
+    values = to_jagged(dense, _single(x_offsets), _total(x_offsets, total_L))
+    return values, [x.clone() for x in x_offsets]
+
+
+@stands_for("fbgemm::jagged_dense_elementwise_add")
+def jagged_dense_elementwise_add(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> Tensor:
+    """The padded x plus y [B, L, D]."""
+    return to_dense(x_values, _single(x_offsets), y.shape[1]) + y
+
+
+@stands_for("fbgemm::jagged_dense_elementwise_add_jagged_output")
+def jagged_dense_add_jagged(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """(x + what y [B, L, D] has at its positions, the offsets)."""
+    added = x_values + to_jagged(y, _single(x_offsets), x_values.shape[0])
+    return added, [x.clone() for x in x_offsets]
+
+
+@stands_for("fbgemm::jagged_dense_dense_elementwise_add_jagged_output_forward")
+def jagged_dense_dense_add_forward(x_values: Tensor, x_offsets: list[Tensor], y_0: Tensor, y_1: Tensor) -> Tensor:
+    """x + y_0 + y_1 at x's positions."""
+    return x_values + to_jagged(y_0 + y_1, _single(x_offsets), x_values.shape[0])
+
+
+@stands_for("fbgemm::jagged_dense_dense_elementwise_add_jagged_output")
+def jagged_dense_dense_add(
+    x_values: Tensor, x_offsets: list[Tensor], y_0: Tensor, y_1: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """(x + y_0 + y_1, the offsets)."""
+    return jagged_dense_dense_add_forward(x_values, x_offsets, y_0, y_1), [x.clone() for x in x_offsets]
+
+
+@stands_for("fbgemm::jagged_dense_elementwise_mul_forward")
+def jagged_dense_mul_forward(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> Tensor:
+    """x times what y [B, L, D] has at its positions."""
+    return x_values * to_jagged(y, _single(x_offsets), x_values.shape[0])
+
+
+@stands_for("fbgemm::jagged_dense_elementwise_mul")
+def jagged_dense_mul(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """(x · y, the offsets)."""
+    return jagged_dense_mul_forward(x_values, x_offsets, y), [x.clone() for x in x_offsets]
+
+
+@stands_for("fbgemm::jagged_dense_elementwise_mul_backward")
+def jagged_dense_mul_backward(
+    grad_output: Tensor, x_offsets: list[Tensor], y: Tensor, x_values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(gradient of x, gradient of y)."""
+    offsets = _single(x_offsets)
+    return (
+        grad_output * to_jagged(y, offsets, x_values.shape[0]),
+        to_dense(grad_output * x_values, offsets, y.shape[1]),
+    )
+
+
+@stands_for("fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward")
+def dense_vec_jagged_mul(v: Tensor, a_values: Tensor, a_offsets: Tensor) -> Tensor:
+    """v [B · H, L] times the padded a [B, L, H · D] → [B · H, D]."""
+    batch = a_offsets.numel() - 1
+    heads = v.shape[0] // max(batch, 1)
+    dense = to_dense(a_values, a_offsets, v.shape[1]).unflatten(-1, (heads, -1))
+    return torch.einsum("bhl,blhd->bhd", v.reshape(batch, heads, -1), dense).flatten(0, 1)
+
+
+@stands_for("fbgemm::jagged_dense_bmm_forward")
+def jagged_dense_bmm_forward(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> Tensor:
+    """Rows of x [N, K] times their batch's y [B, K, M] → [N, M]."""
+    return to_jagged(torch.bmm(to_dense(x_values, x_offsets, max_L), y), x_offsets, x_values.shape[0])
+
+
+@stands_for("fbgemm::jagged_dense_bmm")
+def jagged_dense_bmm(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> tuple[Tensor, Tensor]:
+    """(the product, the offsets)."""
+    return jagged_dense_bmm_forward(x_values, x_offsets, y, max_L), x_offsets.clone()
+
+
+@stands_for("fbgemm::jagged_jagged_bmm", "fbgemm::jagged_jagged_bmm_forward")
+def jagged_jagged_bmm(x_values: Tensor, y_values: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
+    """xᵀ y of each row's values: [B, K, M]."""
+    x, y = (to_dense(values, x_offsets, max_L) for values in (x_values, y_values))
+    return torch.bmm(x.transpose(1, 2), y)
+
+
+@stands_for("fbgemm::jagged_softmax_forward")
+def jagged_softmax_forward(values: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
+    """Softmax over each row's values, every column for itself."""
+    dense = to_dense(values.float(), x_offsets, max_L, -torch.inf)
+    top = dense.amax(1, keepdim=True).nan_to_num(neginf=0.0)
+    weights = torch.exp(dense - top)
+    soft = weights / weights.sum(1, keepdim=True).clamp(min=1e-30)
+    return to_jagged(soft, x_offsets, values.shape[0]).to(values.dtype)
+
+
+@stands_for("fbgemm::jagged_softmax")
+def jagged_softmax(values: Tensor, x_offsets: Tensor, max_L: int) -> tuple[Tensor, Tensor]:
+    """(the softmax, the offsets)."""
+    return jagged_softmax_forward(values, x_offsets, max_L), x_offsets.clone()
+
+
+@stands_for("fbgemm::jagged_softmax_backward")
+def jagged_softmax_backward(grad_output: Tensor, output: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
+    """Gradient of jagged_softmax."""
+    grad, soft = (to_dense(x.float(), x_offsets, max_L) for x in (grad_output, output))
+    inner = (grad - (grad * soft).sum(1, keepdim=True)) * soft
+    return to_jagged(inner, x_offsets, output.shape[0]).to(output.dtype)
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
+
+
+@stands_for("fbgemm::pack_segments")
+def pack_segments(t_in: Tensor, lengths: Tensor, max_length: int) -> Tensor:
+    """Rows of t_in [N, ..] by lengths [B] → [B, max_length, ..], zeros where nothing is."""
+    return to_dense(t_in, _starts(lengths), max_length)
+
+
+@stands_for("fbgemm::pack_segments_backward")
+def pack_segments_backward(data: Tensor, lengths: Tensor, total_length: int) -> Tensor:
+    """The reverse of pack_segments."""
+    return to_jagged(data, _starts(lengths), total_length)
+
+
+@stands_for("fbgemm::segment_sum_csr")
+def segment_sum_csr(batch_size: int, csr_seg: Tensor, values: Tensor) -> Tensor:
+    """Sums of values over segments csr_seg [S + 1], each counted in batches of batch_size values."""
+    edges = csr_seg.to(torch.int64) * batch_size
+    total = F.pad(values.double().cumsum(0), (1, 0))
+    where = edges.clamp(0, values.numel())
+    return (total[where[1:]] - total[where[:-1]]).to(values.dtype)
+
+
+@stands_for("fbgemm::invert_permute")
+def invert_permute(permute: Tensor) -> Tensor:
+    """The inverse of a permutation."""
+    place = torch.arange(permute.numel(), device=permute.device, dtype=permute.dtype)
+    return torch.empty_like(permute).scatter_(0, permute.to(torch.int64), place)
+
+
+@stands_for("fbgemm::index_select_dim0")
+def index_select_dim0(input: Tensor, indices: Tensor) -> Tensor:
+    """Rows of input at indices."""
+    return input.index_select(0, indices.to(torch.int64))
+
+
+@stands_for("fbgemm::group_index_select_dim0")
+def group_index_select_dim0(input_group: list[Tensor], indices_group: list[Tensor]) -> list[Tensor]:
+    """As index_select_dim0 for each pair."""
+    return [index_select_dim0(x, i) for x, i in zip(input_group, indices_group, strict=True)]
+
+
+@stands_for("fbgemm::gather_along_first_dim")
+def gather_along_first_dim(Data: Tensor, Index: Tensor) -> Tensor:
+    """Rows of Data at Index."""
+    return index_select_dim0(Data, Index)
+
+
+@stands_for("fbgemm::scatter_add_along_first_dim", writes=("Dst",))
+def scatter_add_along_first_dim(Dst: Tensor, Src: Tensor, Index: Tensor) -> None:
+    """Dst[Index] += Src."""
+    Dst.index_add_(0, Index.to(torch.int64), Src.to(Dst.dtype))
+
+
+def _regroup(
+    pooled_embs: list[Tensor], permutes: Tensor, out_lengths: list[int], *, reverse: bool = False
+) -> list[Tensor]:
+    batch = pooled_embs[0].shape[0]
+    outs = [pooled_embs[0].new_zeros((batch, length)) for length in out_lengths]
+    for row in permutes.tolist():
+        source, target, start, stop, length = row[:5] if not reverse else (row[1], row[0], row[3], row[2], row[4])
+        given, wanted = pooled_embs[source], outs[target]
+        if start + length > given.shape[1] or stop + length > wanted.shape[1]:
+            raise ValueError(f"permute {row} names columns that are not there")
+        # Gradients of columns that went to several places add up.
+        part = wanted[:, stop : stop + length]
+        part.copy_(part + given[:, start : start + length] if reverse else given[:, start : start + length])
+    return outs
+
+
+def _fake_regroup(pooled_embs: list[Tensor], out_lengths: list[int]) -> list[Tensor]:
+    return [pooled_embs[0].new_empty((pooled_embs[0].shape[0], length)) for length in out_lengths]
+
+
+@stands_for("fbgemm::permute_multi_embedding", fake=_fake_regroup)
+def permute_multi_embedding(pooled_embs: list[Tensor], permutes: Tensor, out_lengths: list[int]) -> list[Tensor]:
+    """Columns of tensors [B, ..] regrouped: permutes [P, 6] are (from, to, first column, to column, width, unused)."""
+    return _regroup(pooled_embs, permutes, out_lengths)
+
+
+@stands_for("fbgemm::permute_multi_embedding_function", fake=_fake_regroup)
+def permute_multi_embedding_function(
+    pooled_embs: list[Tensor], permutes: Tensor, out_lengths: list[int], reverse: bool
+) -> list[Tensor]:
+    """As permute_multi_embedding, or its gradient with `reverse`."""
+    return _regroup(pooled_embs, permutes, out_lengths, reverse=reverse)
+
+
+@stands_for("fbgemm::silu_mul")
+def silu_mul(x0: Tensor, x1: Tensor) -> Tensor:
+    """silu(x0) · x1."""
+    return (F.silu(x0.float()) * x1.float()).to(x0.dtype)

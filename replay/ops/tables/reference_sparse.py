@@ -1,0 +1,226 @@
+"""FBGEMM's sparse ops (fbgemm_gpu/src/sparse_ops): cumulative sums, permutes of jagged data, bucketing, bounds.
+
+Lengths and offsets that reach beyond the values are cut where the values end, and table numbers are clamped, as the
+bounds check of FBGEMM does for indices: no argument can make these functions read out of bounds or grow without limit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+
+
+def complete_cumsum(x: Tensor) -> Tensor:
+    """[.., n] → [.., n + 1]: sums of all prefixes, starting with 0."""
+    sums = torch.cumsum(x, dim=-1, dtype=x.dtype)
+    return torch.nn.functional.pad(sums, (1, 0))
+
+
+stands_for("fbgemm::asynchronous_complete_cumsum")(lambda t_in: complete_cumsum(t_in))
+stands_for("fbgemm::asynchronous_inclusive_cumsum")(lambda t_in: torch.cumsum(t_in, dim=-1, dtype=t_in.dtype))
+stands_for("fbgemm::asynchronous_exclusive_cumsum")(lambda t_in: complete_cumsum(t_in)[..., :-1].clone())
+
+
+def positions_in_segments(offsets: Tensor, total: int) -> Tensor:
+    """0, 1, 2, .. anew from each offset on: [total], for segments that start at offsets [n]."""
+    place = torch.arange(total, device=offsets.device, dtype=offsets.dtype)
+    segment = torch.searchsorted(offsets.contiguous(), place, right=True) - 1
+    return place - offsets[segment.clamp(min=0)]
+
+
+@stands_for("fbgemm::offsets_range", fake=lambda offsets, range_size: offsets.new_empty((range_size,)))
+def offsets_range(offsets: Tensor, range_size: int) -> Tensor:
+    """Positions within segments that start at offsets [n] and fill range_size places."""
+    return positions_in_segments(offsets, range_size)
+
+
+def _rows(lengths: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Start and size of each row's values, for lengths [T, ..] over at most `limit` values."""
+    sizes = lengths.reshape(lengths.shape[0], -1).clamp(min=0).sum(1, dtype=torch.int64)
+    edges = complete_cumsum(sizes).clamp(max=limit)
+    return edges[:-1], edges.diff()
+
+
+def permute_jagged(
+    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, total: int | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows of lengths [T, ..] and their stretches of values (and weights) in the order of `permute`.
+
+    `total` is the size of the results where it is known; it spares a wait for the device. Missing values are zeros.
+    """
+    order = permute.to(torch.int64).clamp(0, lengths.shape[0] - 1)
+    starts, sizes = _rows(lengths, values.shape[0])
+    taken = sizes[order]
+    shift = starts[order] - (taken.cumsum(0) - taken)
+    index = torch.arange(int(taken.sum()), device=values.device) + torch.repeat_interleave(shift, taken)
+    found = [None if x is None else _sized(x.index_select(0, index), total) for x in (values, weights)]
+    assert found[0] is not None
+    return lengths.index_select(0, order), found[0], found[1]
+
+
+def _sized(x: Tensor, total: int | None) -> Tensor:
+    if total is None or x.shape[0] == total:
+        return x
+    out = x.new_zeros((total, *x.shape[1:]))
+    out[: x.shape[0]] = x[:total]
+    return out
+
+
+def _fake_permute(
+    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, permuted_lengths_sum: int | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    total = values.shape[0] if permuted_lengths_sum is None else permuted_lengths_sum
+    found = [None if x is None else x.new_empty((total, *x.shape[1:])) for x in (values, weights)]
+    assert found[0] is not None
+    return lengths.new_empty((permute.shape[0], *lengths.shape[1:])), found[0], found[1]
+
+
+@stands_for(
+    "fbgemm::permute_1D_sparse_data",
+    "fbgemm::permute_2D_sparse_data",
+    "fbgemm::permute_sparse_data",
+    fake=_fake_permute,
+)
+def permute_sparse_data(
+    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, permuted_lengths_sum: int | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """lengths [T, B], values [Σ lengths] → the same of rows permute [T'] (a KeyedJaggedTensor's permute)."""
+    total = permuted_lengths_sum if permuted_lengths_sum else None
+    return permute_jagged(permute, lengths, values, weights, total)
+
+
+@stands_for(
+    "fbgemm::permute_sparse_features",
+    fake=lambda permute, lengths, indices, weights: _fake_permute(permute, lengths, indices, weights),
+)
+def permute_sparse_features(
+    permute: Tensor, lengths: Tensor, indices: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As permute_2D_sparse_data."""
+    return permute_jagged(permute, lengths, indices, weights, None)
+
+
+@stands_for(
+    "fbgemm::permute_pooled_embs",
+    "fbgemm::permute_pooled_embs_auto_grad",
+    fake=lambda pooled_embs: torch.empty_like(pooled_embs),
+)
+def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_list: Tensor) -> Tensor:
+    """Blocks of columns of pooled_embs [B, ΣD], bounded by offset_dim_list [T + 1], in the order of permute_list."""
+    width = pooled_embs.shape[1]
+    edges = offset_dim_list.to(torch.int64).clamp(0, width).cummax(0).values
+    sizes, starts = edges.diff(), edges[:-1]
+    order = permute_list.to(torch.int64).clamp(0, max(starts.numel() - 1, 0))
+    taken = sizes[order]
+    shift = starts[order] - (taken.cumsum(0) - taken)
+    columns = torch.arange(int(taken.sum()), device=edges.device) + torch.repeat_interleave(shift, taken)
+    out = torch.zeros_like(pooled_embs)
+    columns = columns[:width]
+    out[:, : columns.numel()] = pooled_embs.index_select(1, columns.to(pooled_embs.device))
+    return out
+
+
+@stands_for(
+    "fbgemm::recat_embedding_grad_output_mixed_D_batch",
+    fake=lambda grad_output: grad_output.new_empty((grad_output.numel(),)),
+)
+def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -> Tensor:
+    """grad_output [B, ΣD] → flat: the columns of each rank, [B, D of the rank], one rank after the other."""
+    out = grad_output.new_zeros((grad_output.numel(),))
+    start = column = 0
+    for dim in dim_sum_per_rank.tolist():
+        part = grad_output[:, column : column + max(dim, 0)]
+        out[start : start + part.numel()] = part.reshape(-1)
+        start, column = start + part.numel(), column + max(dim, 0)
+    return out
+
+
+@stands_for("fbgemm::bounds_check_indices")
+def bounds_check_indices(
+    rows_per_table: Tensor, indices: Tensor, offsets: Tensor, bounds_check_mode: int, warning: Tensor
+) -> None:
+    """Indices outside their table become 0 (−1, a pruned row, stays), and bad offsets are cut.
+
+    Mode 0 raises ValueError for them, 1 counts them in warning, 2 says nothing. ValueError for any other mode, too.
+    """
+    if bounds_check_mode not in (0, 1, 2):
+        raise ValueError(f"bounds_check_mode={bounds_check_mode} is not implemented")
+    tables = max(rows_per_table.numel(), 1)
+    batch = (offsets.numel() - 1) // tables
+    good = offsets.clamp(0, indices.numel()).cummax(0).values
+    edges = good[:: max(batch, 1)][: tables + 1].contiguous()
+    table = (torch.searchsorted(edges, _places(indices, edges), right=True) - 1).clamp(0, tables - 1)
+    bad = (indices >= rows_per_table[table]) | (indices < -1)
+    faults = bad.sum() + (good != offsets).sum()
+    if bounds_check_mode == 0 and faults:
+        raise ValueError(f"{int(faults)} indices or offsets are out of bounds")
+    if bounds_check_mode == 1:
+        warning[:1] += faults
+    indices.masked_fill_(bad, 0)
+    offsets.copy_(good)
+
+
+def _places(indices: Tensor, edges: Tensor) -> Tensor:
+    return torch.arange(indices.numel(), device=indices.device, dtype=edges.dtype)
+
+
+_Buckets = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def _fake_buckets(
+    lengths: Tensor, indices: Tensor, bucketize_pos: bool, sequence: bool, my_size: int, weights: Tensor | None
+) -> _Buckets:
+    return (
+        lengths.new_empty((lengths.numel() * my_size,)),
+        torch.empty_like(indices),
+        None if weights is None else torch.empty_like(weights),
+        torch.empty_like(indices) if bucketize_pos else None,
+        torch.empty_like(indices) if sequence else None,
+    )
+
+
+@stands_for("fbgemm::block_bucketize_sparse_features", fake=_fake_buckets)
+def block_bucketize_sparse_features(
+    lengths: Tensor,
+    indices: Tensor,
+    bucketize_pos: bool,
+    sequence: bool,
+    block_sizes: Tensor,
+    my_size: int,
+    weights: Tensor | None,
+    keep_orig_idx: bool = False,
+) -> _Buckets:
+    """Split the indices of a table-batched jagged tensor over my_size ranks by blocks of block_sizes [T] rows.
+
+    Returns lengths [my_size · T · B], indices, weights, positions in the original row, and for each original index its
+    new place. Raises ValueError when my_size is not positive.
+    """
+    if my_size <= 0:
+        raise ValueError(f"my_size must be positive, not {my_size}")
+    starts, sizes = _rows(lengths.reshape(-1), indices.numel())
+    row = torch.repeat_interleave(torch.arange(lengths.numel(), device=indices.device), sizes)
+    used = indices[: row.numel()]
+    per_table = max(lengths.numel() // max(block_sizes.numel(), 1), 1)
+    block = block_sizes[(row // per_table).clamp(max=block_sizes.numel() - 1)].clamp(min=1).to(used.dtype)
+    inside = used < block * my_size
+    rank = torch.where(inside, used // block, used % my_size).clamp(0, my_size - 1)
+    local = torch.where(inside, used % block, used // my_size)
+    key = rank.to(torch.int64) * lengths.numel() + row
+    order = torch.argsort(key, stable=True)
+    new_lengths = torch.bincount(key, minlength=my_size * lengths.numel()).to(lengths.dtype)
+    rest = indices.numel() - row.numel()
+
+    def filled(x: Tensor) -> Tensor:
+        return torch.cat((x, x.new_zeros(rest))) if rest else x
+
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+    position = torch.arange(row.numel(), device=row.device) - starts[row]
+    return (
+        new_lengths,
+        filled((used if keep_orig_idx else local)[order]),
+        None if weights is None else filled(weights[: row.numel()][order]),
+        filled(position[order].to(indices.dtype)) if bucketize_pos else None,
+        filled(place.to(indices.dtype)) if sequence else None,
+    )

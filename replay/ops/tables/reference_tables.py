@@ -1,0 +1,203 @@
+"""FBGEMM's table-batched embedding lookups, forward (fbgemm_gpu/codegen): all tables in one flat tensor of weights.
+
+Cached and unified-memory tables are read from the device weights if these hold anything, else from the other ones.
+Offsets and indices beyond their table are clamped, as `fbgemm::bounds_check_indices` would have made them.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.quantisation.reference_fbgemm import OUTPUT_DTYPES
+
+_MODES = {0: "sum", 1: "mean"}
+_NO_POOLING = 2
+
+
+def lookup(
+    weights: Tensor,
+    weights_offsets: Tensor,
+    D_offsets: Tensor,
+    total_D: int,
+    hash_size_cumsum: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    indice_weights: Tensor | None,
+    output_dtype: int,
+) -> Tensor:
+    """T tables looked up for a batch of B: [B, total_D], or [indices, D] without pooling.
+
+    weights flat; table t starts at weights_offsets[t], is D_offsets[t + 1] − D_offsets[t] wide and has
+    hash_size_cumsum[t + 1] − hash_size_cumsum[t] rows; offsets [T · B + 1] bound the bags in indices.
+    """
+    tables = D_offsets.numel() - 1
+    batch = (offsets.numel() - 1) // max(tables, 1)
+    bags = offsets.to(torch.int64).clamp(0, indices.numel()).cummax(0).values
+    edges = bags[:: max(batch, 1)].tolist()
+    dims, starts, hashes = (x.tolist() for x in (D_offsets, weights_offsets, hash_size_cumsum))
+    dtype = OUTPUT_DTYPES.get(output_dtype, torch.float32)
+    pooled = pooling_mode != _NO_POOLING
+    width = total_D if pooled else max((b - a for a, b in pairwise(dims)), default=0)
+    out = torch.zeros((batch if pooled else indices.numel(), width), dtype=dtype, device=weights.device)
+    for t in range(tables):
+        dim = dims[t + 1] - dims[t]
+        rows = min(
+            hashes[t + 1] - hashes[t] if t + 1 < len(hashes) else 0, (weights.numel() - starts[t]) // max(dim, 1)
+        )
+        if dim <= 0 or rows <= 0 or edges[t] == edges[t + 1]:
+            continue
+        table = weights[starts[t] : starts[t] + rows * dim].view(rows, dim)
+        chosen = indices[edges[t] : edges[t + 1]].to(torch.int64).clamp(0, rows - 1)
+        if not pooled:
+            out[edges[t] : edges[t + 1], :dim] = table[chosen].to(dtype)
+            continue
+        local = bags[t * batch : (t + 1) * batch] - edges[t]
+        scale = None if indice_weights is None else indice_weights[edges[t] : edges[t + 1]]
+        out[:, dims[t] : dims[t + 1]] = _pool(table, chosen, local, pooling_mode, scale).to(dtype)
+    return out
+
+
+def _pool(table: Tensor, chosen: Tensor, bags: Tensor, pooling_mode: int, scale: Tensor | None) -> Tensor:
+    if pooling_mode == 1 and scale is not None:
+        counts = torch.diff(bags, append=bags.new_tensor([chosen.numel()])).clamp(min=1)
+        return _pool(table, chosen, bags, 0, scale) / counts.unsqueeze(1)
+    if table.dtype in (torch.float32, torch.float64):
+        return F.embedding_bag(chosen, table, bags, mode=_MODES.get(pooling_mode, "sum"), per_sample_weights=scale)
+    # 16-bit rows are added up in float32.
+    rows = table.index_select(0, chosen).float()
+    numbers = torch.arange(chosen.numel(), device=chosen.device)
+    return F.embedding_bag(numbers, rows, bags, mode=_MODES.get(pooling_mode, "sum"), per_sample_weights=scale)
+
+
+def _fake(
+    D_offsets: Tensor, total_D: int, indices: Tensor, offsets: Tensor, pooling_mode: int, output_dtype: int = 0
+) -> Tensor:
+    dtype = OUTPUT_DTYPES.get(output_dtype, torch.float32)
+    tables = D_offsets.shape[0] - 1
+    if pooling_mode == _NO_POOLING:
+        return D_offsets.new_empty((indices.shape[0], total_D // max(tables, 1)), dtype=dtype)
+    return D_offsets.new_empty(((offsets.shape[0] - 1) // max(tables, 1), total_D), dtype=dtype)
+
+
+@stands_for("fbgemm::dense_embedding_codegen_lookup_function", fake=_fake)
+def dense_lookup(
+    dev_weights: Tensor,
+    weights_offsets: Tensor,
+    D_offsets: Tensor,
+    total_D: int,
+    hash_size_cumsum: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    indice_weights: Tensor | None,
+    output_dtype: int = 0,
+) -> Tensor:
+    """Lookup in tables without an optimizer."""
+    return lookup(
+        dev_weights,
+        weights_offsets,
+        D_offsets,
+        total_D,
+        hash_size_cumsum,
+        indices,
+        offsets,
+        pooling_mode,
+        indice_weights,
+        output_dtype,
+    )
+
+
+@stands_for(
+    "fbgemm::split_embedding_codegen_lookup_adagrad_function",
+    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function",
+    fake=_fake,
+)
+def split_lookup(
+    dev_weights: Tensor,
+    uvm_weights: Tensor,
+    weights_offsets: Tensor,
+    D_offsets: Tensor,
+    total_D: int,
+    hash_size_cumsum: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    indice_weights: Tensor | None,
+    output_dtype: int = 0,
+) -> Tensor:
+    """Lookup in tables that a fused optimizer owns; the optimizer's state is not touched by the forward pass."""
+    weights = dev_weights if dev_weights.numel() else uvm_weights
+    return dense_lookup(
+        weights.flatten(),
+        weights_offsets,
+        D_offsets,
+        total_D,
+        hash_size_cumsum,
+        indices,
+        offsets,
+        pooling_mode,
+        indice_weights,
+        output_dtype,
+    )
+
+
+@stands_for("fbgemm::split_embedding_codegen_forward_cpu", fake=_fake)
+def forward_cpu(
+    weights: Tensor,
+    weights_offsets: Tensor,
+    D_offsets: Tensor,
+    total_D: int,
+    hash_size_cumsum: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    indice_weights: Tensor | None,
+    output_dtype: int,
+) -> Tensor:
+    """The same lookup on a CPU; an undefined indice_weights is recorded as an absent one."""
+    return dense_lookup(
+        weights,
+        weights_offsets,
+        D_offsets,
+        total_D,
+        hash_size_cumsum,
+        indices,
+        offsets,
+        pooling_mode,
+        indice_weights,
+        output_dtype,
+    )
+
+
+@stands_for("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu", fake=_fake)
+def rowwise_lookup_cpu(
+    host_weights: Tensor,
+    weights_offsets: Tensor,
+    D_offsets: Tensor,
+    total_D: int,
+    hash_size_cumsum: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    pooling_mode: int,
+    indice_weights: Tensor | None,
+    output_dtype: int,
+) -> Tensor:
+    """The same lookup on a CPU."""
+    return dense_lookup(
+        host_weights,
+        weights_offsets,
+        D_offsets,
+        total_D,
+        hash_size_cumsum,
+        indices,
+        offsets,
+        pooling_mode,
+        indice_weights,
+        output_dtype,
+    )

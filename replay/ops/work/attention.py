@@ -1,0 +1,236 @@
+"""Work of attention over packed and paged sequences: query tokens, context tokens, their pairs and the pages read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opreplay.initializers.base import BatchLengths, InitContext
+from opreplay.initializers.draws import argument_names as names
+from opreplay.initializers.draws.paging import Pool, find_pool
+from opreplay.initializers.fill import whole
+from opreplay.initializers.rules.paged_attention import UNIFIED
+from opreplay.replay.ops.work.amounts import Amount, Work, work
+
+CUMULATIVE_NEW = (*names.CUMULATIVE_NEW, "cum_seq_q", "cum_seqlens_q")
+CUMULATIVE_SEEN = (*names.CUMULATIVE_SEEN, "cum_seq_k", "cum_seqlens_k", "cu_seq_lens")
+LENGTHS_OF_QUERIES = ("actual_seq_lengths", "actual_seq_qlen")
+"""Lists of integers; in the packed layouts each number is where its sequence ends."""
+PACKED_LAYOUTS = ("TND", "NTD")
+DENSE_OPS = (
+    "aten::_flash_attention_forward",
+    "aten::_efficient_attention_forward",
+    "aten::_flash_attention_backward",
+    "aten::_efficient_attention_backward",
+)
+"""Ops that may get cumulative lengths, and then work on packed sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The sequences of a call: int64 [sequences] each, on the CPU."""
+
+    query: torch.Tensor
+    """New tokens."""
+    seen: torch.Tensor
+    """Context tokens; 0 where there is no query."""
+    pairs: torch.Tensor
+    """Of a query token and a context token that it sees."""
+    most: int | None
+    """Context tokens that the arguments can hold, all sequences together; None where no shape tells."""
+    warnings: tuple[str, ...]
+
+
+def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Context tokens that some query attends to, of those that the block tables, page lists or keys can hold."""
+    found = sequences_of(context, lengths)
+    if found is None:
+        return None
+    amounts = [
+        Amount(what="context tokens", done=int(found.seen.sum()), most=found.most),
+        Amount(what="query tokens", done=int(found.query[found.seen > 0].sum()), most=_query_rows(context)),
+        Amount(what="query-context pairs", done=int(found.pairs.sum())),
+    ]
+    warnings = [*found.warnings]
+    pool = find_pool(context)
+    if pool is not None:
+        pages, warning = _pages(context, pool, found.seen)
+        amounts += [] if pages is None else [pages]
+        warnings += [] if warning is None else [warning]
+    return work(*amounts, warnings=tuple(warnings))
+
+
+def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequences | None:
+    """What the arguments say of the sequences; None where the call has no argument that says it."""
+    pool = find_pool(context)
+    seen = _seen(context, pool, lengths)
+    if seen is None:
+        return None
+    query = _query(context, lengths, seen)
+    count = min(len(query), len(seen))
+    query, seen = query[:count], seen[:count]
+    warnings: list[str] = []
+    if bool((query < 0).any()) or bool((seen < 0).any()):
+        warnings.append("cumulative lengths descend")
+        query, seen = query.clamp(min=0), seen.clamp(min=0)
+    limit, most = _room(context, pool, count)
+    if limit is not None and bool((seen > limit).any()):
+        warnings.append(f"{int((seen > limit).sum()):,} sequences are longer than the {limit:,} tokens they can hold")
+        seen = seen.clamp(max=limit)
+    seen = torch.where(query > 0, seen, 0)
+    pairs = query * seen
+    if context.flag("is_causal", context.flag("causal", True)):
+        # The last query sees all of the context, each one before it a token less.
+        inside = torch.minimum(query, seen)
+        pairs = inside * seen - inside * (inside - 1) // 2
+    return Sequences(query, seen, pairs, most, tuple(warnings))
+
+
+def _find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
+    return next((t for name in wanted if (t := context.tensor(name)) is not None and t.numel()), None)
+
+
+def _listed(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
+    """Lengths given as a list of numbers."""
+    found = (context.args.get(name) for name in wanted)
+    lists = (v for v in found if isinstance(v, (list, tuple)) and v)
+    value = next((v for v in lists if all(isinstance(one, int) for one in v)), None)
+    return None if value is None else torch.tensor(value, dtype=torch.int64)
+
+
+def _layout(context: InitContext) -> str:
+    said = context.args.get("input_layout")
+    return said.partition("_")[0] if isinstance(said, str) and said else "BSH"
+
+
+def _lengths_of_ends(ends: torch.Tensor) -> torch.Tensor:
+    return ends.diff(prepend=ends.new_zeros(1))
+
+
+def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None) -> torch.Tensor | None:
+    """Tokens that each sequence may attend to; None where the call has no argument that says it."""
+    if lengths is not None:
+        return torch.tensor(lengths.kv, dtype=torch.int64)
+    if (direct := _find(context, names.SEEN)) is not None:
+        return whole(direct)
+    wanted = ("actual_seq_lengths_kv", "actual_seq_kvlen")
+    if context.op == "npu::npu_incre_flash_attention":
+        wanted = (*wanted, "actual_seq_lengths")
+    if (listed := _listed(context, wanted)) is not None:
+        ends = _layout(context) in PACKED_LAYOUTS and pool is None
+        return _lengths_of_ends(listed) if ends else listed
+    pages = _find(context, ("kv_indptr",))
+    if pool is not None and pages is not None:
+        held = whole(pages).diff()
+        last = _find(context, ("kv_last_page_lens",))
+        tokens = held * pool.page
+        return (
+            tokens
+            if last is None or last.numel() != len(held)
+            else torch.where(held > 0, tokens - pool.page + whole(last), 0)
+        )
+    if (edges := _find(context, CUMULATIVE_SEEN)) is not None:
+        return whole(edges).diff()
+    if (edges := _find(context, CUMULATIVE_NEW)) is not None:
+        return whole(edges).diff()
+    return None
+
+
+def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tensor) -> torch.Tensor:
+    """New tokens of each sequence: as an argument says, else evenly what the query holds."""
+    if lengths is not None:
+        return torch.tensor(lengths.query, dtype=torch.int64)
+    if (edges := _find(context, CUMULATIVE_NEW)) is not None:
+        return whole(edges).diff()
+    if (used := context.tensor("seqused_q")) is not None and used.numel():
+        return whole(used)
+    listed = _listed(context, LENGTHS_OF_QUERIES)
+    if listed is not None and context.op != "npu::npu_incre_flash_attention":
+        return _lengths_of_ends(listed) if _layout(context) in PACKED_LAYOUTS else listed
+    rows = _query_rows(context)
+    if rows is None:
+        # What only gathers a cache has no query: each token that it brings is wanted.
+        return seen
+    return torch.full((len(seen),), max(1, rows // max(1, len(seen))), dtype=torch.int64)
+
+
+def _query_rows(context: InitContext) -> int | None:
+    """Query tokens that the shapes hold; None without a query."""
+    query = _find(context, names.QUERY)
+    if query is None or not query.dim():
+        return None
+    if query.dim() == 1 or (query.dim() < 4 and "input_layout" not in context.args):
+        return query.shape[0]
+    if query.dim() == 4:
+        return query.shape[0] * query.shape[2 if _layout(context) == "BNSD" and "input_layout" in context.args else 1]
+    layout = _layout(context)
+    return query.shape[0] if layout == "TND" else query.shape[1] if layout == "NTD" else query[..., 0].numel()
+
+
+def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int | None, int | None]:
+    """The most tokens of one sequence and of all, by the shapes and the longest length that is said."""
+    table, pages = _find(context, names.TABLES), _find(context, ("kv_page_indices",))
+    said = [v for name in names.LONGEST if isinstance(v := context.args.get(name), int) and v > 0]
+    if pool is not None and table is not None and table.dim() == 2:
+        longest = min([table.shape[1] * pool.page, *said])
+        return longest, sequences * longest
+    if pool is not None and pages is not None:
+        return None, pages.numel() * pool.page
+    for name in ("k", "key", "dst"):
+        value: Any = context.args.get(name)
+        held = value[0] if isinstance(value, (list, tuple)) and value else value
+        if isinstance(held, torch.Tensor) and held.dim() > 1:
+            tokens = held.shape[0] if held.dim() < 4 else held.shape[0] * held.shape[1]
+            return None, tokens if context.op not in UNIFIED else None
+    return None, None
+
+
+def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount | None, str | None]:
+    """Distinct pages that the context lies in, and what is wrong with them."""
+    table, listed = _find(context, names.TABLES), _find(context, ("kv_page_indices",))
+    counts_of_pages = (seen + pool.page - 1) // pool.page
+    if table is not None and table.dim() == 2:
+        rows = table.detach()[: len(seen)].to("cpu", torch.int64)
+        named = rows[torch.arange(rows.shape[1]) < counts_of_pages[: len(rows)].unsqueeze(1)]
+    elif listed is not None:
+        named = whole(listed)[: int(counts_of_pages.sum())]
+    else:
+        return None, None
+    distinct = int(torch.unique(named).numel())
+    wrong = int(((named < 0) | (named >= pool.blocks)).sum())
+    warning = None
+    if wrong:
+        warning = f"{wrong:,} pages are not in the cache of {pool.blocks:,}"
+    elif distinct == 1 and len(named) > 1 and pool.blocks > 1:
+        warning = f"all {len(named):,} pages of the context are the same one"
+    return Amount(what="pages", done=distinct, most=pool.blocks), warning
+
+
+SLOTS = ("slot_mapping", "slot_indices", "indices")
+
+
+def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Tokens that get a slot of their own; a negative slot, or SGLang's slot 0, skips the token."""
+    slots = next((t for name in SLOTS if (t := context.tensor(name)) is not None), None)
+    if slots is None:
+        return None
+    values = whole(slots)
+    written = values[values >= 0]
+    if "sgl" in context.op.partition("::")[0]:
+        # All padding goes to the reserved slot; a single token may be meant.
+        reserved = written == 0
+        written = written[~reserved] if int(reserved.sum()) > 1 else written
+    distinct = int(torch.unique(written).numel())
+    warnings: list[str] = []
+    if len(written) > distinct:
+        warnings.append(f"{len(written) - distinct:,} tokens overwrite another's slot")
+    pool = find_pool(context)
+    if pool is not None and len(written) and int(written.max()) >= pool.blocks * pool.page:
+        warnings.append(f"a slot lies beyond the {pool.blocks * pool.page:,} of the cache")
+    return work(
+        Amount(what="tokens written to the cache", done=distinct, most=len(values)),
+        warnings=tuple(warnings),
+        same=True,
+    )

@@ -1,0 +1,208 @@
+# pyright: strict
+"""The contents that an op's arguments would get here: its initializer is run on stand-ins that take next to no memory.
+
+Lengths, tables and routes are made in full; caches, weights and activations are one element each, spread over their
+shape. Nothing is executed, so the simulated device sees the same batch as a replay of the same seed and options would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
+from opreplay.initializers.draws.sequences import IMPOSSIBLE, UNRECORDED
+from opreplay.initializers.extensions import open_registry
+from opreplay.initializers.registry import Registry
+from opreplay.initializers.rules.moe_routing import ROUTERS, MoeRoutingInit
+from opreplay.initializers.rules.paged_attention import PagedAttentionInit
+from opreplay.initializers.supplied.values import RecordedValues
+from opreplay.replay.arguments import tensors
+from opreplay.replay.arguments.tensors import seed_of
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ops.invented import EXPERT_LAYERS
+from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.attention import sequences_of
+from opreplay.replay.ops.work.routes import loads_of
+from opreplay.traces.errors import strict
+from opreplay.traces.model import TensorMeta
+
+OPS = frozenset((*PagedAttentionInit.op_patterns, *MoeRoutingInit.op_patterns))
+"""Ops whose time depends on lengths or routing."""
+MAX_ELEMENTS = 1 << 24
+"""Largest tensor of whole numbers, number of blocks or number among the arguments; a trace may say anything."""
+SMALL = 1 << 16
+"""Tensors of so many elements are made in full whatever they are for."""
+MAX_SCORES = 1 << 26
+"""Largest tensor of router scores."""
+
+
+class ExpectedContents:
+    """Contents by op, made once for each; with the run's registry, seed and values they are those of the run."""
+
+    def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
+        self.registry, self._seed, self._values = registry, seed, values
+        self._made: dict[str, Contents | None] = {}
+        self.problems: dict[str, str] = {}
+        """Op id → why its arguments could not be made; its cost then follows from the shapes."""
+        self.impossible: dict[str, str] = {}
+        """Op id → what the batch's annotation tells of it and its arguments cannot hold."""
+        self.unrecorded: dict[str, str] = {}
+        """Op id → what neither its arguments nor the batch's annotation tell, and what was taken instead."""
+
+    def __call__(self, op: ReplayOp) -> Contents | None:
+        """None for an op whose time its shapes alone decide, and where its arguments cannot be made."""
+        name = canonical_name(op.called)
+        if name not in OPS:
+            return None
+        if op.id not in self._made:
+            made = self._make(op, name)
+            if name in EXPERT_LAYERS:
+                words = self.registry.options_of(self.registry[MoeRoutingInit.name])
+                made = msgspec.structs.replace(made or Contents(), layer=words)
+            self._made[op.id] = made
+        return self._made[op.id]
+
+    def _make(self, op: ReplayOp, name: str) -> Contents | None:
+        """Raises InternalError for a fault of opreplay's own."""
+        try:
+            with strict(f"contents of {op.name} ({op.id})", InitializerError):
+                filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
+                made = None if filled is None else contents_of(filled.context, filled.lengths)
+            if filled is None or made is None:
+                return made
+            if filled.impossible:
+                self.impossible[op.id] = f"{op.name}: {filled.impossible}"
+            if filled.unrecorded:
+                self.unrecorded[op.id] = f"{op.name}: {filled.unrecorded}"
+            notes = (filled.impossible,) if filled.impossible else ()
+            return msgspec.structs.replace(made, notes=notes, unrecorded=filled.unrecorded)
+        except (InitializerError, NotReplayable, MemoryError, RuntimeError) as error:
+            # A trace may name any arguments; one op of it that makes no sense, or asks for all memory, stops no other.
+            self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            return None
+
+
+def expected_contents(
+    init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int = 0, values: str | None = None
+) -> ExpectedContents:
+    """What the arguments of an op will hold in a run with these initializers, settings, seed and file of values.
+
+    Raises UsageError for modules and settings that cannot be used, FormatError for an unsound file.
+    """
+    supplied = None if values is None else RecordedValues(values)
+    return ExpectedContents(open_registry(init_modules, init_args), seed, supplied)
+
+
+class Filled(NamedTuple):
+    """A call whose stand-ins are filled."""
+
+    context: InitContext
+    initializer: str | None
+    """None where no initializer names the op."""
+    lengths: BatchLengths | None
+    impossible: str = ""
+    """What the batch's annotation tells and the arguments cannot hold."""
+    unrecorded: str = ""
+    """What nothing tells, and what was taken instead."""
+
+
+def fill_stand_ins(
+    op: ReplayOp, registry: Registry, seed: int, *, most: int = MAX_ELEMENTS, values: RecordedValues | None = None
+) -> Filled | None:
+    """Let the op's initializer fill stand-ins for its arguments; None where one has more than `most` whole numbers.
+
+    Recorded values then replace what it made, except in stand-ins of one element.
+    Raises InitializerError and NotReplayable for arguments that fit no call.
+    """
+    if not all(_sane(arg, canonical_name(op.called), most) for arg in op.args):
+        return None
+    context = stand_ins(op, seed)
+    rule = registry.find(context)
+    report = None if rule is None else registry.apply(rule, context)
+    if values is not None:
+        values.write(op.id, op.name, context.args, only=_in_full)
+    if rule is None or report is None:
+        return Filled(context, None, None)
+    told = [part for text in report.assumed.values() for part in text.split("; ")]
+    impossible = next((part for part in told if IMPOSSIBLE in part), "")
+    unrecorded = next((part for part in told if part.startswith(UNRECORDED)), "")
+    return Filled(context, rule.name, report.lengths, impossible, unrecorded)
+
+
+def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
+    """The call with stand-ins for its tensors; without `whole` all of them are one element, spread over its shape."""
+    name = canonical_name(op.called)
+    op_seed = seed_of(op, seed)
+    return InitContext(
+        op=name,
+        args={arg.name: _stand_in(arg, name, whole) for arg in op.args},
+        metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
+        generator=torch.Generator().manual_seed(op_seed),
+        seed=op_seed,
+        outputs=op.outputs,
+        batch=op.batch,
+        run_seed=seed,
+        keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+    )
+
+
+def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
+    """What the values of a call's arguments amount to."""
+    loads = loads_of(context)
+    if loads is not None:
+        return Contents(expert_rows=tuple(int(rows) for rows in loads))
+    found = sequences_of(context, lengths)
+    if found is None:
+        return None
+    return Contents(
+        sequences=int((found.query > 0).sum()),
+        query_tokens=int(found.query.sum()),
+        context_tokens=int(found.seen.sum()),
+        pairs=int(found.pairs.sum()),
+    )
+
+
+def _sane(arg: ReplayArg, op: str, most: int) -> bool:
+    if isinstance(arg.value, int) and abs(arg.value) > MAX_ELEMENTS:
+        return False
+    return all(meta is None or _small(meta, op, most) for meta in arg.tensors)
+
+
+def _small(meta: TensorMeta, op: str, most: int) -> bool:
+    count = math.prod(meta.shape)
+    if _whole(meta):
+        return count <= most
+    if op in ROUTERS:
+        return count <= MAX_SCORES
+    return op not in OPS or all(size <= MAX_ELEMENTS for size in meta.shape)
+
+
+def _in_full(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+
+
+def _whole(meta: TensorMeta) -> bool:
+    return meta.dtype in ("int32", "int64", "int16", "uint32", "bool")
+
+
+def _stand_in(arg: ReplayArg, op: str, whole: bool) -> Any:
+    if not arg.tensors:
+        return tensors.scalar_value(arg, device=torch.device("cpu"))
+    made = [None if meta is None else _tensor(meta, op, whole) for meta in arg.tensors]
+    return made if arg.type.endswith("[]") else made[0]
+
+
+def _tensor(meta: TensorMeta, op: str, whole: bool) -> torch.Tensor:
+    """Zeros: whole where values matter, else one element that fills the shape."""
+    dtype = tensors.DTYPES.get(meta.dtype, torch.float32)
+    matters = _whole(meta) or math.prod(meta.shape) <= SMALL or (op in ROUTERS and len(meta.shape) >= 1)
+    if whole and matters:
+        return torch.zeros(meta.shape, dtype=dtype)
+    return torch.zeros((), dtype=dtype).expand(meta.shape)

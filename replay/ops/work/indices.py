@@ -1,0 +1,219 @@
+"""Work of indexing: distinct rows that embeddings, gathers, scatters, losses and bags touch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import BatchLengths, InitContext, extent
+from opreplay.initializers.rules import indices as names
+from opreplay.initializers.rules.jagged import LENGTHS, OFFSETS
+from opreplay.initializers.rules.positions import POSITIONS, table_rows
+from opreplay.replay.ops.work.amounts import Amount, Work, work
+
+MARKED = 1 << 26
+"""Rows up to which those touched are marked one by one; sorting the indices takes longer."""
+
+
+def count_rows(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Distinct values of an index, of those that it may have."""
+    argument, bound = names.RANGES[context.op]
+    index = context.tensor(argument)
+    if index is None or not (fill.is_integer(index.dtype) or index.dtype is torch.bool):
+        return None
+    return _rows(index, bound(context))
+
+
+def _rows(index: torch.Tensor, rows: int) -> Work:
+    values = index.detach().reshape(-1).to(torch.int64)
+    inside = values[(values >= 0) & (values < rows)]
+    wrong = len(values) - len(inside)
+    return work(
+        Amount(what="distinct rows", done=distinct_of(inside, rows), most=min(rows, len(values))),
+        warnings=(f"{wrong:,} indices are not in [0, {rows})",) if wrong else (),
+        same=True,
+    )
+
+
+def distinct_of(values: torch.Tensor, rows: int) -> int:
+    """How many different numbers there are among `values`, all of them in [0, rows)."""
+    if rows > MARKED:
+        return int(torch.unique(values).numel())
+    marks = torch.zeros(max(1, rows), dtype=torch.bool, device=values.device)
+    marks[values] = True
+    return int(marks.sum())
+
+
+def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Distinct places that a list of index tensors names together, masks included."""
+    shape = context.need("self").shape
+    dim, places, most = 0, None, 1
+    masked: int | None = None
+    for tensor in names.index_list(context):
+        if tensor is None:
+            dim += 1
+            continue
+        mask = tensor.dtype in (torch.bool, torch.uint8)
+        parts = tensor.nonzero(as_tuple=True) if mask else (tensor,)
+        masked = tensor.numel() if mask else masked
+        for part in parts:
+            if dim >= len(shape):
+                return None
+            size = max(1, shape[dim])
+            values = part.detach().to(torch.int64) % size
+            if places is not None and not fill.broadcastable(places.shape, values.shape):
+                return None
+            places = values if places is None else places * size + values
+            most *= size
+            dim += 1
+    if places is None:
+        return None
+    limit = min(most, masked if masked is not None else places.numel())
+    return work(Amount(what="distinct places", done=distinct_of(places.reshape(-1), most), most=limit), same=True)
+
+
+def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Distinct rows of the table, and bags that hold any."""
+    indices, weight = context.need("indices"), context.tensor("weight")
+    said = context.args.get("num_weights")
+    rows = extent(weight) if weight is not None else said if isinstance(said, int) else 0
+    found = _rows(indices, rows)
+    amounts, warnings = [*found.amounts], [*found.warnings]
+    offsets = context.tensor("offsets")
+    if offsets is not None and offsets.numel():
+        starts = fill.whole(offsets)
+        last = context.flag("include_last_offset")
+        ends = starts[1:] if last else torch.cat((starts[1:], starts.new_tensor([indices.numel()])))
+        sizes = ends - starts[: len(ends)]
+        amounts.append(Amount(what="bags", done=int((sizes > 0).sum()), most=len(sizes)))
+        if bool((sizes < 0).any()):
+            warnings.append("offsets descend")
+    return work(*amounts, warnings=tuple(warnings), same=True)
+
+
+def count_repeats(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Elements that the repeats add up to."""
+    repeats = context.tensor("repeats")
+    if repeats is None:
+        return None
+    return work(Amount(what="repeated elements", done=int(fill.whole(repeats).clamp(min=0).sum())))
+
+
+def count_packed(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Elements of a padded batch that are no padding."""
+    tokens = int(fill.whole(context.need("lengths")).clamp(min=0).sum())
+    return work(Amount(what="tokens packed", done=tokens, most=math.prod(context.need("input").shape[:2])))
+
+
+SUMMED = (*LENGTHS, "t_in", "dim_sum_per_rank")
+PERMUTES = ("permute", "permute_list")
+
+
+def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Values in rows of some length; where there are no rows, distinct entries of a permute."""
+    amounts: list[Amount] = []
+    warnings: list[str] = []
+    for name in SUMMED:
+        if (found := context.tensor(name)) is not None and found.numel() and not found.dtype.is_floating_point:
+            values = fill.whole(found)
+            amounts.append(Amount(what=f"values in {name}", done=int(values.clamp(min=0).sum())))
+            warnings += [f"{name} has negative entries"] if bool((values < 0).any()) else []
+    for name in OFFSETS:
+        given = context.args.get(name)
+        levels = [t for t in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(t, torch.Tensor)]
+        for level in levels[-1:]:
+            edges = fill.whole(level)
+            sizes = edges.diff()
+            amounts.append(Amount(what=f"values between {name}", done=int(sizes.clamp(min=0).sum())))
+            warnings += [f"{name} descend"] if bool((sizes < 0).any()) else []
+    for name in PERMUTES:
+        if (order := context.tensor(name)) is not None and order.numel():
+            distinct = int(torch.unique(fill.whole(order)).numel())
+            amounts.append(Amount(what="distinct rows permuted", done=distinct, most=order.numel()))
+    if not amounts:
+        return None
+    return work(*amounts, warnings=tuple(warnings), same=amounts[0].most is not None)
+
+
+SAME_WORK = frozenset({"aten::where", "aten::masked_fill", "aten::masked_fill_", "aten::count_nonzero"})
+"""Ops that go over all elements whatever the mask lets through."""
+MASKED_SCORE = -1e4
+"""Added to a score, this or less hides it in every floating type."""
+
+
+def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Elements that the mask selects."""
+    searches = "nonzero" in context.op or "argwhere" in context.op
+    wanted = ("mask", "condition", *(("self",) if searches else ()))
+    mask = next((t for name in wanted if (t := context.tensor(name)) is not None), None)
+    if mask is None:
+        return None
+    selected = Amount(what="elements selected", done=int((mask != 0).sum()), most=mask.numel())
+    return Work(amounts=(selected,)) if context.op in SAME_WORK else work(selected)
+
+
+def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Scores that the mask leaves visible; None for a call without a mask."""
+    found = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
+    mask = next((mask for mask in found if mask is not None and mask.numel()), None)
+    if mask is None:
+        return None
+    if context.op == "aten::_masked_softmax":
+        visible = mask == 0
+    else:
+        visible = mask if mask.dtype is torch.bool else mask.float() > MASKED_SCORE
+    return work(Amount(what="scores visible", done=int(visible.sum()), most=mask.numel()))
+
+
+def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Distinct rows of the table of sines and cosines."""
+    positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)
+    if positions is None:
+        return None
+    rows = table_rows(context)
+    values = torch.unique(fill.whole(positions))
+    wrong = int(((values < 0) | (values >= rows)).sum())
+    return work(
+        Amount(what="distinct positions", done=len(values), most=min(rows, positions.numel())),
+        warnings=(f"{wrong:,} positions are not in [0, {rows})",) if wrong else (),
+        same=True,
+    )
+
+
+def count_new_tokens(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """New tokens of all sequences."""
+    return work(Amount(what="new tokens", done=int(fill.whole(context.need("extend_seq_lens")).clamp(min=0).sum())))
+
+
+def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Rows are told apart by table: the bags of one table follow each other."""
+    indices, offsets = context.tensor("indices"), context.tensor("offsets")
+    starts, widths = context.tensor("hash_size_cumsum"), context.tensor("D_offsets")
+    if indices is None or offsets is None or widths is None:
+        return None
+    tables = max(1, widths.numel() - 1)
+    values = fill.whole(indices)
+    edges = fill.whole(offsets)
+    sizes = edges.diff()
+    bags = len(sizes) // tables
+    per_table = sizes[: bags * tables].clamp(min=0).reshape(tables, bags).sum(1) if bags else sizes.new_zeros(tables)
+    used = min(int(per_table.sum()), len(values))
+    table = torch.repeat_interleave(torch.arange(tables), per_table)[:used]
+    warnings = ["offsets descend"] if bool((sizes < 0).any()) else []
+    most = used
+    if starts is not None and starts.numel() > tables:
+        rows = fill.whole(starts)[: tables + 1].diff()
+        most = int(torch.minimum(per_table, rows.clamp(min=0)).sum())
+        if wrong := int(((values[:used] < 0) | (values[:used] >= rows[table])).sum()):
+            warnings.append(f"{wrong:,} indices are not in their table")
+    held = values[:used].clamp(min=0)
+    width = int(held.max()) + 1 if used else 1
+    distinct = distinct_of(table * width + held, tables * width)
+    return work(
+        Amount(what="distinct rows", done=distinct, most=max(most, distinct) or len(values)),
+        Amount(what="bags", done=int((sizes > 0).sum()), most=len(sizes)),
+        warnings=tuple(warnings),
+        same=True,
+    )

@@ -1,0 +1,86 @@
+"""Work of mixture-of-experts ops: tokens and experts that the values route, what is dropped, padding and packing."""
+
+from __future__ import annotations
+
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import BatchLengths, InitContext
+from opreplay.initializers.rules import moe_routing as names
+from opreplay.replay.ops.work.amounts import Amount, Work, work
+from opreplay.replay.ops.work.routes import Routes, find, group_sizes, number, routes_of
+
+
+def _used(experts: torch.Tensor, count: int) -> Amount:
+    return Amount(what="experts", done=int(torch.unique(experts).numel()), most=count)
+
+
+def _tokens(routes: Routes, what: str) -> Amount:
+    return Amount(what=what, done=int(torch.unique(routes.token).numel()), most=routes.tokens)
+
+
+def count_scores(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Tokens whose scores decide which experts they go to."""
+    routes = routes_of(context)
+    return None if routes is None else work(_tokens(routes, "tokens routed"), _used(routes.expert, routes.experts))
+
+
+def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Slots whose expert is one of those here and counts for something."""
+    routes = routes_of(context)
+    if routes is None:
+        return None
+    return work(
+        Amount(what="routed slots", done=routes.routed, most=routes.slots),
+        _tokens(routes, "tokens"),
+        _used(routes.expert, routes.experts),
+        Amount(what="tokens with an expert twice", done=routes.twice, most=routes.tokens),
+        warnings=routes.warnings,
+    )
+
+
+def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Slots in the sorted lists that an expert's block really computes, and whether the lists keep the convention."""
+    routes = routes_of(context)
+    if routes is None:
+        return None
+    return work(
+        Amount(what="routed slots", done=routes.routed, most=routes.slots),
+        _tokens(routes, "tokens"),
+        _used(routes.expert, routes.experts),
+        Amount(what="dropped slots", done=routes.slots - routes.routed, most=routes.slots),
+        Amount(what="padding entries", done=routes.padding, most=routes.used),
+        warnings=routes.warnings,
+    )
+
+
+def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Rows that belong to some expert's group, of all rows."""
+    numbers = context.tensor("sorted_expert_for_source_row")
+    if numbers is not None:
+        values = fill.whole(numbers)
+        warnings = ("the rows are not sorted by expert",) if bool((values.diff() < 0).any()) else ()
+        return work(_used(values, names.expert_count(context)), warnings=warnings, same=True)
+    sizes = group_sizes(context)
+    if sizes is None:
+        return None
+    most = number(context, ("max_tokens_per_batch",))
+    room = most * len(sizes) if most else names.rows_of_groups(context)
+    rows = int(sizes.clamp(min=0).sum())
+    wrong = ["ends of the groups descend"] if bool((sizes < 0).any()) else []
+    if room is not None and rows > room:
+        wrong.append(f"the groups hold {rows:,} rows of {room:,}")
+    return work(
+        Amount(what="rows", done=rows, most=room),
+        Amount(what="experts", done=int((sizes > 0).sum()), most=len(sizes)),
+        warnings=tuple(wrong),
+    )
+
+
+def count_returned(context: InitContext, lengths: BatchLengths | None) -> Work | None:
+    """Distinct rows that are brought back."""
+    order = find(context, ("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"))
+    if order is None:
+        return None
+    distinct = int(torch.unique(fill.whole(order)).numel())
+    return work(Amount(what="rows brought back", done=distinct, most=order.numel()), same=True)

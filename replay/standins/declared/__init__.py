@@ -1,2 +1,0 @@
-# pyright: strict
-"""Declarations of vendor ops: schemas, names, libraries."""

@@ -1,2 +1,0 @@
-# pyright: strict
-"""Stand-ins for the builds of flash-attention."""

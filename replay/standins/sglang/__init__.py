@@ -1,2 +1,0 @@
-# pyright: strict
-"""Stand-ins for SGLang's ops."""

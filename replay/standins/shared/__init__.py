@@ -1,2 +1,0 @@
-# pyright: strict
-"""Stand-ins for ops that several libraries have under several names."""

@@ -1,0 +1,76 @@
+"""The table of ops: what a line of a family gives, what is refused, and that each row names what exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from opreplay.initializers.registry import built_in
+from opreplay.replay.ops import table
+from opreplay.replay.ops.costs.vendor import shared
+from opreplay.replay.ops.table import COUNTERS, cost_of, counter_of, family, find, load, rows
+
+
+@pytest.fixture
+def scratch() -> Iterator[None]:
+    """Rows of the namespace `table_test` are gone afterwards."""
+    load("families")
+    yield
+    for name in [name for name in table._rows if name.startswith("table_test::")]:
+        del table._rows[name]
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_line_gives_its_ops_what_differs() -> None:
+    lines = "table_test::a table_test::b kernel=Gelu\n table_test::c kernel=Sort inputs=index work=moe.count_chosen"
+    family("mixed", "gates", lines, kernels=shared.widest, inputs="domain")
+    a, b, c = (find(f"table_test::{name}") for name in "abc")
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert (a.inputs, a.work, a.folder, a.family) == ("domain", "", "mixed", "gates")
+    assert (c.inputs, c.work) == ("index", "moe.count_chosen")
+    assert [one.cost.__name__ for one in (a, b, c) if one.cost is not None] == ["widest_Gelu"] * 2 + ["widest_Sort"]
+
+
+@pytest.mark.usefixtures("scratch")
+@pytest.mark.parametrize("line", ["table_test::a colour=red", "table_test::a kernel=Gelu", "table_test::a cost=gelu"])
+def test_what_a_row_does_not_have_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="gives what a row does not have"):
+        family("mixed", "gates", line)
+
+
+@pytest.mark.usefixtures("scratch")
+def test_an_op_is_in_one_family_and_costs_once() -> None:
+    family("mixed", "gates", "table_test::a", cost=shared.widened)
+    with pytest.raises(ValueError, match="table_test::a has its family already"):
+        family("mixed", "others", "table_test::a", cost=shared.widened)
+    with pytest.raises(ValueError, match="table_test::a has its cost already"):
+        table.costs("table_test::a")(shared.widened)
+
+
+def test_each_row_names_an_initializer_and_a_counter_that_exist() -> None:
+    known = {rule.name for rule in built_in()}
+    named = {row.inputs for row in rows() if row.inputs}
+    assert named <= known
+    assert set(COUNTERS) <= named
+    assert all(callable(counter_of(row.name)) for row in rows() if row.work or row.inputs in COUNTERS)
+
+
+def test_references_lie_in_the_folder_that_their_rows_name() -> None:
+    load("references")
+    elsewhere = {
+        row.name: version.run.__module__
+        for row in rows()
+        for version in row.references
+        if version.run.__module__.split(".")[3] != row.folder
+    }
+    assert not elsewhere
+
+
+def test_each_op_with_a_reference_has_a_row_of_a_family() -> None:
+    load("references")
+    load("formulas")
+    lacking = [row.name for row in rows() if (row.references or row.formula) and not (row.family and cost_of(row.name))]
+    assert not lacking, f"{', '.join(lacking)}: add them to `families.py` of their folder"

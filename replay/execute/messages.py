@@ -124,11 +124,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     facts: dict[str, object]
 
-    def settled(self, config: WorkerConfig) -> WorkerConfig:
-        """The configuration for the next process of the run: with as many threads as this one chose."""
-        threads = self.facts.get("threads")
-        return config.having(threads=threads) if isinstance(threads, int) else config
-
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The worker cannot work at all, e.g. since the device is missing."""

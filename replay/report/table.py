@@ -259,6 +259,21 @@ def op_text(op: OpCell, space: int) -> Text:
     return Text.assemble(middle(name, space), "\n", (end(detail, space), op.style), no_wrap=True)
 
 
+Fact = tuple[str, str, str]
+"""A name, what is to be said of it, and its style in a terminal."""
+
+
+def facts_grid(facts: Iterable[Fact]) -> RichTable:
+    """A line a fact, without those of which there is nothing to say."""
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for title, text, style in facts:
+        if text:
+            grid.add_row(Text(title), Text(safe(text), style=style))
+    return grid
+
+
 def decisive(lines: Sequence[str], chosen: Sequence[str]) -> list[str]:
     """The chosen ones of all notes, and how many others there are."""
     shown = [line for line in lines if line in chosen]

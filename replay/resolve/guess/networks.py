@@ -119,11 +119,6 @@ def _table_rows(known: Known, context: Context) -> Guess | None:
     return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: nothing in the trace tells it")
 
 
-def _kernel_of_weight(known: Known, context: Context) -> Guess | None:
-    weight = _shape(known, "weight")
-    return Guess(value=weight[2:], why="the shape of the weight") if weight and len(weight) > 2 else None
-
-
 def _one_each(known: Known, context: Context) -> Guess | None:
     """A number for each tensor of a list."""
     count = next((len(arg.tensors) for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
@@ -290,6 +285,8 @@ _ROWS = (
 _CTC = ("ctc_loss", "_ctc_loss", "_ctc_loss_backward")
 _BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward")
 
+_NORMS = ("cudnn_batch_norm", "miopen_batch_norm")
+
 NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("group_norm", "num_groups"): _group_count,
     **{(op, "group"): _group_count for op in ("native_group_norm", "native_group_norm_backward")},
@@ -312,8 +309,8 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "include_last_offset"): _counts_the_end for op in _BAGS},
     **{(op, "mode"): _always(0, "sum") for op in ("embedding_bag", "_embedding_bag", "_embedding_bag_backward",
                                                    "_embedding_bag_dense_backward", "_embedding_bag_forward_only")},
-    **{(op, "kernel_size"): _kernel_of_weight for op in ("thnn_conv2d", "_slow_conv2d_forward",
-                                                          "_slow_conv2d_backward", "slow_conv3d_forward")},
+    **{(op, "epsilon"): _always(1e-5) for op in (*_NORMS, *(f"{norm}_backward" for norm in _NORMS))},
+    **{(op, "exponential_average_factor"): _always(0.1) for op in _NORMS},
     **{(op, "dropout"): _always(0.0) for op in _NETWORKS},
     **{(op, "p"): _always(2.0, "the Euclidean one") for op in _DISTANCES},
     **{(op, "training"): _in_training for op in ("batch_norm", "_batch_norm_impl_index", "native_batch_norm")},

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from opreplay.replay.ir.recorded_call import RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.einsum import equation
-from opreplay.replay.resolve.guess.legacy import LEGACY_TEXTS
 from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, tensor, value
 from opreplay.traces.literals import is_whole_numbers
@@ -289,7 +288,6 @@ _FORWARD = (
 )
 
 TEXTS: dict[tuple[str, str], Rule] = {
-    **LEGACY_TEXTS,
     ("einsum", "equation"): equation,
     ("pad", "mode"): _padding_mode, ("stft", "pad_mode"): _spectrum_padding,
     **{(op, "approximate"): _gelu for op in ("gelu", "gelu_", "gelu_backward")},

@@ -137,7 +137,8 @@ class Workers:
         self._beats: Heartbeats | None = None
         self._seen: list[tuple[int, int]] = []
         self._replies: dict[int, Any] = {}
-        self._failed: Death | EnvironmentRefused | None = None
+        self._refused: EnvironmentRefused | None = None
+        self._failed: Death | None = None
         self._patient_until = inf
         """When a task ends of which one process said that it could not."""
         self._begun = self._moved = 0.0
@@ -165,7 +166,7 @@ class Workers:
         except BaseException:
             self.end()
             raise
-        self.answers, self._failed = 0, None
+        self.answers, self._refused = 0, None
         self._await()
         self.deadline = min(peer.next_look() for peer in self.peers)
 
@@ -231,27 +232,14 @@ class Workers:
 
     def _meet(self, places: Sequence[int]) -> None:
         """Take the first words of processes. Raises UsageError or EnvironmentRefused as `step`."""
-        why: list[str] = []
-        for place in places:
-            peer = self.peers[place]
-            self._waiting.remove(place)
-            try:
-                if not isinstance(peer.receive(), Ready):
-                    why.append(f"did not start: {peer.cause_of_death().detail}")
-            except EnvironmentRefused as error:
-                self._failed = error  # it may have missed another one that was killed
-                self._patient_until = monotonic() + AFTER_ERROR_S
-            if why:
-                return self._start_again(self._name(place), why[0])
         late = monotonic() >= self.deadline and not places
-        for place in self._waiting if late else ():
-            if overdue := self.peers[place].overdue():
-                return self._start_again(self._name(place), overdue)
-        if isinstance(self._failed, EnvironmentRefused):
-            if any(peer.was_killed for peer in self.peers):
-                return self._start_again("a rank", str(self._failed))
-            if not self._waiting or monotonic() >= self._patient_until:
-                raise self._failed
+        for place in self._waiting[:] if late else places:
+            if why := self.peers[place].overdue() if late else self._first_word(place):
+                return self._start_again(self._name(place), why)
+        if self._refused is not None and any(peer.was_killed for peer in self.peers):
+            return self._start_again("a rank", str(self._refused))
+        if self._refused is not None and (not self._waiting or monotonic() >= self._patient_until):
+            raise self._refused
         if self._waiting:
             look = min(self.peers[place].next_look() for place in self._waiting)
             self.deadline = min(look, self._patient_until)
@@ -261,6 +249,16 @@ class Workers:
         if self._tasks:
             self._hand_out()
         return None
+
+    def _first_word(self, place: int) -> str:
+        """Why a process that has something to say is not ready; "" where it is, or may have missed another one."""
+        self._waiting.remove(place)
+        peer = self.peers[place]
+        try:
+            return "" if isinstance(peer.receive(), Ready) else f"did not start: {peer.cause_of_death().detail}"
+        except EnvironmentRefused as error:
+            self._refused, self._patient_until = error, monotonic() + AFTER_ERROR_S
+            return ""
 
     def _start_again(self, who: str, why: str) -> None:
         """New processes for some that were not ready in time or died before that. Raises EnvironmentRefused."""
@@ -304,7 +302,7 @@ class Workers:
                 self._replies[place] = reply
                 self._note_failure(place, reply)
         if not self._waiting:
-            return self._failed_task() or [self._replies[place] for place in range(len(self.peers))]
+            return self._failed or [self._replies[place] for place in range(len(self.peers))]
         return self._overdue(silent=not places)
 
     def _note_failure(self, place: int, reply: object) -> None:
@@ -316,9 +314,6 @@ class Workers:
             self._failed = self._death("said", reply.reason, place, raised=raised)
             self._patient_until = min(self._patient_until, monotonic() + AFTER_ERROR_S)
 
-    def _failed_task(self) -> Death | None:
-        return self._failed if isinstance(self._failed, Death) else None
-
     def _overdue(self, *, silent: bool) -> Death | None:
         """What ends a task of processes that say nothing."""
         now, seen = monotonic(), self._beats.read() if self._beats is not None else []
@@ -327,11 +322,11 @@ class Workers:
             if self._failed is not None:
                 self._patient_until = now + AFTER_ERROR_S
         if silent and now >= self._patient_until:
-            return self._failed_task()
+            return self._failed
         if silent and now >= self._until:
             return self._death("over", Reason("out of time", "the run's time was over (--total-time)"), 0)
         if silent and now >= self._moved + self._limit_s:
-            return self._failed_task() or self._hung()
+            return self._failed or self._hung()
         self.deadline = self._next_deadline()
         return None
 

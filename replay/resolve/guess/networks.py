@@ -11,7 +11,17 @@ import math
 
 from opreplay.replay.ir.model import Value
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, recorded_shape, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Rule,
+    Shape,
+    names,
+    recorded_shape,
+    tensor,
+    value,
+)
 
 GROUPS = (32, 16, 8, 4, 2, 1)
 """Of a group normalisation, tried in this order."""
@@ -250,36 +260,20 @@ def _counts_the_end(known: Known, context: Context) -> Guess | None:
     return Guess(value=read[0] == offsets[0] - 1, why=f"{around.following[0].name} reads {list(read)} next")
 
 
-_DISTANCES = (
-    "cdist",
-    "_cdist_forward",
-    "_cdist_backward",
-    "pdist",
-    "_pdist_forward",
-    "_pdist_backward",
-    "norm",
-    "dist",
-    "renorm",
-    "pairwise_distance",
+_DISTANCES = names(
+    "cdist _cdist_forward _cdist_backward pdist _pdist_forward _pdist_backward norm dist renorm pairwise_distance"
 )
-_QUANTIZERS = (
-    "quantize_per_tensor",
-    "quantize_per_channel",
-    "fake_quantize_per_tensor_affine",
-    "fake_quantize_per_tensor_affine_cachemask",
-    "fake_quantize_per_channel_affine",
-    "fake_quantize_per_channel_affine_cachemask",
+_QUANTIZERS = names(
+    "quantize_per_tensor quantize_per_channel fake_quantize_per_tensor_affine "
+    "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine "
+    "fake_quantize_per_channel_affine_cachemask"
 )
 _FFT = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
 _GRIDS = ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_ROWS = (
-    "embedding_dense_backward",
-    "embedding_backward",
-    "embedding_sparse_backward",
-    "_embedding_bag_backward",
-    "_embedding_bag_dense_backward",
-    "_embedding_bag_sparse_backward",
+_ROWS = names(
+    "embedding_dense_backward embedding_backward embedding_sparse_backward _embedding_bag_backward "
+    "_embedding_bag_dense_backward _embedding_bag_sparse_backward"
 )
 
 _CTC = ("ctc_loss", "_ctc_loss", "_ctc_loss_backward")

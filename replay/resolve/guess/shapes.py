@@ -24,6 +24,7 @@ from opreplay.replay.resolve.guess.values import (
     Rule,
     Shape,
     first_tensor,
+    names,
     recorded_shape,
     tensor,
     value,
@@ -196,18 +197,9 @@ def _dot_dims(side: str) -> Rule:
     return rule
 
 
-_SCANS = (
-    "_safe_softmax",
-    "cumprod",
-    "cumprod_backward",
-    "logcumsumexp",
-    "_logcumsumexp",
-    "cummax",
-    "cummin",
-    "_cummax_helper",
-    "_cummin_helper",
-    "cummaxmin_backward",
-    "logsumexp",
+_SCANS = names(
+    "_safe_softmax cumprod cumprod_backward logcumsumexp _logcumsumexp cummax cummin _cummax_helper "
+    "_cummin_helper cummaxmin_backward logsumexp"
 )
 
 BY_OP: dict[tuple[str, str], Rule] = {

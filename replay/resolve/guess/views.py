@@ -31,6 +31,7 @@ from opreplay.replay.resolve.guess.values import (
     Known,
     Rule,
     Shape,
+    names,
     recorded_shape,
     tensor,
     value,
@@ -40,15 +41,8 @@ from opreplay.traces.model import OpSignature, TensorMeta
 SOON = 4
 """Calls in which what a conversion or a factory makes is looked for."""
 TO_THE_END = 2**63 - 1
-_WRITERS = (
-    "aten::copy_",
-    "aten::fill_",
-    "aten::zero_",
-    "aten::normal_",
-    "aten::uniform_",
-    "aten::random_",
-    "aten::bernoulli_",
-    "aten::exponential_",
+_WRITERS = names(
+    "aten::copy_ aten::fill_ aten::zero_ aten::normal_ aten::uniform_ aten::random_ aten::bernoulli_ aten::exponential_"
 )
 _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"})
 
@@ -337,32 +331,10 @@ def _gradient_end(known: Known, context: Context) -> Guess | None:
 
 
 _CONVERSIONS = ("to", "_to_copy", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
-_FACTORIES = (
-    "empty",
-    "empty_strided",
-    "zeros",
-    "ones",
-    "full",
-    "rand",
-    "randn",
-    "randint",
-    "arange",
-    "new_empty",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "empty_like",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "scalar_tensor",
-    "new_empty_strided",
-    "linspace",
-    "eye",
-    "randperm",
-    "tril_indices",
-    "triu_indices",
-    "one_hot",
+_FACTORIES = names(
+    "empty empty_strided zeros ones full rand randn randint arange new_empty new_zeros new_ones new_full "
+    "empty_like zeros_like ones_like full_like scalar_tensor new_empty_strided linspace eye randperm tril_indices "
+    "triu_indices one_hot"
 )
 
 _STRIDED = ("as_strided", "as_strided_", "_reshape_alias")

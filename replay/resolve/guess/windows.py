@@ -9,7 +9,7 @@ from typing import Any, cast
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, names, tensor, value
 from opreplay.traces.model import TensorMeta
 
 MAX_STRIDE = 8
@@ -322,19 +322,11 @@ _PARTS = tuple(
 _WHOLE = tuple(f"{library}_convolution_backward" for library in _LIBRARIES)
 _SLOW = ("_slow_conv2d_forward", "_slow_conv2d_backward", "slow_conv3d_forward", "slow_conv3d", "thnn_conv2d")
 _CONVOLUTIONS = (
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convolution",
-    "_convolution",
-    "convolution_backward",
-    "convolution_overrideable",
-    "cudnn_convolution",
-    "miopen_convolution",
-    "mkldnn_convolution",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
+    *names(
+        "conv1d conv2d conv3d convolution _convolution convolution_backward convolution_overrideable "
+        "cudnn_convolution miopen_convolution mkldnn_convolution conv_transpose1d conv_transpose2d "
+        "conv_transpose3d"
+    ),
     *_SLOW,
     *_WHOLE,
     *_PARTS,

@@ -13,6 +13,7 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import Filling, Tensors
+from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 
 class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task"):
@@ -131,6 +132,16 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     message: str
     hint: str
     exit_code: int
+
+    @classmethod
+    def of(cls, error: OpReplayError) -> Refused:
+        """What says to the other side that an error was raised here."""
+        return cls(message=str(error), hint=error.hint, exit_code=error.exit_code)
+
+    def error(self) -> OpReplayError:
+        """What is to be raised on the other side."""
+        kind = UsageError if self.exit_code == UsageError.exit_code else EnvironmentRefused
+        return kind(self.message, hint=self.hint)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):

@@ -25,7 +25,6 @@ from opreplay.replay.host.limits import FROM_OUTSIDE
 from opreplay.replay.ir.model import Reason
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.child_process import python_command
-from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 START_S = 180.0
 """Time for a child to load torch and open its device; cold file caches are slow."""
@@ -95,8 +94,7 @@ class Child:
             return None
         reply = msgspec.msgpack.decode(frame, type=Reply)
         if isinstance(reply, Refused):
-            kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
-            raise kind(reply.message, hint=reply.hint)
+            raise reply.error()
         if isinstance(reply, Ready):
             self.facts = reply.facts
         return reply

@@ -1,7 +1,7 @@
 # pyright: strict
 """A table said once: its columns, with title, key, value and unit, over rows of any kind; and how a terminal shows it.
 
-`opreplay.replay.report.formats` writes the same table as Markdown, CSV and Parquet, a page as HTML.
+`opreplay.replay.report.formats` writes the same table as Markdown, CSV, Parquet and a data frame, a page as HTML.
 """
 
 from __future__ import annotations

@@ -304,32 +304,6 @@ def _gradient_size(known: Known, context: Context) -> Guess | None:
     return None
 
 
-def _gradient_dim(known: Known, context: Context) -> Guess | None:
-    sizes, grad = value(known, "input_sizes"), tensor(known, "grad_output") or tensor(known, "grad")
-    if not isinstance(sizes, tuple) or grad is None:
-        return None
-    whole = tuple(int(n) for n in sizes)
-    for d in range(len(whole)):
-        if grad.shape == (*whole[:d], *whole[d + 1 :]):
-            return Guess(value=d, why="where the sizes differ")
-        if len(grad.shape) == len(whole) and grad.shape[d] != whole[d]:
-            return Guess(value=d, why="where the sizes differ")
-    return None
-
-
-def _gradient_end(known: Known, context: Context) -> Guess | None:
-    dim, grad = value(known, "dim"), tensor(known, "grad_output") or tensor(known, "grad")
-    sizes = value(known, "input_sizes")
-    if not isinstance(dim, int) or grad is None or not isinstance(sizes, tuple) or len(grad.shape) != len(sizes):
-        return None
-    if not -len(sizes) <= dim < len(sizes):
-        return None
-    length = grad.shape[dim]
-    if length == sizes[dim]:
-        return Guess(value=TO_THE_END, why="to the end")
-    return Guess(value=length, why="the size of the gradient")
-
-
 _CONVERSIONS = ("to", "_to_copy", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
 _FACTORIES = names(
     "empty empty_strided zeros ones full rand randn randint arange new_empty new_zeros new_ones new_full "
@@ -355,8 +329,6 @@ VIEW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "dtype"): _converted for op in _CONVERSIONS},
     **{(op, "dtype"): _made for op in _FACTORIES},
     **{(op, "input_sizes"): _gradient_size for op in ("select_backward", "slice_backward", "diagonal_backward")},
-    **{(op, "dim"): _gradient_dim for op in ("select_backward", "slice_backward")},
-    ("slice_backward", "end"): _gradient_end,
 }  # fmt: skip
 """(op without namespace, argument) → rule."""
 VIEW_ARGUMENTS: dict[tuple[str, str], Rule] = {("MemoryFormat", "memory_format"): _contiguous_format}

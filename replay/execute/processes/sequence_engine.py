@@ -156,7 +156,8 @@ class SequenceEngine:
                 return msgspec.structs.replace(answer, reasons={**blame.gone, **answer.reasons})
             if not blame.is_worth_another_try(answer, [op.id for op in left], answer.cause):
                 why = f"the sequence ended its process {blame.deaths} times: {answer.cause.detail}"
-                reason = Reason("worker lost" if answer.cause.kind == "worker lost" else "failed", why)
+                lost = answer.cause.kind == "worker lost"
+                reason = Reason("worker lost", why) if lost else Reason("failed", why)
                 rest = {op.id: reason for op in left}
                 return SequenceOutcome(times={}, reasons={**rest, **blame.gone}, calls=0)
 

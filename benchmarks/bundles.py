@@ -20,12 +20,12 @@ from typing import Any
 
 import msgspec
 
-from opreplay.initializers.registry import built_in
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.execute.run import run_plan
 from opreplay.replay.export import make_bundle, write_bundle
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.resolve.policy import Policy

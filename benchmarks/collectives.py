@@ -35,7 +35,8 @@ from time import monotonic, perf_counter, sleep
 from opreplay.replay.collectives.mapping import mapped
 from opreplay.replay.collectives.model import Collective, bandwidth
 from opreplay.replay.execute.options import MeasureOptions
-from opreplay.replay.execute.ranks.crew import LocalCrew
+from opreplay.replay.execute.processes.workers import Death, Workers
+from opreplay.replay.execute.ranks.crew import local_ranks, reason_of
 from opreplay.replay.execute.ranks.engine import outcome_of
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.ir.reasons import Reason
@@ -54,13 +55,13 @@ SIZES = tuple(1 << k for k in range(10, 27, 2))
 NAMES = ("c10d*", "_c10d*", "record_param_comms", "gloo:*", "nccl:*", "hccl:*", "hcom*", "vllm::*", "sglang::*")
 
 
-def crew_of(ranks: int, *, op_time_s: float, limit_s: float, memory_bytes: int = 1 << 30) -> LocalCrew:
+def crew_of(ranks: int, *, op_time_s: float, limit_s: float, memory_bytes: int = 1 << 30) -> Workers:
     """Ranks here."""
     options = MeasureOptions(op_time_s=op_time_s, limit_s=limit_s)
     config = RankConfig(
         rank=0, world=ranks, backend="gloo", device="cpu", store="", memory_bytes=memory_bytes, measure=options
     )
-    return LocalCrew(config, limit_s=limit_s)
+    return local_ranks(config, limit_s=limit_s)
 
 
 def all_reduce(size_bytes: int) -> Collective:
@@ -218,9 +219,10 @@ def faults(runs: int, seed: int) -> bool:
         said: list[Reason | None] = []
         for _ in range(3):
             number += 1
-            found = crew.run(RankTask(number=number, share=quick))
-            broken = next((reply.wrong for reply in found if reply.wrong), "") if isinstance(found, list) else ""
-            said.append(found if isinstance(found, Reason) else Reason("failed", broken) if broken else None)
+            answer = crew.run([RankTask(number=number, share=quick)] * 2)
+            broken = "" if isinstance(answer, Death) else next((reply.wrong for reply in answer if reply.wrong), "")
+            wrong_result = Reason("failed", broken) if broken else None
+            said.append(reason_of(answer, 2, 10.0) if isinstance(answer, Death) else wrong_result)
             harm.join()
         lost = [str(reason) for reason in said if reason is not None]
         if len(lost) != (kind != "late") or said[2] is not None:
@@ -229,7 +231,7 @@ def faults(runs: int, seed: int) -> bool:
     crew.close()
     left = [pid for pid in seen if Path(f"/proc/{pid}").exists()]
     told = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    print(f"{runs} runs ({told}) in {monotonic() - started:.0f} s, {crew.restarts} new groups")
+    print(f"{runs} runs ({told}) in {monotonic() - started:.0f} s, {crew.starts - 1} new groups")
     print(f"wrong: {len(wrong)}; processes left: {len(left)}")
     print("\n".join(wrong[:20]))
     return not wrong and not left

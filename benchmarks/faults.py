@@ -131,8 +131,8 @@ class Named(ChildProcess):
         super().begin(op, visit)
         os.write(1, f"child {self.pid}\n".encode())
 
-    def step(self) -> Outcome | None:
-        outcome = super().step()
+    def step(self, *, waits: bool = False) -> Outcome | None:
+        outcome = super().step(waits=waits)
         os.write(1, f"child {self.pid}\n".encode())
         return outcome
 

@@ -21,7 +21,8 @@ import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.dense import DenseInit
-from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.registry import Registry
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.links.annotations import BatchContext
 
 EXPERTS, TOPK, PAGE = 128, 8, 16

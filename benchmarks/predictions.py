@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from opreplay.initializers.extensions import open_registry
 from opreplay.replay.ascend import load_device, lower, simulate_op
+from opreplay.replay.ops.inputs import open_registry
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.opaque_layers import with_layers
 from opreplay.replay.resolve.meta.outputs import with_outputs

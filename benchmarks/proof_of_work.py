@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from opreplay.initializers.base import InitializerError
-from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.registry import Registry
 from opreplay.initializers.rules.paged_attention import PagedAttentionInit
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import counted_ops, work_of
 from opreplay.replay.ops.work.amounts import Work, work_text
@@ -88,7 +89,8 @@ def audit_iterations(trace: Trace, plan: ReplayPlan, registry: Registry, *, seed
     """Each attention op of the plan in each distinct batch that the trace annotates and the op ran in."""
     index = BatchIndex(trace)
     found: list[IterationAudit] = []
-    attention = [op for op in plan.ops if canonical_name(op.called) in PagedAttentionInit.op_patterns and op.args]
+    ops = registry[PagedAttentionInit.name].op_patterns
+    attention = [op for op in plan.ops if canonical_name(op.called) in ops and op.args]
     for number, context in enumerate(index.contexts):
         signatures = np.unique(trace.ops.signature[index.of_row == number])
         ran = {signature_id(trace.signatures[int(i)]) for i in signatures}

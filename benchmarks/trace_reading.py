@@ -1,4 +1,4 @@
-"""Throughput and peak memory of `read_trace` on a big file made from a real trace, beside `orjson.loads`.
+"""Throughput and peak memory of `read_trace` and `trim` on a big file made from a real trace, beside `orjson.loads`.
 
     python benchmarks/trace_reading.py --trace ../shared/traces/h100_owlv2_large.json.gz --size 1G
 
@@ -36,6 +36,22 @@ summary = summarize(trace)
 result = dict(events=summary.events, cpu_ops=summary.cpu_ops, kernels=summary.kernels, unique_ops=summary.unique_ops,
               owner_ops=summary.owner_ops, bytes=summary.bytes_read, losses=summary.losses,
               workers_s=workers.ru_utime + workers.ru_stime)
+"""
+_TRIM = """
+import sys, time
+from pathlib import Path
+from opreplay.traces.trim import Wanted, first_time_ns, op_spans, trim
+path, kind = sys.argv[1:3]
+start, cpu = time.perf_counter(), time.process_time()
+if kind == "between":
+    first = first_time_ns(path)
+    wanted = Wanted(spans=((first, first + 100_000_000),))
+else:
+    wanted = Wanted(of_threads=op_spans(path, ["aten::mm"]))
+made = trim(path, path + ".part", wanted)
+seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+Path(path + ".part").unlink()
+result = dict(events=made.of_events, kept=made.events)
 """
 _ORJSON = """
 import sys, time, orjson
@@ -166,6 +182,12 @@ def _run(trace: Path, folder: Path, options: argparse.Namespace) -> None:
     one = _show("1 process", size, best(_READ, big, "1"), None)
     if options.processes > 1:
         _show(f"{options.processes} processes", size, best(_READ, big, str(options.processes)), one)
+    read_s = best(_READ, big, "1").get("cpu_s")
+    for kind in ("between", "op-filter"):
+        trimmed = best(_TRIM, big, kind)
+        _show(f"trim --{kind}", size, trimmed, one)
+        if read_s and "cpu_s" in trimmed:
+            print(f"  {'':<16} {trimmed['cpu_s'] / read_s:.2f} times the processor time of reading")
     if not options.no_orjson:
         _show("orjson.loads", size, best(_ORJSON, big), one)
     if options.gzip:

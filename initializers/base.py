@@ -127,12 +127,13 @@ class CustomInit:
 
     `options` are settings that the user may give; `context.options` then holds a value for each of them.
 
-    `name` identifies the initializer in results; `op_patterns` are exact op names; among initializers that name the
-    same op the highest `priority` wins (built-ins have 0), then the one registered first.
+    `name` identifies the initializer in results; `op_patterns` are exact op names, which rows of `replay.ops` give to
+    built-ins; among initializers that name the same op the highest `priority` wins (built-ins have 0), then the one
+    registered first.
     """
 
     name: ClassVar[str] = ""
-    op_patterns: ClassVar[tuple[str, ...]] = ()
+    op_patterns: tuple[str, ...] = ()
     priority: ClassVar[int] = 0
     options: ClassVar[tuple[Option, ...]] = ()
 

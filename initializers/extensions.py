@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
-from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.registry import Registry
 from opreplay.initializers.user_code import current_source, forget_loaded, load_entry_point, load_user_code
 from opreplay.traces.errors import UsageError
 
@@ -41,15 +41,16 @@ def register_initializer(kind: Kind) -> Kind:
     return kind
 
 
-def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True) -> Registry:
-    """The built-in initializers, the users' and, with `plugins`, those of installed packages, with their settings.
+def extend(
+    registry: Registry, modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True
+) -> Registry:
+    """Add the users' initializers and, with `plugins`, those of installed packages, and take the settings of all.
 
     `modules` are files ending in .py, or names of modules; both are run. Raises UsageError for what cannot be loaded,
     for duplicates and for wrong settings.
     """
     for name in modules:
         load_user_code(name, flag="--init-module")
-    registry = built_in()
     for kind in _registered.values():
         registry.register(kind())
     for entry in entry_points(group=ENTRY_POINTS) if plugins else ():

@@ -28,19 +28,20 @@ class Registry:
         priority.
         """
         kind = type(initializer)
-        if not kind.name or not kind.op_patterns:
+        ops = initializer.op_patterns
+        if not kind.name or not ops:
             raise UsageError(f"initializer {kind.__name__} needs a name and op_patterns")
-        if isinstance(kind.op_patterns, str):
+        if isinstance(ops, str):
             raise UsageError(f"op_patterns of initializer {kind.name!r} is one text", hint="Make it a tuple of names.")
         check_declared(kind)
         if kind.name in self._by_name:
             raise UsageError(f"there is already an initializer named {kind.name!r}", hint="Give yours another name.")
-        if len(set(kind.op_patterns)) != len(kind.op_patterns):
+        if len(set(ops)) != len(ops):
             raise UsageError(f"initializer {kind.name!r} names an op twice")
-        for op in kind.op_patterns:
+        for op in ops:
             self._refuse_shadowed(op, kind)
         self._by_name[kind.name] = initializer
-        for op in kind.op_patterns:
+        for op in ops:
             rules = self._by_op.setdefault(op, [])
             rules.append(initializer)
             rules.sort(key=lambda rule: -rule.priority)
@@ -108,8 +109,8 @@ class Registry:
                 )
 
 
-def built_in() -> Registry:
-    """A fresh registry with all initializers that ship with opreplay."""
+def built_in_kinds() -> list[type[CustomInit]]:
+    """The classes of all initializers that ship with opreplay, which name no ops yet. Imports torch."""
     from opreplay.initializers.rules import (
         attention,
         domains,
@@ -127,7 +128,6 @@ def built_in() -> Registry:
         serving_lists,
     )
 
-    registry = Registry()
     modules = (
         domains,
         indices,
@@ -144,7 +144,4 @@ def built_in() -> Registry:
         serving_lists,
         row_numbers,
     )
-    for module in modules:
-        for kind in module.INITIALIZERS:
-            registry.register(kind())
-    return registry
+    return [kind for module in modules for kind in module.INITIALIZERS]

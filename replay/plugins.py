@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from opreplay.initializers import extensions
 from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of_class
 from opreplay.initializers.user_table import UserFunction
+from opreplay.replay.ops.table import Row, load, rows
 from opreplay.replay.resolve.user.conversions import CONVERSIONS
 from opreplay.replay.resolve.user.executors import EXECUTORS
 
@@ -38,6 +39,13 @@ class Registration:
     """ "file:line"; a module for a class of no file."""
     note: str = ""
     """What decides against others: "override", "priority 5", the simulated device."""
+
+
+def built_in_ops() -> list[Row]:
+    """The ops of which a reference is written down here, by name. Imports torch."""
+    load("references")
+    load("formulas")
+    return [row for row in rows() if row.references]
 
 
 def load_plugins(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from opreplay.traces.errors import TooLarge
 
 MIB = 1 << 20
+MAX_RANK = 64
+"""Dimensions that torch gives a tensor at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.traces.activity.model import Activity
+from opreplay.traces.activity.model import Activity, ListedCollective
 
 Dims = tuple["int | Dims", ...]
 """A shape or strides; one level deeper for a TensorList entry."""
@@ -332,23 +332,6 @@ class TraceInfo:
     """Set when captured graphs ran."""
 
 
-class NamedCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that a Chakra file tells by its type and size, without tensors."""
-
-    kind: str
-    """"all_reduce", "send", ..., the schema's name in lower case."""
-    name: str
-    """Of the node."""
-    size_bytes: int
-    group: str = ""
-    group_size: int | None = None
-    source: int | None = None
-    target: int | None = None
-    row: int = -1
-    """In `Trace.ops`, where the node is an op."""
-    dur_ns: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """One profile, read and linked: the value that all else starts from."""
@@ -370,7 +353,7 @@ class Trace:
     """None unless asked for."""
     activity: Activity | None = None
     """What else the file says of when things ran; only where it was asked for."""
-    collectives: tuple[NamedCollective, ...] = ()
+    collectives: tuple[ListedCollective, ...] = ()
     """Of a Chakra file."""
 
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from opreplay.traces import dialects
-from opreplay.traces.dialects.dialect import Column, Progress, Want
+from opreplay.traces.dialects.dialect import Progress, Want
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.garbage import collector_off
 from opreplay.traces.limits import Limits
 from opreplay.traces.model import Trace
+from opreplay.traces.reading.fields import Column
 from opreplay.traces.reading.opening import OPENING_BYTES, Opening
 from opreplay.traces.reading.source import Source
 

@@ -149,10 +149,10 @@ def _write_bundle(
 ) -> None:
     from opreplay.cli.setup import refuse_unused_initializers
     from opreplay.cli.terminal import console
-    from opreplay.initializers.extensions import open_registry
     from opreplay.replay.export import make_bundle, write_bundle
     from opreplay.replay.export.files import left_out_lines
     from opreplay.replay.host.environment import default_op_bytes
+    from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.resolve.policy import Policy
     from opreplay.traces.errors import UsageError
 

@@ -14,7 +14,7 @@ from opreplay.cli.options.shared import format_option, init_module_option
 def command(init_module: tuple[str, ...], format_: str) -> None:
     """List the initializers with their ops and options, those of plugins and of --init-module included."""
     from opreplay.cli.terminal import console
-    from opreplay.initializers.extensions import open_registry
+    from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.report.views.listings import initializer_facts, initializers_table
 
     known = initializer_facts(open_registry(init_module))

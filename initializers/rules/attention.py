@@ -23,7 +23,6 @@ class CumulativeLengthsInit(CustomInit):
     """Cumulative sequence lengths cut the tokens into even sequences."""
 
     name = "cumulative_lengths"
-    op_patterns = ("aten::_flash_attention_forward", "aten::_efficient_attention_forward")
     priority = 1
 
     def applies_to(self, context: InitContext) -> bool:
@@ -37,15 +36,6 @@ class AttentionBackwardInit(CustomInit):
     """What the forward pass saved: exact where that is cheap, else of the right size."""
 
     name = "attention_backward"
-    op_patterns = (
-        "aten::_flash_attention_backward",
-        "aten::_efficient_attention_backward",
-        "aten::_scaled_dot_product_flash_attention_backward",
-        "aten::_scaled_dot_product_efficient_attention_backward",
-        "aten::_scaled_dot_product_cudnn_attention_backward",
-        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-        "aten::_scaled_dot_product_fused_attention_overrideable_backward",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         lengths = _cut_evenly(context)

@@ -104,7 +104,6 @@ class DomainInit(CustomInit):
     """Keeps arguments where the op is defined, and factors of in-place products at ±1 so that nothing drifts."""
 
     name = "domain"
-    op_patterns = tuple(DOMAINS)
 
     def initialize(self, context: InitContext) -> InitReport:
         filled: list[str] = []
@@ -119,7 +118,6 @@ class SavedSoftmaxInit(CustomInit):
     """The saved output of a softmax is a softmax, that of a log-softmax a log-softmax."""
 
     name = "saved_softmax"
-    op_patterns = ("aten::_softmax_backward_data", "aten::_log_softmax_backward_data", "aten::_masked_softmax_backward")
 
     def initialize(self, context: InitContext) -> InitReport:
         output = context.need("output")
@@ -137,12 +135,6 @@ class PoolIndicesInit(CustomInit):
     """The saved indices of a max-pooling are those that the pooling of its input gives, else some inside each plane."""
 
     name = "pool_indices"
-    op_patterns = (
-        "aten::max_pool2d_with_indices_backward",
-        "aten::max_pool3d_with_indices_backward",
-        "aten::adaptive_max_pool2d_backward",
-        "aten::adaptive_max_pool3d_backward",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         source, indices = context.need("self"), context.need("indices")
@@ -160,7 +152,6 @@ class UnpoolIndicesInit(CustomInit):
     """Indices of an unpooling lie inside the output plane."""
 
     name = "unpool_indices"
-    op_patterns = ("aten::max_unpool2d", "aten::max_unpool3d")
 
     def initialize(self, context: InitContext) -> InitReport:
         listed: object = context.args.get("output_size")
@@ -177,28 +168,6 @@ class WellConditionedInit(CustomInit):
     """Square matrices for factorisations and solvers: symmetric and diagonally dominant, hence positive definite."""
 
     name = "well_conditioned"
-    op_patterns = (
-        "aten::cholesky",
-        "aten::linalg_cholesky_ex",
-        "aten::linalg_cholesky",
-        "aten::cholesky_inverse",
-        "aten::cholesky_solve",
-        "aten::linalg_inv_ex",
-        "aten::linalg_inv",
-        "aten::inverse",
-        "aten::linalg_solve_ex",
-        "aten::_linalg_solve_ex",
-        "aten::linalg_solve",
-        "aten::linalg_lu_factor_ex",
-        "aten::linalg_lu",
-        "aten::linalg_eigh",
-        "aten::_linalg_eigh",
-        "aten::linalg_eig",
-        "aten::_linalg_det",
-        "aten::_linalg_slogdet",
-        "aten::triangular_solve",
-        "aten::linalg_solve_triangular",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         done: list[str] = []

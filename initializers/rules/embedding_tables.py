@@ -21,41 +21,12 @@ NO_POOLING = 2
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _STATES = ("momentum{}_dev", "momentum{}_uvm", "momentum{}_host")
 """The state of an optimizer by its number: an element a row, or one for each weight."""
-_OPTIMIZERS = (
-    "",
-    "adagrad_",
-    "rowwise_adagrad_",
-    "sgd_",
-    "approx_sgd_",
-    "approx_rowwise_adagrad_",
-    "adam_",
-    "lamb_",
-    "lars_sgd_",
-    "partial_rowwise_adam_",
-    "partial_rowwise_lamb_",
-    "rowwise_adagrad_with_counter_",
-    "rowwise_weighted_adagrad_",
-)
-LOOKUPS = (
-    *(
-        f"fbgemm::split_embedding_codegen_lookup_{name}function{suffix}"
-        for name in _OPTIMIZERS
-        for suffix in ("", "_cpu")
-    ),
-    "fbgemm::split_embedding_codegen_grad_indice_weights_cpu",
-    "fbgemm::dense_embedding_codegen_lookup_function",
-    "fbgemm::split_embedding_codegen_forward_cpu",
-    "fbgemm::split_embedding_codegen_forward_unweighted_cuda",
-    "fbgemm::split_embedding_codegen_forward_weighted_cuda",
-    "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu",
-)
 
 
 class TableBatchedInit(CustomInit):
     """Tables of nearly equal width and size fill the weights; all bags have as many indices, each in range."""
 
     name = "embedding_tables"
-    op_patterns = LOOKUPS
 
     def initialize(self, context: InitContext) -> InitReport:
         starts, indices = context.need("D_offsets"), context.need("indices")

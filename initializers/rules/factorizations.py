@@ -19,12 +19,6 @@ class PivotsInit(CustomInit):
     """Pivots of LAPACK: row i is swapped with one not above it, counted from 1. No factor has zeros on its diagonal."""
 
     name = "pivots"
-    op_patterns = (
-        "aten::linalg_lu_solve",
-        "aten::lu_solve",
-        "aten::lu_unpack",
-        "aten::linalg_ldl_solve",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         pivots = next((t for name in _PIVOTS if (t := context.tensor(name)) is not None), None)
@@ -49,7 +43,6 @@ class NoErrorInit(CustomInit):
     """Error codes say that all went well, and asserted conditions hold: an error would end the run."""
 
     name = "no_error"
-    op_patterns = ("aten::_linalg_check_errors", "aten::_assert_async", "aten::_functional_assert_async")
 
     def initialize(self, context: InitContext) -> InitReport:
         holds = 0 if context.op == "aten::_linalg_check_errors" else 1

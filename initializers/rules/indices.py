@@ -132,7 +132,6 @@ class IndexInit(IndexRule):
     """Indices in range, all alike or some more popular."""
 
     name = "index"
-    op_patterns = tuple(RANGES)
 
     def applies_to(self, context: InitContext) -> bool:
         tensor = context.tensor(RANGES[context.op][0])
@@ -158,12 +157,6 @@ class IndexListInit(IndexRule):
     """The list of index tensors of `x[i, :, j]`: the n-th indexes the n-th dimension, a mask as many as it has."""
 
     name = "index_list"
-    op_patterns = (
-        "aten::index",
-        "aten::index_put",
-        "aten::index_put_",
-        "aten::_index_put_impl_",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         shape = context.need("self").shape
@@ -190,14 +183,6 @@ class BagInit(IndexRule):
     """Embedding bags: indices in range; offsets from 0, ascending; what a backward pass has saved fits both."""
 
     name = "embedding_bag"
-    op_patterns = (
-        "aten::embedding_bag",
-        "aten::_embedding_bag",
-        "aten::_embedding_bag_forward_only",
-        "aten::_embedding_bag_backward",
-        "aten::_embedding_bag_dense_backward",
-        "aten::_embedding_bag_per_sample_weights_backward",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         indices = context.need("indices")
@@ -228,7 +213,6 @@ class SortedInit(CustomInit):
     """Boundaries of searches are ascending."""
 
     name = "sorted"
-    op_patterns = ("aten::searchsorted", "aten::bucketize")
     arguments: ClassVar[tuple[str, ...]] = ("sorted_sequence", "boundaries")
 
     def initialize(self, context: InitContext) -> InitReport:
@@ -242,18 +226,6 @@ class FewTiesInit(CustomInit):
     """Integers that are sorted or ranked take many values, so that ties are rare."""
 
     name = "few_ties"
-    op_patterns = (
-        "aten::sort",
-        "aten::topk",
-        "aten::argsort",
-        "aten::kthvalue",
-        "aten::median",
-        "aten::mode",
-        "aten::unique_dim",
-        "aten::_unique",
-        "aten::_unique2",
-        "aten::msort",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         tensor = context.need("self")
@@ -266,7 +238,6 @@ class RepeatsInit(CustomInit):
     """Repeats add up to the recorded output size, or are two on average."""
 
     name = "repeats"
-    op_patterns = ("aten::repeat_interleave",)
 
     def applies_to(self, context: InitContext) -> bool:
         return context.tensor("repeats") is not None
@@ -286,13 +257,6 @@ class CtcInit(CustomInit):
     """CTC targets avoid the blank; lengths are as long as the shapes allow."""
 
     name = "ctc"
-    op_patterns = (
-        "aten::_ctc_loss",
-        "aten::ctc_loss",
-        "aten::_ctc_loss_backward",
-        "aten::_cudnn_ctc_loss",
-        "aten::miopen_ctc_loss",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         scores, targets = context.need("log_probs", 2), context.need("targets")
@@ -311,7 +275,6 @@ class PackInit(CustomInit):
     """Lengths of a padded batch descend from the longest."""
 
     name = "packed_lengths"
-    op_patterns = ("aten::_pack_padded_sequence",)
 
     def initialize(self, context: InitContext) -> InitReport:
         source, lengths = context.need("input"), context.need("lengths")

@@ -17,34 +17,6 @@ CUMSUMS = (
     "fbgemm::asynchronous_exclusive_cumsum",
     "fbgemm::asynchronous_batched_complete_cumsum",
 )
-PERMUTES = (
-    "fbgemm::permute_2D_sparse_data",
-    "fbgemm::permute_1D_sparse_data",
-    "fbgemm::permute_sparse_data",
-    "fbgemm::permute_sparse_features",
-    "fbgemm::permute_pooled_embs",
-    "fbgemm::permute_pooled_embs_auto_grad",
-    "fbgemm::expand_into_jagged_permute",
-    "fbgemm::invert_permute",
-)
-JAGGED = (
-    "fb::offsets_range", "fb::lengths_range_w_truncation_size", "fb::to_dense_representation",
-    "fb::sparse_label_to_dense", "fb::sparse_label_to_bool", "fbgemm::offsets_range", "fbgemm::lengths_range",
-    "fbgemm::bounds_check_indices", "fbgemm::block_bucketize_sparse_features", "fbgemm::bucketize_sparse_features",
-    "fbgemm::recat_embedding_grad_output_mixed_D_batch", "fbgemm::segment_sum_csr", "fbgemm::pack_segments",
-    "fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward",
-    "fbgemm::jagged_to_padded_dense_backward", "fbgemm::jagged_1d_to_dense", "fbgemm::jagged_2d_to_dense",
-    "fbgemm::dense_to_jagged", "fbgemm::dense_to_jagged_forward", "fbgemm::jagged_dense_elementwise_add",
-    "fbgemm::jagged_dense_elementwise_add_jagged_output", "fbgemm::jagged_dense_elementwise_mul",
-    "fbgemm::jagged_dense_elementwise_mul_forward", "fbgemm::jagged_dense_elementwise_mul_backward",
-    "fbgemm::jagged_dense_dense_elementwise_add_jagged_output",
-    "fbgemm::jagged_dense_dense_elementwise_add_jagged_output_forward", "fbgemm::batched_dense_vec_jagged_2d_mul",
-    "fbgemm::batched_dense_vec_jagged_2d_mul_forward", "fbgemm::batched_dense_vec_jagged_2d_mul_backward",
-    "fbgemm::jagged_dense_bmm", "fbgemm::jagged_dense_bmm_forward", "fbgemm::jagged_jagged_bmm",
-    "fbgemm::jagged_jagged_bmm_forward", "fbgemm::jagged_softmax", "fbgemm::jagged_softmax_forward",
-    "fbgemm::jagged_softmax_backward", "fbgemm::jagged_index_select", "fbgemm::jagged_slice",
-    "aten::_jagged_to_padded_dense_forward", "aten::_padded_dense_to_jagged_forward",
-)  # fmt: skip
 VALUES = ("values", "x_values", "a_values", "indices", "ids", "t_in", "grad_output")
 """Arguments whose rows the lengths or offsets divide, the surest first."""
 LENGTHS = ("lengths", "x_lengths")
@@ -59,7 +31,6 @@ class JaggedInit(CustomInit):
     """Rows of varying length that together hold exactly the values there are; permutes that name each row once."""
 
     name = "jagged"
-    op_patterns = (*CUMSUMS, *PERMUTES, *JAGGED)
 
     def initialize(self, context: InitContext) -> InitReport:
         generator = torch.Generator().manual_seed(context.seed)

@@ -19,7 +19,6 @@ class DropoutMaskInit(CustomInit):
     """A dropout's saved mask keeps the share that its scale was chosen for."""
 
     name = "dropout_mask"
-    op_patterns = ("aten::native_dropout_backward", "aten::_masked_scale")
 
     def initialize(self, context: InitContext) -> InitReport:
         scale = context.args.get("scale")
@@ -32,16 +31,6 @@ class MaskInit(CustomInit):
     """Masks of selections and fills."""
 
     name = "mask"
-    op_patterns = (
-        "aten::masked_fill",
-        "aten::masked_fill_",
-        "aten::masked_select",
-        "aten::where",
-        "aten::nonzero",
-        "aten::nonzero_static",
-        "aten::argwhere",
-        "aten::count_nonzero",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         assumed: dict[str, str] = {}
@@ -57,7 +46,6 @@ class PaddingMaskInit(CustomInit):
     """Masks of padded sequences are true from the left, each for a length of its own, the longest in full."""
 
     name = "padding_mask"
-    op_patterns = ("aten::_nested_tensor_from_mask", "aten::_nested_tensor_from_mask_left_aligned")
 
     def initialize(self, context: InitContext) -> InitReport:
         mask = context.need("mask")
@@ -76,7 +64,6 @@ class SelectedInit(CustomInit):
     """As many elements are selected as the gradient of a selection has."""
 
     name = "selected"
-    op_patterns = ("aten::masked_select_backward",)
 
     def initialize(self, context: InitContext) -> InitReport:
         grad, mask, source = context.need("grad"), context.need("mask"), context.need("input")
@@ -89,7 +76,6 @@ class MaskedScatterInit(CustomInit):
     """A mask selects no more elements than the source has."""
 
     name = "masked_scatter"
-    op_patterns = ("aten::masked_scatter", "aten::masked_scatter_")
 
     def initialize(self, context: InitContext) -> InitReport:
         mask, source, target = context.need("mask"), context.need("source"), context.need("self")
@@ -102,17 +88,6 @@ class AttentionMaskInit(CustomInit):
     """Attention masks are causal from the end, as in decoding: every query sees at least one key."""
 
     name = "attention_mask"
-    op_patterns = (
-        "aten::scaled_dot_product_attention",
-        "aten::_scaled_dot_product_attention_math",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-        "aten::_fused_sdp_choice",
-        "aten::_efficient_attention_forward",
-        "aten::_masked_softmax",
-    )
 
     def applies_to(self, context: InitContext) -> bool:
         return self._mask(context) is not None

@@ -129,7 +129,6 @@ class MoeRoutingInit(CustomInit):
     """Every token goes to different experts, by the chosen distribution, in the layout that the op wants."""
 
     name = "moe_routing"
-    op_patterns = (*ROUTERS, *SORTED_OPS, *EXPERT_OPS, *GROUP_OPS, *RETURN_OPS)
     options: ClassVar[tuple[Option, ...]] = (
         Option(
             name="distribution",

@@ -33,34 +33,14 @@ SCALES = (
     "V_QScale",
 )
 
-ATTENTION_OPS = (
-    "_C::paged_attention_v1", "_C::paged_attention_v2", "_rocm_C::paged_attention",
-    "vllm::unified_attention", "vllm::unified_attention_with_output",
-    "vllm::unified_mla_attention", "vllm::unified_mla_attention_with_output", "sglang::unified_attention_with_output",
-    "_vllm_fa2_C::varlen_fwd", "_vllm_fa2_C::fwd_kvcache", "_vllm_fa3_C::fwd",
-    "flash_attn::_flash_attn_varlen_forward", "flash_attn::_flash_attn_varlen_backward",
-    "xformers_flash::flash_fwd", "xformers_flash3::flash_fwd",
-    "aiter::mha_batch_prefill", "aiter::mha_varlen_fwd", "aiter::fmha_v3_varlen_fwd", "aiter::paged_attention_ragged",
-    "aiter::pa_fwd_asm", "aiter::paged_attention_v1", "aiter::paged_attention_rocm",
-    "sglang_profiler::mha__mha_batch_prefill", "sglang_profiler::attention_paged_attention_ragged",
-    "sgl_kernel::fwd", "sgl_kernel::cutlass_mla_decode",
-    "npu::npu_fused_infer_attention_score", "npu::npu_incre_flash_attention", "npu::npu_prompt_flash_attention",
-    "npu::_npu_paged_attention", "flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward",
-    "flash_attn_3::_flash_attn_backward", "xformers_flash::flash_bwd", "xformers_flash3::flash_bwd",
-    "aiter::mha_varlen_bwd", "aiter::fmha_v3_varlen_bwd", "vllm::flash_attn_varlen_func",
-    "vllm::flash_attn_with_kvcache", "sglang::flash_attn_varlen_func_op",
-    "xformers::efficient_attention_forward_cutlass",
-    "_C_cache_ops::gather_cache", "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache",
-)  # fmt: skip
-UNIFIED = frozenset(op for op in ATTENTION_OPS if "::unified_" in op)
-"""Ops whose lengths come from a layer's context and from no argument."""
+UNIFIED = "::unified_"
+"""In the name of ops whose lengths come from a layer's context and from no argument."""
 
 
 class PagedAttentionInit(LengthRule):
     """Sequences as long as the iteration's batch says, on blocks of the cache in random order, none of them shared."""
 
     name = "paged_attention"
-    op_patterns = ATTENTION_OPS
 
     def initialize(self, context: InitContext) -> InitReport:
         pool = find_pool(context)
@@ -84,7 +64,7 @@ class PagedAttentionInit(LengthRule):
         return InitReport(
             summary=f"{summary}, {int(batch.kv.sum())} seen",
             assumed=assumed,
-            lengths=batch.lengths() if context.op in UNIFIED else None,
+            lengths=batch.lengths() if UNIFIED in context.op else None,
         )
 
 
@@ -92,20 +72,6 @@ class CacheSlotsInit(LengthRule):
     """New tokens go to the cache slots that the block tables of the same batch name, each to its own."""
 
     name = "cache_slots"
-    op_patterns = (
-        "_C_cache_ops::reshape_and_cache",
-        "_C_cache_ops::reshape_and_cache_flash",
-        "_C_cache_ops::concat_and_cache_mla",
-        "aiter::reshape_and_cache",
-        "aiter::reshape_and_cache_flash",
-        "sglang::store_cache",
-        "sglang_profiler::memory_pool__set_kv_buffer_impl",
-        "npu::_npu_reshape_and_cache",
-        "npu::npu_scatter_pa_kv_cache",
-        "npu::npu_scatter_pa_kv_cache_functional",
-        "aiter::concat_and_cache_mla",
-        "sgl_kernel::store_kv_cache",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         found = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices", "out_loc"))

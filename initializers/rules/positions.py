@@ -24,35 +24,6 @@ class PositionsInit(LengthRule):
     """Each new token has the place in its sequence that the iteration's batch gives it."""
 
     name = "positions"
-    op_patterns = (
-        "_C::rotary_embedding",
-        "_C::batched_rotary_embedding",
-        "_C::fused_qk_norm_rope",
-        "_C_cache_ops::concat_and_cache_mla_rope_fused",
-        "_C_ascend::rotary_embedding",
-        "sgl_kernel::rotary_embedding",
-        "sgl_kernel::apply_rope_pos_ids_cos_sin_cache",
-        "sglang::apply_rope_inplace",
-        "sglang::rotary_embedding_with_key",
-        "sglang::rotary_embedding_without_key",
-        "sglang::fused_inplace_qknorm_rope",
-        "aiter::rotary_embedding_fwd",
-        "aiter::batched_rotary_embedding",
-        "aiter::rope_cached_positions_fwd_impl",
-        "aiter::rope_cached_positions_2c_fwd_impl",
-        "aiter::rope_cached_positions_offsets_fwd_impl",
-        "aiter::rope_cached_positions_offsets_2c_fwd_impl",
-        "aiter::fused_rope_rms",
-        "vllm::flashinfer_rotary_embedding",
-        "vllm::rocm_aiter_rotary_emb_with_key_forward_hip",
-        "vllm::rocm_aiter_rotary_emb_with_key_forward_triton",
-        "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
-        "vllm::npu_rotary_embedding",
-        "npu::npu_mrope",
-        "vllm::qkv_rmsnorm_rope",
-        "vllm::qkv_rmsnorm_rope_simt",
-        "sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)
@@ -85,10 +56,6 @@ class NewTokensInit(CustomInit):
     """Cached and new tokens of each sequence, as the iteration's batch says."""
 
     name = "new_tokens"
-    op_patterns = (
-        "sglang_profiler::forward_batch_info_compute_position",
-        "sglang_profiler::forward_batch_info_compute_position_triton",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         cached, new = context.need("extend_prefix_lens"), context.need("extend_seq_lens")

@@ -13,31 +13,6 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
-PACKED = (
-    "aten::_weight_int4pack_mm",
-    "aten::_weight_int4pack_mm_for_cpu",
-    "aten::_dyn_quant_matmul_4bit",
-    "_C::awq_gemm",
-    "_C::awq_dequantize",
-    "_C::awq_marlin_repack",
-    "_C::gptq_gemm",
-    "_C::gptq_shuffle",
-    "_C::gptq_marlin_gemm",
-    "_C::gptq_marlin_repack",
-    "_C::marlin_gemm",
-    "_C::marlin_qqq_gemm",
-    "_C::fp8_marlin_gemm",
-    "_C::allspark_w8a16_gemm",
-    "_C::permute_cols",
-    "sgl_kernel::awq_dequantize",
-    "sgl_kernel::awq_marlin_repack",
-    "sgl_kernel::gptq_gemm",
-    "sgl_kernel::gptq_shuffle",
-    "sgl_kernel::gptq_marlin_gemm",
-    "sgl_kernel::gptq_marlin_repack",
-    "npu::npu_weight_quant_batchmatmul",
-)
-"""Ops whose integer operand holds several codes an element, or one; any bit pattern is a weight."""
 INT8 = (
     "aten::_int_mm",
     "aten::_weight_int8pack_mm",
@@ -103,7 +78,6 @@ class QuantizedInit(CustomInit):
     """Codes of the full range; scales small enough for their products; orders that are orders."""
 
     name = "quantized"
-    op_patterns = (*PACKED, *INT8, *FAKE, *ROWWISE, *CODES)
 
     def initialize(self, context: InitContext) -> InitReport:
         assumed: dict[str, str] = {}

@@ -258,7 +258,6 @@ class RowNumbersInit(CustomInit):
     """Row numbers in range, counts and boundaries that add up."""
 
     name = "row_numbers"
-    op_patterns = tuple(TABLE)
 
     def initialize(self, context: InitContext) -> InitReport:
         assumed: dict[str, str] = {}

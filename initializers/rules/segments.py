@@ -20,16 +20,6 @@ class BatchSizesInit(CustomInit):
     """Sequences still running at each step of a packed batch: descending, adding up to the rows of the data."""
 
     name = "batch_sizes"
-    op_patterns = (
-        "aten::lstm",
-        "aten::gru",
-        "aten::rnn_tanh",
-        "aten::rnn_relu",
-        "aten::quantized_lstm",
-        "aten::quantized_gru",
-        "aten::_pad_packed_sequence",
-        "aten::_pack_padded_sequence_backward",
-    )
 
     def applies_to(self, context: InitContext) -> bool:
         return context.tensor("batch_sizes") is not None
@@ -83,7 +73,6 @@ class SegmentsInit(CustomInit):
     """Segments of equal size that together are the reduced dimension."""
 
     name = "segments"
-    op_patterns = ("aten::segment_reduce", "aten::_segment_reduce_backward")
 
     def initialize(self, context: InitContext) -> InitReport:
         data, axis = context.need("data"), context.args.get("axis")
@@ -102,18 +91,6 @@ class CompressedInit(CustomInit):
     """Pointers of compressed sparse matrices ascend from 0 to the number of elements; indices of rows ascend."""
 
     name = "compressed"
-    op_patterns = (
-        "aten::_convert_indices_from_csr_to_coo",
-        "aten::_convert_indices_from_coo_to_csr",
-        "aten::sparse_compressed_tensor",
-        "aten::sparse_csr_tensor",
-        "aten::sparse_bsr_tensor",
-        "aten::sparse_csc_tensor",
-        "aten::sparse_bsc_tensor",
-        "aten::_validate_sparse_compressed_tensor_args",
-        "aten::_validate_sparse_csr_tensor_args",
-        "aten::_validate_sparse_bsr_tensor_args",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         if context.op == "aten::_convert_indices_from_coo_to_csr":

@@ -28,31 +28,6 @@ class AdaptersInit(CustomInit):
     """Every token has an adapter, drawn uniformly; sequences are of even length."""
 
     name = "lora_adapters"
-    op_patterns = (
-        "vllm::lora_shrink",
-        "vllm::lora_expand",
-        "vllm::v1_shrink",
-        "vllm::v1_expand",
-        "vllm::sgmv_shrink",
-        "vllm::sgmv_expand",
-        "vllm::sgmv_expand_slice",
-        "vllm::bgmv_shrink",
-        "vllm::bgmv_expand",
-        "vllm::bgmv_expand_slice",
-        "vllm::xpu_bgmv_shrink",
-        "vllm::xpu_bgmv_expand",
-        "vllm::xpu_bgmv_expand_slice",
-        "_punica_C::dispatch_bgmv",
-        "_punica_C::dispatch_bgmv_low_level",
-        "_C_ascend::bgmv_shrink",
-        "_C_ascend::bgmv_expand",
-        "_C_ascend::sgmv_shrink",
-        "_C_ascend::sgmv_expand",
-        "npu::bgmv_shrink",
-        "npu::bgmv_expand",
-        "npu::sgmv_shrink",
-        "npu::sgmv_expand",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         given = next(
@@ -89,15 +64,6 @@ class StateSlotsInit(CustomInit):
     """Sequences of even length, each with a state slot of its own that holds something already."""
 
     name = "state_slots"
-    op_patterns = (
-        "_C::causal_conv1d_fwd",
-        "_C::causal_conv1d_update",
-        "_C::selective_scan_fwd",
-        "sgl_kernel::causal_conv1d_fwd",
-        "sgl_kernel::causal_conv1d_update",
-        "sglang::mamba_causal_conv1d_fwd",
-        "sglang::mamba_causal_conv1d_update",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         states = next(
@@ -128,25 +94,6 @@ class RowLimitsInit(CustomInit):
     """Every row of scores is looked at from its first to its last column."""
 
     name = "row_limits"
-    op_patterns = (
-        "_C::top_k_per_row",
-        "_C::top_k_per_row_prefill",
-        "_C::top_k_per_row_decode",
-        "_C::persistent_topk",
-        "_C::cooperative_topk",
-        "_C::large_context_topk",
-        "aiter::topk_per_row",
-        "aiter::topk_per_row_decode",
-        "aiter::top_k_per_row_prefill",
-        "aiter::top_k_per_row_prefill_fast",
-        "aiter::_top_k_per_row_prefill",
-        "aiter::top_k_per_row_decode",
-        "aiter::top_k_per_row_decode_fast",
-        "aiter::_top_k_per_row_decode",
-        "sgl_kernel::fast_topk",
-        "sgl_kernel::fast_topk_transform_fused",
-        "sgl_kernel::fast_topk_transform_ragged_fused",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         scores = _one(context, "logits", "score")
@@ -169,12 +116,6 @@ class GroupSizesInit(CustomInit):
     """Rows spread evenly over the experts of a grouped product, with the offsets and sizes that follow."""
 
     name = "group_sizes"
-    op_patterns = (
-        "_C::cutlass_moe_mm",
-        "_C::cutlass_blockwise_scaled_grouped_mm",
-        "sgl_kernel::fp8_blockwise_scaled_grouped_mm",
-        "sgl_kernel::es_fp8_blockwise_scaled_grouped_mm",
-    )
 
     def initialize(self, context: InitContext) -> InitReport:
         sizes, offsets = context.need("problem_sizes"), context.need("expert_offsets")
@@ -194,7 +135,6 @@ class RegroupInit(CustomInit):
     """Columns of pooled embeddings go to their new tensors in order, in as many pieces as there are permutes."""
 
     name = "regroup"
-    op_patterns = ("fbgemm::permute_multi_embedding", "fbgemm::permute_multi_embedding_function")
 
     def initialize(self, context: InitContext) -> InitReport:
         permutes, given = context.need("permutes"), context.args.get("pooled_embs")

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from opreplay.traces.errors import FormatError
+from opreplay.traces.limits import MAX_RANK
 
 HEADER_BYTES = 16 << 20
 """Largest header read; the format's own limit is 100 MB, for files of hundreds of thousands of tensors."""
-MAX_RANK = 64
-"""torch's own limit on dimensions."""
 _LENGTH_BYTES = 8
 
 DTYPES: dict[str, tuple[str, int]] = {

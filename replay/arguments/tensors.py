@@ -18,10 +18,9 @@ from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, Value
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
-MAX_RANK = 64
-"""torch's own limit on dimensions."""
 DTYPES: dict[str, torch.dtype] = {
     name: found for name in ITEMSIZE_BYTES if isinstance(found := getattr(torch, name, None), torch.dtype)
 }

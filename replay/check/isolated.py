@@ -72,8 +72,7 @@ class Checker:
                 return reply
             if isinstance(reply, Refused):
                 self.close()
-                kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
-                raise kind(reply.message, hint=reply.hint)
+                raise reply.error()
             end = self._ended(limit_s, hangs=reply is None)
             self._signals[case] += end.signalled
             if end.signalled and self._signals[case] < (TRIES if case else STARTS):

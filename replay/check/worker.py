@@ -33,7 +33,7 @@ def serve(descriptor: int, parent: int) -> None:
             trials = all_trials(bench, setup)
             bench.trying = None
         except OpReplayError as error:
-            send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
+            send(channel, Refused.of(error))
             return
         send(
             channel,

@@ -13,6 +13,7 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import Filling, Tensors
+from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 
 class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task"):
@@ -124,11 +125,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     facts: dict[str, object]
 
-    def settled(self, config: WorkerConfig) -> WorkerConfig:
-        """The configuration for the next process of the run: with as many threads as this one chose."""
-        threads = self.facts.get("threads")
-        return config.having(threads=threads) if isinstance(threads, int) else config
-
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The worker cannot work at all, e.g. since the device is missing."""
@@ -136,6 +132,16 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     message: str
     hint: str
     exit_code: int
+
+    @classmethod
+    def of(cls, error: OpReplayError) -> Refused:
+        """What says to the other side that an error was raised here."""
+        return cls(message=str(error), hint=error.hint, exit_code=error.exit_code)
+
+    def error(self) -> OpReplayError:
+        """What is to be raised on the other side."""
+        kind = UsageError if self.exit_code == UsageError.exit_code else EnvironmentRefused
+        return kind(self.message, hint=self.hint)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task"):

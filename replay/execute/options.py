@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -139,3 +140,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     def having(self, **changes: Any) -> WorkerConfig:
         """The same with other options of the run."""
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, **changes))
+
+    def settled(self, facts: Mapping[str, object]) -> WorkerConfig:
+        """For the next process of the run: with as many threads as the one before chose, by its facts."""
+        threads = facts.get("threads")
+        return self.having(threads=threads) if isinstance(threads, int) else self

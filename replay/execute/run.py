@@ -23,13 +23,12 @@ from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerCo
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Runner
 from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
-from opreplay.replay.execute.ranks.crew import LocalCrew
+from opreplay.replay.execute.ranks.crew import local_ranks
 from opreplay.replay.execute.ranks.engine import WithRanks
-from opreplay.replay.execute.ranks.joined import JoinedCrew
+from opreplay.replay.execute.ranks.joined import JoinedRanks
 from opreplay.replay.execute.ranks.launched import launched
-from opreplay.replay.execute.ranks.messages import Backend, RankConfig, backend_of
+from opreplay.replay.execute.ranks.messages import RankConfig, backend_of
 from opreplay.replay.execute.ranks.sequence_engine import SequenceOnRanks, calls_alone
-from opreplay.replay.execute.ranks.step_crew import StepCrew
 from opreplay.replay.host import environment
 from opreplay.replay.host.interrupts import raise_if_asked
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
@@ -285,29 +284,25 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
     They are started here, or are those of the launcher that started this process as rank 0.
     """
     place = launched()
-    count, here = options.ranks or 1, place.local_world if place is not None else options.ranks or 1
-    backend, config, per_rank = _ranks_of(options, here)
-    limit_s = MeasureOptions.hard_limit_s(options)
-    crew = LocalCrew(config, limit_s=limit_s) if place is None else JoinedCrew(place, config, limit_s=limit_s)
-    return WithRanks(others, crew, backend=backend, measure=config.measure, max_bytes=per_rank * count)
+    config = _ranks_of(options, place.local_world if place is not None else options.ranks or 1)
+    limit_s = config.measure.hard_limit_s()
+    ranks = local_ranks(config, limit_s=limit_s) if place is None else JoinedRanks(place, config, limit_s=limit_s)
+    return WithRanks(others, ranks, config)
 
 
-def _ranks_of(options: RunOptions, here: int) -> tuple[Backend, RankConfig, int]:
-    """(back-end, what each rank needs to know, bytes for each) where `here` of them are on this machine."""
-    backend = options.backend or backend_of(options.device)
-    per_rank = (options.max_op_bytes or environment.default_op_bytes()) // here
-    config = RankConfig(
+def _ranks_of(options: RunOptions, here: int) -> RankConfig:
+    """What each rank needs to know where `here` of them are on this machine."""
+    return RankConfig(
         rank=0,
         world=options.ranks or 1,
-        backend=backend,
+        backend=options.backend or backend_of(options.device),
         device=options.device,
         store="",
         threads=1,
-        memory_bytes=per_rank,
+        memory_bytes=(options.max_op_bytes or environment.default_op_bytes()) // here,
         measure=msgspec.convert(options, MeasureOptions, from_attributes=True),
         check=options.check_results,
     )
-    return backend, config, per_rank
 
 
 def sequence_on_ranks(
@@ -320,18 +315,15 @@ def sequence_on_ranks(
     plan, count = calls_alone(plan), options.ranks or 1
     total_s = None if options.total_time_s is None else options.total_time_s / 2
     half = msgspec.structs.replace(options, op_time_s=options.op_time_s / 2, total_time_s=total_s)
-    backend, config, per_rank = _ranks_of(options, count)
+    rank_config = _ranks_of(options, count)
     of_each = msgspec.structs.replace(half, threads=options.threads or 1)
     live = options.max_live_bytes or environment.default_op_bytes()
     return SequenceOnRanks(
         sequence_engine(plan, half, on_progress),
-        StepCrew(config, limit_s=options.hard_limit_s()),
+        rank_config,
         plan,
-        msgspec.structs.replace(worker_config(of_each), memory_bytes=per_rank, keep_freed=False),
-        backend=backend,
-        max_bytes=per_rank * count,
+        msgspec.structs.replace(worker_config(of_each), memory_bytes=rank_config.memory_bytes, keep_freed=False),
         budget_bytes=live // count,
-        op_time_s=half.op_time_s,
         limit_s=options.hard_limit_s(),
         total_time_s=options.total_time_s,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from opreplay.traces.dtypes import torch_dtype_name
@@ -52,6 +53,7 @@ class RecordedArg:
 ABSENT = RecordedArg(kind="absent")
 
 
+@lru_cache(maxsize=512)  # guesses look at the calls around each op again and again
 def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
     """The arguments of a recorded call, one for each entry of "Input Dims"; () when there are none."""
     if signature.dims is None:

@@ -24,9 +24,9 @@ from opreplay.replay.ir.model import (
 from opreplay.replay.ir.names import split_name
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.errors import FormatError
+from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta
 
-MAX_RANK = 64
 MAX_NAME = 4096
 """Characters of a recorded name."""
 SCALAR_TYPES = frozenset(

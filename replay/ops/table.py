@@ -94,7 +94,7 @@ class Row:
     uncosted: str = ""
     """Why no time is predicted; such ops are left out of totals, and named."""
     inputs: str = ""
-    """The initializer that fills the arguments, by name."""
+    """The initializers that fill the arguments, by name, apart by comma; the first one's counter holds."""
     work: str = ""
     """The counter of the work that the arguments' values cause, where it is not that of `inputs`."""
     like: str = ""
@@ -262,7 +262,7 @@ def is_pattern(pattern: str) -> bool:
 def counter_of(name: str) -> Counter | None:
     """What counts the work of an op's arguments, None where their values do not matter. Imports torch."""
     known = find(name)
-    counter = "" if known is None else known.work or COUNTERS.get(known.inputs, "")
+    counter = "" if known is None else known.work or COUNTERS.get(known.inputs.partition(",")[0], "")
     if not counter:
         return None
     module, _, function = counter.rpartition(".")
@@ -276,7 +276,7 @@ def costed_ops() -> list[str]:
 
 def counted_ops() -> list[str]:
     """Names of all ops whose work can be counted, sorted."""
-    return [known.name for known in rows() if known.work or known.inputs in COUNTERS]
+    return [known.name for known in rows() if known.work or known.inputs.partition(",")[0] in COUNTERS]
 
 
 def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:

@@ -18,7 +18,7 @@ from functools import cache
 from hashlib import blake2b
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from opreplay.replay.resolve.written.sweep import Written
     from opreplay.traces import Trace
 
+_Value = TypeVar("_Value")
 _FILES = (".py", ".txt", ".toml", ".json", ".so")
 _SETTINGS = ("OPREPLAY_", "TORCH", "PYTORCH")
 """Beginnings of the names of environment variables that may change what a plan says."""
@@ -46,19 +47,7 @@ def kept_plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str,
     For the CPU and without imports only: whether other devices and libraries are there is not part of the key.
     """
     key = None if selection.allow_imports or device != "cpu" else _key("plan", read, selection, in_order)
-    if key is None:
-        return plan_of(read, selection, device=device, in_order=in_order)
-    if (found := kept.load(key)) is not None:
-        try:
-            return msgspec.msgpack.decode(found, type=ReplayPlan)
-        except msgspec.MsgspecError:
-            pass  # made by other hands: made anew
-    plan = plan_of(read, selection, device=device, in_order=in_order)
-    from opreplay.replay.resolve.meta import forked
-
-    if not forked.any_lost():
-        kept.store(key, msgspec.msgpack.encode(plan))
-    return plan
+    return _kept(key, ReplayPlan, lambda: plan_of(read, selection, device=device, in_order=in_order))
 
 
 def kept_plan_of_calls(
@@ -68,17 +57,29 @@ def kept_plan_of_calls(
     from opreplay.replay.resolve.written.sweep import plan_of_calls
 
     key = None if allow_imports or device != "cpu" else _key("calls", *cases)
-    if key is not None and (found := kept.load(key)) is not None:
-        try:
-            return msgspec.msgpack.decode(found, type=tuple[ReplayPlan, tuple[str, ...]])
-        except msgspec.MsgspecError:
-            pass  # made by other hands: made anew
-    made = plan_of_calls(cases, allow_imports=allow_imports, device=device)
+    kind = tuple[ReplayPlan, tuple[str, ...]]
+    return _kept(key, kind, lambda: plan_of_calls(cases, allow_imports=allow_imports, device=device))
+
+
+def _kept(key: str | None, kind: type[_Value], make: Callable[[], _Value]) -> _Value:
+    """The value that was kept under a key, else a new one, which is then kept; a new one where there is no key."""
+    if (known := _loaded(key, kind)) is not None:
+        return known
+    value = make()
     from opreplay.replay.resolve.meta import forked
 
     if key is not None and not forked.any_lost():
-        kept.store(key, msgspec.msgpack.encode(made))
-    return made
+        kept.store(key, msgspec.msgpack.encode(value))
+    return value
+
+
+def _loaded(key: str | None, kind: type[_Value]) -> _Value | None:
+    if key is None or (body := kept.load(key)) is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError:
+        return None  # written by other hands
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
@@ -95,15 +96,10 @@ class KeptContents:
         self._make, self._real = make, None
         self._key = _key("contents", plan, seed)
         self._new = False
-        self._known: dict[str, _Known] = {}
+        self._known = _loaded(self._key, dict[str, _Known]) or {}
         self.problems: dict[str, str] = {}
         self.impossible: dict[str, str] = {}
         self.unrecorded: dict[str, str] = {}
-        if self._key is not None and (found := kept.load(self._key)) is not None:
-            try:
-                self._known = msgspec.msgpack.decode(found, type=dict[str, _Known])
-            except msgspec.MsgspecError:
-                self._known = {}
 
     def __call__(self, op: ReplayOp) -> Contents | None:
         """As of `ExpectedContents`."""

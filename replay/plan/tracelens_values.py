@@ -12,9 +12,9 @@ from typing import Any
 
 from opreplay.replay.ir.model import PlainValue, ReplayArg, Value
 from opreplay.traces.dtypes import CPP_SPELLINGS, SCALAR_TYPE_CODES, torch_dtype_name
+from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
-_MAX_RANK = 64
 _MAX_ITEMS = 100_000
 _KINDS = {
     "Tensor": "Tensor",
@@ -155,8 +155,8 @@ def _tensor(value: Any) -> TensorMeta:
 
 def _sizes(value: Any, what: str) -> tuple[int, ...]:
     items = _list(value, f"a list of integers ({what})")
-    if len(items) > _MAX_RANK:
-        raise Refused(f"rank {len(items)} is over the limit of {_MAX_RANK}")
+    if len(items) > MAX_RANK:
+        raise Refused(f"rank {len(items)} is over the limit of {MAX_RANK}")
     if any(type(item) is not int or not 0 <= item < 2**63 for item in items):
         raise Refused(f"{what} is no list of sizes")
     return tuple(items)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A table as Markdown, CSV and Parquet; text of a trace is escaped as each format needs it."""
+"""A table as Markdown, CSV, Parquet and a data frame; text of a trace is escaped as each format needs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import io
 import re
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.report.table import AnyTable, Column
 from opreplay.replay.report.text import safe
 from opreplay.traces.errors import EnvironmentRefused
+
+if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~])")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -100,3 +103,13 @@ def parquet(table: AnyTable, about: bytes) -> bytes:
     out = io.BytesIO()
     files.write_table(pyarrow.table(columns, schema=pyarrow.schema(fields, metadata={"opreplay": about})), out)
     return out.getvalue()
+
+
+def frame(table: AnyTable) -> pandas.DataFrame:
+    """The table as a data frame under the keys of the columns, typed by them as Parquet is."""
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+    columns, types = _columns(table), {"int": "Int64", "float": "float64", "text": "string"}
+    kinds = {key: types[one.unit.kind] for key, one in zip(columns, table.columns, strict=True)}
+    made: Any = pandas.DataFrame(columns)
+    return made.astype(kinds)

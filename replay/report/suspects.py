@@ -23,13 +23,18 @@ def lines(results: Sequence[OpResult]) -> list[str]:
     found = suspects(results)
     made = [
         f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, "
-        f"recorded {time_text(r.recorded_device_us if r.recorded_device_us is not None else r.recorded_host_us)}: "
+        f"recorded {_recorded(r)}: "
         f"{safe('; '.join(r.suspicions))}"
         for r in found[:SHOWN]
     ]
     if len(found) > SHOWN:
         made.append(f"{MARK} and {plural(len(found) - SHOWN, 'more row')} like that")
     return [*made, *_filled_at_random(results)]
+
+
+def _recorded(r: OpResult) -> str:
+    on_device = r.recorded_device_us is not None
+    return time_text(r.recorded_device_us) if on_device else f"{time_text(r.recorded_host_us)} on the host"
 
 
 def _filled_at_random(results: Sequence[OpResult]) -> list[str]:

@@ -1,7 +1,7 @@
 # pyright: strict
 """A table said once: its columns, with title, key, value and unit, over rows of any kind; and how a terminal shows it.
 
-`opreplay.replay.report.formats` writes the same table as Markdown, CSV and Parquet, a page as HTML.
+`opreplay.replay.report.formats` writes the same table as Markdown, CSV, Parquet and a data frame, a page as HTML.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     def is_number(self) -> bool:
         return self.unit.kind != "text"
 
+    @property
+    def is_flexible(self) -> bool:
+        """Whether it takes what other columns leave of a terminal."""
+        return self.unit is OP or self.form in ("fold", "name")
+
     def shown(self, row: Row) -> str:
         """The cell as people read it, not escaped."""
         return self.unit.text(self.value(row)) if self.text is None else self.text(row)
@@ -167,7 +172,6 @@ def terminal(
     rest: str = "--output FILE holds all",
     one_line: bool = False,
     room: int = 0,
-    spaced: bool = True,
 ) -> list[RenderableType]:
     """The table after an empty line, its first rows, in `width` characters; nothing without rows. Below it what had no
     room: columns, and how many rows, of which `rest` says where they are.
@@ -179,14 +183,9 @@ def terminal(
     table = cut(table, most)
     if not table.rows:
         return []
-    flexible = next((column for column in table.columns if column.unit is OP or column.form == "name"), None)
-    cells = {id(column): [_cell(column, row) for row in table.rows] for column in table.columns}
-    widths = {
-        id(column): max(cell_len(safe(column.title)), 1, *(cell_len(text.plain) for text in cells[id(column)]))
-        for column in table.columns
-        if column is not flexible and column.form != "fold"
-    }
-    if flexible is not None:
+    widths = {id(column): _width(column, table.rows) for column in table.columns if not column.is_flexible}
+    in_rest = any(column.unit is OP or column.form == "name" for column in table.columns)
+    if in_rest:
         room = room or (ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH)
     shown, hidden = fitting(table.columns, widths, width, room) if width else (list(table.columns), [])
     space = max(width - sum(widths.get(id(column), -GAP) + GAP for column in shown), 8) if width else 1 << 16
@@ -198,27 +197,26 @@ def terminal(
             justify="right" if column.is_number or column.right else "left",
             no_wrap=not fold,
             overflow="fold" if fold else "ellipsis",
-            width=widths.get(id(column)) if flexible is not None else None,
+            width=widths.get(id(column)) if in_rest else None,
         )
-        if column.unit is OP:
-            line = op_line if one_line else op_text
-            cells[id(column)] = [line(cast("OpCell", column.value(row)), space) for row in table.rows]
-        elif column is flexible:
-            cells[id(column)] = [Text(middle(text.plain, space), style=text.style) for text in cells[id(column)]]
-    for place in range(len(table.rows)):
-        made.add_row(*(cells[id(column)][place] for column in shown))
-    parts: list[RenderableType] = [Text()] if spaced else []
-    parts.append(made)
-    if hidden:
-        parts.append(Text(f"no room at {width} columns for: {', '.join(hidden)}", style="dim", overflow="fold"))
-    if table.left_out and rest:
-        parts.append(Text(more_line(table, rest), style="dim", overflow="fold"))
-    return parts
+    for row in table.rows:
+        made.add_row(*(_cell(column, row, space, one_line=one_line) for column in shown))
+    below = [f"no room at {width} columns for: {', '.join(hidden)}"] if hidden else []
+    below += [more_line(table, rest)] if table.left_out and rest else []
+    return [Text(), made, *(Text(line, style="dim", overflow="fold") for line in below)]
 
 
-def _cell(column: Column[Row], row: Row) -> Text:
+def _width(column: Column[Row], rows: Sequence[Row]) -> int:
+    return max(cell_len(safe(column.title)), 1, *(cell_len(_cell(column, row).plain) for row in rows))
+
+
+def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = False) -> Text:
+    """The cell as a terminal shows it; `space` is what is left for columns that take the rest."""
+    if column.unit is OP:
+        return (op_line if one_line else op_text)(cast("OpCell", column.value(row)), space)
+    chars = space if column.form == "name" else column.chars
     text = safe(column.shown(row))
-    return Text(middle(text, column.chars) if column.chars else text, style=column.style_of(row))
+    return Text(middle(text, chars) if chars else text, style=column.style_of(row))
 
 
 def fitting(
@@ -257,6 +255,21 @@ def op_text(op: OpCell, space: int) -> Text:
     if len(detail) <= room or (space >= 2 * MIN_OP_WIDTH and room >= MIN_OP_WIDTH):
         return Text.assemble(name, "  ", (end(detail, room), op.style), no_wrap=True)
     return Text.assemble(middle(name, space), "\n", (end(detail, space), op.style), no_wrap=True)
+
+
+Fact = tuple[str, str, str]
+"""A name, what is to be said of it, and its style in a terminal."""
+
+
+def facts_grid(facts: Iterable[Fact]) -> RichTable:
+    """A line a fact, without those of which there is nothing to say."""
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for title, text, style in facts:
+        if text:
+            grid.add_row(Text(title), Text(safe(text), style=style))
+    return grid
 
 
 def decisive(lines: Sequence[str], chosen: Sequence[str]) -> list[str]:

@@ -54,27 +54,31 @@ def _calibration_facts(one: Calibration) -> dict[str, Any]:
     }
 
 
+_TIMES = (
+    "time_us",
+    "low_us",
+    "high_us",
+    "in_l2",
+    "overlapped_us",
+    "serial_us",
+    "launch_us",
+    "hbm_us",
+    "l2_us",
+    "bound",
+    "cores",
+)
+
+
 def _case_facts(one: Looked, lines: bool) -> dict[str, Any]:
     time = one.time if one.error is None or one.error.limit == "values" else None
-    measured = one.measured
-    out: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "kernel": one.case.program.name,
         "op": one.case.program.op,
         "case": one.case.text,
         "settings": {**one.case.program.settings, **one.case.settings},
         "soc": one.soc,
         "checked_only": one.case.checked_only,
-        "time_us": time.time_us if time else None,
-        "low_us": time.low_us if time else None,
-        "high_us": time.high_us if time else None,
-        "in_l2": time.in_l2 if time else None,
-        "overlapped_us": time.overlapped_us if time else None,
-        "serial_us": time.serial_us if time else None,
-        "launch_us": time.launch_us if time else None,
-        "hbm_us": time.hbm_us if time else None,
-        "l2_us": time.l2_us if time else None,
-        "bound": time.bound if time else None,
-        "cores": time.cores if time else None,
+        **{name: getattr(time, name, None) for name in _TIMES},
         "pipes": time.pipes if time else {},
         "values": value_text(one),
         "within_tolerance": one.values.allowed if one.values is not None else None,
@@ -86,16 +90,16 @@ def _case_facts(one: Looked, lines: bool) -> dict[str, Any]:
         "factor": time.factor if time else None,
         "extrapolated": bool(time.outside) if time else None,
         "outside": time.outside if time else "",
-        "measured_us": measured.measured_us if measured else None,
-        "predicted_us": measured.predicted_us if measured else None,
-        "measured_error": measured.error if measured else None,
-        "held_out_error": measured.held_out_error if measured else None,
-        "measured_l2": measured.l2 if measured else None,
-        "error": msgspec.to_builtins(one.error) if one.error is not None else None,
+        "measured_us": getattr(one.measured, "measured_us", None),
+        "predicted_us": getattr(one.measured, "predicted_us", None),
+        "measured_error": getattr(one.measured, "error", None),
+        "held_out_error": getattr(one.measured, "held_out_error", None),
+        "measured_l2": getattr(one.measured, "l2", None),
+        "error": msgspec.to_builtins(one.error),
     }
     if lines:
-        out["lines"] = [msgspec.to_builtins(line) for line in (time.lines if time else ())]
-    return out
+        facts["lines"] = msgspec.to_builtins(time.lines if time else ())
+    return facts
 
 
 def _buffer_facts(time: TileTime | None) -> dict[str, dict[str, int]]:
@@ -143,21 +147,23 @@ def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
             if one.time is not None:
                 table = lines_table(one, one.time)
                 parts += [Text(), Text(safe(table.title), style="bold"), *terminal(table)[1:]]
+    parts += [Text(), *(Text(safe(note), style="dim") for note in _notes(found, asked, plain, lines=lines))]
+    return Group(*parts)
+
+
+def _notes(found: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, lines: bool) -> list[str]:
+    """What the tables do not say. Of measured cases the calibration says how far off they are."""
     notes: list[str] = []
     if lines and len({_named(one) for one in asked}) > 1:
         notes.append("lines are those of the first case that fits; --format json has them all")
-    if any(one.time is not None and one.time.notes for one in asked):
+    said = [note for one in asked if one.time is not None for note in one.time.notes]
+    if said:
         notes.append("iterations of loops that repeat others were counted, not run (how many: --format json)")
-    looks = [note for one in asked if one.time is not None for note in one.time.notes if "looks at positions" in note]
-    notes += [f"warning: {note}" for note in dict.fromkeys(looks)]
+    notes += [f"warning: {note}" for note in dict.fromkeys(said) if "looks at positions" in note]
     notes += list(dict.fromkeys(f"values not run: {one.note}" for one in asked if one.note))
     if found.skipped:
         notes.append(f"{plural(found.skipped, 'default shape')} left out: the reference refuses them")
-    # Of measured cases the calibration says how far off they are.
-    notes += [text for text in (band_text(plain), l2_text(found, plain)) if text]
-    notes += calibration_notes(found)
-    parts += [Text(), *(Text(safe(note), style="dim") for note in notes)]
-    return Group(*parts)
+    return [*notes, *filter(None, (band_text(plain), l2_text(found, plain))), *calibration_notes(found)]
 
 
 def calibration_notes(found: Study) -> list[str]:

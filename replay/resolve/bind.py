@@ -21,6 +21,7 @@ from opreplay.replay.resolve.match import Match
 from opreplay.replay.resolve.policy import refuse_value
 from opreplay.replay.resolve.schema import ArgSpec
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
+from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, beyond_memory
 
 if TYPE_CHECKING:
@@ -61,8 +62,6 @@ MESSAGES = frozenset({"assert_msg", "api_name"})
 """Texts that only an error shows; what a trace has for them is of no use here."""
 QUANTIZED = frozenset({"qint8", "quint8", "qint32"})
 """Element types with a scale and a zero point, which no profiler records."""
-MAX_RANK = 64
-"""torch's own limit on dimensions."""
 _INT64 = range(-(2**63), 2**63)
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def bundle_of(plan: ReplayPlan, setting: Setting, *, keep_names: bool, max_op_bytes: int | None) -> Bundle:
     """The ops that a script can replay with torch alone, filled as this process's initializers say, and the others."""
-    from opreplay.initializers.extensions import open_registry
     from opreplay.replay.export import make_bundle
     from opreplay.replay.host.environment import default_op_bytes
+    from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.resolve.policy import Policy
 
     return make_bundle(

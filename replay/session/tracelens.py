@@ -95,7 +95,7 @@ class EventReplayer:
 
 def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Options of an op's initializers as `--init-arg` has them. Raises UsageError for one that none of them has."""
-    from opreplay.initializers.extensions import open_registry
+    from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.ops.register import canonical_name
 
     rules = [rule for rule in open_registry() if {name, canonical_name(name)} & set(rule.op_patterns)]

@@ -17,6 +17,7 @@ from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
 from opreplay.replay.session.trace import OpenTrace, Source, opened
 
 if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
     from rich.console import RenderableType
 
     from opreplay.replay.ascend.simulate.step import Step
@@ -50,6 +51,13 @@ class Results(Shown):
         from opreplay.replay.results.summary import summary_of
 
         return summary_of(self.file)
+
+    def frame(self) -> pandas.DataFrame:
+        """One row an op, with the columns of `opreplay report --format csv`; times in microseconds a call."""
+        from opreplay.replay.report.formats import frame
+        from opreplay.replay.report.run.report import file_table
+
+        return frame(file_table(self._run))
 
     @property
     def _run(self) -> Run:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.proof_of_work import audit_iterations, audit_ops
-from opreplay.initializers.registry import built_in
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import counted_ops
 from opreplay.replay.plan.build import build_plan

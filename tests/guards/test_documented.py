@@ -28,7 +28,7 @@ def test_sample_is_documented(sample: str, docs_text: str) -> None:
 
 
 def test_initializers_are_documented(docs_text: str) -> None:
-    from opreplay.initializers.registry import built_in
+    from opreplay.replay.ops.inputs import built_in
 
     missing = [rule.name for rule in built_in() if f"`{rule.name}`" not in docs_text]
     assert not missing, f"describe them in docs/initializers.md: {missing}"

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.registry import built_in
 from opreplay.replay.ops.attention.reference_aiter import mha_batch_prefill
 from opreplay.replay.ops.attention.reference_vllm import paged_attention
 from opreplay.replay.ops.experts.reference_aiter import ck_moe_stage1, ck_moe_stage2
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.maths.batch_layout import BatchLayout, batch_layout
 from opreplay.traces.links.annotations import BatchContext, batch_context
 

@@ -12,7 +12,8 @@ import torch
 
 from opreplay.initializers.applying import TEXT_LENGTH, applies, apply
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option
-from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.registry import Registry
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.errors import UsageError
 
 

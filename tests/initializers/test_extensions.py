@@ -12,7 +12,8 @@ import torch
 
 from opreplay.initializers import extensions
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
-from opreplay.initializers.extensions import open_registry, register_initializer
+from opreplay.initializers.extensions import register_initializer
+from opreplay.replay.ops.inputs import open_registry
 from opreplay.traces.errors import UsageError
 
 PAGE = Path(__file__).parents[2] / "docs" / "initializers.md"

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
-from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.registry import Registry
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.errors import UsageError
 
 

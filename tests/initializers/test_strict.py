@@ -17,9 +17,9 @@ from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.main import opreplay
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.dense import DenseInit
-from opreplay.initializers.registry import built_in
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ops import table as work
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.work.expected import contents_of
 from opreplay.traces.errors import InternalError, lacks_memory
 from opreplay.traces.samples.catalog import sample_path

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from opreplay.replay.execute.options import MeasureOptions
-from opreplay.replay.execute.ranks.crew import LocalCrew
+from opreplay.replay.execute.ranks.crew import local_ranks
 from opreplay.replay.execute.ranks.messages import RankConfig
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.records import OpResult
@@ -237,20 +237,20 @@ def test_a_run_on_ranks_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 def test_a_rank_that_is_killed_while_it_starts_is_started_again() -> None:
     options = MeasureOptions()
     config = RankConfig(rank=0, world=2, backend="gloo", device="cpu", store="", memory_bytes=1 << 30, measure=options)
-    crew = LocalCrew(config, limit_s=30)
+    ranks = local_ranks(config, limit_s=30)
 
     def kill_one() -> None:
-        while len(crew.pids) < 2:
+        while len(ranks.pids) < 2:
             time.sleep(0.01)
-        os.kill(crew.pids[1], signal.SIGKILL)
+        os.kill(ranks.pids[1], signal.SIGKILL)
 
     harm = threading.Thread(target=kill_one)
     harm.start()
     try:
-        assert crew.start()["ranks"] == 2
+        assert ranks.start()["ranks"] == 2
     finally:
         harm.join()
-        crew.close()
+        ranks.close()
 
 
 def test_a_plan_with_ranks_has_the_ops_of_a_run_with_ranks(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from opreplay.traces.dialects import trace_events
 from opreplay.traces.errors import Malformed, TooLarge, TraceError, UnknownDialect
 from opreplay.traces.model import TensorMemories
 from opreplay.traces.reading import collect, parallel
+from opreplay.traces.reading.fields import Column
 from tests.traces.events import DIMS, KEYS, document, flow, kernel, launch, op, small_events, write
 
 
@@ -265,7 +266,8 @@ def test_two_processes_give_the_same_table(
 ) -> None:
     monkeypatch.setattr(parallel, "MIN_PART_BYTES", 20_000)
     path = write(tmp_path, document(big_events()) if layout == "object" else big_events())
-    scanned = parallel.scan_parallel(str(path), Limits(), 2, block_bytes=1 << 14, progress=None, numbered=numbered)
+    columns: frozenset[Column] = frozenset(["numbers"] if numbered else [])
+    scanned = parallel.scan_parallel(str(path), Limits(), 2, block_bytes=1 << 14, progress=None, columns=columns)
     assert scanned is not None, "the split was given up"
     more = {"record_function_ids": numbered, "gradients": numbered}
     one, two = read_trace(path, **more), read_trace(path, processes=2, **more)

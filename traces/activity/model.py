@@ -47,6 +47,20 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     asynchronous: bool | None = None
 
 
+class ListedCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective that a file lists by its type and size, without tensors, as Chakra's nodes and PARAM's entries."""
+
+    record: Collective
+    name: str
+    """Of the node or entry."""
+    row: int = -1
+    """In `Trace.ops`, where it is an op."""
+    on_device: bool = False
+    of_bytes: bool = False
+    """The file tells bytes: the dtype is a guess."""
+    dur_us: float = 0.0
+
+
 class CollectiveNote(msgspec.Struct, frozen=True, kw_only=True):
     """An annotation of a back-end (`nccl:all_reduce`, `gloo:broadcast`) with its tensors."""
 

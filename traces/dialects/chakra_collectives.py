@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from opreplay.traces.activity.model import Collective, ListedCollective
 from opreplay.traces.dialects.chakra import CollectiveType
 from opreplay.traces.dialects.et_nodes import Node
-from opreplay.traces.model import NamedCollective
 
 MOST_BYTES = 1 << 52
 _NAMES = {kind.value: kind.name.lower() for kind in CollectiveType} | {8: "reduce_scatter"}
 
 
-def told_collective(node: Node, row: int) -> NamedCollective | None:
-    """What a node says of communication; None for one that says nothing, or nothing sound."""
+def listed_collective(node: Node, row: int) -> ListedCollective | None:
+    """What a node says of communication; None for one that says nothing, or nothing sound.
+
+    Nodes tell bytes: they are taken as float32 where they are reduced and their number divides, else as they are.
+    """
     attrs = _attributes(node.attrs)
     kind = attrs.get("comm_type_name") or _NAMES.get(_count(attrs.get("comm_type")))
     size = _count(attrs.get("comm_size"))
@@ -22,16 +25,22 @@ def told_collective(node: Node, row: int) -> NamedCollective | None:
         return None
     duration = node.inclusive_dur if node.inclusive_dur is not None else node.dur
     timed = isinstance(duration, int | float) and 0 <= duration < 1e12
-    return NamedCollective(
-        kind=kind,
+    as_floats = "reduce" in kind.lower() and size % 4 == 0
+    return ListedCollective(
+        record=Collective(
+            name=kind,
+            dtype="float32" if as_floats else "uint8",
+            elements=max(0, size) // (4 if as_floats else 1),
+            group=str(attrs.get("pg_name") or attrs.get("comm_group") or "")[:200] or None,
+            group_size=_known(attrs.get("group_size")),
+            source=_known(attrs.get("comm_src")),
+            target=_known(attrs.get("comm_dst")),
+        ),
         name=str(node.name)[:1000],
-        size_bytes=max(0, size),
-        group=str(attrs.get("pg_name") or attrs.get("comm_group") or "")[:200],
-        group_size=_known(attrs.get("group_size")),
-        source=_known(attrs.get("comm_src")),
-        target=_known(attrs.get("comm_dst")),
         row=row,
-        dur_ns=round(duration * 1000) if timed else 0,
+        on_device=row < 0,
+        of_bytes=True,
+        dur_us=round(duration * 1000) / 1e3 if timed else 0.0,
     )
 
 

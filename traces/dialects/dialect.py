@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
+from opreplay.traces.reading.fields import Column
 from opreplay.traces.reading.opening import Opening
 from opreplay.traces.reading.source import Source
 
-Column = Literal["numbers", "calls", "activity"]
-"""Columns that are read where they are wanted: the numbers that torch and autograd gave each op, the names of runtime
-calls, and what else ran when, with collectives and memory."""
 Progress = Callable[[int, "int | None"], None]
 Read = TypeVar("Read", covariant=True)
 

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from opreplay.traces.activity.model import ListedCollective
 from opreplay.traces.dialects.chakra import ChakraStream, is_chakra
-from opreplay.traces.dialects.chakra_collectives import told_collective
+from opreplay.traces.dialects.chakra_collectives import listed_collective
 from opreplay.traces.dialects.dialect import Dialect
 from opreplay.traces.dialects.et_memories import MemoryColumn
 from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
@@ -29,7 +30,6 @@ from opreplay.traces.model import (
     KernelTable,
     LinkStats,
     MetadataLevel,
-    NamedCollective,
     OpSignature,
     OpTable,
     ReadReport,
@@ -107,7 +107,7 @@ class _Builder:
     annotations: list[Annotation] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
     process_groups: list[_ProcessGroup] = field(default_factory=list)
-    collectives: list[NamedCollective] = field(default_factory=list)
+    collectives: list[ListedCollective] = field(default_factory=list)
     losses: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: Node) -> None:
@@ -138,9 +138,9 @@ class _Builder:
 
     def _add_collective(self, node: Node, row: int) -> None:
         """What a Chakra node says of communication; a kernel has no row."""
-        told = told_collective(node, row)
-        if told is not None:
-            self.collectives.append(told)
+        collective = listed_collective(node, row)
+        if collective is not None:
+            self.collectives.append(collective)
             if len(self.collectives) > self.limits.rows:
                 raise too_large("rows", self.limits.rows, len(self.collectives), "collectives in the file")
 
@@ -239,11 +239,14 @@ class _Builder:
             collectives=self._collectives(),
         )
 
-    def _collectives(self) -> tuple[NamedCollective, ...]:
+    def _collectives(self) -> tuple[ListedCollective, ...]:
         """With the sizes of groups that the file describes."""
         sizes = {group.pg_name: group.group_size for group in self.process_groups if group.pg_name}
         return tuple(
-            msgspec.structs.replace(one, group_size=sizes.get(one.group, one.group_size)) for one in self.collectives
+            one
+            if (size := sizes.get(one.record.group or "")) is None
+            else msgspec.structs.replace(one, record=msgspec.structs.replace(one.record, group_size=size))
+            for one in self.collectives
         )
 
     def _owner(self, node: int) -> int:

@@ -24,12 +24,12 @@ from typing import TextIO
 import msgspec
 
 from opreplay.traces.errors import Malformed, TooLarge, TraceError
+from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorSpec
 
 MAX_ROWS = 5_000_000
 MAX_LINE = 1 << 20
 """Characters of one line; a longer one is read in pieces, which are no rows."""
-MAX_RANK = 64
 MAX_TENSORS = 4096
 MAX_SIZE = 1 << 48
 """Bound on one dimension; a larger one makes the row broken."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from opreplay.traces.activity.model import Collective
+from opreplay.traces.activity.model import Collective, ListedCollective
 from opreplay.traces.errors import Malformed, TooLarge
 from opreplay.traces.limits import Limits, too_large
 
@@ -19,19 +19,11 @@ MARKS = ("init", "wait", "barrier_init", "destroy")
 """Entries that set up or wait, and move nothing."""
 
 
-class CommsEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective, with what the trace says of its time."""
-
-    told: Collective
-    dur_us: float = 0.0
-    root: int | None = None
-
-
 class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One file."""
 
     path: str
-    entries: tuple[CommsEntry, ...]
+    entries: tuple[ListedCollective, ...]
     marks: int
     """Entries that move nothing."""
     losses: dict[str, int]
@@ -58,7 +50,7 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
     if len(entries) > min(MAX_ENTRIES, limits.events):
         raise too_large("events", min(MAX_ENTRIES, limits.events), len(entries), "entries in the list")
     groups = _groups(entries)
-    made: list[CommsEntry] = []
+    made: list[ListedCollective] = []
     losses: Counter[str] = Counter()
     marks, world = 0, None
     for entry in entries:
@@ -74,14 +66,15 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
     return CommsTrace(path=str(path), entries=tuple(made), marks=marks, losses=dict(+losses), world_size=world)
 
 
-def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]]) -> CommsEntry:
+def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]]) -> ListedCollective:
     group = _count(entry.get("pg_id"))
     members = groups.get(group, ()) if group is not None else ()
     listed = _numbers(entry.get("global_ranks"))
     members = listed or members
     duration = entry.get("dur", entry.get("latency_us", 0.0))
-    return CommsEntry(
-        told=Collective(
+    return ListedCollective(
+        name=f"comms:{name[:200].lower()}",
+        record=Collective(
             name=name[:200].lower(),
             elements=_count(entry.get("in_msg_size")),
             out_elements=_count(entry.get("out_msg_size")),
@@ -96,7 +89,6 @@ def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]])
             rank=_count(entry.get("root")),
         ),
         dur_us=float(duration) if isinstance(duration, int | float) and 0 <= duration < 1e12 else 0.0,
-        root=_count(entry.get("root")),
     )
 
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from opreplay.traces.activity.collect import TimingCollector
-from opreplay.traces.activity.events import TimingDecoder
+from opreplay.traces.activity.collect import activity_of
 from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
@@ -51,7 +50,7 @@ def _read(source: Source, want: Want) -> Trace:
 
 
 def _scan(source: Source, want: Want, *, arrows: bool) -> Scanned:
-    block_bytes, numbered = want.block_bytes or BLOCK_BYTES, "numbers" in want.columns
+    block_bytes = want.block_bytes or BLOCK_BYTES
     if want.processes > 1 and want.columns <= {"numbers"}:
         from opreplay.traces.reading.parallel import scan_parallel
 
@@ -61,7 +60,7 @@ def _scan(source: Source, want: Want, *, arrows: bool) -> Scanned:
             want.processes,
             block_bytes=block_bytes,
             progress=want.progress,
-            numbered=numbered,
+            columns=want.columns,
             arrows=arrows,
         )
         if parts is not None:
@@ -71,10 +70,8 @@ def _scan(source: Source, want: Want, *, arrows: bool) -> Scanned:
         source.limits,
         block_bytes=block_bytes,
         progress=want.progress,
-        numbered=numbered,
-        calls="calls" in want.columns,
+        columns=want.columns,
         arrows=arrows,
-        timing=(TimingDecoder(), TimingCollector(source.limits)) if "activity" in want.columns else None,
     )
     if want.progress:
         want.progress(source.progress_bytes, source.total)
@@ -154,7 +151,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         annotations=notes,
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
-        activity=got.activity(columns, track_remap, notes) if isinstance(got, TimingCollector) else None,
+        activity=activity_of(got, columns, track_remap, notes) if got.timed else None,
     )
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Event structs → tables: keeps what links, replay and reports need, counts all events by category."""
+"""Event structs → tables: keeps what links, replay and reports need, and what is wanted besides; counts all events."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
+from opreplay.traces.activity.model import LONG_FRAME_US
 from opreplay.traces.limits import Limits, too_large
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns, Kind
+from opreplay.traces.reading.decoding import NOT_JSON
 
 _NUMBERS: dict[str, Kind] = {"rf": "id", "seq": "id"}
 _CALL: dict[str, Kind] = {"name": "id", "kernel": "id"}
+_ENDS: dict[str, Kind] = {"track": "index", "start": "time", "id": "id", "end": "index"}
+_SPAN: dict[str, Kind] = {"name": "index", "track": "index", "start": "time", "dur": "span"}
+RUNTIME, FRAME, QUEUE, PYTHON = range(4)
+"""Indexes into `CALL_KINDS`."""
+_MODULE = b'"nn.Module: '
+_MEMORY = b'"[memory]"'
+MAX_PROCESSES = 100_000
 _join = b"\0".join
 CORRELATED_KERNELS = 1 << 12
 """Kernels that all have a correlation id, after which arrows are left out: a tenth of a GPU trace."""
@@ -84,9 +94,10 @@ def _track_text(value: Any) -> str:
 class Collector:
     """The tables of one file, or of one part of it."""
 
-    def __init__(self, limits: Limits, *, numbered: bool = False, calls: bool = False) -> None:
-        """`numbered`: keep the numbers that torch and autograd gave each op; `calls`: the names of runtime calls."""
+    def __init__(self, limits: Limits, columns: frozenset[fields.Column] = frozenset()) -> None:
+        """`columns`: what else to keep; those of `activity` come with the numbers of ops."""
         self.limits = limits
+        self.timed = "activity" in columns
         self.events = 0
         self.by_category: Counter[str] = Counter()
         # A signature's key joins its raw texts, an argument list may be long: hence the wider bound on its bytes.
@@ -94,9 +105,16 @@ class Collector:
         self.kernel_names = Interned("names", limits.names, "kernel names", limits.name_bytes)
         self.call_names = Interned("names", limits.names, "names of runtime calls", limits.name_bytes)
         self.note_names = Interned("names", limits.names, "annotation names", limits.name_bytes)
+        self.note_keys = Interned("signatures", limits.signatures, "distinct annotations", 16 * limits.name_bytes)
+        self.collective_keys = Interned("names", limits.names, "distinct collectives", limits.name_bytes)
+        self.processes: dict[str, str] = {}
         self.tracks = Tracks(limits.tracks)
-        numbers = _NUMBERS if numbered else {}
-        self.ops = Columns(signature="index", track="index", start="time", dur="span", ext="id", **numbers)
+        numbers = _NUMBERS if self.timed or "numbers" in columns else {}
+        collective: dict[str, Kind] = {"collective": "index"} if self.timed else {}
+        connection: dict[str, Kind] = {"connection": "id"} if self.timed else {}
+        self.ops = Columns(
+            signature="index", track="index", start="time", dur="span", ext="id", **numbers, **collective
+        )
         self.kernels = Columns(
             name="index",
             category="index",
@@ -107,17 +125,27 @@ class Collector:
             stream="id",
             ext="id",
             corr="id",
+            **connection,
+            **collective,
         )
-        self.launches = Columns(track="index", start="time", corr="id", **(_CALL if calls else {}))
-        self.flows = Columns(track="index", start="time", id="id", end="index")
-        self.arrows = Columns(track="index", start="time", id="id", end="index")
+        self.launches = Columns(track="index", start="time", corr="id", **(_CALL if "calls" in columns else {}))
+        self.flows = Columns(**_ENDS)
+        self.arrows = Columns(**_ENDS)
         """Flows that may prove superfluous; their tracks are told apart, as nothing else may be on them."""
         self.arrow_tracks = Tracks(limits.tracks)
         self.arrows_skipped = False
         """Arrows were left out, as the first kernels have correlation ids."""
-        self.notes = Columns(name="index", track="index", start="time", dur="span")
+        tensors: dict[str, Kind] = {"tensors": "index"} if self.timed else {}
+        self.notes = Columns(**_SPAN, **tensors)
         self.uncorrelated = False
         """Some kernel has no correlation id: only flows can link it to its launch."""
+        self.calls = Columns(**_SPAN, kind="index", corr="id")
+        self.whole = Columns(**_SPAN, connection="id", collective="index")
+        self.waits = Columns(corr="id", stream="id", waits_for="id", record="id")
+        self.host_arrows = Columns(**_ENDS, kind="index")
+        self.memory = Columns(
+            start="time", bytes="id", address="id", allocated="id", device_type="id", device="id", track="index"
+        )
         self.tables: dict[str, Columns] = {
             "ops": self.ops,
             "kernels": self.kernels,
@@ -126,6 +154,14 @@ class Collector:
             "launch_arrows": self.arrows,
             "notes": self.notes,
         }
+        if self.timed:
+            self.tables |= {
+                "calls": self.calls,
+                "collectives": self.whole,
+                "waits": self.waits,
+                "arrows": self.host_arrows,
+                "memory": self.memory,
+            }
         self._handlers: dict[type[Struct], tuple[str, Any]] = {}
         self._kernel_category: dict[type[Struct], int] = {}
 
@@ -207,85 +243,171 @@ class Collector:
 
     def _handler(self, cls: type[Struct]) -> tuple[str, Any]:
         category = str(cls.__struct_config__.tag)
-        handle = None
-        if issubclass(cls, (fields.Op, fields.OldOp)):
-            handle = self._add_ops
-        elif issubclass(cls, fields.Kernel):
-            handle = self._add_kernels
+        adders: tuple[tuple[type[Struct] | tuple[type[Struct], ...], Any], ...] = (
+            ((fields.Op, fields.OldOp), self._add_ops),
+            (fields.WholeCollective, self._add_whole),
+            (fields.Kernel, self._add_kernels),
+            (fields.CannCall, self._add_cann),
+            (fields.QueuePart, self._add_queue),
+            (fields.TimedCall, self._add_calls),
+            (fields.Launch, self._add_launches),
+            (fields.Arrow, self._add_launch_arrows),
+            (fields.Flow, self._add_flows),
+            (fields.Note, self._add_notes),
+            (fields.Frame, self._add_frames),
+            (fields.Wait, self._add_waits),
+            (fields.HostArrow, self._add_host_arrows),
+            (fields.Memory, self._add_memory),
+            (fields.Named, self._add_processes),
+        )
+        handle = next((add for base, add in adders if issubclass(cls, base)), None)
+        if issubclass(cls, fields.Kernel):
             self._kernel_category[cls] = fields.KERNEL_TAGS.get(category, fields.DEVICE_TASK)
-        elif issubclass(cls, fields.Launch):
-            handle = self._add_launches
-        elif issubclass(cls, fields.Arrow):
-            handle = self._add_launch_arrows
-        elif issubclass(cls, fields.Flow):
-            handle = self._add_flows
-        elif issubclass(cls, fields.Note):
-            handle = self._add_notes
-        self._handlers[cls] = found = (category, handle)
-        return found
+        self._handlers[cls] = category, handle
+        return category, handle
+
+    def _add(self, table: Columns, events: list[Any], **values: list[Any]) -> None:
+        """A row an event; a column without `values` is that of the event, or of its arguments, of the same name."""
+        for column, pending in table.pending.items():
+            if column in values:
+                pending += values[column]
+            elif column == "track":
+                pending += self.tracks.of(events)
+            elif column == "start":
+                pending += [e.ts for e in events]
+            elif column == "dur":
+                pending += [e.dur for e in events]
+            else:
+                pending += map(attrgetter("id" if column == "id" else f"args.{column}"), events)
 
     def _add_ops(self, events: list[Any]) -> None:
         events = _complete(events)
-        table, signatures = self.ops.pending, self.signatures
-        table["signature"] += [
-            signatures[_join((e.name, a.dims, a.types, a.strides, a.concrete))] for e in events for a in (e.args,)
-        ]
-        table["track"] += self.tracks.of(events)
-        table["start"] += [e.ts for e in events]
-        table["dur"] += [e.dur for e in events]
-        table["ext"] += [e.args.ext for e in events]
-        if "rf" in table:
-            table["rf"] += [getattr(e.args, "rf", -1) for e in events]
-            table["seq"] += [getattr(e.args, "seq", -1) for e in events]
+        signatures, more = self.signatures, {}
+        if "rf" in self.ops.kinds:
+            more = {name: [getattr(e.args, name, -1) for e in events] for name in _NUMBERS}
+        if self.timed:
+            more["collective"] = self._collectives(events)
+        keys = [signatures[_join((e.name, a.dims, a.types, a.strides, a.concrete))] for e in events for a in (e.args,)]
+        self._add(self.ops, events, signature=keys, **more)
+
+    def _collectives(self, events: list[Any]) -> list[int]:
+        """1 + the index of what each event records of a collective, 0 where it records none."""
+        keys, names = self.collective_keys, [getattr(e.args, "collective", None) for e in events]
+        if not any(names):
+            return [0] * len(names)
+        return [0 if name is None else 1 + keys[_collective_key(e.args)] for name, e in zip(names, events, strict=True)]
 
     def _add_kernels(self, events: list[Any]) -> None:
         events = _complete(events)
-        table, names = self.kernels.pending, self.kernel_names
-        table["name"] += [names[bytes(e.name)] for e in events]
         category = self._kernel_category
-        table["category"] += [category[type(e)] for e in events]
-        table["track"] += self.tracks.of(events)
-        table["start"] += [e.ts for e in events]
-        table["dur"] += [e.dur for e in events]
         args = [e.args for e in events]
         device, stream, ext = [a.device for a in args], [a.stream for a in args], [a.ext for a in args]
-        corr = [a.corr for a in args]
         if None in device or None in stream:
             device = [e.pid if value is None else value for value, e in zip(device, events, strict=True)]
             stream = [e.tid if value is None else value for value, e in zip(stream, events, strict=True)]
         if None in ext:
             ext = [a.ext_old if value is None else value for value, a in zip(ext, args, strict=True)]
+        corr = [a.corr for a in args]
         self.uncorrelated |= None in corr
-        table["device"] += device
-        table["stream"] += stream
-        table["ext"] += ext
-        table["corr"] += corr
+        self._add(
+            self.kernels,
+            events,
+            name=_indexes(self.kernel_names, events),
+            category=[category[type(e)] for e in events],
+            device=device,
+            stream=stream,
+            ext=ext,
+            corr=corr,
+            **({"collective": self._collectives(events)} if self.timed else {}),
+        )
+
+    def _add_whole(self, events: list[Any]) -> None:
+        self._add(self.whole, events, name=_indexes(self.kernel_names, events), collective=self._collectives(events))
 
     def _add_launches(self, events: list[Any]) -> None:
         events = [e for e in events if e.args.corr is not None and e.ph == "X"]
-        table = self.launches.pending
-        table["track"] += self.tracks.of(events)
-        table["start"] += [e.ts for e in events]
-        table["corr"] += [e.args.corr for e in events]
-        if "name" in table:
-            names, kernels = self.call_names, self.kernel_names
-            table["name"] += [names[bytes(e.name)] for e in events]
-            raws = [bytes(e.args.kernel) for e in events]
-            table["kernel"] += [kernels[raw] if raw.startswith(b'"') else -1 for raw in raws]
+        more: dict[str, list[Any]] = {}
+        if "name" in self.launches.kinds:
+            kernels, raws = self.kernel_names, [bytes(e.args.kernel) for e in events]
+            more["name"] = _indexes(self.call_names, events)
+            more["kernel"] = [kernels[raw] if raw.startswith(b'"') else -1 for raw in raws]
+        self._add(self.launches, events, **more)
+
+    def _add_calls(self, events: list[Any]) -> None:
+        self._add_launches(events)
+        self._add_cann(_complete(events))
+
+    def _add_cann(self, events: list[Any]) -> None:
+        self._add_kind(RUNTIME, events, [e.args.corr for e in events])
+
+    def _add_queue(self, events: list[Any]) -> None:
+        events = _complete(events)
+        self._add_kind(QUEUE, events, [e.args.queue for e in events])
+
+    def _add_frames(self, events: list[Any]) -> None:
+        events = _complete(events)
+        names = [bytes(e.name) for e in events]
+        modules = [e for name, e in zip(names, events, strict=True) if name.startswith(_MODULE)]
+        others = [
+            e
+            for name, e in zip(names, events, strict=True)
+            if isinstance(e.dur, (int, float)) and e.dur >= LONG_FRAME_US and not name.startswith(_MODULE)
+        ]
+        self._add_kind(FRAME, modules, [None] * len(modules))
+        self._add_kind(PYTHON, others, [None] * len(others))
+
+    def _add_kind(self, kind: int, events: list[Any], ids: list[Any]) -> None:
+        self._add(self.calls, events, name=_indexes(self.call_names, events), kind=[kind] * len(events), corr=ids)
 
     def _add_flows(self, events: list[Any]) -> None:
-        _add_ends(events, self.flows.pending, self.tracks)
+        events = _ends(events)
+        self._add(self.flows, events, end=[e.ph == "f" for e in events])
 
     def _add_launch_arrows(self, events: list[Any]) -> None:
-        _add_ends(events, self.arrows.pending, self.arrow_tracks)
+        events = _ends(events)
+        tracks = self.arrow_tracks.of(events)
+        self._add(self.arrows, events, track=tracks, end=[e.ph == "f" for e in events])
+
+    def _add_host_arrows(self, events: list[Any]) -> None:
+        events = _ends(events)
+        kinds = [fields.HOST_ARROW_TAGS.index(self._handlers[type(e)][0]) for e in events]
+        self._add(self.host_arrows, events, kind=kinds, end=[e.ph == "f" for e in events])
 
     def _add_notes(self, events: list[Any]) -> None:
         events = _complete(events)
-        table, names = self.notes.pending, self.note_names
-        table["name"] += [names[bytes(e.name)] for e in events]
-        table["track"] += self.tracks.of(events)
-        table["start"] += [e.ts for e in events]
-        table["dur"] += [e.dur for e in events]
+        more: dict[str, list[Any]] = {}
+        if self.timed:
+            keys = self.note_keys
+            more["tensors"] = [
+                1 + keys[_join((e.args.dims, e.args.types))] if bytes(e.name).startswith(fields.BACKENDS) else 0
+                for e in events
+            ]
+        self._add(self.notes, events, name=_indexes(self.note_names, events), **more)
+
+    def _add_waits(self, events: list[Any]) -> None:
+        self._add(self.waits, events)
+
+    def _add_memory(self, events: list[Any]) -> None:
+        self._add(self.memory, [e for e in events if bytes(e.name) == _MEMORY and e.args.bytes is not None])
+
+    def _add_processes(self, events: list[Any]) -> None:
+        for event in events:
+            try:
+                name = msgspec.json.decode(event.args)["name"]
+            except (*NOT_JSON, KeyError, TypeError):
+                continue
+            if isinstance(name, str) and len(self.processes) < MAX_PROCESSES:
+                self.processes[str(event.pid)[:200]] = name[:200]
+
+
+def _indexes(names: Interned, events: list[Any]) -> list[int]:
+    return [names[bytes(e.name)] for e in events]
+
+
+def _collective_key(args: Any) -> bytes:
+    """What is recorded of a collective, as text that is the same for the same."""
+    values = [getattr(args, name) for name in fields.COLLECTIVE_KEYS]
+    return msgspec.json.encode([value if isinstance(value, (str, int)) else None for value in values])
 
 
 def _complete(events: list[Any]) -> list[Any]:
@@ -295,10 +417,6 @@ def _complete(events: list[Any]) -> list[Any]:
     return [e for e in events if e.ph == "X"]
 
 
-def _add_ends(events: list[Any], table: dict[str, list[Any]], tracks: Tracks) -> None:
-    """Both ends of arrows into the pending rows of a table."""
-    events = [e for e in events if e.ph == "s" or e.ph == "f"]
-    table["track"] += tracks.of(events)
-    table["start"] += [e.ts for e in events]
-    table["id"] += [e.id for e in events]
-    table["end"] += [e.ph == "f" for e in events]
+def _ends(events: list[Any]) -> list[Any]:
+    """Both ends of arrows."""
+    return [e for e in events if e.ph == "s" or e.ph == "f"]

@@ -7,6 +7,7 @@ Owns which decoder is tried when; text that is no JSON is `salvage`'s concern.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -27,14 +28,16 @@ OTHER_CATEGORY = "other"
 NPU_TASK = "npu task"
 """What rows of torch_npu's device count as; they have no category."""
 
+_HCCL_COLLECTIVES = (b'"hcom_', b'"hccl_', b'"Hccl', b'"Hcom')
+
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
 
 class EventDecoder:
     """Decodes blocks of one file; learns unknown categories and whether most events have any."""
 
-    def __init__(self) -> None:
-        self.bases: dict[str, type[Struct]] = dict(fields.KIND_BASES)
+    def __init__(self, columns: frozenset[fields.Column] = frozenset()) -> None:
+        self.bases = fields.bases(columns)
         self.exact = False
         self.version = 0
         """Rises with every change of `bases`."""
@@ -46,46 +49,39 @@ class EventDecoder:
         self._learned: list[str] = []
         self.tagged = fields.make_tagged(self.bases)
         self.uncategorised = fields.make_tagged({NO_CATEGORY: fields.Skipped, OTHER_CATEGORY: fields.Skipped})
-        self.task = fields.make_tagged({NPU_TASK: fields.Kernel})[NPU_TASK]
+        self._timed = "activity" in columns
+        task = fields.TimedKernel if self._timed else fields.Kernel
+        self.task = fields.make_tagged({NPU_TASK: task})[NPU_TASK]
+        self._uncategorised_timed: dict[type[Struct], type[Any]] = {
+            base: fields.make_tagged({NO_CATEGORY: base})[NO_CATEGORY]
+            for base in (fields.Named, fields.WholeCollective, fields.CannCall)
+            if self._timed
+        }
         self._rebuild()
 
     def _rebuild(self) -> None:
         self.version += 1
         self._fast, self._any = fields.make_decoders(self.tagged, exact=self.exact)
 
-    def skip_arrows(self) -> None:
-        """From now on only count the arrows that are not needed where kernels have correlation ids."""
-        changed: dict[str, type[Struct]] = dict.fromkeys(fields.ARROW_TAGS, fields.Skipped)
+    def _use(self, tags: Iterable[str], base: type[Struct]) -> None:
+        changed = dict.fromkeys(tags, base)
         self.bases.update(changed)
         self.tagged.update(fields.make_tagged(changed))
         self._rebuild()
+
+    def skip_arrows(self) -> None:
+        """From now on only count the arrows that are not needed where kernels have correlation ids."""
+        self._use(fields.ARROW_TAGS, fields.Skipped)
 
     def use_exact_decimals(self) -> None:
         """From now on decode decimal numbers as Decimal: times in this file are too large for float64."""
         self.exact = True
         self._rebuild()
 
-    def use_numbers(self) -> None:
-        """From now on read the numbers that torch and autograd gave each op as well."""
-        changed: dict[str, type[Struct]] = dict.fromkeys(fields.OP_TAGS, fields.NumberedOp)
-        self.bases.update(changed)
-        self.tagged.update(fields.make_tagged(changed))
-        self._rebuild()
-
-    def use_call_names(self) -> None:
-        """From now on read the names of runtime calls, and of the kernels that they launch."""
-        changed: dict[str, type[Struct]] = dict.fromkeys(fields.LAUNCH_TAGS, fields.Call)
-        self.bases.update(changed)
-        self.tagged.update(fields.make_tagged(changed))
-        self._rebuild()
-
     def use_old_spelling(self) -> None:
         """From now on read "Input dims" rather than "Input Dims" (torch up to 1.8)."""
         self.old_spelling = True
-        changed: dict[str, type[Struct]] = dict.fromkeys(fields.OP_TAGS, fields.OldOp)
-        self.bases.update(changed)
-        self.tagged.update(fields.make_tagged(changed))
-        self._rebuild()
+        self._use(fields.OP_TAGS, fields.OldOp)
 
     def block(self, text: bytes) -> list[Any] | None:
         """Events of a closed array, or None when the text is no JSON array."""
@@ -192,8 +188,11 @@ class EventDecoder:
         """The struct that the fast decoder would have made of an event."""
         cat = event.cat
         if not isinstance(cat, str):
-            if event.ph == "X" and event.args is not fields.NONE and b'"Task Type"' in bytes(event.args):
-                return self._npu_task(event)
+            if event.args is not fields.NONE:
+                if event.ph == "X" and b'"Task Type"' in bytes(event.args):
+                    return self._npu_task(event)
+                if self._timed and cat is None:
+                    return self._bare_timed(event)
             return self.uncategorised[NO_CATEGORY]()
         cls = self.tagged.get(cat)
         if cls is None:
@@ -222,7 +221,31 @@ class EventDecoder:
         args = decoded_args(event.args, fields.TaskArgs)
         if str(args.task_type).upper().startswith(fields.NPU_WAITS):
             return self.uncategorised[NO_CATEGORY]()
-        return self.task(name=event.name, ph="X", pid=event.pid, tid=event.tid, ts=event.ts, dur=event.dur)
+        more = {"args": fields.TimedKernelArgs(connection=args.connection)} if self._timed else {}
+        return self.task(name=event.name, **_span(event), **more)
+
+    def _bare_timed(self, event: fields.AnyEvent) -> Struct:
+        """A name of a process, or a call into CANN or a whole collective on the device: both have a connection id."""
+        if event.ph == "M" and bytes(event.name) == b'"process_name"':
+            return self._uncategorised_timed[fields.Named](pid=event.pid, args=event.args)
+        if event.ph != "X" or b'"connection_id"' not in bytes(event.args):
+            return self.uncategorised[NO_CATEGORY]()
+        connection, name = decoded_args(event.args, fields.TaskArgs).connection, bytes(event.name)
+        if not name.startswith(_HCCL_COLLECTIVES):
+            call = self._uncategorised_timed[fields.CannCall]
+            return call(name=event.name, args=fields.TimedCallArgs(corr=connection), **_span(event))
+        message = decoded_args(event.args, fields.HcclArgs)
+        args = fields.TimedKernelArgs(
+            connection=connection,
+            collective=name.decode("utf-8", "replace").strip('"'),
+            elements=message.count,
+            dtype=message.dtype,
+        )
+        return self._uncategorised_timed[fields.WholeCollective](name=event.name, args=args, **_span(event))
+
+
+def _span(event: fields.AnyEvent) -> dict[str, Any]:
+    return {"ph": "X", "pid": event.pid, "tid": event.tid, "ts": event.ts, "dur": event.dur}
 
 
 def decoded_args(raw: Raw, kind: type[Any]) -> Any:

@@ -10,10 +10,14 @@ because most of them repeat and only each unique one is decoded (`signatures`).
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import msgspec
 from msgspec import Raw, Struct, field
+
+Column = Literal["numbers", "calls", "activity"]
+"""Columns that are read where they are wanted: the numbers that torch and autograd gave each op, the names of runtime
+calls, and what else ran when, with collectives and memory."""
 
 NONE = Raw(b"")
 """The default of an absent raw field."""
@@ -78,6 +82,30 @@ SKIP_TAGS = (
 )
 
 
+QUEUE_TAGS = ("enqueue", "dequeue")
+HOST_ARROW_TAGS = ("fwdbwd", "async_task_queue", "HostToDevice")
+"""In the order of `ARROW_KINDS`."""
+BACKENDS = (b'"nccl:', b'"gloo:', b'"hccl:', b'"mpi:', b'"ucc:', b'"xccl:', b'"rccl:', b'"lccl:')
+"""How names of annotations begin, as written, that a back-end of torch.distributed puts around its calls."""
+COLLECTIVE_KEYS: dict[str, str] = {
+    "collective": "Collective name",
+    "elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "group_size": "Group size",
+    "dtype": "dtype",
+    "in_split": "In split size",
+    "out_split": "Out split size",
+    "group": "Process Group Name",
+    "ranks": "Process Group Ranks",
+    "source": "Src Rank",
+    "target": "Dst Rank",
+    "sequence": "Seq",
+    "rank": "Rank",
+    "asynchronous": "Is asynchronized op",
+}
+"""What torch records of a collective, at its record of the parameters and at the device's work."""
+
+
 class OpArgs(Struct, gc=False, frozen=True):
     """Arguments of a host-side op."""
 
@@ -127,6 +155,57 @@ class CallArgs(LaunchArgs, gc=False, frozen=True):
     kernel: Raw = NONE
 
 
+class TimedCallArgs(CallArgs, gc=False, frozen=True):
+    """With that of an NPU's task queue."""
+
+    queue: Any = field(name="correlation_id", default=None)
+
+
+def _with_collective(name: str, base: type[Struct], **more: str) -> type[Any]:
+    keys = COLLECTIVE_KEYS | more
+    added = [(one, Any, field(name=key, default=None)) for one, key in keys.items()]
+    return msgspec.defstruct(name, added, bases=(base,), gc=False, frozen=True)
+
+
+RecordArgs = _with_collective("RecordArgs", NumberedOpArgs)
+"""Arguments of a host-side op; those of a collective stand at torch's record of its parameters."""
+TimedKernelArgs = _with_collective("TimedKernelArgs", KernelArgs, connection="connection_id")
+"""Arguments of device work; the connection of an NPU's task is that of the call which launched it."""
+
+
+class HcclArgs(Struct, gc=False, frozen=True):
+    """Arguments of a whole collective of an NPU."""
+
+    count: Any = None
+    dtype: Any = field(name="data_type", default=None)
+
+
+class WaitArgs(Struct, gc=False, frozen=True):
+    """Arguments of a recorded wait."""
+
+    corr: Any = field(name="correlation", default=None)
+    stream: Any = None
+    waits_for: Any = field(name="wait_on_stream", default=-1)
+    record: Any = field(name="wait_on_cuda_event_record_corr_id", default=-1)
+
+
+class MemoryArgs(Struct, gc=False, frozen=True):
+    """Arguments of an allocation or a release."""
+
+    bytes: Any = field(name="Bytes", default=None)
+    address: Any = field(name="Addr", default=-1)
+    allocated: Any = field(name="Total Allocated", default=-1)
+    device_type: Any = field(name="Device Type", default=0)
+    device: Any = field(name="Device Id", default=-1)
+
+
+class NoteArgs(Struct, gc=False, frozen=True):
+    """Arguments of an annotation: a back-end's are recorded with the tensors that they move."""
+
+    dims: Raw = field(name="Input Dims", default=NONE)
+    types: Raw = field(name="Input type", default=NONE)
+
+
 class TaskArgs(Struct, gc=False, frozen=True):
     """Arguments of an NPU device row."""
 
@@ -163,6 +242,53 @@ class Note(_Timed, gc=False, frozen=True):
     """A marked interval; its arguments are not needed."""
 
 
+def _with_args(name: str, base: type[Struct], args: type[Any]) -> type[Struct]:
+    return msgspec.defstruct(name, [("args", args, args())], bases=(base,), gc=False, frozen=True)
+
+
+RecordedOp = _with_args("RecordedOp", Op, RecordArgs)
+"""A host-side op with what it records of a collective."""
+TimedKernel = _with_args("TimedKernel", Kernel, TimedKernelArgs)
+"""Device work with what it records of a collective."""
+WholeCollective = _with_args("WholeCollective", Kernel, TimedKernelArgs)
+"""A collective of an NPU from its first to its last task, which are recorded too."""
+
+
+class SizedNote(Note, gc=False, frozen=True):
+    """A marked interval with its tensors."""
+
+    args: NoteArgs = NoteArgs()
+
+
+class Frame(_Timed, gc=False, frozen=True):
+    """A Python frame."""
+
+
+class Wait(Struct, gc=False, frozen=True):
+    """A wait of a stream, a device or an event that the runtime recorded."""
+
+    ts: Any = None
+    args: WaitArgs = WaitArgs()
+
+
+class Memory(Struct, gc=False, frozen=True):
+    """An allocation or a release."""
+
+    ph: Any = None
+    name: Raw = NONE
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    args: MemoryArgs = MemoryArgs()
+
+
+class Named(Struct, gc=False, frozen=True):
+    """Metadata that names a process."""
+
+    pid: Any = None
+    args: Raw = NONE
+
+
 class Launch(Struct, gc=False, frozen=True):
     """A call into the runtime or driver."""
 
@@ -180,6 +306,21 @@ class Call(Launch, gc=False, frozen=True):
     args: CallArgs = CallArgs()
 
 
+class TimedCall(Call, gc=False, frozen=True):
+    """A call of which its duration is wanted, too."""
+
+    dur: Any = 0
+    args: TimedCallArgs = TimedCallArgs()
+
+
+class CannCall(TimedCall, gc=False, frozen=True):
+    """A call into CANN: its thread is that of the op, its process is not."""
+
+
+class QueuePart(TimedCall, gc=False, frozen=True):
+    """What a thread hands to, or takes from, an NPU's task queue."""
+
+
 class Flow(Struct, gc=False, frozen=True):
     """One end of an arrow between a launch and device work."""
 
@@ -192,6 +333,16 @@ class Flow(Struct, gc=False, frozen=True):
 
 class Arrow(Flow, gc=False, frozen=True):
     """One end of an arrow of ARROW_TAGS."""
+
+
+class HostArrow(Struct, gc=False, frozen=True):
+    """One end of an arrow between host threads."""
+
+    ph: Any = None
+    id: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
 
 
 class Skipped(Struct, gc=False, frozen=True):
@@ -222,6 +373,28 @@ KIND_BASES: dict[str, type[Struct]] = {
     **dict.fromkeys(SKIP_TAGS, Skipped),
 }
 """Category → the struct that says which fields of such an event are kept."""
+WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
+    "numbers": dict.fromkeys(OP_TAGS, NumberedOp),
+    "calls": dict.fromkeys(LAUNCH_TAGS, Call),
+    "activity": {
+        **dict.fromkeys(OP_TAGS, RecordedOp),
+        **dict.fromkeys(NOTE_TAGS, SizedNote),
+        **dict.fromkeys(KERNEL_TAGS, TimedKernel),
+        **dict.fromkeys(LAUNCH_TAGS, TimedCall),
+        **dict.fromkeys(QUEUE_TAGS, QueuePart),
+        **dict.fromkeys(HOST_ARROW_TAGS, HostArrow),
+        "python_function": Frame,
+        "cuda_sync": Wait,
+        "cpu_instant_event": Memory,
+    },
+}
+"""What takes its place where more is wanted; the last that is wanted counts."""
+
+
+def bases(columns: frozenset[Column]) -> dict[str, type[Struct]]:
+    """Category → struct, where these columns are wanted."""
+    wanted = (more for column, more in WANTED_BASES.items() if column in columns)
+    return {cat: base for some in (KIND_BASES, *wanted) for cat, base in some.items()}
 
 
 def make_tagged(categories: dict[str, type[Struct]]) -> dict[str, type[Struct]]:

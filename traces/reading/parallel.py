@@ -23,7 +23,7 @@ from opreplay.traces.reading.blocks import SEPARATOR
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import smallest
 from opreplay.traces.reading.decoding import NOT_JSON
-from opreplay.traces.reading.fields import AnyEvent
+from opreplay.traces.reading.fields import AnyEvent, Column
 from opreplay.traces.reading.scan import Progress, Scanned, Scanner
 from opreplay.traces.reading.source import Source
 
@@ -54,7 +54,7 @@ class _Job(msgspec.Struct, kw_only=True):
     stop: int | None
     block: int
     layout: str
-    numbered: bool = False
+    columns: frozenset[Column] = frozenset()
     arrows: bool = False
 
 
@@ -89,7 +89,7 @@ def scan_parallel(
     *,
     block_bytes: int,
     progress: Progress | None,
-    numbered: bool = False,
+    columns: frozenset[Column] = frozenset(),
     arrows: bool = False,
     min_part: int = 0,
 ) -> Scanned | None:
@@ -107,7 +107,7 @@ def scan_parallel(
             stop=stop,
             block=block_bytes,
             layout=layout,
-            numbered=numbered,
+            columns=columns,
             arrows=arrows,
         )
         for start, stop in zip(cuts, stops, strict=True)
@@ -116,7 +116,7 @@ def scan_parallel(
     try:
         with Source(path, limits, stop=cuts[0]) as source:
             scanner = Scanner(
-                source, block_bytes=block_bytes, progress=progress, last=False, numbered=numbered, arrows=arrows
+                source, block_bytes=block_bytes, progress=progress, last=False, columns=columns, arrows=arrows
             )
             first = scanner.run()
         if not first.complete or not first.collector.events:
@@ -291,7 +291,7 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
                 first=False,
                 last=job.stop is None,
                 layout=job.layout,
-                numbered=job.numbered,
+                columns=job.columns,
                 arrows=job.arrows,
             )
             part = _pack(scanner.run())

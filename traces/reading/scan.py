@@ -13,6 +13,7 @@ from opreplay.traces.limits import Limits
 from opreplay.traces.reading.blocks import Buffer, last_separator
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.decoding import NO_CATEGORY, NOT_JSON, OTHER_CATEGORY, EventDecoder
+from opreplay.traces.reading.fields import Column
 from opreplay.traces.reading.head import HINT, Head, count_duplicates, read_head, read_tail
 from opreplay.traces.reading.native.blocks import CompiledBlocks
 from opreplay.traces.reading.salvage import Tally, salvage
@@ -75,29 +76,23 @@ class Scanner:
         first: bool = True,
         last: bool = True,
         layout: str = "object",
-        numbered: bool = False,
-        calls: bool = False,
+        columns: frozenset[Column] = frozenset(),
         arrows: bool = True,
         timing: tuple[EventDecoder, Collector] | None = None,
     ) -> None:
         """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
 
-        `numbered`: also keep each op's record function id and sequence number. `calls`: and the names of runtime
-        calls. `arrows`: keep them all, even where the first kernels have correlation ids. `timing`: decoder and tables
-        that keep more; the compiled half, which does not, is then left out.
+        `columns`: what else to keep. `arrows`: keep them all, even where the first kernels have correlation ids.
+        `timing`: decoder and tables of the caller's. The compiled half is left out where it does not fill them.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
         self.first, self.last, self.layout = first, last, layout
         self.buffer = Buffer(source, block_bytes)
-        decoder, collector = timing or (EventDecoder(), Collector(source.limits, numbered=numbered, calls=calls))
-        self.decoder = decoder
-        if numbered:
-            self.decoder.use_numbers()
-        if calls:
-            self.decoder.use_call_names()
+        self.decoder, collector = timing or (EventDecoder(columns), Collector(source.limits, columns))
         self.tally = Tally()
         self.out = Scanned(collector, self.tally)
-        self.compiled = CompiledBlocks(self.decoder, self.out.collector, usable=not calls and timing is None)
+        usable = columns <= {"numbers"} and timing is None
+        self.compiled = CompiledBlocks(self.decoder, collector, usable=usable)
         self._sniffed = 0
         self._may_skip_arrows = not arrows
 
@@ -301,21 +296,11 @@ def scan(
     *,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
-    numbered: bool = False,
-    calls: bool = False,
+    columns: frozenset[Column] = frozenset(),
     arrows: bool = True,
-    timing: tuple[EventDecoder, Collector] | None = None,
 ) -> Scanned:
     """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
-    out = Scanner(
-        source,
-        block_bytes=block_bytes,
-        progress=progress,
-        numbered=numbered,
-        calls=calls,
-        arrows=arrows,
-        timing=timing,
-    ).run()
+    out = Scanner(source, block_bytes=block_bytes, progress=progress, columns=columns, arrows=arrows).run()
     _refuse_what_is_no_trace(source, out)
     if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:
         raise Malformed(f"{source.path}: no event can be read ({', '.join(out.tally.losses)})", hint=HINT)

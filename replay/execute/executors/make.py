@@ -15,9 +15,9 @@ def make_executor(config: WorkerConfig) -> Executor:
         from opreplay.replay.execute.executors.fake import FakeExecutor
 
         return FakeExecutor()
-    from opreplay.initializers.extensions import open_registry
     from opreplay.initializers.supplied.values import RecordedValues
     from opreplay.replay.execute.executors.torch.device import TorchExecutor
+    from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.plugins import load_plugins
     from opreplay.replay.resolve.names import find_overload
     from opreplay.replay.resolve.own_call import own_call

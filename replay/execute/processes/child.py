@@ -1,7 +1,7 @@
 # pyright: strict
 """One child process and the socket to it: started, spoken to in frames, and ended with nothing left behind.
 
-Owns the process and why it died; which op is tried again, and when a child is replaced, is `isolation`.
+Owns the process and why it died; when a child is replaced is `workers`, which op is tried again is `runner`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ import signal
 import socket
 import subprocess
 import tempfile
-from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
 
 import msgspec
 
-from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, SharedStepOutcome, Task
+from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, SharedStepOutcome
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
-from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import FROM_OUTSIDE
-from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.ir.model import Reason
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.child_process import python_command
-from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 START_S = 180.0
 """Time for a child to load torch and open its device; cold file caches are slow."""
@@ -50,8 +47,6 @@ class Child:
 
     def __init__(self, config: msgspec.Struct, *, module: str | None = None) -> None:
         """`config` is the first message; `module`, below `opreplay.replay`, is one of ours with a `serve`."""
-        self.tasks = 0
-        """Ops that it was given and answered."""
         self.facts: dict[str, object] | None = None
         """Of its device; None until it is ready."""
         self._ready_by, self._was_stopped = monotonic() + START_S, False
@@ -74,10 +69,6 @@ class Child:
     def fileno(self) -> int:
         """Descriptor that is readable when `receive` has something to say."""
         return self._channel.fileno()
-
-    def give(self, op: ReplayOp, visit: Visit = WHOLE) -> None:
-        """Hand an op out; a child that is gone is found by `receive`."""
-        self.send(Task(op=op, visit=visit))
 
     def send(self, message: msgspec.Struct) -> None:
         """Write one frame; nothing is raised for a child that is gone."""
@@ -103,12 +94,9 @@ class Child:
             return None
         reply = msgspec.msgpack.decode(frame, type=Reply)
         if isinstance(reply, Refused):
-            kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
-            raise kind(reply.message, hint=reply.hint)
+            raise reply.error()
         if isinstance(reply, Ready):
             self.facts = reply.facts
-        else:
-            self.tasks += 1
         return reply
 
     def next_look(self) -> float:
@@ -121,14 +109,6 @@ class Child:
         if before and self._was_stopped:
             return "was stopped before it was ready"
         return f"was not ready after {START_S:g} s" if monotonic() >= self._ready_by else ""
-
-    def wait_until_ready(self) -> Ready | str:
-        """Its first word, or why there is none. Raises as `receive`."""
-        while not wait([self.fileno()], max(0.0, self.next_look() - monotonic())):
-            if why := self.overdue():
-                return why
-        reply = self.receive()
-        return reply if isinstance(reply, Ready) else f"did not start: {self.cause_of_death().detail}"
 
     def cause_of_death(self) -> Reason:
         """The signal or exit status of a child whose socket closed by itself."""

@@ -86,14 +86,14 @@ class LaneActor:
         try:
             return msgspec.msgpack.encode(Ready(facts=self._runner.start()))
         except OpReplayError as error:
-            return _refused(error)
+            return msgspec.msgpack.encode(Refused.of(error))
 
     def measure(self, op: bytes) -> bytes:
         """The op's Outcome, or Refused."""
         try:
             return msgspec.msgpack.encode(self._runner.measure(msgspec.msgpack.decode(op, type=ReplayOp)))
         except OpReplayError as error:
-            return _refused(error)
+            return msgspec.msgpack.encode(Refused.of(error))
 
 
 class RayLanes:
@@ -323,13 +323,8 @@ def _refuse_reachable(ray: Any, ip: str) -> None:
 def _reply(data: bytes) -> Ready | Outcome:
     reply = msgspec.msgpack.decode(data, type=Reply)
     if isinstance(reply, Refused):
-        kind = UsageError if reply.exit_code == UsageError.exit_code else EnvironmentRefused
-        raise kind(reply.message, hint=reply.hint)
+        raise reply.error()
     return reply
-
-
-def _refused(error: OpReplayError) -> bytes:
-    return msgspec.msgpack.encode(Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
 
 
 def _line(error: BaseException) -> str:

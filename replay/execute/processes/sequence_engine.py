@@ -1,48 +1,64 @@
 # pyright: strict
 """Runs a sequence in a child process, again without an op that ends the process; hands out what became of each op.
 
-Owns what is tried again and when a process counts as stuck. What happens inside it is `serving`.
+Owns what is tried again. When a process counts as stuck is `workers`, what happens inside it is `passes`.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing.connection import wait
 from time import monotonic
 
 import msgspec
 
 from opreplay.replay.execute.executors.base import Executor
-from opreplay.replay.execute.messages import PassDone, Ready, SequenceOutcome, SequenceTask
+from opreplay.replay.execute.messages import PassDone, SequenceOutcome, SequenceTask
 from opreplay.replay.execute.options import WorkerConfig
-from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
-from opreplay.replay.execute.sequence.passes import BEAT, LostDevice, serve_sequence
-from opreplay.replay.host.channel import Unnamed
+from opreplay.replay.execute.processes.child import Child
+from opreplay.replay.execute.processes.workers import Death, Heartbeats, Workers
+from opreplay.replay.execute.sequence.passes import LostDevice, serve_sequence
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult, SequenceResult
 from opreplay.replay.results.stats import median_interval, quantile
-from opreplay.traces.errors import EnvironmentRefused
 
 DEATHS = 10
 """Processes that may end before the sequence is given up."""
-POLL_S = 0.5
-"""How often a process that says nothing is looked at."""
 
 Decide = Callable[[ReplayOp], Outcome | None]
 Tell = Callable[[PassDone], None]
 
 
-class Death(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that ended, or had to be ended, before the sequence did."""
+class Blame:
+    """What a sequence goes on without, since it ended processes: an op gets arguments of its own first, and one more
+    try where the process was ended from outside."""
 
-    op: int | None
-    """Index of the op that it was at; None where it was at none."""
-    reason: Reason
-    signalled: bool = False
-    """A signal ended or stopped it, which may have been meant for anybody."""
+    def __init__(self) -> None:
+        self.own: set[str] = set()
+        """Ids of ops that ended a process with tensors of others."""
+        self.gone: dict[str, Reason] = {}
+        """Why what is left out from now on was not replayed."""
+        self.deaths = 0
+        self._deaths_at = Counter[str | None]()
+
+    def is_worth_another_try(self, death: Death, ids: Sequence[str], reason: Reason) -> bool:
+        """Whether the sequence is tried again after a death, in new processes; `ids` of what it may have been at, and
+        the reason to give for it."""
+        self.deaths += 1
+        self.gone.update({ids[at]: raised for at, raised in death.raised.items()})
+        culprit = None if death.at is None or death.at >= len(ids) or death.raised else ids[death.at]
+        self._deaths_at[culprit] += not death.raised
+        if death.how == "over" or self.deaths > DEATHS:
+            return False
+        if culprit is None:
+            return bool(death.raised) or self._deaths_at[None] == 1
+        if death.signalled and self._deaths_at[culprit] == 1 and death.cause.kind != "failed":
+            return True
+        if culprit in self.own or death.cause.kind != "failed":
+            self.gone[culprit] = reason
+        self.own.add(culprit)
+        return True
 
 
 class SequenceEngine:
@@ -62,20 +78,22 @@ class SequenceEngine:
     ) -> None:
         """`op_time_s` for each unique op is what the passes may take together; with `executor` they run in here."""
         self._plan, self._config, self._executor, self._tell = plan, config, executor, tell
-        self._budget_bytes, self._op_time_s, self._limit_s = budget_bytes, op_time_s, limit_s
+        self._budget_bytes, self._op_time_s = budget_bytes, op_time_s
         self._total_time_s = total_time_s
         self._deadline = None if total_time_s is None else monotonic() + total_time_s
-        self._child: Child | None = None
+        self._workers = Workers(
+            lambda facts, _: [Child(config.settled(facts))],
+            limit_s=limit_s,
+            on_pass=tell,
+        )
         self._outcome: SequenceOutcome | None = None
-        self._restarts = 0
-        self.own: set[str] = set()
-        """Ids of ops that ended a process with tensors of others."""
+        self.blame = Blame()
 
     def start(self) -> dict[str, object]:
         """The facts of the device. Raises UsageError or EnvironmentRefused when it is missing."""
         if self._executor is not None:
             return self._executor.facts()
-        return self._ready().facts or {}
+        return self._workers.start()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
         """Each op of the step; those that `decide` has an outcome for are left out of the sequence."""
@@ -88,9 +106,7 @@ class SequenceEngine:
     def close(self) -> None:
         if self._executor is not None:
             self._executor.close()
-        if self._child is not None:
-            self._child.end(grace_s=GRACE_S if self._outcome is not None else 0.0)
-            self._child = None
+        self._workers.close()
 
     def records(self, results: Sequence[OpResult]) -> tuple[SequenceResult, ...]:
         """The record of the sequence as a whole."""
@@ -125,37 +141,27 @@ class SequenceEngine:
                 sum_high_us=high,
                 wall_us=quantile(sorted(outcome.walls_us), 0.5) if outcome.walls_us else None,
                 tensors=outcome.tensors,
-                restarts=self._restarts,
+                restarts=self.blame.deaths,
                 medians_us=sum(medians) if sums else None,
             ),
         )
 
     def _replayed(self, ops: list[ReplayOp]) -> SequenceOutcome:
-        """The outcome, after as many new processes as it takes. An op that ends one gets arguments of its own first,
-        and one more try where the process was ended from outside."""
-        own = self.own
-        lost = Counter[str | None]()
-        gone: dict[str, Reason] = {}
+        """The outcome, after as many new processes as it takes."""
+        blame = self.blame
         while True:
-            left = [op for op in ops if op.id not in gone]
-            found = self._tried(left, own)
-            if isinstance(found, SequenceOutcome):
-                return msgspec.structs.replace(found, reasons={**gone, **found.reasons})
-            self._restarts += 1
-            culprit = None if found.op is None else left[found.op].id
-            lost[culprit] += found.signalled
-            if self._restarts > DEATHS or (culprit is None and lost[None] != 1):
-                why = f"the sequence ended its process {self._restarts} times: {found.reason.detail}"
-                reason = Reason("worker lost", why) if found.reason.kind == "worker lost" else Reason("failed", why)
+            left = [op for op in ops if op.id not in blame.gone]
+            answer = self._tried(left)
+            if isinstance(answer, SequenceOutcome):
+                return msgspec.structs.replace(answer, reasons={**blame.gone, **answer.reasons})
+            if not blame.is_worth_another_try(answer, [op.id for op in left], answer.cause):
+                why = f"the sequence ended its process {blame.deaths} times: {answer.cause.detail}"
+                lost = answer.cause.kind == "worker lost"
+                reason = Reason("worker lost", why) if lost else Reason("failed", why)
                 rest = {op.id: reason for op in left}
-                return SequenceOutcome(times={}, reasons={**rest, **gone}, calls=0)
-            if culprit is None or (found.signalled and lost[culprit] == 1 and found.reason.kind != "failed"):
-                continue
-            if culprit in own or found.reason.kind != "failed":
-                gone[culprit] = found.reason
-            own.add(culprit)
+                return SequenceOutcome(times={}, reasons={**rest, **blame.gone}, calls=0)
 
-    def _tried(self, ops: list[ReplayOp], own: set[str]) -> SequenceOutcome | Death:
+    def _tried(self, ops: list[ReplayOp]) -> SequenceOutcome | Death:
         sequence = self._plan.sequence
         assert sequence is not None
         index = {op.id: at for at, op in enumerate(ops)}
@@ -163,15 +169,15 @@ class SequenceEngine:
         left_s = None if self._deadline is None else max(0.0, self._deadline - monotonic())
         if left_s is not None:
             time_s = min(time_s, left_s)
-        with Unnamed() as beat:
-            os.write(beat.fileno(), BEAT.pack(-1, 0))
+        with Heartbeats(1, calls=len(ops)) as beats:
+            (path,) = beats.paths()
             task = SequenceTask(
                 ops=tuple(ops),
                 budget_bytes=self._budget_bytes,
                 time_s=time_s,
                 left_s=left_s,
-                heartbeat=beat.path,
-                own=tuple(own),
+                heartbeat=path,
+                own=tuple(self.blame.own),
                 calls=tuple(index[sequence.ids[call]] for call in sequence.calls if sequence.ids[call] in index),
                 memories=tuple(
                     both
@@ -181,7 +187,8 @@ class SequenceEngine:
             )
             if self._executor is not None:
                 return self._here(task, self._executor)
-            return self._there(task, beat.fileno())
+            answer = self._workers.run([task], beats)
+            return answer if isinstance(answer, Death) else answer[0]
 
     def _here(self, task: SequenceTask, executor: Executor) -> SequenceOutcome | Death:
         config = self._config
@@ -195,37 +202,7 @@ class SequenceEngine:
                 tell=self._tell or (lambda _: None),
             )
         except LostDevice as error:
-            return Death(op=None, reason=Reason("failed", f"the device is lost: {error}"))
-
-    def _there(self, task: SequenceTask, beat: int) -> SequenceOutcome | Death:
-        """What the child says, or how it ended."""
-        child = self._ready()
-        child.send(task)
-        seen, changed = (-1, 0), monotonic()
-        try:
-            while True:
-                readable = wait([child.fileno()], POLL_S)
-                now = BEAT.unpack(os.pread(beat, BEAT.size, 0))
-                if now != seen:
-                    seen, changed = now, monotonic()
-                if not readable and monotonic() - changed > self._limit_s:
-                    stopped = child.is_stopped
-                    late = Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)")
-                    reason = Reason("worker lost", "stopped from outside") if stopped else late
-                    return self._ended(seen[0], reason, signalled=stopped)
-                if not readable:
-                    continue
-                reply = child.receive()
-                if isinstance(reply, SequenceOutcome):
-                    return reply
-                if reply is None:
-                    at = BEAT.unpack(os.pread(beat, BEAT.size, 0))[0]
-                    return self._ended(at, child.cause_of_death(), signalled=child.was_killed)
-                if isinstance(reply, PassDone) and self._tell is not None:
-                    self._tell(reply)
-        except BaseException:
-            self._drop()
-            raise
+            return Death(how="over", cause=Reason("failed", f"the device is lost: {error}"))
 
     def _outcome_of(self, op: ReplayOp, outcome: SequenceOutcome) -> Outcome:
         """What became of one op."""
@@ -240,33 +217,3 @@ class SequenceEngine:
             filling=times.filling,
             assumptions=times.assumptions,
         )
-
-    def _ended(self, at: int, reason: Reason, *, signalled: bool) -> Death:
-        self._drop()
-        return Death(op=at if at >= 0 else None, reason=reason, signalled=signalled)
-
-    def _ready(self) -> Child:
-        """A child that has loaded everything. Raises EnvironmentRefused for one that does not come up."""
-        if self._child is not None:
-            return self._child
-        why = ""
-        for _ in range(STARTS):
-            child = self._child = Child(self._config)
-            try:
-                reply = child.wait_until_ready()
-            except BaseException:
-                self._drop()
-                raise
-            if isinstance(reply, Ready):
-                self._config = reply.settled(self._config)
-                return child
-            why, again = reply, child.was_killed
-            self._drop()
-            if not again:
-                break
-        raise EnvironmentRefused(f"the worker process {why}", hint="Run `opreplay doctor`.")
-
-    def _drop(self) -> None:
-        if self._child is not None:
-            self._child.end(grace_s=0.0)
-            self._child = None

@@ -41,7 +41,7 @@ def serve(descriptor: int, parent: int) -> None:
         try:
             executor = make_executor(config)
         except OpReplayError as error:
-            send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
+            send(channel, Refused.of(error))
             return
         limit_files()
         keeps = config.options.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()

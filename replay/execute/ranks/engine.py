@@ -1,7 +1,7 @@
 # pyright: strict
-"""Collectives of a plan on a crew of ranks, all other ops by the engine that there would be without; and the figures.
+"""Collectives of a plan on ranks, all other ops by the engine that there would be without; and the figures.
 
-Owns what the ranks' times together come to, not how they are taken (`timing`) or who the ranks are (`crew`).
+Owns what the ranks' times together come to, not how they are taken (`timing`) or where the ranks are (`crew`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from opreplay.replay.collectives.model import Collective, Replayed, WaitBy
 from opreplay.replay.execute.measure import scaled, summarize
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.lanes import Decide, Engine
-from opreplay.replay.execute.ranks.crew import Crew
-from opreplay.replay.execute.ranks.messages import RankReply, RankTask
+from opreplay.replay.execute.processes.workers import Death, Workers
+from opreplay.replay.execute.ranks.crew import reason_of
+from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome, unable
 
@@ -29,18 +30,17 @@ RESOLUTION_US = 0.1
 class WithRanks:
     """An `Engine`: collectives first, while nothing else runs, then everything else."""
 
-    def __init__(self, others: Engine, crew: Crew, *, backend: str, measure: MeasureOptions, max_bytes: int) -> None:
-        """`max_bytes` for the buffers of all ranks together."""
-        self._others, self._crew = others, crew
-        self._backend, self._measure, self._max_bytes = backend, measure, max_bytes
+    def __init__(self, others: Engine, ranks: Workers, config: RankConfig) -> None:
+        """`config` is that of the ranks."""
+        self._others, self._ranks, self._config = others, ranks, config
         self._number = 0
 
     def start(self) -> dict[str, object]:
-        facts = self._crew.start()
+        facts = self._ranks.start()
         try:
-            return {**self._others.start(), "ranks": self._crew.world, "rank_facts": facts}
+            return {**self._others.start(), "ranks": self._config.world, "rank_facts": facts}
         except BaseException:
-            self._crew.close()
+            self._ranks.close()
             raise
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
@@ -48,25 +48,26 @@ class WithRanks:
         for op in every:
             if op.collective is not None:
                 yield op, decide(op) or self._outcome(op.collective)
-        self._crew.close()
+        self._ranks.close()
         yield from self._others.outcomes((op for op in every if op.collective is None), decide)
 
     def close(self) -> None:
         try:
-            self._crew.close()
+            self._ranks.close()
         finally:
             self._others.close()
 
     def _outcome(self, one: Collective) -> Outcome:
+        config = self._config
         try:
-            share = mapped(one, self._crew.world, max_bytes=self._max_bytes)
+            share = mapped(one, config.world, max_bytes=config.memory_bytes * config.world)
         except TooFewRanks as error:
             return unable(Reason("collective", f"{error}: --ranks 2"))
         self._number += 1
-        found = self._crew.run(RankTask(number=self._number, share=share))
-        if isinstance(found, Reason):
-            return unable(found)
-        return outcome_of(one, share, found, backend=self._backend, options=self._measure)
+        answer = self._ranks.run([RankTask(number=self._number, share=share)] * config.world)
+        if isinstance(answer, Death):
+            return unable(reason_of(answer, config.world, config.measure.hard_limit_s()))
+        return outcome_of(one, share, answer, backend=config.backend, options=config.measure)
 
 
 def outcome_of(

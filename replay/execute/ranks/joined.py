@@ -1,23 +1,26 @@
 # pyright: strict
 """Ranks that a launcher started, on one machine or many: rank 0 says what to run, the others run it and answer.
 
-Each process that was launched keeps the rank itself in a child, so that a rank that dies or hangs is replaced here as
-in `crew`. Words between them go through the launcher's store: commands in order, and an answer of each rank to each.
+Each process that was launched keeps the rank itself in a child, so that a rank that dies or hangs is replaced as one of
+this machine is. Words between them go through the launcher's store: to each rank commands in order, and its answers.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from multiprocessing.connection import wait
 from time import monotonic, sleep
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from opreplay.replay.execute.messages import Ready
 from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child
-from opreplay.replay.execute.ranks.crew import AFTER_ERROR_S, STARTS, device_of_rank
+from opreplay.replay.execute.processes.workers import Peer, Workers, readable
+from opreplay.replay.execute.ranks.crew import device_of_rank
 from opreplay.replay.execute.ranks.launched import Launched
 from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.ir.reasons import Reason
@@ -28,19 +31,20 @@ POLL_S = 0.02
 ALONE_S = 300.0
 """How long a rank waits for a command before it takes rank 0 to be gone: as long as an op may take, and more."""
 PREFIX = "opreplay"
+_Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 says to all others."""
+    """What rank 0 says to another one."""
 
-    kind: Literal["start", "task", "end", "quit", "alive"]
+    kind: Literal["start", "task", "end", "quit"]
     config: RankConfig | None = None
-    """Of "start": that of rank 0."""
+    """Of "start"."""
     task: RankTask | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank says to one command."""
+    """What a rank says once it is ready, and to each task."""
 
     ready: bool = False
     died: str = ""
@@ -71,135 +75,117 @@ class Words:
                 f"rank {place.rank} does not reach {place.address}:{place.port}: {str(error).splitlines()[0]}",
                 hint="MASTER_ADDR and MASTER_PORT are to name the machine of rank 0.",
             ) from None
-        self.said = 0
+        self._said: dict[int, int] = {}
 
-    def say(self, command: Command) -> int:
-        """Tell all ranks; the number of the command."""
-        self._store.set(f"command/{self.said}", msgspec.msgpack.encode(command))
-        self.said += 1
-        return self.said - 1
+    def say(self, rank: int, command: Command) -> None:
+        """Tell one rank."""
+        number = self._said.get(rank, 0)
+        self._said[rank] = number + 1
+        self.put(f"command/{rank}/{number}", command)
 
-    def heard(self, number: int) -> Command | None:
-        """The command of this number, None where it was not given yet."""
-        key = f"command/{number}"
-        if not self._store.check([key]):
-            return None
-        return msgspec.msgpack.decode(self._store.get(key), type=Command)
+    def put(self, key: str, message: msgspec.Struct) -> None:
+        self._store.set(key, msgspec.msgpack.encode(message))
 
-    def answer(self, number: int, rank: int, answer: Answer) -> None:
-        """Answer a command."""
-        self._store.set(f"answer/{number}/{rank}", msgspec.msgpack.encode(answer))
+    def has(self, key: str) -> bool:
+        return self._store.check([key])
 
-    def answered(self, number: int, rank: int) -> Answer | None:
-        """What a rank answered, None where it did not yet."""
-        key = f"answer/{number}/{rank}"
-        if not self._store.check([key]):
-            return None
-        return msgspec.msgpack.decode(self._store.get(key), type=Answer)
+    def get(self, key: str, kind: type[_Message]) -> _Message:
+        return msgspec.msgpack.decode(self._store.get(key), type=kind)
 
 
-class JoinedCrew:
-    """The crew of a launcher, as rank 0 has it."""
+def answer_key(config: RankConfig, number: int) -> str:
+    """Where the answers of a rank are, in order; each group has its own."""
+    return f"answer/{config.prefix}/{config.rank}/{number}"
+
+
+class RankElsewhere:
+    """A rank of another launched process, as `Child` is one of this process."""
+
+    is_stopped = False
+
+    def __init__(self, words: Words, config: RankConfig) -> None:
+        self._words, self._config = words, config
+        self.facts: dict[str, object] | None = None
+        self.was_killed = False
+        self._died = ""
+        self._heard = 0
+        self._ready_by = monotonic() + START_S
+        self._words.say(config.rank, Command(kind="start", config=config))
+
+    def has_spoken(self) -> bool:
+        return self._words.has(answer_key(self._config, self._heard))
+
+    def send(self, message: msgspec.Struct) -> None:
+        assert isinstance(message, RankTask)
+        self._words.say(self._config.rank, Command(kind="task", task=message))
+
+    def receive(self) -> Ready | RankReply | None:
+        answer = self._words.get(answer_key(self._config, self._heard), Answer)
+        self._heard += 1
+        self._died, self.was_killed = answer.died, answer.killed
+        if answer.ready:
+            self.facts = {}
+            return Ready(facts=self.facts)
+        return answer.reply
+
+    def next_look(self) -> float:
+        return self._ready_by
+
+    def overdue(self) -> str:
+        return f"was not ready after {START_S:g} s" if monotonic() >= self._ready_by else ""
+
+    def cause_of_death(self) -> Reason:
+        return Reason("failed", self._died)
+
+    def end(self, *, grace_s: float) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._words.say(self._config.rank, Command(kind="end"))
+
+
+class JoinedRanks(Workers):
+    """The ranks of a launcher, as rank 0 has them."""
 
     def __init__(self, place: Launched, config: RankConfig, *, limit_s: float) -> None:
         """`config` is that of every rank but for its number, device and store, which follow from `place`."""
-        self._place, self._config, self._limit_s = place, config, limit_s
+        super().__init__(self._launched, limit_s=limit_s, listen=_spoken)
+        self._place, self._config = place, config
         self._words = Words(place)
-        self._child: Child | None = None
-        self._facts: dict[str, object] = {}
-        self._was_ready = False
-        self._open = True
-        self._generation = 0
+        self._groups = 0
+        self._is_open = True
 
-    @property
-    def world(self) -> int:
-        return self._place.world
-
-    def start(self) -> dict[str, object]:
-        if self._child is not None:
-            return self._facts
-        why = ""
-        for _ in range(STARTS):
-            self._generation += 1
-            config = msgspec.structs.replace(
-                self._config,
-                store=f"{self._place.address}:{self._place.port}",
-                prefix=f"{PREFIX}/group/{self._generation}",
-            )
-            number = self._words.say(Command(kind="start", config=config))
-            self._child = Child(own_config(config, self._place))
-            answers = self._gathered(number, START_S)
-            why = self._missing(answers) or next((one.died for one in answers.values() if not one.ready), "")
-            if not why:
-                self._was_ready = True
-                return self._facts
-            self._end()
-            if not self._was_ready and not any(answer.killed for answer in answers.values()):
-                break
-        raise EnvironmentRefused(f"the ranks did not meet: {why}", hint="Run `opreplay doctor` on each machine.")
-
-    def run(self, task: RankTask) -> list[RankReply] | Reason:
-        self.start()
-        assert self._child is not None
-        number = self._words.say(Command(kind="task", task=task))
-        self._child.send(task)
-        answers = self._gathered(number, self._limit_s)
-        found = self._judged(answers)
-        if isinstance(found, Reason):
-            self._end()
-        return found
-
-    def _judged(self, answers: dict[int, Answer]) -> list[RankReply] | Reason:
-        for rank, answer in sorted(answers.items()):
-            if answer.died:
-                return Reason("rank lost", f"rank {rank} of {self.world} died: {answer.died}")
-        replies = [answer.reply for _, answer in sorted(answers.items()) if answer.reply is not None]
-        for reply in replies:
-            if reply.reason is not None:
-                detail = f"rank {reply.rank} of {self.world}: {reply.reason.detail}"
-                return msgspec.structs.replace(reply.reason, detail=detail)
-        if missing := self._missing(answers):
-            return Reason("budget", f"time: {missing} after {self._limit_s:g} s (--op-limit)")
-        return replies
-
-    def _missing(self, answers: dict[int, Answer]) -> str:
-        names = [str(rank) for rank in range(self.world) if rank not in answers]
-        return f"no result from rank{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""
-
-    def _gathered(self, number: int, limit_s: float) -> dict[int, Answer]:
-        """The answers of the ranks that gave one in time; less time once one is broken."""
-        deadline = monotonic() + limit_s
-        answers: dict[int, Answer] = {}
-        while len(answers) < self.world and monotonic() < deadline:
-            if 0 not in answers and self._child is not None:
-                if wait([self._child.fileno()], POLL_S):
-                    answers[0] = answer_of(self._child)
-                    self._facts = self._child.facts or {}
-            else:
-                sleep(POLL_S)
-            for rank in range(1, self.world):
-                if rank not in answers and (found := self._words.answered(number, rank)) is not None:
-                    answers[rank] = found
-            if any(answer.died or (answer.reply and answer.reply.reason) for answer in answers.values()):
-                deadline = min(deadline, monotonic() + AFTER_ERROR_S)
-        return answers
-
-    def _end(self) -> None:
-        """End the ranks of this group, here and elsewhere."""
-        self._words.say(Command(kind="end"))
-        if self._child is not None:
-            self._child.end(grace_s=0.0)
-            self._child = None
+    def _launched(self, facts: dict[str, object], files: ExitStack) -> Iterator[Peer]:
+        self._groups += 1
+        config = msgspec.structs.replace(
+            self._config,
+            store=f"{self._place.address}:{self._place.port}",
+            prefix=f"{PREFIX}/group/{self._groups}",
+        )
+        yield Child(own_config(config, self._place))
+        for rank in range(1, self._place.world):
+            yield RankElsewhere(self._words, msgspec.structs.replace(config, rank=rank))
 
     def close(self) -> None:
-        if not self._open:
+        if not self._is_open:
             return
-        self._open = False
+        self._is_open = False
+        super().close()
         with contextlib.suppress(RuntimeError):
-            self._words.say(Command(kind="quit"))
-        if self._child is not None:
-            self._child.end(grace_s=GRACE_S)
-            self._child = None
+            for rank in range(1, self._place.world):
+                self._words.say(rank, Command(kind="quit"))
+
+
+def _spoken(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
+    """Ranks that have something to say; waits for one."""
+    deadline = monotonic() + timeout_s
+    children = [peer for peer in peers if isinstance(peer, Child)]
+    while True:
+        left_s = max(0.0, min(POLL_S, deadline - monotonic()))
+        speaking = readable(children, left_s) if children else []
+        speaking += [peer for peer in peers if isinstance(peer, RankElsewhere) and peer.has_spoken()]
+        if speaking or monotonic() >= deadline:
+            return speaking
+        if not children:
+            sleep(left_s)
 
 
 def own_config(config: RankConfig, place: Launched) -> RankConfig:
@@ -222,41 +208,70 @@ def answer_of(child: Child) -> Answer:
     return Answer(died=cause or "closed its channel", killed=child.was_killed)
 
 
+class _Keeper:
+    """The rank that this launched process keeps in a child for rank 0."""
+
+    def __init__(self, words: Words, place: Launched) -> None:
+        self._words, self._place = words, place
+        self._child: Child | None = None
+        self._config: RankConfig | None = None
+        self._answers = 0
+        self._owes = False
+        """Whether the child is to say something."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long rank 0 may say nothing."""
+        return ALONE_S + (0 if self._child is None else START_S)
+
+    def obey(self, command: Command) -> None:
+        if command.kind != "task":
+            self.end(grace_s=GRACE_S if command.kind == "quit" else 0.0)
+        if command.kind == "start" and command.config is not None:
+            self._config = own_config(command.config, self._place)
+            self._child, self._answers, self._owes = Child(self._config), 0, True
+        elif command.kind == "task" and command.task is not None and self._child is not None:
+            self._child.send(command.task)
+            self._owes = True
+
+    def listen(self) -> None:
+        """Hand on what the child says within `POLL_S`."""
+        if self._child is None or self._config is None or not self._owes:
+            sleep(POLL_S)
+        elif wait([self._child.fileno()], POLL_S):
+            self._words.put(answer_key(self._config, self._answers), answer_of(self._child))
+            self._answers, self._owes = self._answers + 1, False
+
+    def end(self, *, grace_s: float = 0.0) -> None:
+        if self._child is not None:
+            self._child.end(grace_s=grace_s)
+            self._child = None
+
+
 def serve_joined(place: Launched) -> None:
     """Be a rank other than 0 until rank 0 says that it is over.
 
     Raises EnvironmentRefused where rank 0 is not reached, or gone.
     """
     words = Words(place)
-    child: Child | None = None
-    number, waiting_for, last = 0, -1, monotonic()
+    keeper = _Keeper(words, place)
+    number, last = 0, monotonic()
     try:
         while True:
-            command = words.heard(number)
-            if command is None:
-                if child is not None and waiting_for >= 0 and wait([child.fileno()], POLL_S):
-                    words.answer(waiting_for, place.rank, answer_of(child))
-                    waiting_for = -1
-                elif waiting_for < 0:
-                    sleep(POLL_S)
-                if monotonic() - last > ALONE_S + (0 if child is None else START_S):
-                    raise EnvironmentRefused(f"rank {place.rank} heard nothing of rank 0", hint="See what ended it.")
+            key = f"command/{place.rank}/{number}"
+            if words.has(key):
+                command = words.get(key, Command)
+                number, last = number + 1, monotonic()
+                keeper.obey(command)
+                if command.kind == "quit":
+                    return
                 continue
-            number, last = number + 1, monotonic()
-            if command.kind in ("start", "end", "quit") and child is not None:
-                child.end(grace_s=GRACE_S if command.kind == "quit" else 0.0)
-                child, waiting_for = None, -1
-            if command.kind == "quit":
-                return
-            if command.kind == "start" and command.config is not None:
-                child, waiting_for = Child(own_config(command.config, place)), number - 1
-            elif command.kind == "task" and command.task is not None and child is not None:
-                child.send(command.task)
-                waiting_for = number - 1
+            keeper.listen()
+            if monotonic() - last > keeper.patience_s:
+                raise EnvironmentRefused(f"rank {place.rank} heard nothing of rank 0", hint="See what ended it.")
     except RuntimeError as error:
         raise EnvironmentRefused(
             f"rank {place.rank} lost rank 0: {str(error).splitlines()[0]}", hint="See what ended it."
         ) from None
     finally:
-        if child is not None:
-            child.end(grace_s=0.0)
+        keeper.end()

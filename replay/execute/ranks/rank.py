@@ -40,7 +40,7 @@ def serve(descriptor: int, parent: int) -> None:
         try:
             rank = Rank(config)
         except OpReplayError as error:
-            send(channel, Refused(message=str(error), hint=error.hint, exit_code=error.exit_code))
+            send(channel, Refused.of(error))
             return
         limit_files()
         send(channel, Ready(facts=rank.facts()))

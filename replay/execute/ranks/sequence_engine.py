@@ -7,7 +7,6 @@ Owns what is tried again and what the ranks' passes come to. How a rank runs the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from statistics import median
@@ -20,10 +19,11 @@ from opreplay.replay.collectives.model import Collective
 from opreplay.replay.execute.messages import SequenceTask, SharedCall, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.lanes import Decide
-from opreplay.replay.execute.processes.sequence_engine import DEATHS, SequenceEngine
+from opreplay.replay.execute.processes.sequence_engine import Blame, SequenceEngine
+from opreplay.replay.execute.processes.workers import Death, Heartbeats
+from opreplay.replay.execute.ranks.crew import local_ranks, reason_of
 from opreplay.replay.execute.ranks.engine import outcome_of
-from opreplay.replay.execute.ranks.messages import RankReply
-from opreplay.replay.execute.ranks.step_crew import Broken, StepCrew
+from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
 from opreplay.replay.ir.model import Assumption, CollectiveCall, Reason, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.plan.step.beside import with_collectives_beside, without_calls
 from opreplay.replay.results.outcome import Outcome, unable
@@ -47,40 +47,37 @@ class SequenceOnRanks:
     def __init__(
         self,
         alone: SequenceEngine,
-        crew: StepCrew,
+        rank_config: RankConfig,
         plan: ReplayPlan,
         config: WorkerConfig,
         *,
-        backend: str,
-        max_bytes: int,
         budget_bytes: int | None,
-        op_time_s: float,
         limit_s: float,
         total_time_s: float | None,
     ) -> None:
-        """`plan` is one of `calls_alone`; `max_bytes` for a collective's buffers on all ranks; `budget_bytes` for the
-        tensors of calls on each rank."""
+        """`plan` is one of `calls_alone`; `config` is for the calls, and `budget_bytes` for their tensors on each
+        rank."""
         assert plan.sequence is not None
-        self._alone, self._crew, self._plan, self._config = alone, crew, plan, config
-        self._backend, self._max_bytes, self._budget_bytes = backend, max_bytes, budget_bytes
-        self._op_time_s, self._limit_s = op_time_s, limit_s
+        self._alone, self._plan, self._config, self._rank_config = alone, plan, config, rank_config
+        self._world, self._budget_bytes, self._limit_s = rank_config.world, budget_bytes, limit_s
         self._until = inf if total_time_s is None else monotonic() + total_time_s
+        self._ranks = local_ranks(rank_config, limit_s=limit_s, until=self._until)
         self._sequence = plan.sequence
         self._ran: list[CollectiveCall] = []
         self._replies: list[SharedStepOutcome] = []
-        self._restarts = 0
+        self._blame = Blame()
 
     def start(self) -> dict[str, object]:
-        facts = self._crew.start()
+        facts = self._ranks.start()
         try:
-            return {**self._alone.start(), "ranks": self._crew.world, "rank_facts": facts}
+            return {**self._alone.start(), "ranks": self._world, "rank_facts": facts}
         except BaseException:
-            self._crew.close()
+            self._ranks.close()
             raise
 
     def close(self) -> None:
         try:
-            self._crew.close()
+            self._ranks.close()
         finally:
             self._alone.close()
 
@@ -103,7 +100,7 @@ class SequenceOnRanks:
             found[op.id] = outcome
         calls = [op for op in calls if found[op.id].status == "replayed"]
         found.update(self._on_ranks(calls, beside, found))
-        self._crew.close()
+        self._ranks.close()
         for op in every:
             yield op, found[op.id]
 
@@ -125,8 +122,8 @@ class SequenceOnRanks:
         everything = self._plan.device_us_total or self._plan.host_us_total
         calls = self._replies[0].calls
         shared = SharedStepResult(
-            ranks=self._crew.world,
-            backend=self._backend,
+            ranks=self._world,
+            backend=self._rank_config.backend,
             collectives=len(self._sequence.collectives),
             collectives_replayed=len(ran),
             recorded_us=recorded,
@@ -142,7 +139,7 @@ class SequenceOnRanks:
             wall_alone_us=median(_slowest(self._replies, "alone_walls_us")),
             collectives_alone_us=median(_slowest(self._replies, "collectives_alone_us")),
             unseen=max(reply.unseen for reply in self._replies),
-            restarts=self._restarts,
+            restarts=self._blame.deaths,
         )
         return (
             msgspec.structs.replace(
@@ -161,7 +158,7 @@ class SequenceOnRanks:
 
     def _mapped(self, op: ReplayOp, one: Collective) -> Beside | Reason:
         try:
-            share = mapped(one, self._crew.world, max_bytes=self._max_bytes)
+            share = mapped(one, self._world, max_bytes=self._rank_config.memory_bytes * self._world)
         except TooFewRanks as error:
             return Reason("collective", f"{error}: --ranks 2")
         if share.part < 1.0:
@@ -171,40 +168,27 @@ class SequenceOnRanks:
     def _on_ranks(
         self, calls: list[ReplayOp], beside: Mapping[str, Beside], alone: Mapping[str, Outcome]
     ) -> dict[str, Outcome]:
-        """Outcomes of calls and collectives on the ranks, after as many new groups as it takes.
-
-        What a rank was lost over gets another try where it did not hang, and is left out after that; so does a step in
-        which one was lost over nothing in particular.
-        """
-        tried: Counter[str | None] = Counter()
-        gone: dict[str, Reason] = {}
-        own = set(self._alone.own)
+        """Outcomes of calls and collectives on the ranks, after as many new groups as it takes."""
+        blame = self._blame
         while True:
-            left = [op for op in calls if op.id not in gone]
-            here = [one for id_, one in beside.items() if id_ not in gone]
-            lost = {id_: unable(reason) for id_, reason in gone.items()}
+            left = [op for op in calls if op.id not in blame.gone]
+            here = [one for id_, one in beside.items() if id_ not in blame.gone]
+            lost = {id_: unable(reason) for id_, reason in blame.gone.items()}
             if not here:
                 return lost
-            step, self._ran = self._step(left, here, own)
-            found = self._crew.run_step(step, limit_s=self._limit_s, until=self._until)
-            if not isinstance(found, Broken):
-                self._replies = found
-                return lost | self._outcomes(found, left, here, alone)
-            self._restarts += 1
-            names = [*(op.id for op in left), *(one.op.id for one in here)]
-            culprit = None if found.at is None or found.at >= len(names) else names[found.at]
-            gone.update({names[at]: reason for at, reason in found.raised.items()})
-            tried[culprit] += 1
-            if not found.raised and culprit is not None and not found.over:
-                own.add(culprit)
-                if tried[culprit] > 1 or found.hung:
-                    gone[culprit] = found.reason
-            if found.over or tried[None] > 1 or self._restarts > DEATHS:
-                return {id_: unable(reason) for id_, reason in gone.items()} | {
-                    one.op.id: unable(found.reason) for one in here if one.op.id not in gone
-                }
+            step, self._ran = self._step(left, here)
+            with Heartbeats(self._world, calls=len(left)) as beats:
+                tasks = [msgspec.structs.replace(step.task, heartbeat=path) for path in beats.paths()]
+                answer = self._ranks.run([msgspec.structs.replace(step, task=task) for task in tasks], beats)
+            if not isinstance(answer, Death):
+                self._replies = answer
+                return lost | self._outcomes(answer, left, here, alone)
+            reason = reason_of(answer, self._world, self._limit_s)
+            if not blame.is_worth_another_try(answer, [op.id for op in [*left, *(one.op for one in here)]], reason):
+                at_fault = {id_: unable(why) for id_, why in blame.gone.items()}
+                return {one.op.id: unable(reason) for one in here} | at_fault
 
-    def _step(self, ops: list[ReplayOp], here: list[Beside], own: set[str]) -> tuple[SharedStep, list[CollectiveCall]]:
+    def _step(self, ops: list[ReplayOp], here: list[Beside]) -> tuple[SharedStep, list[CollectiveCall]]:
         """What every rank is to run, and the recorded collectives in it."""
         number = {one.op.id: at for at, one in enumerate(here)}
         sequence = without_calls(self._sequence, {op.id for op in ops} | set(number))
@@ -215,9 +199,11 @@ class SequenceOnRanks:
             memories=sequence.memories,
             budget_bytes=self._budget_bytes,
             # What is left of the run's time also has to do for starting and for passes that do not count.
-            time_s=min(self._op_time_s * (len(ops) + len(here)), max(0.0, self._until - monotonic()) / 2),
+            time_s=min(
+                self._config.options.op_time_s * (len(ops) + len(here)), max(0.0, self._until - monotonic()) / 2
+            ),
             heartbeat="",
-            own=tuple(own),
+            own=tuple(self._alone.blame.own | self._blame.own),
         )
         collectives = tuple(
             SharedCall(
@@ -229,7 +215,7 @@ class SequenceOnRanks:
             )
             for one in sequence.collectives
         )
-        step = SharedStep(number=self._restarts + 1, config=self._config, task=task, collectives=collectives)
+        step = SharedStep(number=self._blame.deaths + 1, config=self._config, task=task, collectives=collectives)
         return step, list(sequence.collectives)
 
     def _outcomes(
@@ -241,7 +227,7 @@ class SequenceOnRanks:
     ) -> dict[str, Outcome]:
         """Of calls the times of the first rank; of collectives those of all, from being asked for to the end."""
         out: dict[str, Outcome] = {}
-        first = found[0].calls
+        first, backend = found[0].calls, self._rank_config.backend
         for op in calls:
             times = None if first is None else first.times.get(op.id)
             if times is not None:
@@ -258,7 +244,7 @@ class SequenceOnRanks:
         for at, one in enumerate(here):
             replies = [_reply(reply.collectives, at) for reply in found]
             known = [reply for reply in replies if reply is not None]
-            made = outcome_of(one.one, one.share, known, backend=self._backend, options=self._config.options)
+            made = outcome_of(one.one, one.share, known, backend=backend, options=self._config.options)
             if made.measurement is not None:
                 cached = msgspec.structs.replace(made.measurement, cache="sequence")
                 made = msgspec.structs.replace(made, measurement=cached)

@@ -53,7 +53,8 @@ family(
         aten::_validate_sparse_csr_tensor_args aten::sparse_bsc_tensor aten::sparse_bsr_tensor inputs=compressed
         aten::sparse_compressed_tensor aten::sparse_csc_tensor aten::sparse_csr_tensor inputs=compressed
         aten::_ctc_loss aten::_ctc_loss_backward aten::_cudnn_ctc_loss aten::ctc_loss aten::miopen_ctc_loss inputs=ctc
-        aten::_efficient_attention_forward aten::_flash_attention_forward inputs=cumulative_lengths
+        aten::_efficient_attention_forward inputs=cumulative_lengths,attention_mask
+        aten::_flash_attention_forward inputs=cumulative_lengths
         aten::_masked_scale aten::native_dropout_backward inputs=dropout_mask
         aten::_embedding_bag aten::_embedding_bag_backward aten::_embedding_bag_dense_backward inputs=embedding_bag
         aten::_embedding_bag_forward_only aten::_embedding_bag_per_sample_weights_backward inputs=embedding_bag

@@ -183,7 +183,7 @@ def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int 
         held = value[0] if isinstance(value, (list, tuple)) and value else value
         if isinstance(held, torch.Tensor) and held.dim() > 1:
             tokens = held.shape[0] if held.dim() < 4 else held.shape[0] * held.shape[1]
-            return None, tokens if context.op not in UNIFIED else None
+            return None, tokens if UNIFIED not in context.op else None
     return None, None
 
 

@@ -16,7 +16,6 @@ import torch
 
 from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
 from opreplay.initializers.draws.sequences import IMPOSSIBLE, UNRECORDED
-from opreplay.initializers.extensions import open_registry
 from opreplay.initializers.registry import Registry
 from opreplay.initializers.rules.moe_routing import ROUTERS, MoeRoutingInit
 from opreplay.initializers.rules.paged_attention import PagedAttentionInit
@@ -25,15 +24,17 @@ from opreplay.replay.arguments import tensors
 from opreplay.replay.arguments.tensors import seed_of
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ops.inputs import open_registry
 from opreplay.replay.ops.invented import EXPERT_LAYERS
 from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.table import rows
 from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.ops.work.attention import sequences_of
 from opreplay.replay.ops.work.routes import loads_of
 from opreplay.traces.errors import strict
 from opreplay.traces.model import TensorMeta
 
-OPS = frozenset((*PagedAttentionInit.op_patterns, *MoeRoutingInit.op_patterns))
+OPS = frozenset(row.name for row in rows() if row.inputs in (PagedAttentionInit.name, MoeRoutingInit.name))
 """Ops whose time depends on lengths or routing."""
 MAX_ELEMENTS = 1 << 24
 """Largest tensor of whole numbers, number of blocks or number among the arguments; a trace may say anything."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from opreplay.replay.collectives.model import REDUCING, Collective, Kind
+from opreplay.replay.collectives.model import Collective, Kind
 from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.plan.collectives.back_ends import Notes, mark
@@ -29,11 +29,11 @@ from opreplay.replay.plan.collectives.told import (
     made_of,
 )
 from opreplay.traces.activity import Collective as Record
-from opreplay.traces.activity.model import CollectiveNote
+from opreplay.traces.activity.model import CollectiveNote, ListedCollective
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.links.marks import Asked, marks_of
 from opreplay.traces.links.parents import depths, innermost_of, of_rows, outermost_of, parents_of
-from opreplay.traces.model import NamedCollective, OpSignature, Trace
+from opreplay.traces.model import OpSignature, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,19 +233,9 @@ def _kernels_of(trace: Trace, rows: set[int]) -> tuple[dict[int, list[tuple[str,
 
 
 def _of_note(note: CollectiveNote, trace: Trace) -> Call:
-    told = Told(names=[note.name], notes=[note])
-    made, lacks, assumed = made_of(told, trace.info.world_size)
-    return Call(
-        name=note.name,
-        names=(note.name,),
-        rows=(),
-        collective=made,
-        lacks=lacks,
-        assumed=assumed,
-        host_us=note.dur_ns / 1e3,
-        asked_ns=note.start_ns,
-        ended_ns=note.start_ns + note.dur_ns,
-    )
+    call = _call(Told(names=[note.name], notes=[note]), trace.info.world_size, name=note.name)
+    end_ns = note.start_ns + note.dur_ns
+    return replace(call, host_us=note.dur_ns / 1e3, asked_ns=note.start_ns, ended_ns=end_ns)
 
 
 def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
@@ -257,72 +247,49 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
     replaced = {one.row for one in named if one.row >= 0}
     by_row = {one.row: one for one in trace.collectives if one.row >= 0}
     kept = [_completed_by(call, by_row) for call in calls if not replaced.intersection(call.rows)]
-    return [*kept, *(_of_named(one, trace.info.world_size) for one in named)]
+    return [*kept, *(_of_listed(one, trace.info.world_size) for one in named)]
 
 
-def _completed_by(call: Call, named: Mapping[int, NamedCollective]) -> Call:
+def _completed_by(call: Call, listed: Mapping[int, ListedCollective]) -> Call:
     """With the group and both ends, which tensors do not tell."""
-    told, one = next((named[row] for row in call.rows if row in named), None), call.collective
-    if told is None or one is None or (told.kind != one.kind):
+    record, one = next((listed[row].record for row in call.rows if row in listed), None), call.collective
+    if record is None or one is None or record.name != one.kind:
         return call
-    made = msgspec.structs.replace(
+    completed = msgspec.structs.replace(
         one,
-        group=one.group or told.group,
-        group_size=told.group_size or one.group_size,
-        source=told.source if one.source is None else one.source,
-        target=told.target if one.target is None else one.target,
+        group=one.group or record.group or "",
+        group_size=record.group_size or one.group_size,
+        source=record.source if one.source is None else one.source,
+        target=record.target if one.target is None else one.target,
     )
-    assumed = tuple(text for text in call.assumed if told.group_size is None or not text.startswith("group:"))
-    return replace(call, collective=made, assumed=assumed)
+    assumed = tuple(text for text in call.assumed if record.group_size is None or not text.startswith("group:"))
+    return replace(call, collective=completed, assumed=assumed)
 
 
-def _of_named(one: NamedCollective, world_size: int | None) -> Call:
-    """A message of bytes as float32, where it is reduced and divides, else as bytes."""
-    kind = kind_of(one.kind)
-    as_floats = kind in REDUCING and one.size_bytes % 4 == 0
-    record = Record(
-        name=one.kind,
-        dtype="float32" if as_floats else "uint8",
-        elements=one.size_bytes // 4 if as_floats else one.size_bytes,
-        group=one.group or None,
-        group_size=one.group_size,
-        source=one.source,
-        target=one.target,
-    )
-    made, lacks, assumed = made_of(Told(names=[one.kind], record=record), world_size)
-    return Call(
-        name=one.name or one.kind,
-        names=tuple(dict.fromkeys((one.name or one.kind, one.kind))),
+def _of_listed(one: ListedCollective, world_size: int | None) -> Call:
+    record, name = one.record, one.name or one.record.name
+    call = _call(Told(names=[record.name], record=record), world_size, name=name)
+    return replace(
+        call,
+        names=tuple(dict.fromkeys((name, record.name))),
         rows=(one.row,) if one.row >= 0 else (),
-        collective=made,
-        lacks=lacks,
-        assumed=(*assumed, f"dtype: {record.dtype} (the file tells bytes)"),
-        host_us=one.dur_ns / 1e3 if one.row >= 0 else 0.0,
-        device_us=one.dur_ns / 1e3 if one.row < 0 else 0.0,
-        kernels=((one.name, one.dur_ns / 1e3),) if one.row < 0 else (),
+        assumed=(*call.assumed, f"dtype: {record.dtype} (the file tells bytes)") if one.of_bytes else call.assumed,
+        host_us=0.0 if one.on_device else one.dur_us,
+        device_us=one.dur_us if one.on_device else 0.0,
+        kernels=((one.name, one.dur_us),) if one.on_device else (),
     )
 
 
-def calls_of_comms(found: CommsTrace) -> list[Call]:
+def _call(told: Told, world_size: int | None, *, name: str) -> Call:
+    """What records tell of a call that is no op."""
+    collective, lacks, assumed = made_of(told, world_size)
+    return Call(name=name, names=(name,), rows=(), collective=collective, lacks=lacks, assumed=assumed)
+
+
+def calls_of_comms(comms: CommsTrace) -> list[Call]:
     """The collectives of PARAM's list, in its order."""
-    calls: list[Call] = []
-    for entry in found.entries:
-        told = entry.told
-        made, lacks, assumed = made_of(Told(names=[told.name], record=told), found.world_size)
-        if made is None and not lacks:
-            continue
-        calls.append(
-            Call(
-                name=f"comms:{told.name}",
-                names=(f"comms:{told.name}", told.name),
-                rows=(),
-                collective=made,
-                lacks=lacks,
-                assumed=assumed,
-                host_us=entry.dur_us,
-            )
-        )
-    return calls
+    calls = (_of_listed(entry, comms.world_size) for entry in comms.entries)
+    return [call for call in calls if call.collective is not None or call.lacks]
 
 
 def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
@@ -343,19 +310,17 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
         for index, (which, begin_ns, dur_ns) in enumerate(spans):
             told = activity.collectives[which]
             record = Record(name=told.name, dtype=told.dtype, elements=told.elements)
-            made, lacks, assumed = made_of(Told(names=[told.name], record=record), trace.info.world_size)
+            of_span = _call(Told(names=[told.name], record=record), trace.info.world_size, name=told.name)
             if not alike:
-                calls.append(
-                    Call(name=told.name, names=(told.name,), rows=(), collective=made, lacks=lacks, asked_ns=begin_ns)
-                )
+                calls.append(replace(of_span, assumed=(), asked_ns=begin_ns))
             at = alike[index] if alike else len(calls) - 1
-            known = calls[at].collective is not None
+            known = calls[at] if calls[at].collective is not None else of_span
             calls[at] = replace(
                 calls[at],
                 names=tuple(dict.fromkeys((*calls[at].names, told.name))),
-                collective=calls[at].collective if known else made,
-                lacks=calls[at].lacks if known else lacks,
-                assumed=calls[at].assumed if known else assumed,
+                collective=known.collective,
+                lacks=known.lacks,
+                assumed=known.assumed,
                 device_us=dur_ns / 1e3,
                 kernels=((told.name, dur_ns / 1e3),),
                 ended_ns=begin_ns + dur_ns,

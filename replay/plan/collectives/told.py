@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, ROOTED, Collective, Kind
+from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDUCING, ROOTED, Collective, Kind
 from opreplay.replay.collectives.names import EXPERTS, kind_of
 from opreplay.replay.ir.model import MAX_RANKS
 from opreplay.replay.plan.collectives.ranks import ranks_of
@@ -68,65 +68,59 @@ def made_of(told: Told, world_size: int | None) -> tuple[Collective | None, str,
     if kind is None:
         says = record.name or any(name != PARAMETERS for name in told.names)  # something else then, such as a wait
         return None, "" if says else "which operation it is", ()
-    assumed: list[str] = []
-    sizes = _sizes(kind, told, record)
-    group_size = _group_size(kind, told, record, sizes)
-    if group_size is None and world_size is not None and 0 < world_size <= MAX_RANKS:
-        group_size = world_size
-        if kind not in POINT_TO_POINT:
-            assumed.append("group: all ranks of the job (the group is not recorded)")
-    if kind == "barrier":
-        sizes = (0, 0, "uint8", ())
+    sizes = (0, 0, "uint8", ()) if kind == "barrier" else _sizes(kind, told, record)
     if sizes is None:
         return None, "how many elements of which dtype it moves", ()
-    recorded_splits = _recorded_splits(told, record)
-    if kind == "all_to_all":
-        sizes = _by_splits(sizes, *recorded_splits)
-    in_elements, out_elements, dtype, parts = _completed(kind, sizes, group_size)
-    if ITEMSIZE_BYTES.get(dtype) == 16:  # back-ends know nothing as wide
+    recorded_size = _group_size(kind, told, record, sizes)
+    job_size = world_size if world_size is not None and 0 < world_size <= MAX_RANKS else None
+    group_size = recorded_size or job_size
+    splits = _recorded_splits(told, record) if kind == "all_to_all" else ((), ())
+    in_elements, out_elements, dtype, parts = _completed(kind, _by_splits(sizes, *splits), group_size)
+    is_wide = ITEMSIZE_BYTES.get(dtype) == 16  # back-ends know nothing as wide
+    if is_wide:
         in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
-        assumed.append(f"dtype: complex64, twice as many as recorded of {dtype}")
-        dtype = "complex64"
     if max(in_elements, out_elements) > MAX_ELEMENTS:
         return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
-    splits = [
-        _splits(recorded, total) for recorded, total in zip(recorded_splits, (in_elements, out_elements), strict=True)
-    ]
-    operation = _reduce_op(told)
-    if kind in ("all_reduce", "reduce_scatter", "reduce") and not operation:
-        assumed.append("reduce_op: sum (not recorded)")
-    if with_product(told.names[0]):
-        assumed.append("product: left out, the collective alone runs")
-    if any(EXPERTS in name for name in told.names):
-        assumed.append("all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype")
-    members = list_of(record.ranks or "")
-    peer = record.rank if kind in POINT_TO_POINT else None
-    return (
-        Collective(
-            kind=kind,
-            dtype=dtype,
-            in_elements=in_elements,
-            out_elements=out_elements,
-            in_splits=splits[0] if kind == "all_to_all" else (),
-            out_splits=splits[1] if kind == "all_to_all" else (),
-            parts=parts if len(parts) > 1 else (),
-            group=record.group or "",
-            group_size=group_size,
-            group_ranks=members if len(members) == group_size else (),
-            rank=None if kind in ROOTED or kind in POINT_TO_POINT else record.rank,
-            root=_root(told, record) if kind in ROOTED else None,
-            source=(record.source if record.source is not None else peer if kind == "recv" else None)
-            if kind in POINT_TO_POINT
-            else None,
-            target=(record.target if record.target is not None else peer if kind == "send" else None)
-            if kind in POINT_TO_POINT
-            else None,
-            reduce_op=operation,
-            asynchronous=_asynchronous(told, record),
+    operation, members = _reduce_op(told), list_of(record.ranks or "")
+    taken = (
+        (
+            group_size != recorded_size and kind not in POINT_TO_POINT,
+            "group: all ranks of the job (the group is not recorded)",
         ),
-        "",
-        tuple(assumed),
+        (is_wide, f"dtype: complex64, twice as many as recorded of {dtype}"),
+        (kind in REDUCING and not operation, "reduce_op: sum (not recorded)"),
+        (with_product(told.names[0]), "product: left out, the collective alone runs"),
+        (
+            any(EXPERTS in name for name in told.names),
+            "all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype",
+        ),
     )
+    collective = Collective(
+        kind=kind,
+        dtype="complex64" if is_wide else dtype,
+        in_elements=in_elements,
+        out_elements=out_elements,
+        in_splits=_splits(splits[0], in_elements),
+        out_splits=_splits(splits[1], out_elements),
+        parts=parts if len(parts) > 1 else (),
+        group=record.group or "",
+        group_size=group_size,
+        group_ranks=members if len(members) == group_size else (),
+        reduce_op=operation,
+        asynchronous=_asynchronous(told, record),
+        **_ends(kind, told, record),
+    )
+    return collective, "", tuple(text for is_taken, text in taken if is_taken)
+
+
+def _ends(kind: Kind, told: Told, record: Record) -> dict[str, int | None]:
+    """Who sends, gets, or is the root, and else who recorded it."""
+    if kind in ROOTED:
+        return {"root": _root(told, record)}
+    if kind not in POINT_TO_POINT:
+        return {"rank": record.rank}
+    ends, other = {"source": record.source, "target": record.target}, "target" if kind == "send" else "source"
+    return ends if ends[other] is not None else ends | {other: record.rank}
 
 
 def kind_told(told: Told) -> Kind | None:

@@ -6,19 +6,18 @@ from __future__ import annotations
 from opreplay.replay.report.page.model import Page, Strip
 from opreplay.replay.report.page.of_timeline import MOST_ROWS, lanes, what_if_text
 from opreplay.replay.report.step.ranks import (
-    NOTHING_MET,
     collectives_table,
     disagreements,
     head_line,
     note_lines,
     path_table,
     ranks_table,
+    sum_facts,
 )
 from opreplay.replay.report.step.tracks import rank_processes
 from opreplay.replay.report.table import cut
 from opreplay.replay.report.text import time_text
 from opreplay.replay.timeline.job.study import JobStudy
-from opreplay.replay.timeline.job.values import JobTimeline
 
 MOST_STRIPS = 16
 """Ranks that are drawn; the table has all."""
@@ -36,7 +35,7 @@ def page(study: JobStudy, command: str) -> Page:
         facts=(
             ("recorded step", time_text(found.recorded_step_us)),
             ("re-timed step", time_text(found.retimed_step_us)),
-            *_waiting(found),
+            *((name, text) for name, text, _ in sum_facts(found) if text),
             *((name, time_text(one.step_us)) for name, one in found.socs.items()),
             *(
                 (f"what if {one.change}", what_if_text(one, {name: soc.step_us for name, soc in found.socs.items()}))
@@ -51,13 +50,4 @@ def page(study: JobStudy, command: str) -> Page:
             *note_lines(found),
             *disagreements(found),
         ),
-    )
-
-
-def _waiting(found: JobTimeline) -> tuple[tuple[str, str], ...]:
-    if not found.collectives:
-        return (("waiting for ranks", NOTHING_MET),)
-    return (
-        ("waiting for ranks", f"{time_text(found.waiting_us)}, collectives and ranks added up"),
-        ("without waiting", time_text(found.without_waiting_us)),
     )

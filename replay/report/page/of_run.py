@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from opreplay.replay.report.page.model import Page, Roofline
 from opreplay.replay.report.page.parts import bars_by_name, point_of
 from opreplay.replay.report.page.render import render as render_page
 from opreplay.replay.report.run import batch, sequence
-from opreplay.replay.report.run.facts import recorded_us, socs_of, totals
+from opreplay.replay.report.run.facts import socs_of, totals
 from opreplay.replay.report.run.ops import (
     CALL,
     CALLS,
@@ -19,10 +19,10 @@ from opreplay.replay.report.run.ops import (
     NAME,
     REASON,
     RECORDED_SHARE,
+    OpColumn,
     bound_of,
     ratio,
     recorded,
-    recorded_title,
     simulated,
 )
 from opreplay.replay.report.run.report import Run, tables
@@ -41,11 +41,8 @@ def page(run: Run, command: str) -> Page:
     header, results, device = run.header, run.results, run.by_device
     socs = socs_of(results)
     source = str(header.trace.get("source") or header.trace.get("path") or "a trace")
-    series = {recorded_title(device=device): _sums(results, lambda r: recorded_us(r, device=device))}
-    if any(r.measured_us is not None for r in results):
-        series[MEASURED.title] = _sums(results, lambda r: r.measured_us)
-    for soc in socs:
-        series[soc] = _sums(results, lambda r, soc=soc: r.simulated_us.get(soc))
+    measured = [MEASURED] if any(r.measured_us is not None for r in results) else []
+    times = [recorded(device=device), *measured, *map(simulated, socs)]
     columns = [NAME, INPUTS, RECORDED_SHARE, CALLS, recorded(device=device), MEASURED]
     columns += [column for soc in socs for column in (simulated(soc), bound_of(soc))]
     columns += [ratio(MEASURED, device=device), *([REASON] if any(r.reason for r in results) else []), CALL]
@@ -62,8 +59,8 @@ def page(run: Run, command: str) -> Page:
                 for one in totals(results, device=device, header=header)
             ),
         ),
-        bars=(bars_by_name("Time by op, all calls", series),),
-        rooflines=tuple(_roofline(soc, results) for soc in socs),
+        bars=(bars_by_name("Time by op, all calls", {column.title: sums(results, column) for column in times}),),
+        rooflines=tuple(roofline(soc, results) for soc in socs),
         tables=(
             heaviest("Ops", columns, results, lambda r: r.recorded_share),
             *tables(run),
@@ -74,10 +71,11 @@ def page(run: Run, command: str) -> Page:
     )
 
 
-def _sums(results: Sequence[OpResult], of: Callable[[OpResult], float | None]) -> dict[str, float]:
+def sums(results: Sequence[OpResult], column: OpColumn) -> dict[str, float]:
+    """Name of an op → what a column of times comes to, all calls."""
     out: defaultdict[str, float] = defaultdict(float)
     for result in results:
-        us = of(result)
+        us = column.value(result)
         if us is not None:
             out[result.name] += us * result.count
     return dict(out)
@@ -88,7 +86,8 @@ def _total_text(recorded: float | None, measured: float | None, simulated: dict[
     return ", ".join([*parts, *(f"{soc} {time_text(us)}" for soc, us in simulated.items())])
 
 
-def _roofline(soc: str, results: Sequence[OpResult]) -> Roofline:
+def roofline(soc: str, results: Sequence[OpResult]) -> Roofline:
+    """All ops that are predicted on a device."""
     total = sum(r.simulated_us.get(soc, 0.0) * r.count for r in results) or 1.0
     return Roofline(
         device=soc,

@@ -13,8 +13,8 @@ from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.step.text import (
     CATEGORY_ROWS,
     band_text,
+    head_facts,
     head_line,
-    memory_text,
     note_lines,
     path_table,
     slack_table,
@@ -53,12 +53,7 @@ def page(study: Study, command: str) -> Page:
                 (name, f"{time_text(one.step_us)} with gaps, 80 % band {band_text(one)}")
                 for name, one in found.socs.items()
             ),
-            *((("memory", memory_text(found.memory)),) if found.memory is not None else ()),
-            *(
-                (("with measured ops", time_text(found.measured_step_us)),)
-                if found.measured_step_us is not None
-                else ()
-            ),
+            *((name, text) for name, text, _ in head_facts(found) if text),
             *(
                 (f"what if {one.change}", what_if_text(one, {name: soc.step_us for name, soc in found.socs.items()}))
                 for one in found.what_if

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -47,7 +48,9 @@ def rendered(
     traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: int, rows: int | None = MAX_ROWS
 ) -> list[RenderableType]:
     """The tables for a terminal, at most `rows` rows of each, None for all, with the notes on each below it."""
-    of_traces, of_jobs, of_collectives = (terminal(one, width, most=rows) for one in tables(traces, jobs))
+    named = [msgspec.structs.replace(one, source=short(one.source)) for one in traces]
+    of_ranks = [msgspec.structs.replace(one, job=short(one.job)) for one in jobs]
+    of_traces, of_jobs, of_collectives = (terminal(one, width, most=rows) for one in tables(named, of_ranks))
     jobs = with_ranks(jobs)[:rows]
     return [
         *of_traces,
@@ -58,6 +61,11 @@ def rendered(
         *(Text(safe(line), style="bold red") for line in disagreement_lines(jobs)),
         *(Text(safe(f"· {line}"), style="dim") for line in collective_notes(jobs)),
     ]
+
+
+def short(source: str) -> str:
+    """The name of a file without the suffix that all have."""
+    return source.removesuffix(".gz").removesuffix(".json")
 
 
 def notes(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[str]:
@@ -86,9 +94,8 @@ def _simulated(soc: str) -> _OfTrace:
 
 
 def _name_of_trace(trace: TraceResult) -> str:
-    """The name without the suffix that all have, with a `!` where not all of the file could be read."""
-    name = trace.source.removesuffix(".gz").removesuffix(".json")
-    return f"! {name}" if trace.losses else name
+    """The name with a `!` where not all of the file could be read."""
+    return f"! {trace.source}" if trace.losses else trace.source
 
 
 def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
@@ -144,7 +151,7 @@ def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
 def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
     """Ranks of a job together: what it has in common, and its slowest rank."""
     columns = [
-        _JOB,
+        _OfJob("job", lambda job: job.job, form="name"),
         _OfJob("ranks", ranks_text, right=True),
         _OfJob("ops", lambda job: job.rank_ops, COUNT, key="rank_ops"),
         _OfJob("unique", lambda job: job.ops, COUNT, key="ops"),
@@ -156,11 +163,6 @@ def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
     return Table("Jobs", columns, jobs, noun="job")
 
 
-_JOB = _OfJob(
-    "job", lambda job: job.job, text=lambda job: job.job.removesuffix(".gz").removesuffix(".json"), form="name"
-)
-
-
 def collectives_table(jobs: Sequence[JobResult]) -> Table[Any]:
     """Collectives of each job's ranks: waiting apart from transfer, and who is late."""
     rows = [
@@ -169,7 +171,7 @@ def collectives_table(jobs: Sequence[JobResult]) -> Table[Any]:
         if job.collectives is not None
     ]
     columns = [
-        _OfCollectives("job", lambda r: r[0].job, text=lambda r: _JOB.shown(r[0]), form="name"),
+        _OfCollectives("job", lambda r: r[0].job, form="name"),
         _OfCollectives("collectives", lambda r: r[1].matched, COUNT),
         _OfCollectives("skew", lambda r: r[1].skew_us, TIME),
         _OfCollectives("waiting", lambda r: r[1].waiting_us, TIME),

@@ -63,8 +63,13 @@ def simulated(soc: str, drop: float = 0) -> OpColumn:
 
 
 def bound_of(soc: str) -> OpColumn:
-    """What bounds a call on a simulated device."""
-    return OpColumn(f"{soc} bound", lambda r: r.simulated[soc].bound if soc in r.simulated else None)
+    """What bounds a call on a simulated device, and how well that is known."""
+
+    def text(result: OpResult) -> str:
+        one = result.simulated.get(soc)
+        return "" if one is None else f"{one.bound}, {one.confidence}"
+
+    return OpColumn(f"{soc} bound", text)
 
 
 def confidence(soc: str) -> OpColumn:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from opreplay.replay.report.run.ops import RATIO_TITLE
@@ -15,12 +14,26 @@ from opreplay.replay.report.step.text import (
     PATH_SHOWN,
     WHAT_IF_WIDTH,
     changes_table,
+    edges_text,
+    measured_text,
     of_devices,
     rest_of_path,
     telling,
 )
-from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, decisive, notes_lines, terminal
-from opreplay.replay.report.text import DASH, middle, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.table import (
+    COUNT,
+    RATIO,
+    SHARE,
+    TIME,
+    Column,
+    Fact,
+    Table,
+    decisive,
+    facts_grid,
+    notes_lines,
+    terminal,
+)
+from opreplay.replay.report.text import DASH, middle, plural, quotient, safe, share_text, time_text
 from opreplay.replay.timeline.job.values import (
     LEAST_COMMON,
     JobSoc,
@@ -57,7 +70,7 @@ def render(found: JobTimeline, width: int = 80, *, everything: bool = True) -> R
     that may change a decision alone, and how many more there are."""
     collectives = collectives_table(found)
     waited = time_text(sum(one.waiting_us for one in collectives.rows[COLLECTIVES_SHOWN:]))
-    parts: list[RenderableType] = [_sums(found), *terminal(ranks_table(found), width, most=RANKS_SHOWN)]
+    parts: list[RenderableType] = [facts_grid(sum_facts(found)), *terminal(ranks_table(found), width, most=RANKS_SHOWN)]
     parts += terminal(collectives, width, most=COLLECTIVES_SHOWN, rest=f"{waited} of waiting")
     lines = [Text(safe(line), style="bold red") for line in disagreements(found)]
     parts += [Text(), *lines] if lines else []
@@ -71,30 +84,33 @@ def render(found: JobTimeline, width: int = 80, *, everything: bool = True) -> R
     return Group(*parts)
 
 
-def _sums(found: JobTimeline) -> RichTable:
-    grid = RichTable.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    if found.least_common < LEAST_COMMON:
-        common = f"{share_text(found.least_common)} of the shorter one, of the two ranks farthest apart"
-        grid.add_row("in common", Text(f"{common}: hardly one step; see the first note", style="bold red"))
-    if found.collectives:
-        gain = found.retimed_step_us - found.without_waiting_us
-        share = share_text(gain / found.retimed_step_us if found.retimed_step_us else None)
-        waiting = f"{time_text(found.waiting_us)}, collectives and ranks added up, also where they wait side by side"
-        grid.add_row("waiting for ranks", Text(f"{waiting}; {_late(found)}"))
-        grid.add_row("without waiting", Text(f"{time_text(found.without_waiting_us)} a step: {share} less"))
-    else:
-        grid.add_row("waiting for ranks", Text(NOTHING_MET))
-    if (one := found.measured) is not None:
-        ratio = ratio_text(one.step_us, found.recorded_step_us)
-        what = f"{plural(one.ops, 'call')} and {plural(one.collectives, 'collective')} as measured"
-        text = f"{time_text(one.step_us)} with {what}, {ratio} the recording"
-        text += f"; {time_text(one.waiting_us)} of waiting" if found.collectives else ""
-        grid.add_row("measured", Text(text))
-    told, guessed = sum(e.recorded for e in found.edges.values()), sum(e.inferred for e in found.edges.values())
-    grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))
-    return grid
+def sum_facts(found: JobTimeline) -> list[Fact]:
+    """What the ranks wait for each other, and what the step would take without."""
+    common = f"{share_text(found.least_common)} of the shorter one, of the two ranks farthest apart"
+    waits = f"{time_text(found.waiting_us)}, collectives and ranks added up, also where they wait side by side"
+    share = share_text(quotient(found.retimed_step_us - found.without_waiting_us, found.retimed_step_us))
+    without = f"{time_text(found.without_waiting_us)} a step: {share} less"
+    met = bool(found.collectives)
+    return [
+        (
+            "in common",
+            f"{common}: hardly one step; see the first note" if found.least_common < LEAST_COMMON else "",
+            "bold red",
+        ),
+        ("waiting for ranks", f"{waits}; {_late(found)}" if met else NOTHING_MET, ""),
+        ("without waiting", without if met else "", ""),
+        ("measured", _measured(found), ""),
+        ("dependencies", edges_text(found), ""),
+    ]
+
+
+def _measured(found: JobTimeline) -> str:
+    one = found.measured
+    if one is None:
+        return ""
+    what = f"{plural(one.ops, 'call')} and {plural(one.collectives, 'collective')}"
+    waiting = f"; {time_text(one.waiting_us)} of waiting" if found.collectives else ""
+    return measured_text(one.step_us, found, what) + waiting
 
 
 def _late(found: JobTimeline) -> str:

@@ -9,21 +9,31 @@ from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.coverage import LEAST
 from opreplay.replay.report.run.ops import RATIO_TITLE
-from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, decisive, notes_lines, terminal
+from opreplay.replay.report.table import (
+    COUNT,
+    RATIO,
+    SHARE,
+    TIME,
+    Column,
+    Fact,
+    Table,
+    decisive,
+    facts_grid,
+    notes_lines,
+    terminal,
+)
 from opreplay.replay.report.text import DASH, middle, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
-from opreplay.replay.timeline.job.values import JobChange, RankPathPart
+from opreplay.replay.timeline.job.values import JobChange, JobTimeline, RankPathPart
 from opreplay.replay.timeline.memory import MemoryUse
 from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
-from opreplay.replay.timeline.timeline import Timeline, WhatIf
+from opreplay.replay.timeline.timeline import StepMark, Timeline, WhatIf
 
 PATH_SHOWN = 12
 MODULES_SHOWN = 8
@@ -65,7 +75,7 @@ def facts(found: Timeline) -> dict[str, Any]:
 def render(found: Timeline, width: int = 80, *, everything: bool = True) -> RenderableType:
     """Step, categories, critical path, slack, and what the changes gain; without `everything` the notes that may change
     a decision alone, and how many more there are."""
-    parts: list[RenderableType] = [_head(found), *terminal(_categories(found, width))]
+    parts: list[RenderableType] = [facts_grid(head_facts(found)), *terminal(_categories(found, width))]
     parts += terminal(_socs(found), width)
     parts += terminal(path_table(found), width, most=PATH_SHOWN, rest=rest_of_path(found.critical_path))
     if len(found.critical_path_modules_us) > 1:
@@ -101,29 +111,41 @@ def head_line(found: Timeline) -> str:
     )
 
 
-def _head(found: Timeline) -> RichTable:
-    grid = RichTable.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    step = found.step
-    if step.marked:
-        which = "1" if step.asked else "the one of median length"
-        chosen = f", {which} of {step.steps:,} marked" if step.steps > 1 else ""
-        if step.all_host_us is not None and step.all_host_us[1] > UNEVEN * step.all_host_us[0]:
-            low, high = map(time_text, step.all_host_us)
-            chosen += f", which took {low} to {high} on the host: what is said is of this one (--step N for another)"
-        grid.add_row("step", Text(safe(middle(step.name, NAME_WIDTH)) + chosen))
-    grid.add_row("host range", Text(time_text(step.host_us)))
-    if found.memory is not None:
-        grid.add_row("memory", Text(memory_text(found.memory)))
-    if found.measured_step_us is not None:
-        ratio = ratio_text(found.measured_step_us, found.recorded_step_us)
-        text = f"{time_text(found.measured_step_us)} with {plural(found.measured_ops, 'call')} as measured, {ratio}"
-        grid.add_row("measured", Text(f"{text} the recording"))
+def head_facts(found: Timeline) -> list[Fact]:
+    """What is known of the step as a whole."""
+    return [
+        ("step", _chosen(found.step), ""),
+        ("host range", time_text(found.step.host_us), ""),
+        ("memory", "" if found.memory is None else memory_text(found.memory), ""),
+        ("measured", measured_text(found.measured_step_us, found, plural(found.measured_ops, "call")), ""),
+        ("dependencies", edges_text(found), ""),
+    ]
+
+
+def _chosen(step: StepMark) -> str:
+    """Which of the marked steps it is; "" where none is marked."""
+    if not step.marked:
+        return ""
+    which = "1" if step.asked else "the one of median length"
+    chosen = f", {which} of {step.steps:,} marked" if step.steps > 1 else ""
+    if step.all_host_us is not None and step.all_host_us[1] > UNEVEN * step.all_host_us[0]:
+        low, high = map(time_text, step.all_host_us)
+        chosen += f", which took {low} to {high} on the host: what is said is of this one (--step N for another)"
+    return middle(step.name, NAME_WIDTH) + chosen
+
+
+def measured_text(step_us: float | None, found: Timeline | JobTimeline, what: str) -> str:
+    """What the step takes with calls as they were measured; "" where none was."""
+    if step_us is None:
+        return ""
+    return f"{time_text(step_us)} with {what} as measured, {ratio_text(step_us, found.recorded_step_us)} the recording"
+
+
+def edges_text(found: Timeline | JobTimeline) -> str:
+    """How many dependencies were recorded, and how many not."""
     edges = found.edges.values()
-    told, guessed = sum(e.recorded for e in edges), sum(e.inferred for e in edges)
-    grid.add_row("dependencies", Text(f"{told:,} recorded, {guessed:,} inferred from times"))
-    return grid
+    recorded, inferred = sum(edge.recorded for edge in edges), sum(edge.inferred for edge in edges)
+    return f"{recorded:,} recorded, {inferred:,} inferred from times"
 
 
 def memory_text(memory: MemoryUse) -> str:

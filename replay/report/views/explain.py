@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from opreplay.replay.ascend import Explanation
@@ -20,7 +19,7 @@ from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.replay.report.snippet import snippet
-from opreplay.replay.report.table import Column, Table, terminal
+from opreplay.replay.report.table import Column, Fact, Table, facts_grid, terminal
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
 from opreplay.replay.report.views.meta import STYLES
 from opreplay.replay.resolve.defining_files import registered_by
@@ -46,7 +45,10 @@ KERNELS_SHOWN = 3
 
 def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> RenderableType:
     """Sections: the op, its arguments, what ran in the trace, and each simulated device."""
-    parts: list[RenderableType] = [Text.assemble((safe(op.name), "bold"), f"  ({op.id})"), _overview(op, result)]
+    parts: list[RenderableType] = [
+        Text.assemble((safe(op.name), "bold"), f"  ({op.id})"),
+        facts_grid(_overview(op, result)),
+    ]
     if op.args:
         parts += [Text(), Text("Arguments", style="bold"), *terminal(_arguments(op))[1:]]
     for explanation in explanations.values():
@@ -77,36 +79,30 @@ def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation
     }
 
 
-def _overview(op: ReplayOp, result: OpResult) -> RichTable:
-    grid = RichTable.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-
-    def add(title: str, text: str, style: str = "") -> None:
-        grid.add_row(Text(title), Text(safe(text), style=style))
-
+def _overview(op: ReplayOp, result: OpResult) -> list[Fact]:
+    facts: list[Fact] = []
     share = f"{share_text(result.recorded_share)} of the time"
     times = f"{time_text(result.recorded_device_us)} on the device, {time_text(result.recorded_host_us)} on the host"
     timed = op.recorded.host_us_total > 0 or op.recorded.device_us_total > 0
-    add("recorded", f"{op.count:,} × {times}; {share}" if timed else f"{op.count:,} ×, no times")
+    facts.append(("recorded", f"{op.count:,} × {times}; {share}" if timed else f"{op.count:,} ×, no times", ""))
     for kernel in op.recorded.kernels[:KERNELS_SHOWN]:
         name = f"{kernel.type} ({kernel.name})" if kernel.type else kernel.name
-        add("", f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {name}", "dim")
+        facts.append(("", f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {name}", "dim"))
     if len(op.recorded.kernels) > KERNELS_SHOWN:
-        add("", f"and {len(op.recorded.kernels) - KERNELS_SHOWN} more kernels", "dim")
+        facts.append(("", f"and {len(op.recorded.kernels) - KERNELS_SHOWN} more kernels", "dim"))
     if result.status == "replayed":
         how, origin = HOW.get(op.resolved_by or "", "not resolved"), registered_by(op)
-        add("resolved", how + (f" by {origin}" if origin else "") + (f": {op.via}" if op.via else ""))
+        facts.append(("resolved", how + (f" by {origin}" if origin else "") + (f": {op.via}" if op.via else ""), ""))
     else:
-        add("not replayed", str(result.reason or ""), "yellow")
+        facts.append(("not replayed", str(result.reason or ""), "yellow"))
     if result.meta is not None:
-        add("on meta tensors", str(result.meta), STYLES.get(result.meta.status, ""))
+        facts.append(("on meta tensors", str(result.meta), STYLES.get(result.meta.status, "")))
     if op.schema:
-        add("schema", schema_text(op.schema))
+        facts.append(("schema", schema_text(op.schema), ""))
     need = need_of(op)
     about = "" if need.outputs_known else "about "
-    add("memory", f"{readable(need.inputs)} inputs, {about}{readable(need.outputs)} outputs")
-    return grid
+    facts.append(("memory", f"{readable(need.inputs)} inputs, {about}{readable(need.outputs)} outputs", ""))
+    return facts
 
 
 _Note = tuple["ReplayArg | None", str, str]

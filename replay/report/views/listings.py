@@ -12,6 +12,7 @@ from rich.text import Text
 
 from opreplay.initializers.base import CustomInit
 from opreplay.replay.host.doctor import Check
+from opreplay.replay.ops.table import Row, cost_of
 from opreplay.replay.plugins import Registration
 from opreplay.replay.report.table import plain_table
 from opreplay.replay.report.text import safe
@@ -82,6 +83,39 @@ def initializers_table(known: list[dict[str, Any]]) -> RenderableType:
 def registration_facts(found: Iterable[Registration]) -> list[dict[str, Any]]:
     """Kind, name, ops, source, place and note of each registration."""
     return [asdict(one) for one in found]
+
+
+def built_in_facts(ops: Iterable[Row]) -> list[dict[str, Any]]:
+    """What is known of each op: where its values come from, what its cost is, and what checks its reference."""
+    return [
+        {
+            "op": op.name,
+            "folder": op.folder,
+            "family": op.family,
+            "initializer": op.inputs or None,
+            "cost": cost_of(op.name) is not None and not op.uncosted,
+            "uncosted": op.uncosted or None,
+            "formula": op.formula is not None,
+            "versions": len(op.references),
+        }
+        for op in ops
+    ]
+
+
+def built_in_table(ops: list[dict[str, Any]]) -> RenderableType:
+    """One row a family: its ops, of how many a cost and a formula are known, which initializers they get."""
+    families: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for op in ops:
+        families.setdefault((op["folder"], op["family"]), []).append(op)
+    table = plain_table()
+    for name in ("family", "kind", "initializers", "ops", "with a cost", "with a formula"):
+        number = name in ("ops", "with a cost", "with a formula")
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for (folder, family), members in sorted(families.items()):
+        initializers = ", ".join(sorted({op["initializer"] for op in members if op["initializer"]}))
+        costed, checked = sum(op["cost"] for op in members), sum(op["formula"] for op in members)
+        table.add_row(folder, family, initializers, str(len(members)), str(costed), str(checked))
+    return table
 
 
 def registrations_table(found: list[dict[str, Any]]) -> RenderableType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,19 +10,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ascend.simulate.agreement import compare_all
-from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverage_of, recorded_shares
+from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverage_of
 from opreplay.replay.ascend.simulate.step import OpStep, Step, inversions, losing
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.plan.recorded.where import Where
-from opreplay.replay.report import first_screen, formats
+from opreplay.replay.report import first_screen, formats, suspects
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.run import npu
-from opreplay.replay.report.run.facts import no_path_notes
+from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
-from opreplay.replay.report.suspects import MARK, SHOWN, rendered
 from opreplay.replay.report.table import (
     COUNT,
     ONE_LINE_WIDTH,
@@ -39,10 +37,10 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import DASH, plural, quotient, safe, share_text, time_text
-from opreplay.replay.results.of_plan import call_of
-from opreplay.replay.results.records import Simulated
-from opreplay.replay.results.suspects import suspicions
+from opreplay.replay.report.text import DASH, quotient, safe, share_text, time_text
+from opreplay.replay.results.of_plan import call_of, result_of
+from opreplay.replay.results.outcome import Outcome
+from opreplay.replay.results.records import OpResult, Simulated
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -51,8 +49,6 @@ MOST_FAMILIES = 12
 MOST_OPS = 40
 SHARES_SHOWN = 5
 """Bounds and families of a device on the first screen."""
-KINDS_SHOWN = 4
-"""Kinds of assumptions that a note names."""
 _OfOp = Column[ReplayOp]
 WHOLE_STEP = 0.95
 """Share of the recorded time from which on a total is called that of the step."""
@@ -73,49 +69,31 @@ def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     return f"simulated {coverage_text(covered(plan, steps[0]), clock_of(plan))}"
 
 
-def _op_facts(op: ReplayOp, steps: Sequence[Step], share: float, *, captured: bool) -> dict[str, Any]:
-    simulated = {}
-    for step in steps:
-        one = next((o for o in step.ops if o.id == op.id), None)
-        if one is not None:
-            s = one.simulated
-            simulated[step.device] = {
-                "time_us": s.time_us,
-                "low_us": s.low_us,
-                "high_us": s.high_us,
-                "total_us": s.time_us * op.count,
-                "bound": s.bound,
-                "confidence": s.confidence,
-                "kernels": list(s.kernels),
-                "by": s.by,
-                "source": s.source,
-                "l2": s.l2,
-                "extrapolated": s.extrapolated,
-                "no_path": s.no_path,
-                "taken_for": s.taken_for,
-            }
-    found = suspicions(
-        op,
-        share=share,
-        recorded_us=op.recorded.device_us_total / op.count,
-        measured_us=None,
-        simulated=[(step.device, one.simulated) for step in steps for one in step.ops if one.id == op.id],
-    )
+_SIMULATED = ("bound", "confidence", "kernels", "by", "source", "l2", "extrapolated", "no_path", "taken_for")
+
+
+def _op_facts(op: ReplayOp, result: OpResult, *, captured: bool) -> dict[str, Any]:
     return {
-        "suspicions": (*unpredicted(op, steps), *found),
+        "suspicions": result.suspicions,
         "id": op.id,
         "name": op.name,
         "count": op.count,
-        "inputs": describe_inputs(op),
+        "inputs": result.inputs,
         "recorded_device_us_total": None if captured else op.recorded.device_us_total,
         "recorded_host_us_total": None if captured else op.recorded.host_us_total,
-        "simulated": simulated,
+        "simulated": {
+            device: {
+                **{name: getattr(one, name) for name in ("time_us", "low_us", "high_us")},
+                "total_us": one.time_us * op.count,
+                **{name: getattr(one, name) for name in _SIMULATED},
+            }
+            for device, one in result.simulated.items()
+        },
     }
 
 
 def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where | None = None) -> dict[str, Any]:
     """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
-    shares = recorded_shares(plan) if plan.device_us_total > 0 else {}
     found = covered(plan, steps[0])
     done = {one.id for one in steps[0].ops}
     return {
@@ -161,7 +139,10 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
             "calls": len(plan.sequence.calls),
         },
         "lowering": _lowering_facts(plan),
-        "unique_ops": [_op_facts(op, steps, shares.get(op.id, 0.0), captured=plan.captured) for op in plan.ops],
+        "unique_ops": [
+            _op_facts(op, result, captured=plan.captured)
+            for op, result in zip(plan.ops, results_of(plan, steps), strict=True)
+        ],
     }
 
 
@@ -331,35 +312,24 @@ def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
     return Text(f"{safe(step.device)}, time by {what}: {told}{rest}", overflow="fold")
 
 
-def notes(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
-    """What may be known of predictions beside what the tables say, no decision by itself."""
-    shares = recorded_shares(plan)
-    made: list[str] = []
+def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
+    """The ops of the plan with what is predicted of each, and nothing measured."""
+    predicted: dict[str, dict[str, Simulated]] = {}
+    failed: dict[str, list[str]] = {}
     for step in steps:
-        told = {
-            "calibrated on another SoC only": [one for one in step.ops if one.simulated.confidence == "other SoC"],
-            "extrapolated, far from what was measured": [one for one in step.ops if one.simulated.extrapolated],
-        }
-        for what, ops in told.items():
-            if ops:
-                share = share_text(sum(shares[one.id] for one in ops))
-                made.append(f"{safe(step.device)}: {plural(len(ops), 'op')} = {share} {what}")
-    assumed = Counter(one.what for op in plan.ops for one in op.assumptions)
-    if assumed:
-        ops = sum(bool(op.assumptions) for op in plan.ops)
-        kinds = ", ".join(f"{safe(what)} ({count:,})" for what, count in assumed.most_common(KINDS_SHOWN))
-        more = f" and {len(assumed) - KINDS_SHOWN} more kinds" if len(assumed) > KINDS_SHOWN else ""
-        made.append(f"assumptions: {assumed.total():,} on {plural(ops, 'op')}: {kinds}{more}")
-    return made
+        for one in step.ops:
+            predicted.setdefault(one.id, {})[step.device] = one.simulated
+        for id_, why in step.failed.items():
+            failed.setdefault(id_, []).append(why)
+    ran = Outcome(status="replayed")
+    return [result_of(plan, op, ran, predicted.get(op.id, {}), unpredicted=failed.get(op.id, ())) for op in plan.ops]
 
 
-def _no_paths(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
-    shares = recorded_shares(plan)
-    return [
-        line
-        for step in steps
-        for line in no_path_notes(step.device, [(one.simulated, shares[one.id]) for one in step.ops])
-    ]
+def notes(results: Sequence[OpResult], steps: Sequence[Step]) -> list[str]:
+    """What may be known of predictions beside what the tables say, no decision by itself."""
+    lines = [line for step in steps for line in confidence_notes(step.device, results)]
+    decisive = {line for step in steps for line in telling_notes(step.device, results)}
+    return [*(line for line in lines if line not in decisive), *assumption_notes(results)]
 
 
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
@@ -374,53 +344,6 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     whole = "the captured step" if plan.captured else "the whole trace"
     where = f"{safe(step)}{steps}" if step else whole
     return [Text(f"L2 cache: what lies in it follows from the order of {calls:,} calls of {where} (--l2)", style="dim")]
-
-
-def suspect_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[str]:
-    """A line for each op whose prediction contradicts its recorded time by far, most time first."""
-    shares = recorded_shares(plan)
-    predicted: dict[str, list[tuple[str, Simulated]]] = {}
-    for step in steps:
-        for one in step.ops:
-            predicted.setdefault(one.id, []).append((step.device, one.simulated))
-    made = []
-    for op in sorted(plan.ops, key=lambda op: -shares[op.id]):
-        recorded_us = op.recorded.device_us_total / op.count
-        known = predicted.get(op.id, ()) if plan.device_us_total > 0 else ()
-        found = (
-            *unpredicted(op, steps),
-            *suspicions(
-                op,
-                share=max(shares[op.id], *(_share(one, op, plan) for _, one in known), 0.0),
-                recorded_us=recorded_us,
-                measured_us=None,
-                simulated=known,
-            ),
-        )
-        if found:
-            made.append(
-                f"{MARK} {safe(op.name)} ({op.id[:8]}){_recorded(op, plan, shares[op.id])}: {safe('; '.join(found))}"
-            )
-    return made[:SHOWN] + ([f"{MARK} and {len(made) - SHOWN} more like that"] if len(made) > SHOWN else [])
-
-
-def _recorded(op: ReplayOp, plan: ReplayPlan, share: float) -> str:
-    """What was recorded of an op, for one call; nothing where the plan was captured."""
-    if plan.captured:
-        return ""
-    device = plan.device_us_total > 0
-    us = op.recorded.device_us_total if device else op.recorded.host_us_total
-    return f", {share_text(share)} of the time, recorded {time_text(us / op.count)}{'' if device else ' on the host'}"
-
-
-def unpredicted(op: ReplayOp, steps: Sequence[Step]) -> list[str]:
-    """Why an op has no prediction, where a user's function failed."""
-    return [step.failed[op.id] for step in steps if op.id in step.failed]
-
-
-def _share(one: Simulated, op: ReplayOp, plan: ReplayPlan) -> float:
-    """Of the recorded time that a prediction comes to, all calls."""
-    return one.time_us * op.count / plan.device_us_total if plan.device_us_total > 0 else 0.0
 
 
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
@@ -446,17 +369,22 @@ def render(
 
     Without `everything` the largest parts alone, and how many notes there are.
     """
+    results = results_of(plan, steps)
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
     parts: list[RenderableType] = [
         counted,
         *first_screen.rendered([] if where is None else first_screen.where_lines(where, plan.device)),
-        *rendered(suspect_lines(plan, steps)),
+        *suspects.rendered(suspects.lines(results)),
         *terminal(_totals_table(plan, steps, names_device=where is None or where.clock != "device"))[1:],
         *[Text(line, style="yellow", overflow="fold") for line in first_screen.capture_lines(plan)],
         *memory_lines(plan, steps),
         *_streaming_lines(steps),
         *_inversion_lines(steps),
-        *[Text(line, style="yellow", overflow="fold") for line in _no_paths(plan, steps)],
+        *[
+            Text(line, style="yellow", overflow="fold")
+            for step in steps
+            for line in telling_notes(step.device, results)
+        ],
         *_cache_line(plan, steps[0].l2),
     ]
     predicted = [step for step in steps if step.ops]
@@ -473,5 +401,6 @@ def render(
     parts += npu.agreement_lines(compare_all(plan.ops))
     if plan.device_us_total <= 0 and not plan.captured:
         parts += [Text(), Text("the trace recorded no device time: nothing to compare with", style="dim")]
-    parts += notes_lines(notes(plan, steps) if everything else decisive(notes(plan, steps), ()))
+    lines = notes(results, steps)
+    parts += notes_lines(lines if everything else decisive(lines, ()))
     return Group(*parts)

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.run import npu
-from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Table, terminal
+from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Fact, Table, facts_grid, terminal
 from opreplay.replay.report.text import coarse_text, end, plural, safe, share_text, time_text
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
@@ -37,7 +36,7 @@ DEVICES_SHOWN = 8
 
 def render(summary: TraceSummary, *, width: int) -> RenderableType:
     """Facts, then the ops with most device time, annotations and categories, fitted to `width` characters."""
-    parts: list[RenderableType] = [_facts(summary)]
+    parts: list[RenderableType] = [facts_grid(_facts(summary))]
     clock = "device time" if summary.device_time_us else "own time on the host"
     parts += _section(f"Ops by {clock}", _top_ops(summary), width)
     parts += _section("NPU kernels by op", npu.kernels_table(summary.npu_ops), width)
@@ -54,35 +53,26 @@ def _section(title: str, table: AnyTable, width: int, most: int | None = None) -
     return [Text(), Text(title, style="bold"), *parts[1:]] if parts else []
 
 
-def _facts(summary: TraceSummary) -> RichTable:
-    grid = RichTable.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-
-    def add(title: str, text: str, style: str = "") -> None:
-        if text:
-            grid.add_row(Text(title), Text(safe(text), style=style))
-
-    add("trace", summary.path, "bold")
-    add("read", f"{readable(summary.bytes_read)}, {plural(summary.events, 'event')}, {summary.dialect}")
-    add("recorded by", _recorded_by(summary))
-    add("on", _device(summary))
-    add("ops", _ops(summary))
-    add("metadata", _metadata(summary), "yellow" if summary.metadata_level == "none" else "")
-    add("device", _device_work(summary))
-    for one in summary.busy[:DEVICES_SHOWN]:
-        add("busy", _busy(one, len(summary.busy)))
-    if summary.coarse_unit_us is not None:
-        add("clock", coarse_text(summary.coarse_unit_us), "yellow")
-    add("work", _work(summary))
-    add("links", _links(summary))
-    if summary.kernel_details is not None:
-        add("kernel table", join_text(summary.kernel_details), "yellow" if summary.kernel_details.problem else "")
-    add("span", _span(summary))
-    add("iterations", _iterations(summary))
-    add("lost", _counts(summary.losses), "yellow")
-    add("repaired", _counts(summary.repairs), "yellow")
-    return grid
+def _facts(summary: TraceSummary) -> list[Fact]:
+    known, joined = summary.metadata_level != "none", summary.kernel_details
+    return [
+        ("trace", summary.path, "bold"),
+        ("read", f"{readable(summary.bytes_read)}, {plural(summary.events, 'event')}, {summary.dialect}", ""),
+        ("recorded by", _recorded_by(summary), ""),
+        ("on", _device(summary), ""),
+        ("ops", _ops(summary), ""),
+        ("metadata", _metadata(summary), "" if known else "yellow"),
+        ("device", _device_work(summary), ""),
+        *(("busy", _busy(one, len(summary.busy)), "") for one in summary.busy[:DEVICES_SHOWN]),
+        ("clock", "" if summary.coarse_unit_us is None else coarse_text(summary.coarse_unit_us), "yellow"),
+        ("work", _work(summary), ""),
+        ("links", _links(summary), ""),
+        ("kernel table", join_text(joined) if joined else "", "yellow" if joined and joined.problem else ""),
+        ("span", _span(summary), ""),
+        ("iterations", _iterations(summary), ""),
+        ("lost", _counts(summary.losses), "yellow"),
+        ("repaired", _counts(summary.repairs), "yellow"),
+    ]
 
 
 def _ops(summary: TraceSummary) -> str:

@@ -13,49 +13,17 @@ from collections.abc import Iterable
 import msgspec
 
 from opreplay.replay.ir.model import Assumption, ReplayArg
-from opreplay.replay.resolve.guess.values import Context
+from opreplay.replay.resolve.guess.values import Context, names
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.model import OpSignature
 
 LOWERED: frozenset[str] = frozenset(
     f"aten::{op}"
-    for op in (
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_tbc",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "convolution",
-        "_convolution",
-        "prelu",
-        "addmm",
-        "addmv",
-        "addr",
-        "matmul",
-        "einsum",
-        "mm",
-        "mv",
-        "bmm",
-        "linalg_vecdot",
-        "baddbmm",
-        "addbmm",
-        "linear",
-        "chain_matmul",
-        "linalg_multi_dot",
-        "_thnn_fused_lstm_cell",
-        "_thnn_fused_gru_cell",
-        "lstm_cell",
-        "gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "scaled_dot_product_attention",
-        "_native_multi_head_attention",
+    for op in names(
+        "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution "
+        "prelu addmm addmv addr matmul einsum mm mv bmm linalg_vecdot baddbmm addbmm linear chain_matmul "
+        "linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+        "lstm gru rnn_tanh rnn_relu scaled_dot_product_attention _native_multi_head_attention"
     )
 )
 """Ops that autocast runs in its lower type (AT_FORALL_LOWER_PRECISION_FP of ATen/autocast_mode.h, and the recurrent

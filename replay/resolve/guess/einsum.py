@@ -1,14 +1,12 @@
-"""The equation of an einsum, a text and so never recorded: told by the calls inside, else by equal sizes.
+"""The equation of an einsum, a text and so never recorded: told by the calls inside.
 
 torch permutes each operand to one common order of labels, those of the result first, after unsqueezing it to all of
-them (ATen/native/Linear.cpp). Where the permutations are recorded they are the equation. Else the sizes of the product
-inside tell it; operands of which nothing is told are multiplied over the last dimension.
+them (ATen/native/Linear.cpp). The permutations are the equation, by their numbers or by the sizes that they give.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
@@ -16,11 +14,6 @@ from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape, r
 from opreplay.traces.model import OpSignature
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-MAX_RANK = 6
-"""Of operands whose dimensions are paired by search."""
-MAX_TRIES = 20_000
-Sides = tuple[int, int, int, int]
-"""Batch, rows, summed, columns of a batched product."""
 
 
 def equation(known: Known, context: Context) -> Guess | None:
@@ -32,15 +25,7 @@ def equation(known: Known, context: Context) -> Guess | None:
     around = context.relatives()
     if (permuted := _permuted(shapes, around.children, around.following)) is not None:
         return Guess(value=permuted, why=f"{permuted!r}: told by the permutations inside")
-    if any(not shape for shape in shapes):
-        return None
-    text = None
-    if len(shapes) == 2:
-        product = _product_inside(context)
-        text = _paired(shapes[0], shapes[1], product) if product is not None else None
-        text = text or _outer(shapes[0], shapes[1], context)
-    text = text or _over_the_last(shapes)
-    return None if text is None else Guess(value=text, why=f"{text!r}: strings are not recorded")
+    return None
 
 
 def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequence[OpSignature]) -> str | None:
@@ -209,86 +194,3 @@ def _integers(call: OpSignature, position: int) -> tuple[int, ...] | None:
     args = recorded_args(call)
     found = args[position].value if position < len(args) else None
     return found if isinstance(found, tuple) and all(isinstance(n, int) for n in found) else None
-
-
-def _product_inside(context: Context) -> Sides | None:
-    """Sizes of the bmm that torch turns an einsum of two operands into."""
-    around = context.relatives()
-    for call in (*around.children, *around.inner):
-        if call.name != "aten::bmm":
-            continue
-        metas = [arg.tensor for arg in recorded_args(call)[:2]]
-        if len(metas) == 2 and all(meta is not None and len(meta.shape) == 3 for meta in metas):
-            left, right = (meta.shape for meta in metas if meta is not None)
-            return left[0], left[1], left[2], right[2]
-    return None
-
-
-def _paired(left: Shape, right: Shape, product: Sides) -> str | None:
-    """The pairing of dimensions that gives the product's sizes; the order of dimensions is kept where possible."""
-    if len(left) > MAX_RANK or len(right) > MAX_RANK:
-        return None
-    for tries, (batch, summed) in enumerate(_pairings(left, right)):
-        if tries > MAX_TRIES:
-            break
-        used_left, used_right = {i for i, _ in (*batch, *summed)}, {j for _, j in (*batch, *summed)}
-        rows = math.prod(n for i, n in enumerate(left) if i not in used_left)
-        columns = math.prod(n for j, n in enumerate(right) if j not in used_right)
-        sizes = (math.prod(left[i] for i, _ in batch), math.prod(left[i] for i, _ in summed))
-        if (sizes[0], sizes[1]) == (product[0], product[2]) and sorted((rows, columns)) == sorted(product[1::2]):
-            return _spelled(left, right, batch, summed)
-    return None
-
-
-Pairs = tuple[tuple[int, int], ...]
-
-
-def _pairings(
-    left: Shape, right: Shape, at: int = 0, taken: frozenset[int] = frozenset()
-) -> Iterator[tuple[Pairs, Pairs]]:
-    """Every way to call a dimension of the left one's own, one of a batch, or summed; equal sizes first."""
-    if at == len(left):
-        yield (), ()
-        return
-    partners = [j for j, n in enumerate(right) if n == left[at] and j not in taken]
-    for j in partners:
-        for batch, summed in _pairings(left, right, at + 1, taken | {j}):
-            yield ((at, j), *batch), summed
-        for batch, summed in _pairings(left, right, at + 1, taken | {j}):
-            yield batch, ((at, j), *summed)
-    yield from _pairings(left, right, at + 1, taken)
-
-
-def _spelled(left: Shape, right: Shape, batch: Pairs, summed: Pairs) -> str:
-    first = LETTERS[: len(left)]
-    shared = {j: first[i] for i, j in (*batch, *summed)}
-    free = iter(LETTERS[len(left) :])
-    second = "".join(shared.get(j) or next(free) for j in range(len(right)))
-    gone = {first[i] for i, _ in summed}
-    return (
-        f"{first},{second}->{''.join(c for c in first if c not in gone)}{''.join(c for c in second if c not in first)}"
-    )
-
-
-def _outer(left: Shape, right: Shape, context: Context) -> str | None:
-    """Two vectors of different lengths have nothing to be summed over, nor those that are only multiplied."""
-    if len(left) != 1 or len(right) != 1:
-        return None
-    multiplied = any(call.name == "aten::mul" for call in context.relatives().children)
-    return "a,b->ab" if multiplied or left != right else "a,a->"
-
-
-def _over_the_last(shapes: list[Shape]) -> str | None:
-    """A product over the last dimension that all operands have in common; equal leading dimensions are a batch."""
-    summed = shapes[0][-1]
-    batch = 0
-    while all(len(shape) > batch + 1 for shape in shapes) and len({shape[batch] for shape in shapes}) == 1:
-        batch += 1
-    if any(shape[-1] != summed for shape in shapes) or any(len(shape) < 2 for shape in shapes):
-        return None
-    # With two dimensions on each side, equal rows are no batch: they are what a product of matrices has.
-    batch = min(batch, *(len(shape) - 2 for shape in shapes))
-    letters = iter(LETTERS)
-    shared, last = "".join(next(letters) for _ in range(batch)), next(letters)
-    own = ["".join(next(letters) for _ in shape[batch:-1]) for shape in shapes]
-    return ",".join(shared + rest + last for rest in own) + "->" + shared + "".join(own)

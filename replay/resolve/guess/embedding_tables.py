@@ -97,37 +97,12 @@ def _truncation(known: Known, context: Context) -> Guess | None:
     return Guess(value=64, why="64: nothing in the trace tells it")
 
 
-_LOOKUPS = tuple(
-    f"{kind}_embedding_codegen_lookup_{name}function"
-    for kind in ("split", "dense")
-    for name in (
-        "",
-        "adagrad_",
-        "rowwise_adagrad_",
-        "sgd_",
-        "approx_sgd_",
-        "approx_rowwise_adagrad_",
-        "adam_",
-        "lamb_",
-        "lars_sgd_",
-        "partial_rowwise_adam_",
-        "partial_rowwise_lamb_",
-        "rowwise_adagrad_with_counter_",
-        "rowwise_weighted_adagrad_",
-    )
-)
-_FORWARDS = (
-    "split_embedding_codegen_forward_cpu",
-    "split_embedding_codegen_forward_unweighted_cuda",
-    "split_embedding_codegen_forward_weighted_cuda",
-)
-
 TABLE_RULES: dict[tuple[str, str], Rule] = {
-    **{(op, "total_D"): _total_width for op in (*_LOOKUPS, *_FORWARDS)},
-    **{(op, "max_D"): _widest for op in (*_LOOKUPS, *_FORWARDS)},
     ("to_dense_representation", "size"): _dense_width("values", 1),
     ("sparse_label_to_dense", "size"): _dense_width("lengths", 128),
     ("sparse_label_to_bool", "size"): _dense_width("lengths", 128),
     ("lengths_range_w_truncation_size", "truncation_size"): _truncation,
 }
 """(op without namespace, argument) → rule."""
+WIDTH_RULES: dict[tuple[str, str], Rule] = {("int", "total_D"): _total_width, ("int", "max_D"): _widest}
+"""(type, argument) → rule."""

@@ -11,7 +11,17 @@ import math
 
 from opreplay.replay.ir.model import Value
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, recorded_shape, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Rule,
+    Shape,
+    names,
+    recorded_shape,
+    tensor,
+    value,
+)
 
 GROUPS = (32, 16, 8, 4, 2, 1)
 """Of a group normalisation, tried in this order."""
@@ -117,11 +127,6 @@ def _table_rows(known: Known, context: Context) -> Guess | None:
         if len(dims) == 2 and dims[1] == grad[-1]:
             return Guess(value=dims[0], why=f"a parameter of {dims[0]} rows of this width")
     return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: nothing in the trace tells it")
-
-
-def _kernel_of_weight(known: Known, context: Context) -> Guess | None:
-    weight = _shape(known, "weight")
-    return Guess(value=weight[2:], why="the shape of the weight") if weight and len(weight) > 2 else None
 
 
 def _one_each(known: Known, context: Context) -> Guess | None:
@@ -255,40 +260,26 @@ def _counts_the_end(known: Known, context: Context) -> Guess | None:
     return Guess(value=read[0] == offsets[0] - 1, why=f"{around.following[0].name} reads {list(read)} next")
 
 
-_DISTANCES = (
-    "cdist",
-    "_cdist_forward",
-    "_cdist_backward",
-    "pdist",
-    "_pdist_forward",
-    "_pdist_backward",
-    "norm",
-    "dist",
-    "renorm",
-    "pairwise_distance",
+_DISTANCES = names(
+    "cdist _cdist_forward _cdist_backward pdist _pdist_forward _pdist_backward norm dist renorm pairwise_distance"
 )
-_QUANTIZERS = (
-    "quantize_per_tensor",
-    "quantize_per_channel",
-    "fake_quantize_per_tensor_affine",
-    "fake_quantize_per_tensor_affine_cachemask",
-    "fake_quantize_per_channel_affine",
-    "fake_quantize_per_channel_affine_cachemask",
+_QUANTIZERS = names(
+    "quantize_per_tensor quantize_per_channel fake_quantize_per_tensor_affine "
+    "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine "
+    "fake_quantize_per_channel_affine_cachemask"
 )
 _FFT = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
 _GRIDS = ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_ROWS = (
-    "embedding_dense_backward",
-    "embedding_backward",
-    "embedding_sparse_backward",
-    "_embedding_bag_backward",
-    "_embedding_bag_dense_backward",
-    "_embedding_bag_sparse_backward",
+_ROWS = names(
+    "embedding_dense_backward embedding_backward embedding_sparse_backward _embedding_bag_backward "
+    "_embedding_bag_dense_backward _embedding_bag_sparse_backward"
 )
 
 _CTC = ("ctc_loss", "_ctc_loss", "_ctc_loss_backward")
 _BAGS = ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward")
+
+_NORMS = ("cudnn_batch_norm", "miopen_batch_norm")
 
 NETWORK_RULES: dict[tuple[str, str], Rule] = {
     ("group_norm", "num_groups"): _group_count,
@@ -312,8 +303,8 @@ NETWORK_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "include_last_offset"): _counts_the_end for op in _BAGS},
     **{(op, "mode"): _always(0, "sum") for op in ("embedding_bag", "_embedding_bag", "_embedding_bag_backward",
                                                    "_embedding_bag_dense_backward", "_embedding_bag_forward_only")},
-    **{(op, "kernel_size"): _kernel_of_weight for op in ("thnn_conv2d", "_slow_conv2d_forward",
-                                                          "_slow_conv2d_backward", "slow_conv3d_forward")},
+    **{(op, "epsilon"): _always(1e-5) for op in (*_NORMS, *(f"{norm}_backward" for norm in _NORMS))},
+    **{(op, "exponential_average_factor"): _always(0.1) for op in _NORMS},
     **{(op, "dropout"): _always(0.0) for op in _NETWORKS},
     **{(op, "p"): _always(2.0, "the Euclidean one") for op in _DISTANCES},
     **{(op, "training"): _in_training for op in ("batch_norm", "_batch_norm_impl_index", "native_batch_norm")},

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, names, tensor, value
 from opreplay.traces.model import TensorMeta
 
 NOTHING = "nothing in the trace tells it"
@@ -346,49 +346,11 @@ def _repeats(known: Known, context: Context) -> Guess | None:
     return Guess(value=(2, *(1,) * max(0, len(own) - 1)), why=f"twice along dimension 0: {NOTHING}")
 
 
-REDUCTIONS = (
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "linalg_vector_norm",
-    "norm",
-    "std",
-    "var",
-    "logsumexp",
-    "nansum",
-    "all",
-    "any",
-    "prod",
-    "argmax",
-    "argmin",
-    "max",
-    "min",
-    "median",
-    "mode",
-    "nanmean",
-    "count_nonzero",
-    "std_mean",
-    "var_mean",
-    "quantile",
-    "nanquantile",
+REDUCTIONS = names(
+    "sum mean amax amin linalg_vector_norm norm std var logsumexp nansum all any prod argmax argmin max min "
+    "median mode nanmean count_nonzero std_mean var_mean quantile nanquantile"
 )
-_INTREDUCTIONS = frozenset(
-    {
-        "argmax",
-        "argmin",
-        "max",
-        "min",
-        "median",
-        "mode",
-        "prod",
-        "all",
-        "any",
-        "count_nonzero",
-        "quantile",
-        "nanquantile",
-    }
-)
+_INTREDUCTIONS = frozenset(names("argmax argmin max min median mode prod all any count_nonzero quantile nanquantile"))
 _RESAMPLED = {
     1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
     2: (
@@ -405,20 +367,9 @@ _ADAPTIVE = {
     rank: (f"adaptive_avg_pool{rank}d", f"_adaptive_avg_pool{rank}d", f"adaptive_max_pool{rank}d") for rank in (1, 2, 3)
 }
 
-_LOSSES = (
-    "nll_loss",
-    "nll_loss2d",
-    "nll_loss_nd",
-    "nll_loss_forward",
-    "nll_loss2d_forward",
-    "cross_entropy_loss",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "kl_div",
+_LOSSES = names(
+    "nll_loss nll_loss2d nll_loss_nd nll_loss_forward nll_loss2d_forward cross_entropy_loss mse_loss l1_loss "
+    "smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
 )
 _LENGTHS = (
     ("linspace", "steps"),

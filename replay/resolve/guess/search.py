@@ -26,11 +26,13 @@ from opreplay.replay.resolve.guess.values import (
     Known,
     Relatives,
     Shape,
+    first_tensor,
     recorded_shape,
     value,
 )
 from opreplay.replay.resolve.match import best_match
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ SEARCHED = _aten(
     "split unsafe_split tensor_split"
 )
 """Views whose arguments are tried: a call on a meta tensor costs next to nothing."""
+_GRADIENTS = _aten("slice_backward select_backward")
 _STRIDED = _aten("as_strided as_strided_ _reshape_alias")
 _VIEWS = SEARCHED | _aten("split_with_sizes diagonal unfold expand_as view_as")
 """Views whose result is that of the view that they make inside."""
@@ -96,6 +99,8 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
 
     `usual` guesses the arguments of a view around the call where nothing shows that one's result either.
     """
+    if spec.name in _GRADIENTS:
+        return _forward(spec.name.removesuffix("_backward"), known, context)
     own = inside.own_meta(known)
     if own is not None and spec.name in _STRIDED:
         made = _result_of_parent(own, context, usual)
@@ -109,6 +114,18 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
         if tried is not None and (target.sure or target.shape != own.shape):
             return replace(tried, why=target.why)
     return None
+
+
+def _forward(name: str, known: Known, context: Context) -> Tried | None:
+    """The view whose result is as large as the gradient that its backward is given."""
+    sizes, grad = value(known, "input_sizes"), first_tensor(known)
+    if not is_whole_numbers(sizes) or grad is None or len(sizes) > MAX_RANK:
+        return None
+    spec = next((spec for spec in specs_of(name) if spec.overload in ("int", "Tensor")), None)
+    own = TensorMeta(shape=sizes, dtype=grad.dtype)
+    told = {name: known[name] for name in ("dim", "end") if name in known}
+    tried = None if spec is None else _results(spec, own, told, context.relatives(), [grad.shape]).get(grad.shape)
+    return None if tried is None else replace(tried, why="the size of the gradient")
 
 
 def _result_of_parent(own: TensorMeta, context: Context, usual: Usual) -> Tried | None:

@@ -11,10 +11,9 @@ import math
 from typing import cast
 
 from opreplay.replay.resolve.guess.copies import COPY_RULES
-from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES
+from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES, WIDTH_RULES
 from opreplay.replay.resolve.guess.indices import INDEX_RULES
 from opreplay.replay.resolve.guess.inside import WRITERS, allocated, literal, metas_of, of_the_same_parent
-from opreplay.replay.resolve.guess.legacy import LEGACY_RULES
 from opreplay.replay.resolve.guess.lists import LIST_RULES, size_inside
 from opreplay.replay.resolve.guess.networks import NETWORK_RULES, PER_TENSOR
 from opreplay.replay.resolve.guess.results import RESULT_RULES
@@ -25,6 +24,7 @@ from opreplay.replay.resolve.guess.values import (
     Rule,
     Shape,
     first_tensor,
+    names,
     recorded_shape,
     tensor,
     value,
@@ -197,22 +197,12 @@ def _dot_dims(side: str) -> Rule:
     return rule
 
 
-_SCANS = (
-    "_safe_softmax",
-    "cumprod",
-    "cumprod_backward",
-    "logcumsumexp",
-    "_logcumsumexp",
-    "cummax",
-    "cummin",
-    "_cummax_helper",
-    "_cummin_helper",
-    "cummaxmin_backward",
-    "logsumexp",
+_SCANS = names(
+    "_safe_softmax cumprod cumprod_backward logcumsumexp _logcumsumexp cummax cummin _cummax_helper "
+    "_cummin_helper cummaxmin_backward logsumexp"
 )
 
 BY_OP: dict[tuple[str, str], Rule] = {
-    **LEGACY_RULES,
     ("empty", "size"): _empty_size,
     ("value_selecting_reduction_backward", "sizes"): _reduced_shape,
     ("gather", "dim"): _where_index_differs,
@@ -255,5 +245,6 @@ BY_ARGUMENT: dict[tuple[str, str], Rule] = {
     ("int[]", "normalized_shape"): _normalized_shape,
     ("Scalar", "end"): _range_end,
     **PER_TENSOR,
+    **WIDTH_RULES,
     **VIEW_ARGUMENTS,
 }

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from opreplay.replay.ir.recorded_call import RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.einsum import equation
-from opreplay.replay.resolve.guess.legacy import LEGACY_TEXTS
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, names, tensor, value
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature
 
@@ -276,20 +275,9 @@ def _convolution_padding(known: Known, context: Context) -> Guess | None:
 
 _SCATTERED = {"add": "sum", "multiply": "prod", "mean": "mean", "maximum": "amax", "minimum": "amin"}
 _INDEXED = {word: text for word, text in _SCATTERED.items() if word != "add"}
-_FORWARD = (
-    "fft_fft",
-    "fft_fft2",
-    "fft_fftn",
-    "fft_rfft",
-    "fft_rfft2",
-    "fft_rfftn",
-    "fft_hfft",
-    "fft_hfft2",
-    "fft_hfftn",
-)
+_FORWARD = names("fft_fft fft_fft2 fft_fftn fft_rfft fft_rfft2 fft_rfftn fft_hfft fft_hfft2 fft_hfftn")
 
 TEXTS: dict[tuple[str, str], Rule] = {
-    **LEGACY_TEXTS,
     ("einsum", "equation"): equation,
     ("pad", "mode"): _padding_mode, ("stft", "pad_mode"): _spectrum_padding,
     **{(op, "approximate"): _gelu for op in ("gelu", "gelu_", "gelu_backward")},

@@ -88,6 +88,11 @@ class Guess:
 Rule = Callable[[Known, Context], "Guess | None"]
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Names with spaces between them."""
+    return tuple(text.split())
+
+
 def tensor(known: Known, name: str) -> TensorMeta | None:
     """The tensor argument of this name, or None when absent, not settled, or a list."""
     arg = known.get(name)

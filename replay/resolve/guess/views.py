@@ -31,6 +31,7 @@ from opreplay.replay.resolve.guess.values import (
     Known,
     Rule,
     Shape,
+    names,
     recorded_shape,
     tensor,
     value,
@@ -40,15 +41,8 @@ from opreplay.traces.model import OpSignature, TensorMeta
 SOON = 4
 """Calls in which what a conversion or a factory makes is looked for."""
 TO_THE_END = 2**63 - 1
-_WRITERS = (
-    "aten::copy_",
-    "aten::fill_",
-    "aten::zero_",
-    "aten::normal_",
-    "aten::uniform_",
-    "aten::random_",
-    "aten::bernoulli_",
-    "aten::exponential_",
+_WRITERS = names(
+    "aten::copy_ aten::fill_ aten::zero_ aten::normal_ aten::uniform_ aten::random_ aten::bernoulli_ aten::exponential_"
 )
 _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"})
 
@@ -310,59 +304,11 @@ def _gradient_size(known: Known, context: Context) -> Guess | None:
     return None
 
 
-def _gradient_dim(known: Known, context: Context) -> Guess | None:
-    sizes, grad = value(known, "input_sizes"), tensor(known, "grad_output") or tensor(known, "grad")
-    if not isinstance(sizes, tuple) or grad is None:
-        return None
-    whole = tuple(int(n) for n in sizes)
-    for d in range(len(whole)):
-        if grad.shape == (*whole[:d], *whole[d + 1 :]):
-            return Guess(value=d, why="where the sizes differ")
-        if len(grad.shape) == len(whole) and grad.shape[d] != whole[d]:
-            return Guess(value=d, why="where the sizes differ")
-    return None
-
-
-def _gradient_end(known: Known, context: Context) -> Guess | None:
-    dim, grad = value(known, "dim"), tensor(known, "grad_output") or tensor(known, "grad")
-    sizes = value(known, "input_sizes")
-    if not isinstance(dim, int) or grad is None or not isinstance(sizes, tuple) or len(grad.shape) != len(sizes):
-        return None
-    if not -len(sizes) <= dim < len(sizes):
-        return None
-    length = grad.shape[dim]
-    if length == sizes[dim]:
-        return Guess(value=TO_THE_END, why="to the end")
-    return Guess(value=length, why="the size of the gradient")
-
-
 _CONVERSIONS = ("to", "_to_copy", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
-_FACTORIES = (
-    "empty",
-    "empty_strided",
-    "zeros",
-    "ones",
-    "full",
-    "rand",
-    "randn",
-    "randint",
-    "arange",
-    "new_empty",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "empty_like",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "scalar_tensor",
-    "new_empty_strided",
-    "linspace",
-    "eye",
-    "randperm",
-    "tril_indices",
-    "triu_indices",
-    "one_hot",
+_FACTORIES = names(
+    "empty empty_strided zeros ones full rand randn randint arange new_empty new_zeros new_ones new_full "
+    "empty_like zeros_like ones_like full_like scalar_tensor new_empty_strided linspace eye randperm tril_indices "
+    "triu_indices one_hot"
 )
 
 _STRIDED = ("as_strided", "as_strided_", "_reshape_alias")
@@ -383,8 +329,6 @@ VIEW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "dtype"): _converted for op in _CONVERSIONS},
     **{(op, "dtype"): _made for op in _FACTORIES},
     **{(op, "input_sizes"): _gradient_size for op in ("select_backward", "slice_backward", "diagonal_backward")},
-    **{(op, "dim"): _gradient_dim for op in ("select_backward", "slice_backward")},
-    ("slice_backward", "end"): _gradient_end,
 }  # fmt: skip
 """(op without namespace, argument) → rule."""
 VIEW_ARGUMENTS: dict[tuple[str, str], Rule] = {("MemoryFormat", "memory_format"): _contiguous_format}

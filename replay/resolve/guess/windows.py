@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
+from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, names, tensor, value
+from opreplay.traces.model import TensorMeta
 
 MAX_STRIDE = 8
 NEXT_READERS = 6
@@ -111,6 +113,7 @@ def _channels(known: Known, weight: Shape) -> int:
 
 def _convolution(which: str) -> Rule:
     def rule(known: Known, context: Context) -> Guess | None:
+        known = _completed(known, context)
         sizes, kernels = _spatial(known, "input", "self"), _spatial(known, "weight")
         if sizes is None or kernels is None or len(sizes) != len(kernels):
             return None
@@ -159,6 +162,7 @@ def _same_rank(fill: int, why: str) -> Rule:
 
 def _groups(known: Known, context: Context) -> Guess | None:
     """Input channels over the channels that one filter sees."""
+    known = _completed(known, context)
     source, weight = tensor(known, "input") or tensor(known, "self"), tensor(known, "weight")
     if source is None or weight is None or len(source.shape) < 3 or len(weight.shape) < 2 or not weight.shape[1]:
         return None
@@ -268,22 +272,64 @@ def _convolution_mask(known: Known, context: Context) -> Guess | None:
     return Guess(value=(found[1], True, biased and found[0] > 1), why="the gradients that autograd passes on next")
 
 
+_OF_PARENT = {"self_size": 0, "weight_size": 2}
+"""Places of the tensors in the arguments of a library's backward of a convolution, as torch had it up to 1.10."""
+
+
+def _size_of(name: str) -> Rule:
+    """The size of a tensor that the call for one gradient is not given: the call for all gradients is."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        parent = context.relatives().parent
+        meta = first_tensor_of(parent, _OF_PARENT[name]) if parent is not None else None
+        return None if meta is None else Guess(value=meta.shape, why="the size in the call for all gradients")
+
+    return rule
+
+
+def _completed(known: Known, context: Context) -> Known:
+    """The arguments with tensors of the sizes that stand in their place."""
+    told: dict[str, ReplayArg] = {}
+    for name, size in (("input", "self_size"), ("weight", "weight_size")):
+        shape = value(known, size)
+        if isinstance(shape, tuple):
+            meta = TensorMeta(shape=cast("Shape", shape), dtype="float32")
+            told[name] = ReplayArg(name=name, type="Tensor", tensors=(meta,))
+    return {**told, **known}
+
+
+def _wanted(count: int) -> Rule:
+    """Which gradients the calls inside are for; all where there are none inside."""
+
+    def rule(known: Known, context: Context) -> Guess | None:
+        inside = [call.name for call in context.relatives().children]
+        kinds = ("_backward_input", "_backward_weight", "_backward_bias")
+        wanted = tuple(any(kind in name for name in inside) for kind in kinds)[:count]
+        return Guess(value=wanted if any(wanted) else (True,) * count, why="gradients that the calls inside are for")
+
+    return rule
+
+
+def _kernel_of_weight(known: Known, context: Context) -> Guess | None:
+    weight = _spatial(known, "weight")
+    return None if weight is None else Guess(value=weight, why="the shape of the weight")
+
+
+_LIBRARIES = ("cudnn", "miopen", "mkldnn")
+_PARTS = tuple(
+    f"{library}_convolution_backward_{part}" for library in _LIBRARIES for part in ("input", "weight", "weights")
+)
+_WHOLE = tuple(f"{library}_convolution_backward" for library in _LIBRARIES)
+_SLOW = ("_slow_conv2d_forward", "_slow_conv2d_backward", "slow_conv3d_forward", "slow_conv3d", "thnn_conv2d")
 _CONVOLUTIONS = (
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convolution",
-    "_convolution",
-    "convolution_backward",
-    "convolution_overrideable",
-    "cudnn_convolution",
-    "miopen_convolution",
-    "mkldnn_convolution",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "thnn_conv2d",
-    "_slow_conv2d_forward",
+    *names(
+        "conv1d conv2d conv3d convolution _convolution convolution_backward convolution_overrideable "
+        "cudnn_convolution miopen_convolution mkldnn_convolution conv_transpose1d conv_transpose2d "
+        "conv_transpose3d"
+    ),
+    *_SLOW,
+    *_WHOLE,
+    *_PARTS,
 )
 _POOLS = tuple(
     f"{kind}{suffix}"
@@ -301,6 +347,9 @@ WINDOW_RULES: dict[tuple[str, str], Rule] = {
     ("convolution_backward", "bias_sizes"): _bias_sizes,
     ("convolution_backward", "output_mask"): _convolution_mask,
     ("_slow_conv2d_backward", "output_mask"): _slow_mask,
+    **{(op, "output_mask"): _wanted(2 if op.startswith("cudnn") else 3) for op in _WHOLE},
+    **{(op, name): _size_of(name) for op in _PARTS for name in _OF_PARENT},
+    **{(op, "kernel_size"): _kernel_of_weight for op in _SLOW},
     **{(op, "kernel_size"): _pool_kernel for op in _POOLS},
     **{(op, "stride"): _pool("stride") for op in _POOLS},
     **{(op, "padding"): _pool("padding") for op in _POOLS},

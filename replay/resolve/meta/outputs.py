@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from opreplay.replay.arguments.tensors import DTYPES, MAX_RANK, allocate, flattened, scalar_value, shared_memories
+from opreplay.replay.arguments.tensors import DTYPES, allocate, flattened, scalar_value, shared_memories
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.sizes import ABSURD, absurd_results, flood, refuse_floods
@@ -23,6 +23,7 @@ from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import specs_of
 from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta
 
 MAX_RESULTS = 4096

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.initializers.extensions import clear_registrations
-from opreplay.initializers.registry import built_in
+from opreplay.replay.ops.inputs import built_in
 
 MODULE = '''
 from opreplay.initializers.base import CustomInit, InitReport

@@ -126,3 +126,20 @@ def test_a_module_beside_a_plugin_is_found_as_the_hint_says(tmp_path: Path) -> N
     plugin.write_text("import nobodys_ops\n")
     done = CliRunner().invoke(opreplay, ["plugins", "--plugin", str(plugin)])
     assert "PYTHONPATH" not in done.stderr
+
+
+def test_built_in_lists_what_is_known_of_each_op() -> None:
+    ops = {op["op"]: op for op in json.loads(invoke("plugins", "--built-in", "--format", "json").stdout)}
+    paged, prefetch = ops["_C::paged_attention_v1"], ops["npu::npu_prefetch"]
+    assert (paged["folder"], paged["initializer"], paged["cost"], paged["uncosted"]) == (
+        "attention",
+        "paged_attention",
+        True,
+        None,
+    )
+    assert not prefetch["cost"]
+    assert prefetch["uncosted"]
+    assert all(op["cost"] or op["uncosted"] for op in ops.values())
+    totals = [line.split()[-3:] for line in invoke("plugins", "--built-in").stdout.splitlines()]
+    numbers = [[int(word) for word in words] for words in totals if len(words) == 3 and all(map(str.isdigit, words))]
+    assert sum(ops_of_family for ops_of_family, _, _ in numbers) == len(ops)

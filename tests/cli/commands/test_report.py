@@ -245,7 +245,7 @@ def test_a_batch_is_shown_with_its_traces_and_jobs(saved: Path, tmp_path: Path) 
     assert "2 traces with 4 ops are 2 unique ops" in text
     assert "rank1" in text
     assert "2 of 2" in text
-    assert "| rank1 | 1 | 2 | 1 |" in run(path, "--format", "markdown").stdout
+    assert "| rank1.json | 1 | 2 | 1 |" in run(path, "--format", "markdown").stdout
     whole = json.loads(run(path, "--format", "json").stdout)
     assert [trace["rank"] for trace in whole["traces"]] == [0, 1]
     assert whole["jobs"][0]["world_size"] == 2

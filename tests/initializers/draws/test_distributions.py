@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.draws.distributions import LengthDistribution, draw_indices, length_distribution
-from opreplay.initializers.registry import built_in
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.errors import UsageError
 
 

@@ -16,7 +16,8 @@ import torch
 
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
-from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.registry import Registry
+from opreplay.replay.ops.inputs import built_in
 
 
 def load_benchmark() -> ModuleType:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.domains import domain_of
 from opreplay.replay.ops.aten import legacy_of
+from opreplay.replay.ops.inputs import built_in
 
 REGISTRY = built_in()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.registry import built_in
+from opreplay.replay.ops.inputs import built_in
 
 REGISTRY = built_in()
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.jagged import _lengths
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.tables import reference_sparse as fbgemm_sparse
 
 

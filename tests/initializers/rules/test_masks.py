@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.masks import choose
+from opreplay.replay.ops.inputs import built_in
 
 REGISTRY = built_in()
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.draws.expert_choice import choose_experts, probabilities, sort_by_expert
-from opreplay.initializers.registry import built_in
 from opreplay.replay.ops.experts.reference_aiter import ck_moe_stage1
 from opreplay.replay.ops.experts.reference_vllm_layers import _run as outplace_fused_experts
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.errors import UsageError
 
 

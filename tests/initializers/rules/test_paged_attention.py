@@ -10,10 +10,10 @@ import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.draws.paging import Pool, page_list
-from opreplay.initializers.registry import built_in
 from opreplay.replay.ops.attention.reference_aiter import mha_batch_prefill
 from opreplay.replay.ops.attention.reference_flash import vllm_varlen_fwd
 from opreplay.replay.ops.attention.reference_vllm import paged_attention
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.links.annotations import BatchContext, batch_context
 
 REGISTRY = built_in()

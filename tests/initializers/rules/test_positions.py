@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext, InitializerError, InitReport
-from opreplay.initializers.registry import built_in
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.links.annotations import BatchContext, batch_context
 
 REGISTRY = built_in()

@@ -9,7 +9,7 @@ import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.dense import DenseInit
-from opreplay.initializers.registry import built_in
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.quantisation.reference_fbgemm import fp8_rowwise_to_float
 
 

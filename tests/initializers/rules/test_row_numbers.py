@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.row_numbers import ANY, TABLE
 from opreplay.replay.ops import register
+from opreplay.replay.ops.inputs import built_in
 
 LOOKS_LIKE_INDEX = re.compile(
     r"(?i)(^|_)(ind(ex|ices|ptr)|idx|offsets?|len(s|gths?)?|seqlens?\w*|lens_\w+|tables?|slots?|mapping|map|ids?"

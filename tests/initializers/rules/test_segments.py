@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opreplay.initializers.base import InitContext, InitializerError
-from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.segments import even_cuts, packed_sizes
+from opreplay.replay.ops.inputs import built_in
 
 REGISTRY = built_in()
 

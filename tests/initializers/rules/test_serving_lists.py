@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.registry import built_in
 from opreplay.initializers.rules.serving_lists import _pieces
+from opreplay.replay.ops.inputs import built_in
 
 
 def run(op: str, **args: Any) -> str:

@@ -11,8 +11,8 @@ import torch
 
 from opreplay.initializers import applying
 from opreplay.initializers.base import InitContext, InitializerError
-from opreplay.initializers.registry import built_in
 from opreplay.replay.ir.reasons import reason_for
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces import errors
 from opreplay.traces.errors import InternalError, is_own_fault
 

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 import torch
 
-from opreplay.initializers.registry import built_in
 from opreplay.replay import register_conversion, register_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.export import Bundle, make_bundle, script, write_bundle
 from opreplay.replay.export.files import readme
 from opreplay.replay.ir.model import Reason, RecordedKernel, ReplayPlan
 from opreplay.replay.ir.plan_file import parse_plan
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.select import OpFilter
 from opreplay.replay.plugins import clear_registrations

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
-from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.registry import Registry
 from opreplay.replay.export import script
 from opreplay.replay.export.values import KEPT_VALUES, describe
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.model import TensorMeta
 from tests.factories import jit_op as op_of
 

@@ -67,7 +67,7 @@ def test_indices_are_valid_and_zeros_without_auto_init() -> None:
 
 
 def test_options_go_to_the_initializer_of_the_op() -> None:
-    from opreplay.initializers.registry import built_in
+    from opreplay.replay.ops.inputs import built_in
 
     rule, option = next((rule, rule.options[0]) for rule in built_in() if rule.options)
     assert f"{rule.name}.{option.name}=3" in settings_of(rule.op_patterns[0], {option.name: 3})

@@ -21,7 +21,7 @@ from opreplay.initializers.applying import fingerprints
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.draws.argument_names import decides_work
-from opreplay.initializers.registry import Registry, built_in
+from opreplay.initializers.registry import Registry
 from opreplay.initializers.rules.moe_routing import MoeRoutingInit
 from opreplay.initializers.supplied.values import RECORDED, RecordedValues
 from opreplay.replay.arguments import tensors
@@ -44,6 +44,7 @@ from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import ValueCheck, not_compared
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.invented import EXPERT_LAYERS, NAMED_BY, set_sizes, sizes_of
 from opreplay.replay.ops.maths.batch_layout import BatchLayout, set_layout
 from opreplay.replay.ops.register import canonical_name

@@ -101,12 +101,11 @@ def killed(runner: ChildProcess, op: ReplayOp, numbers: Sequence[int]) -> Outcom
 
 
 def spoken(runner: ChildProcess) -> Outcome | None:
-    runner._wait()
-    return runner.step()
+    return runner.step(waits=True)
 
 
 def has_begun(runner: ChildProcess) -> bool:
-    return runner._child is not None and runner._child.facts is not None
+    return runner._workers.is_ready
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT])

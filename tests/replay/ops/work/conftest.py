@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.registry import built_in
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.table import work_of
 from opreplay.replay.ops.work.amounts import Work
 from opreplay.traces.links.annotations import BatchContext

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from opreplay.initializers.registry import built_in
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.work.expected import MAX_ELEMENTS, ExpectedContents
 from opreplay.traces.links.annotations import batch_context
 from tests.factories import op

@@ -14,9 +14,12 @@ from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.collectives.mapping import mapped
 from opreplay.replay.plan.collectives.in_plan import collective_ops, plan_of_comms
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls
+from opreplay.replay.plan.collectives.told import of_record
 from opreplay.replay.plan.inputs import open_input, plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import read_trace
+from opreplay.traces.dialects.chakra_collectives import listed_collective
+from opreplay.traces.dialects.et_nodes import Node
 from opreplay.traces.dialects.param_comms import read_comms_trace
 from opreplay.traces.dialects.protobuf_wire import field, varint
 from opreplay.traces.errors import Malformed
@@ -305,3 +308,24 @@ def test_nodes_of_a_chakra_file_that_tell_type_and_bytes(tmp_path: Path) -> None
     )
     assert sent.collective is not None
     assert (sent.collective.kind, sent.collective.size_bytes, sent.collective.target) == ("send", 77, 3)
+
+
+def test_two_dialects_that_list_a_collective_say_the_same(tmp_path: Path) -> None:
+    entry = {"comms": "all_reduce", "in_msg_size": 256, "out_msg_size": 256, "dtype": "float32", "world_size": 4}
+    path = tmp_path / "comms.json"
+    path.write_text(json.dumps([entry]))
+    (of_param,) = read_comms_trace(path).entries
+    attrs = {"comm_type": 0, "comm_size": 1024, "group_size": 4}
+    node = Node(id=1, name="x", attrs=[{"name": name, "value": value} for name, value in attrs.items()])
+    of_chakra = listed_collective(node, -1)
+    assert of_chakra is not None
+    works = [of_record(one.record, None) for one in (of_param, of_chakra)]
+    assert works[0] == works[1]
+    assert works[0] is not None
+    assert (works[0].kind, works[0].in_elements, works[0].dtype, works[0].group_size) == (
+        "all_reduce",
+        256,
+        "float32",
+        4,
+    )
+    assert (of_param.on_device, of_chakra.on_device, of_chakra.of_bytes) == (False, True, True)

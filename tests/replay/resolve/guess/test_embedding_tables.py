@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from opreplay.replay.ir.model import ReplayArg
-from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES
+from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES, WIDTH_RULES
 from opreplay.replay.resolve.guess.values import Context, Known, Relatives
 from opreplay.traces.model import OpSignature, TensorMeta
-
-LOOKUP = "split_embedding_codegen_lookup_rowwise_adagrad_function"
 
 
 def known(**args: tuple[int, ...] | int) -> Known:
@@ -52,17 +50,17 @@ def reading(name: str, *shape: int) -> Context:
     ],
 )
 def test_total_width(args: dict[str, tuple[int, ...]], context: Context, total: int) -> None:
-    guess = TABLE_RULES[LOOKUP, "total_D"](known(**args), context)
+    guess = WIDTH_RULES["int", "total_D"](known(**args), context)
     assert guess is not None
     assert guess.value == total
-    widest = TABLE_RULES[LOOKUP, "max_D"](known(D_offsets=args["D_offsets"], total_D=total), context)
+    widest = WIDTH_RULES["int", "max_D"](known(D_offsets=args["D_offsets"], total_D=total), context)
     assert widest is not None
     assert widest.value % 4 == 0
     assert widest.value * (args["D_offsets"][0] - 1) >= total
 
 
 def test_no_tables_no_guess() -> None:
-    assert TABLE_RULES[LOOKUP, "total_D"](known(dev_weights=(10,)), Context()) is None
+    assert WIDTH_RULES["int", "total_D"](known(dev_weights=(10,)), Context()) is None
 
 
 def test_columns_of_a_dense_form_are_those_of_what_reads_it() -> None:

@@ -1,0 +1,360 @@
+# pyright: strict
+"""Processes that are started together, given a task each, and ended together: one that runs ops, or the ranks of a
+process group.
+
+Owns start, task, reply, death and restart of them all. Where they run is the caller's (`launch` and `listen`), and so
+is what becomes of a task that ended them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from math import inf
+from multiprocessing.connection import wait
+from time import monotonic
+from typing import Any, Literal, Protocol, cast
+
+import msgspec
+
+from opreplay.replay.execute.messages import PassDone, Ready, SharedStepOutcome
+from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
+from opreplay.replay.execute.ranks.messages import RankReply
+from opreplay.replay.execute.sequence.passes import BEAT
+from opreplay.replay.host.channel import Unnamed
+from opreplay.replay.ir.reasons import Reason
+from opreplay.traces.errors import EnvironmentRefused
+
+POLL_S = 0.5
+"""How often the heartbeats of processes that say nothing are looked at."""
+AFTER_ERROR_S = 2.0
+"""How long other processes may still answer once one could not."""
+LONGEST_WAIT_S = 3600.0
+
+
+class Peer(Protocol):
+    """A process and the way to it, as `Child` is one on this machine."""
+
+    facts: dict[str, object] | None
+
+    def send(self, message: msgspec.Struct) -> None: ...
+    def receive(self) -> Any: ...
+    def next_look(self) -> float: ...
+    def overdue(self) -> str: ...
+    def cause_of_death(self) -> Reason: ...
+    @property
+    def was_killed(self) -> bool: ...
+    @property
+    def is_stopped(self) -> bool: ...
+    def end(self, *, grace_s: float) -> None: ...
+
+
+class Death(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a task came to nothing; all processes are ended by then."""
+
+    how: Literal["died", "hung", "stopped", "over", "said"]
+    """Ended by itself or a signal; silent for too long; so, and stopped by a signal; the run's time is spent; one said
+    that it could not."""
+    cause: Reason
+    ranks: tuple[int, ...] = (0,)
+    """Places of the processes that it is the fault of."""
+    at: int | None = None
+    """Index of what the first of them was at; None where it was at nothing, or has no heartbeat."""
+    signalled: bool = False
+    """A signal ended or stopped it, which may have been meant for anybody."""
+    raised: dict[int, Reason] = {}
+    """By index of the op: what raised once it had run."""
+    after_s: float = 0.0
+    """Since the task was handed out."""
+
+
+class Heartbeats:
+    """A file a process, into which it writes what it is at."""
+
+    def __init__(self, count: int, *, calls: int) -> None:
+        """What is at an index below `calls` waits for no other process."""
+        self.calls = calls
+        self._files = [Unnamed() for _ in range(count)]
+        for file in self._files:
+            os.write(file.fileno(), BEAT.pack(-1, 0))
+
+    def paths(self) -> list[str]:
+        """Where each process writes."""
+        return [file.path for file in self._files]
+
+    def read(self) -> list[tuple[int, int]]:
+        """(what it is at, how often it said so) of each process."""
+        return [BEAT.unpack(os.pread(file.fileno(), BEAT.size, 0)) for file in self._files]
+
+    def __enter__(self) -> Heartbeats:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
+
+
+Launch = Callable[[dict[str, object], ExitStack], Iterable[Peer]]
+"""Starts the processes, by the facts of the ones before; what the stack has is closed when they are ended."""
+
+
+def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
+    """Children of this process that have something to say; waits for one."""
+    return cast("list[Peer]", wait(cast("list[Any]", peers), timeout_s))
+
+
+class Workers:
+    """One or more processes that work on a task together; who has several of these calls `begin`, waits until one is
+    readable or its deadline is over, and `step`s that one. Nothing is left running when a method raises."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        limit_s: float,
+        until: float = inf,
+        listen: Callable[[Sequence[Peer], float], list[Peer]] = readable,
+        on_pass: Callable[[PassDone], None] | None = None,
+    ) -> None:
+        """`limit_s` without an answer or a heartbeat end a task, and so does `until`, on the monotonic clock."""
+        self._launch, self._limit_s, self._until = launch, limit_s, until
+        self._listen, self._on_pass = listen, on_pass
+        self._files = ExitStack()
+        self.peers: list[Peer] = []
+        self.facts: dict[str, object] = {}
+        """Of the first process, once all were ready."""
+        self.deadline = inf
+        """On the monotonic clock: when to `step` without anything to read."""
+        self.answers = 0
+        """Tasks that these processes answered."""
+        self.starts = 0
+        """How often processes were ready."""
+        self._failed_starts = 0
+        self._waiting: list[int] = []
+        """Places of the processes that have not answered."""
+        self._tasks: Sequence[msgspec.Struct] = ()
+        self._beats: Heartbeats | None = None
+        self._seen: list[tuple[int, int]] = []
+        self._replies: dict[int, Any] = {}
+        self._refused: EnvironmentRefused | None = None
+        self._failed: Death | None = None
+        self._patient_until = inf
+        """When a task ends of which one process said that it could not."""
+        self._begun = self._moved = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.peers) and all(peer.facts is not None for peer in self.peers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes on this machine."""
+        return [peer.process.pid for peer in self.peers if isinstance(peer, Child)]
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when the only process has something to say."""
+        (peer,) = self.peers
+        assert isinstance(peer, Child)
+        return peer.fileno()
+
+    def open(self) -> None:
+        """Start the processes without waiting for them."""
+        try:
+            for peer in self._launch(self.facts, self._files):
+                self.peers.append(peer)
+        except BaseException:
+            self.end()
+            raise
+        self.answers, self._refused = 0, None
+        self._await()
+        self.deadline = min(peer.next_look() for peer in self.peers)
+
+    def start(self) -> dict[str, object]:
+        """Wait until all are ready; the facts of the first. Raises UsageError or EnvironmentRefused."""
+        if not self.peers:
+            self.open()
+        while not self.is_ready:
+            self.step(waits=True)
+        return self.facts
+
+    def begin(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> None:
+        """Hand a task to each process as soon as all are ready."""
+        self._tasks, self._beats = tasks, beats
+        if not self.peers:
+            self.open()
+        elif self.is_ready:
+            self._hand_out()
+
+    def run(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> list[Any] | Death:
+        """What all processes say of their tasks, in order; or why they came to nothing."""
+        self.begin(tasks, beats)
+        while (answer := self.step(waits=True)) is None:
+            pass
+        return answer
+
+    def step(self, *, waits: bool = False) -> list[Any] | Death | None:
+        """Take what the processes say or end with; None while there is more to come.
+
+        Raises UsageError or EnvironmentRefused when they cannot be had, and whatever ends the run (Ctrl-C).
+        """
+        try:
+            left_s = min(max(0.0, self.deadline - monotonic()), LONGEST_WAIT_S) if waits else 0.0
+            speaking = self._listen([self.peers[place] for place in self._waiting], left_s)
+            places = [place for place in self._waiting if self.peers[place] in speaking]
+            if not self.is_ready:
+                return self._meet(places)
+            answer = self._hear(places)
+        except BaseException:
+            self.end()
+            raise
+        if isinstance(answer, Death):
+            self.end()
+        elif answer is not None:
+            self.answers, self._tasks, self.deadline = self.answers + 1, (), inf
+        return answer
+
+    def close(self) -> None:
+        """End the processes; they have `GRACE_S` to do so by themselves, unless they are at work."""
+        self.end(grace_s=0.0 if self._tasks else GRACE_S)
+
+    def end(self, *, grace_s: float = 0.0) -> None:
+        """End the processes; `begin` and `start` start new ones."""
+        deadline = monotonic() + grace_s
+        for peer in self.peers:
+            peer.end(grace_s=max(0.0, deadline - monotonic()))
+        self.peers, self._waiting, self._tasks, self.deadline = [], [], (), inf
+        self._files.close()
+
+    def _await(self) -> None:
+        self._waiting, self._replies, self._failed = list(range(len(self.peers))), {}, None
+        self._patient_until = inf
+
+    def _meet(self, places: Sequence[int]) -> None:
+        """Take the first words of processes. Raises UsageError or EnvironmentRefused as `step`."""
+        late = monotonic() >= self.deadline and not places
+        for place in self._waiting[:] if late else places:
+            if why := self.peers[place].overdue() if late else self._first_word(place):
+                return self._start_again(self._name(place), why)
+        if self._refused is not None and any(peer.was_killed for peer in self.peers):
+            return self._start_again("a rank", str(self._refused))
+        if self._refused is not None and (not self._waiting or monotonic() >= self._patient_until):
+            raise self._refused
+        if self._waiting:
+            look = min(self.peers[place].next_look() for place in self._waiting)
+            self.deadline = min(look, self._patient_until)
+            return None
+        self.facts, self.deadline = self.peers[0].facts or {}, inf
+        self.starts, self._failed_starts = self.starts + 1, 0
+        if self._tasks:
+            self._hand_out()
+        return None
+
+    def _first_word(self, place: int) -> str:
+        """Why a process that has something to say is not ready; "" where it is, or may have missed another one."""
+        self._waiting.remove(place)
+        peer = self.peers[place]
+        try:
+            return "" if isinstance(peer.receive(), Ready) else f"did not start: {peer.cause_of_death().detail}"
+        except EnvironmentRefused as error:
+            self._refused, self._patient_until = error, monotonic() + AFTER_ERROR_S
+            return ""
+
+    def _start_again(self, who: str, why: str) -> None:
+        """New processes for some that were not ready in time or died before that. Raises EnvironmentRefused."""
+        self._failed_starts += 1
+        again = self.starts > 0 or any(peer.was_killed for peer in self.peers)
+        tasks = self._tasks
+        self.end()
+        if not again or self._failed_starts >= STARTS:
+            raise EnvironmentRefused(f"{who} {why}", hint="Run `opreplay doctor`.")
+        self._tasks = tasks
+        self.open()
+
+    def _name(self, place: int) -> str:
+        return f"rank {place}" if len(self.peers) > 1 else "the worker process"
+
+    def _hand_out(self) -> None:
+        self._await()
+        self._begun = self._moved = monotonic()
+        self._seen = self._beats.read() if self._beats is not None else []
+        self.deadline = self._next_deadline()
+        for peer, task in zip(self.peers, self._tasks, strict=True):
+            peer.send(task)
+
+    def _next_deadline(self) -> float:
+        silent = min(self._moved + self._limit_s, self._until, self._patient_until)
+        return silent if self._beats is None else min(silent, monotonic() + POLL_S)
+
+    def _hear(self, places: Sequence[int]) -> list[Any] | Death | None:
+        """What processes answer to their tasks."""
+        for place in places:
+            peer = self.peers[place]
+            reply = peer.receive()
+            if isinstance(reply, PassDone):
+                if self._on_pass is not None:
+                    self._on_pass(reply)
+            elif reply is None:
+                cause = peer.cause_of_death()
+                return self._death("died", cause, place, signalled=peer.was_killed)
+            else:
+                self._waiting.remove(place)
+                self._replies[place] = reply
+                self._note_failure(place, reply)
+        if not self._waiting:
+            return self._failed or [self._replies[place] for place in range(len(self.peers))]
+        return self._overdue(silent=not places)
+
+    def _note_failure(self, place: int, reply: object) -> None:
+        """Remember the first rank that said that it could not, or one that says which ops raised."""
+        if not isinstance(reply, RankReply | SharedStepOutcome) or reply.reason is None:
+            return
+        raised = reply.raised if isinstance(reply, SharedStepOutcome) else {}
+        if self._failed is None or raised:
+            self._failed = self._death("said", reply.reason, place, raised=raised)
+            self._patient_until = min(self._patient_until, monotonic() + AFTER_ERROR_S)
+
+    def _overdue(self, *, silent: bool) -> Death | None:
+        """What ends a task of processes that say nothing."""
+        now, seen = monotonic(), self._beats.read() if self._beats is not None else []
+        if seen != self._seen:
+            self._seen, self._moved = seen, now
+            if self._failed is not None:
+                self._patient_until = now + AFTER_ERROR_S
+        if silent and now >= self._patient_until:
+            return self._failed
+        if silent and now >= self._until:
+            return self._death("over", Reason("out of time", "the run's time was over (--total-time)"), 0)
+        if silent and now >= self._moved + self._limit_s:
+            return self._failed or self._hung()
+        self.deadline = self._next_deadline()
+        return None
+
+    def _hung(self) -> Death:
+        """Of processes of which none moves: one that is stopped, else one that is at a call: the others wait for it."""
+        stopped = [place for place in self._waiting if self.peers[place].is_stopped]
+        if stopped:
+            return self._death("stopped", Reason("worker lost", "stopped from outside"), *stopped, signalled=True)
+        beats = self._beats
+        calling = [place for place in self._waiting if beats is not None and 0 <= self._seen[place][0] < beats.calls]
+        late = Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)")
+        return self._death("hung", late, *(calling or self._waiting))
+
+    def _death(
+        self,
+        how: Literal["died", "hung", "stopped", "over", "said"],
+        cause: Reason,
+        *ranks: int,
+        signalled: bool = False,
+        raised: dict[int, Reason] | None = None,
+    ) -> Death:
+        at = self._beats.read()[ranks[0]][0] if self._beats is not None else -1
+        return Death(
+            how=how,
+            cause=cause,
+            ranks=ranks,
+            at=at if at >= 0 else None,
+            signalled=signalled,
+            raised=raised or {},
+            after_s=monotonic() - self._begun,
+        )

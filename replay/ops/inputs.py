@@ -1,0 +1,33 @@
+# pyright: strict
+"""The initializers of ops: the built-in ones for the ops whose rows name them, and the users'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opreplay.initializers.extensions import extend
+from opreplay.initializers.registry import Registry, built_in_kinds
+from opreplay.replay.ops.table import rows
+
+
+def built_in() -> Registry:
+    """A fresh registry with all initializers that ship with opreplay. Imports torch."""
+    ops: dict[str, list[str]] = {}
+    for row in rows():
+        for name in row.inputs.split(","):
+            ops.setdefault(name, []).append(row.name)
+    registry = Registry()
+    for kind in built_in_kinds():
+        initializer = kind()
+        initializer.op_patterns = tuple(ops[kind.name])
+        registry.register(initializer)
+    return registry
+
+
+def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True) -> Registry:
+    """The built-in initializers, the users' and, with `plugins`, those of installed packages, with their settings.
+
+    `modules` are files ending in .py, or names of modules; both are run. Raises UsageError for what cannot be loaded,
+    for duplicates and for wrong settings.
+    """
+    return extend(built_in(), modules, settings, plugins=plugins)

@@ -59,11 +59,13 @@ def _native(dtype: str) -> bool:
 
 def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
     """Floating-point operations of the products in one call, counted by torch on meta tensors; 0 when it cannot."""
-    meta = torch.device("meta")
     try:
-        args = tensors.arguments(op, device=meta)
-        positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
-        by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+        args = tensors.arguments(op, device=torch.device("meta"))
+    except (RuntimeError, ValueError):  # torch refuses what was recorded
+        return 0
+    positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
+    by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+    try:
         with FlopCounterMode(display=False) as counter:
             function(*positional, **by_name)
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError, AttributeError, IndexError):

@@ -32,16 +32,20 @@ def called_instead(op: ReplayOp) -> ReplayOp | None:
     if equivalent is None or not equivalent.via.startswith("aten::") or " " in equivalent.via:
         return None
     watch = _Watch(equivalent.via.removeprefix("aten::"))
+    function = equivalent.load()
     try:
         args = tensors.arguments(op, device=torch.device("meta"))
-        positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
-        by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+    except (RuntimeError, ValueError):  # torch refuses what was recorded
+        return None
+    positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
+    by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+    try:
         with torch.no_grad(), watch:
-            equivalent.load()(*positional, **by_name)
-        return _as_op(op, equivalent.via, watch.calls)
+            function(*positional, **by_name)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, KeyError):
         # Not every equivalent works without values; it is then left to devices that have the op itself.
         return None
+    return _as_op(op, equivalent.via, watch.calls)
 
 
 class _Watch(TorchFunctionMode):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from opreplay.initializers.rules import domains, indices, row_numbers
 from opreplay.replay.ops import table
 from opreplay.replay.ops.costs.vendor import shared
 from opreplay.replay.ops.declared import declare_like
@@ -81,6 +82,14 @@ def test_each_row_names_an_initializer_and_a_counter_that_exist() -> None:
     assert named <= known
     assert set(COUNTERS) <= named
     assert all(callable(counter_of(row.name)) for row in rows() if row.work or row.inputs in COUNTERS)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "table"),
+    [("row_numbers", row_numbers.TABLE), ("index", indices.RANGES), ("domain", domains.DOMAINS)],
+)
+def test_what_says_how_arguments_are_filled_is_for_the_ops_that_are_filled_so(initializer: str, table: object) -> None:
+    assert set(table) == {row.name for row in rows() if row.inputs == initializer}  # type: ignore[call-overload]
 
 
 def test_references_lie_in_the_folder_that_their_rows_name() -> None:

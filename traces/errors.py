@@ -124,12 +124,12 @@ _OWN = frozenset({"cli", "initializers", "replay", "traces"})
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Whether a line of opreplay's own raised what no arguments of an op explain: a missing name or attribute.
+    """Whether a line of opreplay's own raised what no arguments of an op explain: a missing name, attribute or key.
 
     Other errors of code that runs an op are torch's way to refuse arguments that do not go together.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not isinstance(error, AttributeError | NameError):
+    if not frames or not isinstance(error, AttributeError | NameError | KeyError):
         return False
     place = Path(frames[-1].filename)
     return place.is_relative_to(_PACKAGE) and place.relative_to(_PACKAGE).parts[0] in _OWN

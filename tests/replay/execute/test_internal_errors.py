@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.main import opreplay
 from opreplay.initializers import applying
 from opreplay.initializers.base import InitContext, InitializerError
+from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.reasons import reason_for
 from opreplay.replay.ops.inputs import built_in
+from opreplay.replay.ops.register import register_namespace
 from opreplay.traces import errors
 from opreplay.traces.errors import InternalError, is_own_fault
 
@@ -30,10 +37,10 @@ def raised(code: str, place: str | Path) -> Exception:
     raise AssertionError(code)
 
 
-OURS = Path(errors.__file__).parents[1] / "replay" / "standins" / "npu" / "norms_and_casts.py"
+OURS = Path(errors.__file__).parents[1] / "replay" / "ops" / "norms" / "reference_npu.py"
 
 
-@pytest.mark.parametrize("code", ["None.shape", "no_such_name"])
+@pytest.mark.parametrize("code", ["None.shape", "no_such_name", "{}[0]"])
 def test_a_name_that_a_line_of_ours_lacks_is_an_internal_error(code: str) -> None:
     assert is_own_fault(raised(code, OURS))
     reason = reason_for(raised(code, OURS))
@@ -70,3 +77,23 @@ def test_a_fault_of_an_initializer_is_named_with_the_op(
         call(rule, context())
     with pytest.raises(InitializerError):
         call(mine, context())
+
+
+def test_a_run_with_a_slip_in_a_stand_in_ends_as_an_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_namespace("_C")
+    monkeypatch.delattr("opreplay.replay.ops.norms.reference_vllm.rms_norm")
+    monkeypatch.setattr("opreplay.replay.execute.options.RunOptions", partial(RunOptions, isolation="none"))
+    args = {
+        "Input Dims": [[4, 8], [4, 8], [8], []],
+        "Input type": ["float", "float", "float", "Scalar"],
+        "Input Strides": [[8, 1], [8, 1], [1], []],
+        "Concrete Inputs": ["", "", "", "1e-06"],
+    }
+    event = {"ph": "X", "cat": "cpu_op", "name": "_C::rms_norm", "pid": 1, "tid": 1, "ts": 1, "dur": 2, "args": args}
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [event]}))
+    result = CliRunner().invoke(opreplay, ["run", str(trace), "--op-time", "5ms"])
+    assert result.exit_code == ExitCode.INTERNAL, result.output
+    assert "_C::rms_norm" in result.stderr

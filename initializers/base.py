@@ -64,6 +64,8 @@ class InitContext:
     """The run's own seed, the same for all ops: what several ops must agree on is drawn from it."""
     options: Mapping[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """The initializer's options, all of them, checked."""
+    role: str = ""
+    """What a built-in initializer does for this op, where it has several ways."""
     keyword_only: frozenset[str] = frozenset()
     """Names of the arguments that are passed by keyword."""
 

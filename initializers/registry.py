@@ -15,9 +15,11 @@ from opreplay.traces.errors import UsageError
 class Registry:
     """Initializers by op name, highest priority first, then in the order of registration."""
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Mapping[str, str] | None = None) -> None:
+        """`roles`: by op, where a built-in initializer has several ways."""
         self._by_op: dict[str, list[CustomInit]] = {}
         self._by_name: dict[str, CustomInit] = {}
+        self._roles = dict(roles or {})
         self._settings: dict[str, dict[str, OptionValue]] = {}
 
     def register(self, initializer: CustomInit) -> CustomInit:
@@ -84,7 +86,7 @@ class Registry:
         from opreplay.initializers.fill import one_thread
 
         with one_thread():
-            return apply(rule, replace(context, options=self.options_of(rule)))
+            return apply(rule, replace(context, options=self.options_of(rule), role=self._roles.get(context.op, "")))
 
     def __getitem__(self, name: str) -> CustomInit:
         try:

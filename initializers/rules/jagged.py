@@ -10,13 +10,6 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
-CUMSUMS = (
-    "fb::asynchronous_complete_cumsum",
-    "fbgemm::asynchronous_complete_cumsum",
-    "fbgemm::asynchronous_inclusive_cumsum",
-    "fbgemm::asynchronous_exclusive_cumsum",
-    "fbgemm::asynchronous_batched_complete_cumsum",
-)
 VALUES = ("values", "x_values", "a_values", "indices", "ids", "t_in", "grad_output")
 """Arguments whose rows the lengths or offsets divide, the surest first."""
 LENGTHS = ("lengths", "x_lengths")
@@ -34,7 +27,7 @@ class JaggedInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         generator = torch.Generator().manual_seed(context.seed)
-        assumed = _short_sums(context) if context.op in CUMSUMS else {}
+        assumed = _short_sums(context) if context.role == "cumsum" else {}
         total = _total(context)
         for name in LENGTHS:
             if (lengths := context.tensor(name)) is not None and lengths.numel():

@@ -37,96 +37,15 @@ CHOSEN = ("topk_ids", "topk_indices", "expert_idx", "indices", "export_for_sourc
 CHOSEN_WEIGHTS = ("topk_weights", "topk_weight", "probs", "scales")
 FIRST_WEIGHTS = ("w1", "b_qweight", "b_q_weight", "gate", "weight", "B", "mat_b", "w2")
 HIDDEN = ("hidden_states", "x", "input", "tokens", "a", "inter_states", "A", "self", "mat_a", "permuted_hidden_states")
-ROUTERS = (
-    "_moe_C::topk_softmax",
-    "_moe_C::topk_sigmoid",
-    "_moe_C::grouped_topk",
-    "aiter::topk_softmax",
-    "aiter::topk_softmax_asm",
-    "aiter::topk_sigmoid",
-    "aiter::grouped_topk",
-    "aiter::biased_grouped_topk_hip",
-    "sgl_kernel::topk_softmax",
-    "sgl_kernel::topk_sigmoid",
-    "sgl_kernel::moe_fused_gate",
-    "vllm::moe_forward",
-    "vllm::moe_forward_shared",
-    "vllm::rocm_aiter_topk_softmax",
-    "vllm::rocm_aiter_topk_sigmoid",
-    "vllm::rocm_aiter_grouped_topk",
-    "vllm::rocm_aiter_biased_grouped_topk",
-    "npu::npu_moe_gating_top_k",
-    "npu::npu_moe_gating_top_k_softmax",
-    "npu::npu_moe_gating_top_k_softmax_v2",
-    "_C_ascend::moe_gating_top_k",
-    "sgl_kernel::kimi_k2_moe_fused_gate",
-    "sglang::moe_topk_softmax_out",
-    "sglang::moe_topk_sigmoid_out",
-    "sglang::fused_topk_deepseek",
-    "aiter::topk_softplus",
-    "aiter::topk_gating_fwd",
-    "aiter::moe_fused_gate",
-    "vllm::rocm_aiter_fused_topk",
-)
-"""Ops that choose experts from scores."""
-STAGES = (
-    "aiter::ck_moe_stage1",
-    "aiter::ck_moe_stage2",
-    "aiter::moe_stage1_g1u1",
-    "aiter::fmoe",
-    "aiter::fmoe_g1u1",
-    "aiter::fmoe_fp8_blockscale_g1u1",
-    "aiter::fmoe_g1u1_a16",
-    "aiter::fmoe_g1u1_tkw1",
-    "aiter::fmoe_int8_g1u0",
-    "aiter::fmoe_int8_g1u0_a16",
-)
-SORTED_OPS = (
-    *STAGES,
-    "_moe_C::moe_wna16_gemm",
-    "_moe_C::moe_wna16_marlin_gemm",
-    "sgl_kernel::moe_wna16_marlin_gemm",
-)
-"""Ops that get tokens already sorted by expert."""
-EXPERT_OPS = (
-    "vllm::fused_experts", "vllm::inplace_fused_experts", "vllm::outplace_fused_experts", "vllm::rocm_aiter_fused_moe",
-    "sglang::inplace_fused_experts", "sglang::outplace_fused_experts", "aiter::fused_moe_", "aiter::moe_sorting_fwd",
-    "aiter::moe_sorting_opus_fwd", "_moe_C::moe_align_block_size", "_moe_C::moe_permute", "_moe_C::moe_sum",
-    "sgl_kernel::moe_align_block_size", "npu::npu_moe_init_routing", "npu::npu_moe_init_routing_v2",
-    "npu::npu_moe_token_permute", "vllm::fused_marlin_moe", "sglang::fused_marlin_moe", "vllm::rocm_aiter_ck_moe",
-    "vllm::rocm_aiter_ck_moe_2stages", "vllm::rocm_aiter_asm_moe", "vllm::rocm_aiter_asm_moe_tkw1",
-    "sglang::rocm_aiter_asm_moe_tkw1", "_C::moe_align_block_size", "_moe_C::sgl_moe_align_block_size",
-    "_moe_C::moe_permute_with_scratch", "_moe_C::moe_lora_align_block_size", "aiter::moe_align_block_size",
-    "_C::get_cutlass_moe_mm_data", "_C::get_cutlass_moe_mm_problem_sizes", "sgl_kernel::prepare_moe_input",
-    "sgl_kernel::get_cutlass_w4a8_moe_mm_data",
-)  # fmt: skip
-"""Ops that get the chosen experts of each token."""
-GROUP_OPS = (
-    "npu::npu_grouped_matmul",
-    "_moe_C::batched_moe_align_block_size",
-    "aten::_grouped_mm",
-    "aten::_scaled_grouped_mm",
-    "npu::npu_moe_compute_expert_tokens",
-    "npu::npu_grouped_matmul_swiglu_quant",
-    "npu::npu_grouped_matmul_swiglu_quant_v2",
-    "_C_ascend::grouped_matmul_swiglu_quant",
-    "_C_ascend::moe_grouped_matmul",
-    "npu::npu_grouped_matmul_add",
-    "npu::npu_grouped_matmul_add_",
-)
-"""Ops that get the sizes of the experts' groups, or where they end."""
-RETURN_OPS = (
-    "_moe_C::moe_unpermute",
-    "npu::npu_moe_token_unpermute",
-    "npu::npu_moe_finalize_routing",
-    "npu::npu_moe_token_permute_grad",
-    "npu::npu_moe_token_unpermute_grad",
-)
-"""Ops that bring rows back from the experts' order."""
 
 
 class MoeRoutingInit(CustomInit):
-    """Every token goes to different experts, by the chosen distribution, in the layout that the op wants."""
+    """Every token goes to different experts, by the chosen distribution, in the layout that the op wants.
+
+    Roles: a router chooses experts from scores, `chosen` gets those of each token, `sorted` and `stage` tokens sorted
+    by expert (a stage with slot and token in one number), `groups` the sizes of the experts' groups, `returned` brings
+    rows back from the experts' order.
+    """
 
     name = "moe_routing"
     options: ClassVar[tuple[Option, ...]] = (
@@ -156,13 +75,13 @@ class MoeRoutingInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         generator = torch.Generator().manual_seed(context.seed)
-        if context.op in ROUTERS:
+        if context.role == "router":
             return _scores(context, generator)
-        if context.op in SORTED_OPS:
+        if context.role in ("sorted", "stage"):
             return _sorted(context, generator)
-        if context.op in GROUP_OPS:
+        if context.role == "groups":
             return _groups(context, generator)
-        if context.op in RETURN_OPS:
+        if context.role == "returned":
             return _return(context, generator)
         return _chosen(context, generator)
 
@@ -292,7 +211,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     filler = tokens * topk
     made = expert_choice.sort_by_expert(ids, experts, block, order.numel(), owners.numel(), filler)
     positions = made.positions
-    if context.op in STAGES:
+    if context.role == "stage":
         fill.assign(order, _packed(positions, topk, tokens).to(order.device))
     else:
         fill.assign(order, positions.to(order.device))

@@ -16,7 +16,7 @@ def built_in() -> Registry:
     for row in rows():
         for name in row.inputs.split(","):
             ops.setdefault(name, []).append(row.name)
-    registry = Registry()
+    registry = Registry({row.name: row.role for row in rows() if row.role})
     for kind in built_in_kinds():
         initializer = kind()
         initializer.op_patterns = tuple(ops[kind.name])

@@ -32,6 +32,13 @@ Counter = Callable[["InitContext", "BatchLengths | None"], "Work | None"]
 """(call, lengths handed around it) -> its work; None where this call has no argument that its work depends on."""
 
 COUNTERS: dict[str, str] = {
+    "attention_backward lengths": "attention.count_attention",
+    "moe_routing chosen": "moe.count_chosen",
+    "moe_routing groups": "moe.count_groups",
+    "moe_routing returned": "moe.count_returned",
+    "moe_routing router": "moe.count_scores",
+    "moe_routing sorted": "moe.count_sorted",
+    "moe_routing stage": "moe.count_sorted",
     "attention_mask": "indices.count_visible",
     "cache_slots": "attention.count_slots",
     "cumulative_lengths": "attention.count_attention",
@@ -51,7 +58,7 @@ COUNTERS: dict[str, str] = {
     "repeats": "indices.count_repeats",
     "selected": "indices.count_selected",
 }
-"""Initializer → the counter of the work that what it fills causes, "module.function" of `ops.work`."""
+"""Initializer, or "initializer role" → the counter of the work that what it fills causes, of `ops.work`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +102,8 @@ class Row:
     """Why no time is predicted; such ops are left out of totals, and named."""
     inputs: str = ""
     """The initializers that fill the arguments, by name, apart by comma; the first one's counter holds."""
-    work: str = ""
-    """The counter of the work that the arguments' values cause, where it is not that of `inputs`."""
+    role: str = ""
+    """What its initializer does for this op, where it has several ways."""
     like: str = ""
     """The op whose reference this one has, too."""
     renames: dict[str, str] = field(default_factory=dict[str, str])
@@ -131,9 +138,9 @@ def family(
     kernels: Callable[[str], Cost] | None = None,
     uncosted: str = "",
     inputs: str = "",
-    work: str = "",
+    role: str = "",
 ) -> None:
-    """Add ops of one kind: names, apart by space, and on a line of them `inputs=` or `work=` where it is another.
+    """Add ops of one kind: names, apart by space, and on a line of them `inputs=` or `role=` where it is another.
 
     `like=` an op gives a line that one's reference; `theirs=ours` beside it is an argument called otherwise here.
     `folder` is where their references are, `kernels` makes the rule of a line with `kernel=` and a CANN type. Raises
@@ -143,8 +150,8 @@ def family(
         words = line.split()
         texts = dict(word.split("=", 1) for word in words if "=" in word)
         kernel, like = texts.pop("kernel", ""), texts.pop("like", "")
-        renames = {key: texts.pop(key) for key in texts.keys() - {"inputs", "work"}} if like else {}
-        if not texts.keys() <= {"inputs", "work"} or bool(kernel) != (kernels is not None and bool(words)):
+        renames = {key: texts.pop(key) for key in texts.keys() - {"inputs", "role"}} if like else {}
+        if not texts.keys() <= {"inputs", "role"} or bool(kernel) != (kernels is not None and bool(words)):
             raise ValueError(f"family {name}: {line.strip()!r} gives what a row does not have, or lacks its kernel")
         rule = kernels(kernel) if kernels is not None and kernel else cost
         rule = _left_out(uncosted) if uncosted else rule
@@ -156,7 +163,7 @@ def family(
                 uncosted=uncosted,
                 like=like,
                 renames=renames,
-                **{"inputs": inputs, "work": work, **texts},
+                **{"inputs": inputs, "role": role, **texts},
             )
 
 
@@ -259,10 +266,21 @@ def is_pattern(pattern: str) -> bool:
     return any(known.pattern == pattern for known in _patterns)
 
 
+def _counter_name(known: Row) -> str:
+    initializer = known.inputs.partition(",")[0]
+    return COUNTERS.get(f"{initializer} {known.role}") or COUNTERS.get(initializer, "")
+
+
+def role_of(name: str) -> str:
+    """What the initializer of an op does for it, where it has several ways; "" for others."""
+    known = find(name)
+    return "" if known is None else known.role
+
+
 def counter_of(name: str) -> Counter | None:
     """What counts the work of an op's arguments, None where their values do not matter. Imports torch."""
     known = find(name)
-    counter = "" if known is None else known.work or COUNTERS.get(known.inputs.partition(",")[0], "")
+    counter = "" if known is None else _counter_name(known)
     if not counter:
         return None
     module, _, function = counter.rpartition(".")
@@ -276,7 +294,7 @@ def costed_ops() -> list[str]:
 
 def counted_ops() -> list[str]:
     """Names of all ops whose work can be counted, sorted."""
-    return [known.name for known in rows() if known.work or known.inputs.partition(",")[0] in COUNTERS]
+    return [known.name for known in rows() if _counter_name(known)]
 
 
 def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:

@@ -39,8 +39,7 @@ family(
         aten::_scaled_dot_product_flash_attention_backward inputs=attention_backward
         aten::_scaled_dot_product_flash_attention_for_cpu_backward inputs=attention_backward
         aten::_scaled_dot_product_fused_attention_overrideable_backward inputs=attention_backward
-        aten::_efficient_attention_backward inputs=attention_backward work=attention.count_attention
-        aten::_flash_attention_backward inputs=attention_backward work=attention.count_attention
+        aten::_efficient_attention_backward aten::_flash_attention_backward inputs=attention_backward role=lengths
         aten::_fused_sdp_choice aten::_masked_softmax aten::_scaled_dot_product_attention_math inputs=attention_mask
         aten::_scaled_dot_product_cudnn_attention aten::_scaled_dot_product_efficient_attention inputs=attention_mask
         aten::_scaled_dot_product_flash_attention_for_cpu inputs=attention_mask
@@ -77,7 +76,7 @@ family(
         aten::argwhere aten::count_nonzero aten::masked_fill aten::masked_fill_ aten::masked_select inputs=mask
         aten::nonzero aten::nonzero_static aten::where inputs=mask
         aten::masked_scatter aten::masked_scatter_ inputs=masked_scatter
-        aten::_grouped_mm aten::_scaled_grouped_mm inputs=moe_routing work=moe.count_groups
+        aten::_grouped_mm aten::_scaled_grouped_mm inputs=moe_routing role=groups
         aten::_assert_async aten::_functional_assert_async aten::_linalg_check_errors inputs=no_error
         aten::_pack_padded_sequence inputs=packed_lengths
         aten::_nested_tensor_from_mask aten::_nested_tensor_from_mask_left_aligned inputs=padding_mask

@@ -57,7 +57,7 @@ family(
     """,
     cost=moe.opaque_layer,
     inputs="moe_routing",
-    work="moe.count_scores",
+    role="router",
 )
 family(
     "attention",

@@ -15,10 +15,10 @@ family(
     """
         aiter::_moe_sum aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce
         sgl_kernel::apply_shuffle_mul_sum inputs=index
-        _moe_C::moe_sum inputs=moe_routing work=moe.count_chosen
-        _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing work=moe.count_returned
-        npu::npu_moe_token_permute_grad npu::npu_moe_token_unpermute inputs=moe_routing work=moe.count_returned
-        npu::npu_moe_token_unpermute_grad inputs=moe_routing work=moe.count_returned
+        _moe_C::moe_sum inputs=moe_routing role=chosen
+        _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing role=returned
+        npu::npu_moe_token_permute_grad npu::npu_moe_token_unpermute inputs=moe_routing role=returned
+        npu::npu_moe_token_unpermute_grad inputs=moe_routing role=returned
         sgl_kernel::ep_moe_post_reorder inputs=row_numbers
     """,
     cost=moe.combining,
@@ -27,13 +27,14 @@ family(
     "experts",
     "fused experts",
     """
-        aiter::fmoe aiter::fmoe_fp8_blockscale_g1u1 aiter::fmoe_g1u1 aiter::fmoe_g1u1_a16 aiter::fmoe_g1u1_tkw1
-        aiter::fused_moe_ vllm::fused_experts vllm::inplace_fused_experts work=moe.count_chosen
-        vllm::outplace_fused_experts work=moe.count_chosen
+        aiter::fmoe aiter::fmoe_fp8_blockscale_g1u1 aiter::fmoe_g1u1 role=stage
+        aiter::fmoe_g1u1_a16 aiter::fmoe_g1u1_tkw1 role=stage
+        aiter::fused_moe_ vllm::fused_experts vllm::inplace_fused_experts role=chosen
+        vllm::outplace_fused_experts role=chosen
     """,
     cost=moe.fused_experts,
     inputs="moe_routing",
-    work="moe.count_sorted",
+    role="sorted",
 )
 family(
     "experts",
@@ -47,7 +48,7 @@ family(
     """,
     cost=moe.gating,
     inputs="moe_routing",
-    work="moe.count_scores",
+    role="router",
 )
 family(
     "experts",
@@ -55,7 +56,7 @@ family(
     """
         _C::cutlass_blockwise_scaled_grouped_mm _C::cutlass_moe_mm sgl_kernel::es_fp8_blockwise_scaled_grouped_mm
         sgl_kernel::fp8_blockwise_scaled_grouped_mm
-        npu::npu_grouped_matmul inputs=moe_routing work=moe.count_groups
+        npu::npu_grouped_matmul inputs=moe_routing role=groups
     """,
     cost=moe.grouped_product,
     inputs="group_sizes",
@@ -65,17 +66,17 @@ family(
     "routing",
     """
         _moe_C::shuffle_rows sgl_kernel::shuffle_rows inputs=index
-        _C::get_cutlass_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes inputs=moe_routing work=moe.count_chosen
-        _C::moe_align_block_size _moe_C::moe_align_block_size inputs=moe_routing work=moe.count_chosen
-        _moe_C::moe_lora_align_block_size _moe_C::moe_permute inputs=moe_routing work=moe.count_chosen
-        _moe_C::moe_permute_with_scratch _moe_C::sgl_moe_align_block_size inputs=moe_routing work=moe.count_chosen
-        aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing work=moe.count_chosen
-        aiter::moe_sorting_opus_fwd npu::npu_moe_init_routing inputs=moe_routing work=moe.count_chosen
-        npu::npu_moe_init_routing_v2 npu::npu_moe_token_permute inputs=moe_routing work=moe.count_chosen
-        sgl_kernel::get_cutlass_w4a8_moe_mm_data inputs=moe_routing work=moe.count_chosen
-        sgl_kernel::moe_align_block_size sgl_kernel::prepare_moe_input inputs=moe_routing work=moe.count_chosen
-        _moe_C::batched_moe_align_block_size inputs=moe_routing work=moe.count_groups
-        npu::npu_moe_compute_expert_tokens inputs=moe_routing work=moe.count_groups
+        _C::get_cutlass_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes inputs=moe_routing role=chosen
+        _C::moe_align_block_size _moe_C::moe_align_block_size inputs=moe_routing role=chosen
+        _moe_C::moe_lora_align_block_size _moe_C::moe_permute inputs=moe_routing role=chosen
+        _moe_C::moe_permute_with_scratch _moe_C::sgl_moe_align_block_size inputs=moe_routing role=chosen
+        aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing role=chosen
+        aiter::moe_sorting_opus_fwd npu::npu_moe_init_routing inputs=moe_routing role=chosen
+        npu::npu_moe_init_routing_v2 npu::npu_moe_token_permute inputs=moe_routing role=chosen
+        sgl_kernel::get_cutlass_w4a8_moe_mm_data inputs=moe_routing role=chosen
+        sgl_kernel::moe_align_block_size sgl_kernel::prepare_moe_input inputs=moe_routing role=chosen
+        _moe_C::batched_moe_align_block_size inputs=moe_routing role=groups
+        npu::npu_moe_compute_expert_tokens inputs=moe_routing role=groups
         _C::get_cutlass_batched_moe_mm_data inputs=row_numbers
         _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets _C::get_cutlass_pplx_moe_mm_data inputs=row_numbers
         npu::npu_moe_re_routing sgl_kernel::ep_moe_pre_reorder sglang::moe_permute_prepare_out inputs=row_numbers
@@ -90,7 +91,7 @@ family(
     """,
     cost=moe.stages,
     inputs="moe_routing",
-    work="moe.count_sorted",
+    role="stage",
 )
 family(
     "experts",
@@ -134,7 +135,7 @@ family(
     """,
     cost=weight_only.experts_product,
     inputs="moe_routing",
-    work="moe.count_sorted",
+    role="sorted",
 )
 family(
     "experts",
@@ -144,7 +145,7 @@ family(
     """,
     cost=weight_only.marlin_layer,
     inputs="moe_routing",
-    work="moe.count_chosen",
+    role="chosen",
 )
 family(
     "experts",
@@ -154,5 +155,5 @@ family(
     """,
     cost=products.ungated_experts,
     inputs="moe_routing",
-    work="moe.count_sorted",
+    role="stage",
 )

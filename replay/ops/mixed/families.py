@@ -19,7 +19,7 @@ family(
     """,
     cost=moe.fused_experts,
     inputs="moe_routing",
-    work="moe.count_chosen",
+    role="chosen",
 )
 family(
     "mixed",
@@ -30,7 +30,7 @@ family(
     """,
     cost=moe.gating,
     inputs="moe_routing",
-    work="moe.count_scores",
+    role="router",
 )
 family(
     "mixed",

@@ -28,9 +28,9 @@ family(
     "grouped product",
     """
         fbgemm::bf16bf16bf16_grouped_stacked fbgemm::f8f8bf16_rowwise_grouped_stacked
-        _C_ascend::grouped_matmul_swiglu_quant _C_ascend::moe_grouped_matmul inputs=moe_routing work=moe.count_groups
-        npu::npu_grouped_matmul_swiglu_quant inputs=moe_routing work=moe.count_groups
-        npu::npu_grouped_matmul_swiglu_quant_v2 inputs=moe_routing work=moe.count_groups
+        _C_ascend::grouped_matmul_swiglu_quant _C_ascend::moe_grouped_matmul inputs=moe_routing role=groups
+        npu::npu_grouped_matmul_swiglu_quant inputs=moe_routing role=groups
+        npu::npu_grouped_matmul_swiglu_quant_v2 inputs=moe_routing role=groups
     """,
     cost=moe.grouped_product,
 )
@@ -195,7 +195,7 @@ family(
     """,
     cost=products.sums_by_sequence,
     inputs="moe_routing",
-    work="moe.count_groups",
+    role="groups",
 )
 family(
     "products",

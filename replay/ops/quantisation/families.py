@@ -18,7 +18,7 @@ family(
     """,
     cost=moe.fused_experts,
     inputs="moe_routing",
-    work="moe.count_chosen",
+    role="chosen",
 )
 family(
     "quantisation",
@@ -29,7 +29,7 @@ family(
     """,
     cost=moe.gating,
     inputs="moe_routing",
-    work="moe.count_scores",
+    role="router",
 )
 family(
     "quantisation",

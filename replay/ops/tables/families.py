@@ -89,8 +89,9 @@ family(
     "tables",
     "scanned",
     """
-        fb::asynchronous_complete_cumsum fbgemm::asynchronous_complete_cumsum fbgemm::asynchronous_exclusive_cumsum
-        fbgemm::asynchronous_inclusive_cumsum fbgemm::segment_sum_csr
+        fbgemm::segment_sum_csr
+        fb::asynchronous_complete_cumsum fbgemm::asynchronous_complete_cumsum role=cumsum
+        fbgemm::asynchronous_exclusive_cumsum fbgemm::asynchronous_inclusive_cumsum role=cumsum
     """,
     cost=fbgemm.scanned,
     inputs="jagged",
@@ -168,7 +169,8 @@ family(
         fbgemm::split_embedding_codegen_lookup_rowwise_weighted_adagrad_function
         fbgemm::split_embedding_codegen_lookup_rowwise_weighted_adagrad_function_cpu
         fbgemm::split_embedding_codegen_lookup_sgd_function fbgemm::split_embedding_codegen_lookup_sgd_function_cpu
-        fbgemm::asynchronous_batched_complete_cumsum fbgemm::batched_dense_vec_jagged_2d_mul_backward inputs=jagged
+        fbgemm::asynchronous_batched_complete_cumsum inputs=jagged role=cumsum
+        fbgemm::batched_dense_vec_jagged_2d_mul_backward inputs=jagged
         fbgemm::bucketize_sparse_features fbgemm::expand_into_jagged_permute fbgemm::jagged_index_select inputs=jagged
         fbgemm::jagged_slice fbgemm::lengths_range inputs=jagged
         fbgemm::Fused8BitRowwiseQuantizedToBfloat16 fbgemm::Fused8BitRowwiseQuantizedToFloat inputs=quantized

@@ -17,7 +17,7 @@ import torch
 from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
 from opreplay.initializers.draws.sequences import IMPOSSIBLE, UNRECORDED
 from opreplay.initializers.registry import Registry
-from opreplay.initializers.rules.moe_routing import ROUTERS, MoeRoutingInit
+from opreplay.initializers.rules.moe_routing import MoeRoutingInit
 from opreplay.initializers.rules.paged_attention import PagedAttentionInit
 from opreplay.initializers.supplied.values import RecordedValues
 from opreplay.replay.arguments import tensors
@@ -27,7 +27,7 @@ from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ops.inputs import open_registry
 from opreplay.replay.ops.invented import EXPERT_LAYERS
 from opreplay.replay.ops.register import canonical_name
-from opreplay.replay.ops.table import rows
+from opreplay.replay.ops.table import role_of, rows
 from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.ops.work.attention import sequences_of
 from opreplay.replay.ops.work.routes import loads_of
@@ -180,7 +180,7 @@ def _small(meta: TensorMeta, op: str, most: int) -> bool:
     count = math.prod(meta.shape)
     if _whole(meta):
         return count <= most
-    if op in ROUTERS:
+    if role_of(op) == "router":
         return count <= MAX_SCORES
     return op not in OPS or all(size <= MAX_ELEMENTS for size in meta.shape)
 
@@ -203,7 +203,7 @@ def _stand_in(arg: ReplayArg, op: str, whole: bool) -> Any:
 def _tensor(meta: TensorMeta, op: str, whole: bool) -> torch.Tensor:
     """Zeros: whole where values matter, else one element that fills the shape."""
     dtype = tensors.DTYPES.get(meta.dtype, torch.float32)
-    matters = _whole(meta) or math.prod(meta.shape) <= SMALL or (op in ROUTERS and len(meta.shape) >= 1)
+    matters = _whole(meta) or math.prod(meta.shape) <= SMALL or (role_of(op) == "router" and len(meta.shape) >= 1)
     if whole and matters:
         return torch.zeros(meta.shape, dtype=dtype)
     return torch.zeros((), dtype=dtype).expand(meta.shape)

@@ -12,6 +12,7 @@ import torch
 from opreplay.initializers.base import InitContext, extent
 from opreplay.initializers.fill import whole
 from opreplay.initializers.rules import moe_routing as names
+from opreplay.replay.ops.table import role_of
 
 TOP_K = ("topk", "top_k", "k", "num_experts_per_tok")
 TOKEN_MASK = (1 << names.TOKEN_BITS) - 1
@@ -55,11 +56,12 @@ def number(context: InitContext, wanted: tuple[str, ...]) -> int | None:
 
 def routes_of(context: InitContext) -> Routes | None:
     """The routing that a call's arguments hold; None for an op that gets none."""
-    if context.op in names.ROUTERS:
+    role = role_of(context.op)
+    if role == "router":
         return _by_scores(context)
-    if context.op in names.EXPERT_OPS:
+    if role == "chosen":
         return _chosen(context)
-    return _sorted(context) if context.op in names.SORTED_OPS else None
+    return _sorted(context) if role in ("sorted", "stage") else None
 
 
 def loads_of(context: InitContext) -> torch.Tensor | None:
@@ -72,7 +74,7 @@ def loads_of(context: InitContext) -> torch.Tensor | None:
 
 def group_sizes(context: InitContext) -> torch.Tensor | None:
     """int64 [experts]: sizes of the experts' groups, negative where their ends descend; None for other ops."""
-    groups = find(context, ("group_list", "offs", "expert_num_tokens")) if context.op in names.GROUP_OPS else None
+    groups = find(context, ("group_list", "offs", "expert_num_tokens")) if role_of(context.op) == "groups" else None
     if groups is None:
         return None
     values = whole(groups)
@@ -139,7 +141,7 @@ def _sorted(context: InitContext) -> Routes | None:
     valid = find(context, ("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"))
     if order is None or owners is None or valid is None:
         return None
-    packed = context.op in names.STAGES
+    packed = role_of(context.op) == "stage"
     tokens, topk = _tokens(context)
     block = number(context, ("block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M"))
     block = block or max(1, -(-order.numel() // owners.numel()))

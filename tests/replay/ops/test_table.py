@@ -12,7 +12,7 @@ from opreplay.replay.ops import table
 from opreplay.replay.ops.costs.vendor import shared
 from opreplay.replay.ops.declared import declare_like
 from opreplay.replay.ops.inputs import built_in
-from opreplay.replay.ops.table import COUNTERS, cost_of, counter_of, family, find, load, rows
+from opreplay.replay.ops.table import COUNTERS, cost_of, counted_ops, counter_of, family, find, load, rows
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def scratch() -> Iterator[None]:
 
 @pytest.mark.usefixtures("scratch")
 def test_a_line_gives_its_ops_what_differs() -> None:
-    lines = "table_test::a table_test::b kernel=Gelu\n table_test::c kernel=Sort inputs=index work=moe.count_chosen"
+    lines = "table_test::a table_test::b kernel=Gelu\n table_test::c kernel=Sort inputs=moe_routing role=chosen"
     family("mixed", "gates", lines, kernels=shared.widest, inputs="domain")
     a, b, c = (find(f"table_test::{name}") for name in "abc")
     assert a is not None
     assert b is not None
     assert c is not None
-    assert (a.inputs, a.work, a.folder, a.family) == ("domain", "", "mixed", "gates")
-    assert (c.inputs, c.work) == ("index", "moe.count_chosen")
+    assert (a.inputs, a.role, a.folder, a.family) == ("domain", "", "mixed", "gates")
+    assert (c.inputs, c.role, counter_of(c.name).__name__) == ("moe_routing", "chosen", "count_chosen")
     assert [one.cost.__name__ for one in (a, b, c) if one.cost is not None] == ["widest_Gelu"] * 2 + ["widest_Sort"]
 
 
@@ -80,8 +80,9 @@ def test_each_row_names_an_initializer_and_a_counter_that_exist() -> None:
     known = {rule.name for rule in built_in()}
     named = {name for row in rows() if row.inputs for name in row.inputs.split(",")}
     assert named <= known
-    assert set(COUNTERS) <= named
-    assert all(callable(counter_of(row.name)) for row in rows() if row.work or row.inputs in COUNTERS)
+    roles = {f"{row.inputs} {row.role}" for row in rows() if row.role}
+    assert set(COUNTERS) <= named | roles
+    assert all(callable(counter_of(name)) for name in counted_ops())
 
 
 @pytest.mark.parametrize(

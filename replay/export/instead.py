@@ -111,4 +111,6 @@ def _plain(value: Any) -> Any:
         return plain_float(value)
     if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.device):
+        return str(value)
     raise TypeError(f"{value!r} has no form in a plan")

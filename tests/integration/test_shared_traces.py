@@ -57,16 +57,16 @@ def test_npu_rows_are_linked_by_flows(shared_traces: Path, name: str, linked: in
 
 def test_containment_agrees_with_external_ids(shared_traces: Path) -> None:
     """In newer traces both kinds of evidence exist and must say the same."""
-    from opreplay.traces import reader
+    from opreplay.traces.dialects import trace_events
     from opreplay.traces.links.device_time import LinkInput, link
 
     seen: list[LinkInput] = []
-    original = reader.link
+    original = trace_events.link
     try:
-        reader.link = lambda data: seen.append(data) or original(data)  # type: ignore[assignment, func-returns-value]
+        trace_events.link = lambda data: seen.append(data) or original(data)  # type: ignore[assignment, func-returns-value]
         trace = read_trace(shared_traces / "mi300_normalization.json.gz")
     finally:
-        reader.link = original
+        trace_events.link = original
     data = seen[0]
     data.kernel_ext = np.full_like(data.kernel_ext, -1)
     owner, stats = link(data)

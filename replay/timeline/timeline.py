@@ -15,14 +15,14 @@ from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_with_op_times, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
-from opreplay.replay.timeline.graph.schedule import Schedule, retimed
+from opreplay.replay.timeline.graph.schedule import Schedule, lag_bounds, paced, retimed
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
 from opreplay.replay.timeline.python_time import idle_notes, python_on_path
-from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Predicted, SocStep, paced, predict, step_on
+from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Predicted, SocStep, predict, step_on
 from opreplay.traces import Trace
 from opreplay.traces.links.collectives import with_host_collectives
 from opreplay.traces.links.steps import Step, busy_steps, chosen_step, steps_of
@@ -65,6 +65,9 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
     change: str
     step_us: float
+    low_us: float
+    high_us: float
+    """Of `step_us`: without the waiting that nothing explains, and with every dependency that may exist."""
     gain_us: float
     """Of the step."""
     work_gain_us: float
@@ -162,12 +165,12 @@ def timeline(
     chosen = chosen_step(trace, step)
     graph = step_graph(trace, chosen)
     names = Names(trace, graph)
-    schedule = retimed(graph)
+    schedule = paced(graph)
     recorded = recorded_schedule(graph)
-    made = categories(graph, recorded, step_us=graph.recorded_us)
+    made = categories(graph, recorded)
     parts, modules = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)
-    typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
+    typical = relative(paced(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
     with_times = None if measured is None else with_measured(names, graph, measured)
     memory = memory_of(trace, chosen, devices, plan)
@@ -275,6 +278,8 @@ def what_if_of(
         return WhatIf(
             change=change,
             step_us=before.step_us,
+            low_us=before.step_us,
+            high_us=before.step_us,
             gain_us=0.0,
             work_gain_us=0.0,
             matched=on_devices.matched,
@@ -283,9 +288,12 @@ def what_if_of(
         )
     after = made.schedule()
     gain, work = before.step_us - after.step_us, float((graph.nodes.dur_us - made.durations_us).sum())
+    gains = _gains(graph, made, gain)
     return WhatIf(
         change=change,
         step_us=after.step_us,
+        low_us=before.step_us - max(gains),
+        high_us=before.step_us - min(gains),
         gain_us=gain,
         work_gain_us=work,
         matched=made.matched,
@@ -294,12 +302,19 @@ def what_if_of(
     )
 
 
+def _gains(graph: StepGraph, changed: Edited, gain_us: float) -> list[float]:
+    """What a change gains, and what it would gain if the waits and dependencies that are not known were others."""
+    recorded, after = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
+    bounds = zip(recorded, after, strict=True)
+    return [gain_us, *(paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds)]
+
+
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
     """Why the step gains little of what the changed work does, in a line; none where it gains half of it or more."""
     gain = before.step_us - after.step_us
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
-    made = categories(graph, after, step_us=after.step_us)
+    made = categories(graph, after)
     waits = made.idle_for_host
     told = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
     if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
@@ -347,7 +362,7 @@ def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDe
         if overlap:
             out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
         else:
-            out[name] = paced(graph, durations, lags)[0].step_us
+            out[name] = paced(graph, durations, lags).step_us
     return _OnDevices(steps_us=out, notes=tuple(dict.fromkeys(notes)), matched=most)
 
 
@@ -371,9 +386,12 @@ def _together(
         return None
     made.overlap = overlap
     after = made.schedule()
+    gains = _gains(graph, made, before.step_us - after.step_us)
     return WhatIf(
         change=" and ".join(changes),
         step_us=after.step_us,
+        low_us=before.step_us - max(gains),
+        high_us=before.step_us - min(gains),
         gain_us=before.step_us - after.step_us,
         work_gain_us=float((graph.nodes.dur_us - durations).sum()),
         matched=matched,
@@ -387,7 +405,12 @@ def recorded_schedule(graph: StepGraph) -> Schedule:
     nodes = graph.nodes
     again = retimed(graph)
     return Schedule(
-        start_us=nodes.start_us, end_us=nodes.start_us + nodes.dur_us, cause=again.cause, step_us=graph.recorded_us
+        start_us=nodes.start_us,
+        end_us=nodes.start_us + nodes.dur_us,
+        cause=again.cause,
+        cause_kind=again.cause_kind,
+        step_us=graph.recorded_us,
+        begin_us=graph.begin_us,
     )
 
 

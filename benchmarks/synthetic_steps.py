@@ -2,11 +2,11 @@
 
     python benchmarks/synthetic_steps.py [--seeds 5] [--only CLASS] [--list]
 
-Each class of program runs eight steps on a machine of one host and one device: the host works, launches and waits; streams
-run tasks in order; tasks of several streams run beside each other, or one at a time, or slow each other down. The
-profile of that run is written as torch.profiler does, `timeline` predicts each change from it, and the machine tells the
-truth: its pace over the last steps with the changed tasks. An answer is right if it is within 10 % of that pace or the
-truth lies within the band that is told with it.
+Each class of program runs eight steps on a machine of one host and one device: the host works, launches and waits;
+streams run tasks in order; tasks of several streams run beside each other, or one at a time, or slow each other down.
+The profile of that run is written as torch.profiler does, `timeline` predicts each change from it, and the machine
+tells the truth: its pace over the last steps with the changed tasks. An answer is right if it is within 10 % of that
+pace or the truth lies within the band that is told with it.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Machine:
         busy = {task.stream for task in self.running}
         idle = [queue for stream, queue in self.queues.items() if stream not in busy]
         passed = False
-        while any([self._pass_marks(queue) for queue in idle]):
+        while sum(self._pass_marks(queue) for queue in idle):
             passed = True
         ready = [(self._ready(queue[0]), queue[0]) for queue in idle if queue and queue[0].name]
         if self.exclusive and any(task.category == "kernel" for task in self.running):

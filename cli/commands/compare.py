@@ -12,7 +12,11 @@ from opreplay.cli.options.shared import format_option
 from opreplay.cli.options.types import Share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opreplay.replay.plan.recorded.comparing import Operand
     from opreplay.replay.results.compare.judge import Method
+    from opreplay.replay.timeline.step import StepReport
 
 
 @click.command("compare", short_help="Say which ops became slower or faster between two runs.")
@@ -97,12 +101,14 @@ def command(
     """
     from functools import partial
 
+    from opreplay.cli.opening import tells_step
     from opreplay.cli.pages import check_page, write_page
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.ascend.simulate.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.page import of_checks
+    from opreplay.replay.report.step.verdict import step_facts, verdict
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
 
@@ -110,7 +116,9 @@ def command(
     conditions = [parse_condition(text) for text in fail_if]
     threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
     files = ((before, *also_before), (after, *also_after) if after is not None else ())
-    first, second = ([open_operand(path, progress=ReadProgress) for path in side] for side in files)
+    first, second = (
+        [open_operand(path, progress=ReadProgress, activity=tells_step(path)) for path in side] for side in files
+    )
     found = compare_operands(
         first,
         second,
@@ -121,16 +129,19 @@ def command(
         force=force,
         simulate=simulated_times,
     )
+    step = _steps(first, second)
     broken, untested = violations(conditions, found), unchecked(conditions, found)
     warnings = warnings_of(conditions, found)
     write_page(page, partial(of_checks.of_comparison, found), force=force or overwrite)
     if format_ == "json":
-        told = {"violations": broken, "unchecked": untested, "warnings": warnings}
+        sides = {which: None if one is None else step_facts(one) for which, one in step.items()}
+        told = {"step": sides, "violations": broken, "unchecked": untested, "warnings": warnings}
         console.write(console.json_text({**view.facts(found), **told}))
     elif format_ == "markdown":
         console.write(view.markdown(found, everything=everything))
     else:
-        for line in (view.first_line(found), *view.side_lines(found)):
+        verdicts = [f"{which}: {verdict(one)}" for which, one in step.items() if one is not None and one.marked]
+        for line in (*verdicts, view.first_line(found), *view.side_lines(found)):
             console.show_line(line)
         console.show_fitted(lambda width: view.render(found, width=width, everything=everything))
     for line in warnings:
@@ -140,3 +151,13 @@ def command(
     if broken:
         return ExitCode.REGRESSION
     return ExitCode.UNTESTED if untested else ExitCode.OK
+
+
+def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> dict[str, StepReport | None]:
+    """The step of the trace that a side is; None for results and plans."""
+    from opreplay.replay.timeline.timeline import step_of
+    from opreplay.traces import Trace
+
+    traces = {"before": [one for one in before if isinstance(one, Trace)]}
+    traces["after"] = [one for one in after if isinstance(one, Trace)]
+    return {which: step_of(side[0]) if side else None for which, side in traces.items()}

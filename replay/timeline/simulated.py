@@ -18,6 +18,7 @@ from opreplay.replay.ascend.cost.collective import lacking
 from opreplay.replay.ascend.cost.predict import HOST_COPY, MOST_BY_BYTES, UNKNOWN, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
+from opreplay.replay.ascend.custom.registrations import CustomOpError
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import simulate_by_family
@@ -46,9 +47,10 @@ from opreplay.replay.timeline.graph.schedule import Schedule, paced
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.paths import PathPart, path_parts
+from opreplay.replay.timeline.step import HOST_BOUND_SHARE
 from opreplay.traces import Trace, innermost_parent
 from opreplay.traces.activity import Collective
-from opreplay.traces.errors import TraceError
+from opreplay.traces.errors import NothingRan
 
 LAUNCH_LATENCY_US = 44.0
 """From the launch by torch_npu's dequeuing thread to the start of the task on an idle stream: the median of the public
@@ -60,8 +62,6 @@ ASSUMED = "launch latency"
 """How the note on these two begins: it is the same for every step."""
 UNPREDICTED_BAND = 3.0
 """80 % factor for tasks that have no prediction and are scaled as the predicted ones are: assumed."""
-HOST_BOUND_SHARE = 0.3
-"""Idle time for the host above which a step is called host-bound."""
 LEAST_BAND = 0.01
 """No step is known better than this, whatever its graph reproduces."""
 LEAST_PREDICTED = 0.5
@@ -156,12 +156,12 @@ def predict(
     Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops,
     and `slices_us` those of the host's slices.
 
-    Raises TraceError for a step without device work.
+    Raises NothingRan for a step without device work.
     """
     nodes = graph.nodes
     tasks = np.flatnonzero(nodes.name >= 0)
     if not len(tasks):
-        raise TraceError(
+        raise NothingRan(
             "nothing of this step can be put on a simulated device: no device work, and no ops with known arguments",
             hint="`opreplay simulate` predicts its ops one by one.",
         )
@@ -394,7 +394,11 @@ def _lowered_ops(
             if op is not None and (op.reason is None or op.reason.kind != "metadata missing"):
                 of_kernels = held.get(op.id, ()) if held is not None else ()
                 amounts = contents(op) if contents is not None else None
-                one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
+                try:
+                    one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
+                except CustomOpError as error:
+                    out.notes.append(f"{op.name} is not predicted: {error}")
+                    continue
                 if one.time_us > 0.0 or (op.reason is None and one.by != "nothing"):
                     known[signature] = one, families
         found = known[signature]

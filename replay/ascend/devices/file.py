@@ -345,6 +345,8 @@ def _checked(file: DeviceFile, where: str) -> DeviceFile:
             value = getattr(entry, number)
             if value is not None and not 0 <= value < 1e9:
                 raise FormatError(f"{where}: families.{name}.{number} must be 0 or more, is {value}")
+        if entry.band is not None and entry.band < 1.0:
+            raise FormatError(f"{where}: families.{name}.band is a factor of 1 or more, is {entry.band}")
         for kind, neighbours in (entry.nearby or {}).items():
             if any(min(one.sizes) < 1 or not abs(one.pull) <= MAX_PULL for one in neighbours):
                 raise FormatError(

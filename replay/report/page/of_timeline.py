@@ -46,9 +46,6 @@ def page(study: Study, command: str) -> Page:
         headline=head_line(found),
         command=command,
         facts=(
-            ("recorded step", time_text(found.recorded_step_us)),
-            ("re-timed step", time_text(found.retimed_step_us)),
-            ("error with median latencies", f"{100 * found.structure_error_typical:+.2f} %"),
             *(
                 (name, f"{time_text(one.step_us)} with gaps, 80 % band {band_text(one)}")
                 for name, one in found.socs.items()

@@ -13,6 +13,7 @@ from opreplay.replay.timeline.graph.model import (
     EARLIER,
     HOST,
     LAUNCH,
+    NEVER,
     THREAD,
     WOKEN,
     Bools,
@@ -39,7 +40,7 @@ from opreplay.replay.timeline.graph.waits import (
     top_level,
 )
 from opreplay.traces import Trace
-from opreplay.traces.errors import TraceError
+from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.steps import Step, busy_steps
 
 _SKEW_US = 5.0
@@ -60,7 +61,7 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     threads = host_events(trace, step, main, home) if main >= 0 else []
     tasks, earlier = tasks_of(trace, step, home)
     if not len(tasks) and not any(len(events.op) for events in threads):
-        raise TraceError(f"nothing ran in {step.name} of {trace.info.path}", hint="Choose another one with --step N.")
+        raise NothingRan(f"nothing ran in {step.name} of {trace.info.path}", hint="Choose another one with --step N.")
     end_us = (step.end_ns - step.start_ns) / 1e3
     device = task_edges(trace, tasks, earlier, step)
     waits, blocked_us = device_waits(trace, threads, tasks, earlier)
@@ -405,8 +406,9 @@ def _earlier_edges(parts: _Parts, edges: _Edges) -> None:
         if back == 0 and stream in first_of:
             task = first_of[stream]
             lag = device.gap_us
-            if stream in earlier.until_us:
-                lag = min(lag, max(0.0, float(tasks.start_us[task]) - earlier.until_us[stream]))
+            ended_us = earlier.ended_us(len(tasks) + at)
+            if ended_us > NEVER:
+                lag = min(lag, max(0.0, float(tasks.start_us[task]) - ended_us))
             recorded = stream not in device.busy_before_us
             edges.add(parts.first_earlier + at, parts.first_task + task, lag, EARLIER, recorded)
 

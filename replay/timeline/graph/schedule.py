@@ -107,9 +107,10 @@ class _Scheduler:
         end = [0.0] * len(start)
         cause, kind = [-1] * len(start), [0] * len(start)
         by_source = np.argsort(graph.edges.source, kind="stable")
-        leaving = np.searchsorted(graph.edges.source[by_source], np.arange(len(start) + 1)).tolist()
-        edges, targets = by_source.tolist(), graph.edges.target.tolist()
-        missing = np.diff(self.bounds).tolist()
+        leaving: list[int] = np.searchsorted(graph.edges.source[by_source], np.arange(len(start) + 1)).tolist()
+        edges: list[int] = by_source.tolist()
+        targets: list[int] = graph.edges.target.tolist()
+        missing: list[int] = np.diff(self.bounds).tolist()
         ready = [(begin, node) for node, begin in enumerate(start) if not missing[node]]
         heapq.heapify(ready)
         running, free = -1, -np.inf

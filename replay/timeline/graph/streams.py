@@ -26,6 +26,8 @@ from opreplay.traces.links.steps import Step
 _LATENCY_MARGIN_US = 50.0
 _GAP_MARGIN_US = 15.0
 """A latency or a gap above the median by more than this (or four times the median) is waiting that asks for a cause."""
+_FEW = 5
+"""Gaps of a stream of which a median says something."""
 _BUSY_BEFORE_US = 1000.0
 _FIRST_FEW = 10
 """Tasks of a step that may have run, on other streams, before one that waited for work from before the step."""
@@ -105,6 +107,8 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
     out.kernels_take_turns = bool(turns.any())
     queued &= ~turns
     out.gap_us = max(0.0, _median(from_previous[queued]))
+    if queued.sum() < _FEW:  # a wait may be one of so few
+        out.gap_us = min(out.gap_us, _GAP_MARGIN_US)
     explained = np.full(n, -np.inf)
     for source, target, lag in zip(out.source, out.target, out.lag_us, strict=True):
         explained[target] = max(explained[target], earlier.ended_us(source) + lag)

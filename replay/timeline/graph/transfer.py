@@ -70,7 +70,7 @@ def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 
 def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
-    """Of the stretches of one thread: time that it works maps to that of the other between launches of matched tasks."""
+    """Of the stretches of one thread: its working time between launches of matched tasks is that of the other."""
     own, done = _work(graph, lane)
     their, their_done = _work(other, theirs)
     points, their_points = _launches(graph, own, done, pairs[:, 0]), _launches(other, their, their_done, pairs[:, 1])

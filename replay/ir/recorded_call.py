@@ -49,6 +49,11 @@ class RecordedArg:
     unlike_strided: bool = False
     """The call's strides were recorded and this tensor has none: it is sparse, or of another layout without strides."""
 
+    @property
+    def metas(self) -> tuple[TensorMeta | None, ...]:
+        """Its tensor or those of its list; () for anything else and for a list of unknown length."""
+        return (self.tensor,) if self.kind == "tensor" else self.tensors or ()
+
 
 ABSENT = RecordedArg(kind="absent")
 

@@ -77,6 +77,11 @@ class OpSpec:
     """Whether torch's dispatcher has it; not an overload that only older versions of torch had."""
 
     @property
+    def has_out(self) -> bool:
+        """Whether it writes its result to an `out=`."""
+        return any(arg.out for arg in self.args)
+
+    @property
     def full_name(self) -> str:
         """ "aten::add.Tensor"; "aten::relu" for the default overload."""
         return f"{self.name}.{self.overload}" if self.overload else self.name

@@ -115,10 +115,9 @@ def command(
     for name in output:
         suffix = Path(name).suffix.lower()
         if suffix == ".html":
-            from opreplay.replay.report.page import of_simulation
             from opreplay.replay.report.page.render import render
 
-            text = render(of_simulation.page(plan, steps, command_line()))
+            text = render(view.page(plan, steps, command_line()))
         elif suffix == ".csv":
             text = view.csv_text(plan, steps)
         else:

@@ -37,30 +37,34 @@ NAMED = 3
 _SHORT = {"memory": "mem", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32, float32": "tf32+fp32"}
 
 
-def facts(found: Breakdown, top: int | None) -> dict[str, Any]:
+def facts(breakdown: Breakdown, top: int | None) -> dict[str, Any]:
     """All of it, the first `top` rows."""
-    return {**msgspec.to_builtins(found), "rows": msgspec.to_builtins(found.rows[:top]), "all_rows": len(found.rows)}
+    return {
+        **msgspec.to_builtins(breakdown),
+        "rows": msgspec.to_builtins(breakdown.rows[:top]),
+        "all_rows": len(breakdown.rows),
+    }
 
 
-def csv_text(found: Breakdown, top: int | None) -> str:
+def csv_text(breakdown: Breakdown, top: int | None) -> str:
     """One row each; times in microseconds, shares from 0 to 1."""
     columns = [_OfRow(name, lambda row, name=name: getattr(row, name)) for name in COLUMNS]
-    return formats.csv_text(Table("Rows", columns, found.rows[:top]))
+    return formats.csv_text(Table("Rows", columns, breakdown.rows[:top]))
 
 
-def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
+def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableType:
     """A table with the first `top` rows, what the rest amounts to, and a note."""
-    shown = found.rows[:top]
-    parts: list[RenderableType] = [Text(f"{time_text(found.total_us)} of {found.clock} time by {found.by}")]
+    shown = breakdown.rows[:top]
+    parts: list[RenderableType] = [Text(f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}")]
     if shown:
         room = names_room(row.name for row in shown)
-        parts += terminal(Table("Rows", columns_of(found, shown), shown), width, room=room)[1:]
-    if rest := found.rows[len(shown) :]:
+        parts += terminal(Table("Rows", columns_of(breakdown, shown), shown), width, room=room)[1:]
+    if rest := breakdown.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
         parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more", style="dim"))
-    if found.peak is not None:
-        parts.append(Text(f"peak of {found.peak.device}: {_peak_text(found.peak)}", style="dim"))
-    elif found.by == "op" and found.clock == "device":
+    if breakdown.peak is not None:
+        parts.append(Text(f"peak of {breakdown.peak.device}: {_peak_text(breakdown.peak)}", style="dim"))
+    elif breakdown.by == "op" and breakdown.clock == "device":
         parts.append(Text("no peak is known of the recorded device: --peak NAME (as MI300X) names it", style="dim"))
     beyond = [row for row in shown if (row.peak_share or 0.0) > MOST_OF_PEAK]
     if beyond:
@@ -69,8 +73,8 @@ def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
         parts.append(
             Text(f"! above the peak: {named}{more}: data that stayed in caches, or other sizes than those of the work")
         )
-    if found.note:
-        parts.append(Text(found.note, style="dim"))
+    if breakdown.note:
+        parts.append(Text(breakdown.note, style="dim"))
     return Group(*parts)
 
 
@@ -88,7 +92,7 @@ def _of_peak(row: Row) -> str:
     return f"{share_text(row.peak_share)} {_SHORT.get(row.peak_kind, row.peak_kind)}".strip()
 
 
-def columns_of(found: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
+def columns_of(breakdown: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
     """What is known of the rows; the name has the room that is left."""
     columns = [
         _OfRow("share", lambda row: row.share, SHARE),
@@ -103,4 +107,4 @@ def columns_of(found: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
         _OfRow("kind", lambda row: row.kind or None, drop=6),
     ]
     columns += [column for column in maybe if any(column.value(row) is not None for row in rows)]
-    return [*columns, _OfRow(found.by, lambda row: row.name, key="name", form="name")]
+    return [*columns, _OfRow(breakdown.by, lambda row: row.name, key="name", form="name")]

@@ -20,16 +20,16 @@ SHOWN = 8
 
 def lines(results: Sequence[OpResult]) -> list[str]:
     """One line a suspect row: "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."."""
-    found = suspects(results)
-    made = [
+    rows = suspects(results)
+    texts = [
         f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, "
         f"recorded {_recorded(r)}: "
         f"{safe('; '.join(r.suspicions))}"
-        for r in found[:SHOWN]
+        for r in rows[:SHOWN]
     ]
-    if len(found) > SHOWN:
-        made.append(f"{MARK} and {plural(len(found) - SHOWN, 'more row')} like that")
-    return [*made, *_filled_at_random(results)]
+    if len(rows) > SHOWN:
+        texts.append(f"{MARK} and {plural(len(rows) - SHOWN, 'more row')} like that")
+    return [*texts, *_filled_at_random(results)]
 
 
 def _recorded(r: OpResult) -> str:
@@ -43,19 +43,19 @@ def _filled_at_random(results: Sequence[OpResult]) -> list[str]:
     for r in results:
         if r.status == "replayed" and r.filling is not None and r.filling.at_random:
             arguments.setdefault(r.name, {}).update(dict.fromkeys(r.filling.at_random))
-    made = [
+    texts = [
         f"{MARK} {safe(name)}: {safe(', '.join(names))} {'are' if len(names) > 1 else 'is'} filled at random; "
         "write an initializer (docs/initializers.md)"
         for name, names in list(arguments.items())[:SHOWN]
     ]
-    rest = len(arguments) - len(made)
-    return [*made, f"{MARK} and {plural(rest, 'more op')} like that"] if rest else made
+    rest = len(arguments) - len(texts)
+    return [*texts, f"{MARK} and {plural(rest, 'more op')} like that"] if rest else texts
 
 
 def rendered(texts: Iterable[str]) -> list[RenderableType]:
     """The same for a terminal."""
-    made: list[RenderableType] = [Text(text, style="yellow", overflow="fold") for text in texts]
-    return [Text(), *made] if made else []
+    parts: list[RenderableType] = [Text(text, style="yellow", overflow="fold") for text in texts]
+    return [Text(), *parts] if parts else []
 
 
 def not_comparable(header: Header | None) -> str | None:

@@ -75,7 +75,7 @@ def coverage_line(
     """
     clock = "device" if has_device_time(header, results) or (header is None and not results) else "host"
     # An ExecutionTrace holds no times; a share of nothing would read as if nothing were covered.
-    timed = summary.recorded_us > 0 or not results or any(clock_counts(header).get(one) for one in ("device", "host"))
+    timed = summary.recorded_us > 0 or not results or any(clock_counts(header).get(name) for name in ("device", "host"))
     share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"
     share += split_of_share(results) if timed else ""
     parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
@@ -86,12 +86,12 @@ def coverage_line(
         text = f"{kinds.total():,} {status}"
         named = ", ".join(f"{count:,} {safe(kind)}" for kind, count in kinds.most_common() if kind != status)
         parts.append(f"{text}: {named}" if named else text)
-    if unknown := {soc: one for soc, one in summary.unpredicted_share.items() if one >= LEAST}:
+    if unknown := {soc: part for soc, part in summary.unpredicted_share.items() if part >= LEAST}:
         of = "" if timed and summary.recorded_us else " of the ops"
-        shares = dict.fromkeys(share_text(one) for one in unknown.values())
+        shares = dict.fromkeys(share_text(part) for part in unknown.values())
         several = len(shares) > 1 or len(unknown) < len(summary.unpredicted_share)
-        told = (f"{share_text(one)} for {safe(soc)}" for soc, one in unknown.items()) if several else shares
-        parts.append(f"{', '.join(told)}{of} not predicted")
+        amounts = (f"{share_text(part)} for {safe(soc)}" for soc, part in unknown.items()) if several else shares
+        parts.append(f"{', '.join(amounts)}{of} not predicted")
     missing = summary.ops - summary.replayed - summary.skipped - summary.failed
     if summary.interrupted:
         parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")
@@ -141,15 +141,15 @@ def clock_notes(header: Header | None) -> list[str]:
     """Which traces of a batch are in no recorded sum, as their clock is another one."""
     counts = clock_counts(header)
     on_device, on_host, untimed = (counts.get(clock, 0) for clock in ("device", "host", "none"))
-    found: list[str] = []
+    lines: list[str] = []
     if on_device and on_host:
-        found.append(
+        lines.append(
             f"clocks: {plural(on_host, 'trace')} of {sum(counts.values()):,} {'has' if on_host == 1 else 'have'} host "
             "time alone: in no share and no recorded sum, which are of device time"
         )
     if untimed and (on_device or on_host):
-        found.append(f"clocks: {plural(untimed, 'trace')} of {sum(counts.values()):,} without recorded times")
-    return found
+        lines.append(f"clocks: {plural(untimed, 'trace')} of {sum(counts.values()):,} without recorded times")
+    return lines
 
 
 def totals(results: Sequence[OpResult], *, device: bool, header: Header | None = None) -> list[Totals]:
@@ -186,32 +186,32 @@ def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
 
 def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
-    found = doubt_notes(header, results, device=has_device_time(header, results))
-    found += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
-    found += initializer_notes(results)
-    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
+    lines = doubt_notes(header, results, device=has_device_time(header, results))
+    lines += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
+    lines += initializer_notes(results)
+    lines += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
     warnings = Counter(kind_of(w) for r in results if r.measurement for w in r.measurement.warnings)
     if warnings:
         noisy = sum(bool(r.measurement and r.measurement.warnings) for r in results)
-        found.append(f"measuring: warnings on {plural(noisy, 'op')}: {_listed(warnings)}")
+        lines.append(f"measuring: warnings on {plural(noisy, 'op')}: {_listed(warnings)}")
     if outliers := [r.measurement for r in results if r.measurement and r.measurement.outliers]:
         samples = sum(r.measurement.samples for r in results if r.measurement)
         far = sum(measured.outliers for measured in outliers)
-        found.append(f"measuring: {far:,} of {samples:,} samples far out, on {plural(len(outliers), 'op')}; all count")
-    found += fidelity_notes(results)
+        lines.append(f"measuring: {far:,} of {samples:,} samples far out, on {plural(len(outliers), 'op')}; all count")
+    lines += fidelity_notes(results)
     if summary.interrupted:
-        found.append(INTERRUPTED)
-    return found
+        lines.append(INTERRUPTED)
+    return lines
 
 
 def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
-    found = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
-    found += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
-    found += busy_notes({} if header is None else header.environment)
+    lines = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
+    lines += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
+    lines += busy_notes({} if header is None else header.environment)
     if summary.interrupted:
-        found.append(INTERRUPTED)
-    return found
+        lines.append(INTERRUPTED)
+    return lines
 
 
 LEAST_CLASS = 0.005
@@ -225,26 +225,26 @@ def _trace_notes(header: Header | None) -> list[str]:
         return []
     where = header.trace.get("where")
     kinds = cast("Mapping[str, Mapping[str, float]]", where).get("unowned") if isinstance(where, Mapping) else None
-    found = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
+    lines = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)
         if isinstance(counts, Mapping) and counts:
             known = cast("Mapping[str, int]", counts)
-            found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
-    return [*found, *clock_notes(header), *_files_not_read(header)]
+            lines.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
+    return [*lines, *clock_notes(header), *_files_not_read(header)]
 
 
 def _files_not_read(header: Header) -> list[str]:
     """The files of a batch that are not in it, each with its reason; refused ones first."""
-    given = header.trace.get("not_read")
-    files = cast("list[dict[str, object]]", given) if isinstance(given, list) else []
-    found: list[str] = []
+    not_read = header.trace.get("not_read")
+    files = cast("list[dict[str, object]]", not_read) if isinstance(not_read, list) else []
+    lines: list[str] = []
     for left_out, verb in ((False, "refused"), (True, "left out")):
-        some = [one for one in files if bool(one.get("left_out")) == left_out]
-        told = [f"{verb}: {safe(str(one.get('file')))}: {safe(str(one.get('why')))}" for one in some[:MOST_FILES]]
-        rest = len(some) - len(told)
-        found += [*told, f"{verb}: {plural(rest, 'more file')}; --format json holds all"] if rest else told
-    return found
+        some = [file for file in files if bool(file.get("left_out")) == left_out]
+        reasons = [f"{verb}: {safe(str(file.get('file')))}: {safe(str(file.get('why')))}" for file in some[:MOST_FILES]]
+        rest = len(some) - len(reasons)
+        lines += [*reasons, f"{verb}: {plural(rest, 'more file')}; --format json holds all"] if rest else reasons
+    return lines
 
 
 def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, float] | None = None) -> list[str]:
@@ -263,15 +263,15 @@ def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, floa
         ]
     share = share_text(unowned_us / total_us)
     why = "as with captured graphs, communication streams and launches before the recording"
-    told = [(name, part) for name, part in (kinds or {}).items() if part >= LEAST_CLASS]
-    what = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in told[:CLASSES_SHOWN])
+    named = [(name, part) for name, part in (kinds or {}).items() if part >= LEAST_CLASS]
+    what = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in named[:CLASSES_SHOWN])
     what = f" ({what})" if what else ""
     return [f"no op: {share} of device time is in kernels whose op is not recorded{what}, {why}"]
 
 
 def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
     """What ran in place of the recorded op."""
-    found: list[str] = []
+    lines: list[str] = []
     words = {
         "equivalent": "through a portable equivalent",
         "reference": "by opreplay's reference implementation of a vendor op",
@@ -280,8 +280,8 @@ def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
     for how, text in words.items():
         used = Counter(r.via or r.name for r in results if r.resolved_by == how and r.status == "replayed")
         if used:
-            found.append(f"stand-ins: {plural(used.total(), 'op')} {text}: {_listed(used)}")
-    return found
+            lines.append(f"stand-ins: {plural(used.total(), 'op')} {text}: {_listed(used)}")
+    return lines
 
 
 def assumption_notes(results: Sequence[OpResult]) -> list[str]:
@@ -305,9 +305,9 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """How much of the recorded time was predicted for that SoC, by what, and resting on no measurement of it."""
     timed = any(r.recorded_share > 0 for r in results)
     share_of = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
-    found = coverage((share_of[r.id], r.simulated.get(soc)) for r in results)
+    covered = coverage((share_of[r.id], r.simulated.get(soc)) for r in results)
     clock = "recorded time" if timed else "ops"
-    parts = [f"{found.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(found, clock)}"]
+    parts = [f"{covered.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(covered, clock)}"]
     simulated = [(r.simulated[soc], share_of[r.id]) for r in results if soc in r.simulated]
     for confidence, text in (("uncalibrated", "uncalibrated"), ("other SoC", "calibrated on another SoC only")):
         chosen = [share for s, share in simulated if s.confidence == confidence]
@@ -316,7 +316,7 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     far = [share for s, share in simulated if s.extrapolated]
     if far:
         parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated, far from what was measured")
-    if len(parts) == 1 and found.ops == len(results) and not found.bytes and not found.users:
+    if len(parts) == 1 and covered.ops == len(results) and not covered.bytes and not covered.users:
         return []
     return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]
 
@@ -324,17 +324,19 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """What of a device's predictions may change a decision: the user's own, and those of what it cannot do."""
     used = Counter(
-        f"{one.by} {one.source}" + (f" ({one.taken_for})" if one.taken_for else "")
+        f"{prediction.by} {prediction.source}" + (f" ({prediction.taken_for})" if prediction.taken_for else "")
         for r in results
-        if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith(("user ", "tile "))
+        if (prediction := r.simulated.get(soc)) is not None
+        and prediction.by is not None
+        and prediction.by.startswith(("user ", "tile "))
     )
-    found = [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
-    return [*found, *no_path_notes(soc, [(r.simulated[soc], r.recorded_share) for r in results if soc in r.simulated])]
+    lines = [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
+    return [*lines, *no_path_notes(soc, [(r.simulated[soc], r.recorded_share) for r in results if soc in r.simulated])]
 
 
 def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> list[str]:
     """Products of dtypes that the device does not multiply, of (prediction, share of the recorded time)."""
-    without = [(one.no_path, share) for one, share in predictions if one.no_path]
+    without = [(prediction.no_path, share) for prediction, share in predictions if prediction.no_path]
     if not without:
         return []
     kinds = ", ".join(safe(dtype) for dtype in dict.fromkeys(dtype for dtype, _ in without))

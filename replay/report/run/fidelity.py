@@ -31,26 +31,26 @@ def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
     if ratios:
         low, middle, high = (stats.quantile(ratios, q) for q in (0.25, 0.5, 0.75))
         parts.append(f"times {middle:.2f}× those recorded (quartiles {low:.2f}× to {high:.2f}×)")
-    found = [f"fidelity of {plural(len(checked), 'op')}: {'; '.join(parts) or 'nothing recorded to compare with'}"]
+    lines = [f"fidelity of {plural(len(checked), 'op')}: {'; '.join(parts) or 'nothing recorded to compare with'}"]
     differing = [(r, f) for r, f in checked if "differ" in (f.kernels, f.children)]
     if differing:
-        found.append(f"fidelity: differ most by time: {'; '.join(_difference(r, f) for r, f in differing[:NAMED])}")
-    return found
+        lines.append(f"fidelity: differ most by time: {'; '.join(_difference(r, f) for r, f in differing[:NAMED])}")
+    return lines
 
 
 def fidelity_cell(result: OpResult) -> str:
     """ "kernels match", "child ops differ: -aten::t"; empty where nothing was compared."""
-    found = result.fidelity
-    if found is None:
+    fidelity = result.fidelity
+    if fidelity is None:
         return ""
     said = [
         f"{what} {verdict}"
-        for what, verdict in (("kernels", found.kernels), ("child ops", found.children))
+        for what, verdict in (("kernels", fidelity.kernels), ("child ops", fidelity.children))
         if verdict in ("match", "differ")
     ]
-    if found.time_ratio is not None:
-        said.append(f"time {found.time_ratio:.3g}×")
-    return ", ".join([*said, *([found.note] if found.note else [])])
+    if fidelity.time_ratio is not None:
+        said.append(f"time {fidelity.time_ratio:.3g}×")
+    return ", ".join([*said, *([fidelity.note] if fidelity.note else [])])
 
 
 def _counted(verdicts: Counter[str]) -> str:
@@ -58,8 +58,8 @@ def _counted(verdicts: Counter[str]) -> str:
     return ", ".join(f"{verdicts[v]:,} {v}" for v in ("match", "differ") if verdicts[v])
 
 
-def _difference(result: OpResult, found: Fidelity) -> str:
-    changes = [*(f"-{name}" for name in found.missing), *(f"+{name}" for name in found.extra)]
+def _difference(result: OpResult, fidelity: Fidelity) -> str:
+    changes = [*(f"-{name}" for name in fidelity.missing), *(f"+{name}" for name in fidelity.extra)]
     return f"{safe(result.name)} ({_short(changes) or 'other order'})"
 
 

@@ -81,7 +81,7 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
     """How many ops are lowered to the kernels that were recorded, and a table of those that are not."""
     if not compared:
         return []
-    total_us = sum(one.recorded_us for one in compared) or 1.0
+    total_us = sum(op.recorded_us for op in compared) or 1.0
     words = {
         "same": "the same kernels",
         "close": "the same but for versions and helper kernels",
@@ -89,18 +89,18 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
     }
     counts: list[str] = []
     for verdict, text in words.items():
-        chosen = [one.recorded_us for one in compared if one.verdict == verdict]
+        chosen = [op.recorded_us for op in compared if op.verdict == verdict]
         if chosen:
             counts.append(f"{len(chosen):,} ({share_text(sum(chosen) / total_us)} of the time) {text}")
     head = Text(f"lowering against {plural(len(compared), 'op')} with recorded kernel types: {', '.join(counts)}")
     column = Column["KernelAgreement"]
     columns = [
-        column("lowered to other kernels", lambda one: one.name, chars=32),
-        column("recorded", lambda one: one.recorded_us, TIME),
-        column("kernels recorded", lambda one: launches(one.recorded), form="fold"),
-        column("kernels simulated", lambda one: launches(one.lowered), form="fold"),
+        column("lowered to other kernels", lambda op: op.name, chars=32),
+        column("recorded", lambda op: op.recorded_us, TIME),
+        column("kernels recorded", lambda op: launches(op.recorded), form="fold"),
+        column("kernels simulated", lambda op: launches(op.lowered), form="fold"),
     ]
-    other = [one for one in compared if one.verdict == "differs"][:DIFFERING_SHOWN]
+    other = [op for op in compared if op.verdict == "differs"][:DIFFERING_SHOWN]
     return [Text(), head, *terminal(Table("Lowered to other kernels", columns, other))]
 
 

@@ -66,8 +66,8 @@ def bound_of(soc: str) -> OpColumn:
     """What bounds a call on a simulated device, and how well that is known."""
 
     def text(result: OpResult) -> str:
-        one = result.simulated.get(soc)
-        return "" if one is None else f"{one.bound}, {one.confidence}"
+        prediction = result.simulated.get(soc)
+        return "" if prediction is None else f"{prediction.bound}, {prediction.confidence}"
 
     return OpColumn(f"{soc} bound", text)
 

@@ -11,6 +11,9 @@ from rich.text import Text
 
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report import collectives, doubts, first_screen, formats, suspects
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
+from opreplay.replay.report.page.render import render as render_page
 from opreplay.replay.report.run import batch, npu, sequence
 from opreplay.replay.report.run.facts import (
     Totals,
@@ -26,13 +29,17 @@ from opreplay.replay.report.run.facts import (
 )
 from opreplay.replay.report.run.ops import (
     BOUND,
+    CALL,
     CALLS,
+    INPUTS,
     MEASURED,
     NAME,
     RATIO_TITLE,
+    REASON,
     RECORDED_SHARE,
     WORK,
     OpColumn,
+    bound_of,
     file_columns,
     inputs_and_numbers,
     op_column,
@@ -54,6 +61,7 @@ from opreplay.replay.report.table import (
     Table,
     cut,
     decisive,
+    heaviest,
     more_line,
     notes_lines,
     terminal,
@@ -130,7 +138,7 @@ def render(run: Run, width: int, *, everything: bool = True, rows: int | None = 
     parts += terminal(Table("Ops", columns, shown), width, one_line=True)
     parts += rest_line(results, rows)
     for table in tables(run):
-        parts += terminal(table, width, most=rows)
+        parts += terminal(table, width, limit=rows)
     warnings = work_notes(results)
     chosen = [*warnings, *decisive_notes(run.header, results, run.summary)]
     parts += notes_lines(run.notes if everything else decisive(run.notes, chosen))
@@ -197,6 +205,51 @@ def json(run: Run) -> str:
     if run.sequence is not None:
         body["sequence"] = run.sequence
     return shown_json(body)
+
+
+def page(run: Run, command: str) -> Page:
+    """Everything of a run that a page shows."""
+    header, results, device = run.header, run.results, run.by_device
+    socs = socs_of(results)
+    source = str(header.trace.get("source") or header.trace.get("path") or "a trace")
+    measured = [MEASURED] if any(r.measured_us is not None for r in results) else []
+    times = [recorded(device=device), *measured, *map(simulated, socs)]
+    columns = [NAME, INPUTS, RECORDED_SHARE, CALLS, recorded(device=device), MEASURED]
+    columns += [column for soc in socs for column in (simulated(soc), bound_of(soc))]
+    columns += [ratio(MEASURED, device=device), *([REASON] if any(r.reason for r in results) else []), CALL]
+    return Page(
+        title=f"opreplay: {source}",
+        headline=run.first_line,
+        command=command,
+        facts=(
+            ("started", header.started_at),
+            ("opreplay", header.opreplay_version),
+            ("machine", str(header.environment.get("cpu") or header.environment.get("device") or "–")),
+            *(
+                (total.label, _total_text(total.recorded_us, total.measured_us, total.simulated_us))
+                for total in totals(results, device=device, header=header)
+            ),
+        ),
+        bars=(bars_by_name("Time by op, all calls", {column.title: sums(results, column) for column in times}),),
+        rooflines=tuple(roofline(soc, results) for soc in socs),
+        tables=(
+            heaviest("Ops", columns, results, lambda r: r.recorded_share),
+            *tables(run),
+            *batch.tables(run.traces, run.jobs),
+            *([sequence.table(run.sequence)] if run.sequence is not None else []),
+        ),
+        notes=(*run.notes, *batch.notes(run.traces, run.jobs)),
+    )
+
+
+def _total_text(recorded: float | None, measured: float | None, simulated: dict[str, float]) -> str:
+    parts = [f"recorded {time_text(recorded)}", f"measured {time_text(measured)}"]
+    return ", ".join([*parts, *(f"{soc} {time_text(us)}" for soc, us in simulated.items())])
+
+
+def html(run: Run, command: str) -> str:
+    """One page that works offline."""
+    return render_page(page(run, command))
 
 
 def tables(run: Run) -> list[AnyTable]:

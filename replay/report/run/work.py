@@ -34,10 +34,10 @@ def counted(results: Sequence[OpResult]) -> list[OpResult]:
 def work_notes(results: Sequence[OpResult]) -> list[str]:
     """Warnings: ops that do no work, and values that break a convention."""
     idle = [result.name for result in counted(results) if result.work is not None and result.work.idle]
-    found = [f"warning: {plural(len(idle), 'op')} without work: {_listed(idle)}"] if idle else []
+    lines = [f"warning: {plural(len(idle), 'op')} without work: {_listed(idle)}"] if idle else []
     odd = [(result.name, result.work.warnings) for result in results if result.work and result.work.warnings]
     wrong = [f"{name}: {warning}" for name, warnings in odd for warning in warnings]
-    return found + ([f"warning: the values of {plural(len(odd), 'op')} are odd: {_listed(wrong)}"] if wrong else [])
+    return lines + ([f"warning: the values of {plural(len(odd), 'op')} are odd: {_listed(wrong)}"] if wrong else [])
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -74,9 +74,10 @@ def planned_results(
     `checks`: verdicts of a run on meta tensors, by id. `failed`: why an op has no prediction, once it was asked for.
     """
     outcomes = [_outcome(op, max_op_bytes, over) for op in plan.ops]
-    made = [(op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    predicted = [(op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
     results = [
-        result_of(plan, op, outcome, found, unpredicted=(failed or {}).get(op.id, ())) for op, outcome, found in made
+        result_of(plan, op, outcome, predictions, unpredicted=(failed or {}).get(op.id, ()))
+        for op, outcome, predictions in predicted
     ]
     return [msgspec.structs.replace(result, meta=checks.get(result.id)) for result in results] if checks else results
 
@@ -115,12 +116,12 @@ def render(
     kinds = None if where is None else where.unowned
     chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total, kinds)
     chosen += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
-    found = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
-    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results) if note not in chosen]
+    lines = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
+    lines += [note for soc in socs_of(results) for note in confidence_notes(soc, results) if note not in chosen]
     before = [*head, *suspects.rendered(suspects.lines(results))]
     parts = [*before, Text(), *parts] if before else parts
     tables = [*terminal(reasons_table(results)), *terminal(meta.problems(results))]
-    notes = found if everything else decisive(found, chosen)
+    notes = lines if everything else decisive(lines, chosen)
     return Group(*parts, *rest_line(results, MAX_ROWS), *tables, *notes_lines(notes))
 
 
@@ -185,8 +186,8 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "suspicions": result.suspicions,
         "simulated_us": result.simulated_us,
         "bound": result.bound,
-        "by": {soc: one.by for soc, one in result.simulated.items()},
-        "l2": {soc: one.l2 for soc, one in result.simulated.items()},
+        "by": {soc: prediction.by for soc, prediction in result.simulated.items()},
+        "l2": {soc: prediction.l2 for soc, prediction in result.simulated.items()},
         "assumptions": op.assumptions,
         "meta": result.meta,
     }

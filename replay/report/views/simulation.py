@@ -19,7 +19,9 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, formats, suspects
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
-from opreplay.replay.report.run import npu
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
+from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
 from opreplay.replay.report.table import (
@@ -33,6 +35,7 @@ from opreplay.replay.report.table import (
     OpCell,
     Table,
     decisive,
+    heaviest,
     names_room,
     notes_lines,
     terminal,
@@ -58,7 +61,7 @@ MOST_WITH_SHARES = 3
 
 def covered(plan: ReplayPlan, step: Step) -> Coverage:
     """How much of the recorded time the predictions of a device stand for, by what made them."""
-    return coverage_of(plan, [(one.id, one.simulated) for one in step.ops])
+    return coverage_of(plan, [(op.id, op.simulated) for op in step.ops])
 
 
 def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
@@ -83,19 +86,19 @@ def _op_facts(op: ReplayOp, result: OpResult, *, captured: bool) -> dict[str, An
         "recorded_host_us_total": None if captured else op.recorded.host_us_total,
         "simulated": {
             device: {
-                **{name: getattr(one, name) for name in ("time_us", "low_us", "high_us")},
-                "total_us": one.time_us * op.count,
-                **{name: getattr(one, name) for name in _SIMULATED},
+                **{name: getattr(prediction, name) for name in ("time_us", "low_us", "high_us")},
+                "total_us": prediction.time_us * op.count,
+                **{name: getattr(prediction, name) for name in _SIMULATED},
             }
-            for device, one in result.simulated.items()
+            for device, prediction in result.simulated.items()
         },
     }
 
 
 def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where | None = None) -> dict[str, Any]:
     """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
-    found = covered(plan, steps[0])
-    done = {one.id for one in steps[0].ops}
+    coverage = covered(plan, steps[0])
+    done = {op.id for op in steps[0].ops}
     return {
         "schema_version": SCHEMA_VERSION,
         "source": plan.source,
@@ -104,8 +107,8 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
         "losses": plan.losses,
         "capture_notes": [] if plan.capture is None else list(plan.capture.notes),
         "ops": len(plan.ops),
-        "simulated_ops": found.ops,
-        "covered_share": found.predicted,
+        "simulated_ops": coverage.ops,
+        "covered_share": coverage.predicted,
         "covered_of": clock_of(plan),
         "recorded_device_us": plan.device_us_total or None,
         "recorded_device_us_of_simulated": sum(o.recorded.device_us_total for o in plan.ops if o.id in done) or None,
@@ -118,7 +121,11 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
                 "high_us": step.high_us if step.ops else None,
                 "uncalibrated_share": step.uncalibrated_share,
                 "coverage": coverage_facts(covered(plan, step)),
-                "faster_than_larger": {one.larger: one.ops for one in inversions(steps) if one.smaller == step.device},
+                "faster_than_larger": {
+                    inversion.larger: inversion.ops
+                    for inversion in inversions(steps)
+                    if inversion.smaller == step.device
+                },
                 "beyond_hbm_bytes_per_s": step.beyond_hbm,
                 "by_bound_us": step.by_bound,
                 "by_family_us": step.by_family,
@@ -153,9 +160,11 @@ def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
         return None
     verdicts = ("same", "close", "differs")
     return {
-        "ops": {v: sum(one.verdict == v for one in compared) for v in verdicts},
-        "recorded_us": {v: sum(one.recorded_us for one in compared if one.verdict == v) for v in verdicts},
-        "compared": [msgspec.to_builtins(one) for one in compared],
+        "ops": {v: sum(agreement.verdict == v for agreement in compared) for v in verdicts},
+        "recorded_us": {
+            v: sum(agreement.recorded_us for agreement in compared if agreement.verdict == v) for v in verdicts
+        },
+        "compared": [msgspec.to_builtins(agreement) for agreement in compared],
     }
 
 
@@ -179,23 +188,23 @@ def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
 
 def _predictions(step: Step) -> list[_OfOp]:
     """What is predicted of a call on a device, under keys that end with its name."""
-    found = {one.id: one.simulated for one in step.ops}
+    predictions = {op.id: op.simulated for op in step.ops}
     fields = ("time_us", "low_us", "high_us", "bound", "confidence", "by", "l2", "extrapolated")
     return [
         _OfOp(
             f"{'simulated_us' if field == 'time_us' else field}_{step.device}",
-            lambda op, field=field: getattr(found.get(op.id), field, None),
+            lambda op, field=field: getattr(predictions.get(op.id), field, None),
         )
         for field in fields
     ]
 
 
-def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, float]], most: int) -> Table[str]:
+def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, float]], limit: int) -> Table[str]:
     columns = [Column[str](title, lambda name: name)]
     for step, us in zip(steps, times, strict=True):
         columns += _with_share(step, us, share=len(steps) <= MOST_WITH_SHARES)
-    order = sorted({name for one in times for name in one}, key=lambda name: -max(t.get(name, 0.0) for t in times))
-    return Table(title, columns, order[:most])
+    order = sorted({name for times in times for name in times}, key=lambda name: -max(t.get(name, 0.0) for t in times))
+    return Table(title, columns, order[:limit])
 
 
 def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column[str]]:
@@ -206,7 +215,7 @@ def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column
 
 def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool) -> Table[Step | None]:
     """A row a device; None is what was recorded."""
-    done = {one.id for one in steps[0].ops}
+    done = {op.id for op in steps[0].ops}
     recorded = sum(op.recorded.device_us_total for op in plan.ops if op.id in done)
     # Where the head names the device, a short word leaves the columns their room.
     name = (plan.device or "recorded") if names_device else "recorded"
@@ -269,12 +278,12 @@ def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType
     """A line a device: does a captured step fit its memory?"""
     lines: list[RenderableType] = []
     for step in steps:
-        found = memory_facts(plan, step)
-        if found is not None:
-            verdict = "fits" if found["fits"] else "does NOT fit"
-            sizes = f"{readable(found['peak_bytes'])} at most of {readable(int(found['hbm_bytes']))}"
+        memory = memory_facts(plan, step)
+        if memory is not None:
+            verdict = "fits" if memory["fits"] else "does NOT fit"
+            sizes = f"{readable(memory['peak_bytes'])} at most of {readable(int(memory['hbm_bytes']))}"
             text = f"memory: {verdict} {safe(step.device)}: tensors take {sizes}; workspaces are not counted"
-            lines.append(Text(text, style="" if found["fits"] else "yellow"))
+            lines.append(Text(text, style="" if memory["fits"] else "yellow"))
     return lines
 
 
@@ -282,11 +291,12 @@ def _inversion_lines(steps: Sequence[Step]) -> list[RenderableType]:
     """Where a smaller device is predicted faster than a larger one, and why."""
     return [
         Text(
-            f"{safe(one.smaller)} is predicted faster than {safe(one.larger)} for {one.ops:,} of {one.compared:,} ops,"
-            f" though no part of it is: calibration, as launches or kernels were measured on one of them only",
+            f"{safe(inversion.smaller)} is predicted faster than {safe(inversion.larger)} for {inversion.ops:,} of "
+            f"{inversion.compared:,} ops, though no part of it is: calibration, as launches or kernels were measured "
+            "on one of them only",
             style="yellow",
         )
-        for one in inversions(steps)
+        for inversion in inversions(steps)
     ]
 
 
@@ -308,8 +318,8 @@ def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
     """ "910b3, time by bound: vector 23.8 %, l2 23.4 %"; the largest ones, the tables have all."""
     shown = [(name, us / step.total_us) for name, us in times.items()][:SHARES_SHOWN] if step.total_us else []
     rest = f" and {len(times) - len(shown)} more" if len(times) > len(shown) else ""
-    told = ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown)
-    return Text(f"{safe(step.device)}, time by {what}: {told}{rest}", overflow="fold")
+    shares = ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown)
+    return Text(f"{safe(step.device)}, time by {what}: {shares}{rest}", overflow="fold")
 
 
 def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
@@ -317,8 +327,8 @@ def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
     predicted: dict[str, dict[str, Simulated]] = {}
     failed: dict[str, list[str]] = {}
     for step in steps:
-        for one in step.ops:
-            predicted.setdefault(one.id, {})[step.device] = one.simulated
+        for op in step.ops:
+            predicted.setdefault(op.id, {})[step.device] = op.simulated
         for id_, why in step.failed.items():
             failed.setdefault(id_, []).append(why)
     ran = Outcome(status="replayed")
@@ -335,8 +345,8 @@ def notes(results: Sequence[OpResult], steps: Sequence[Step]) -> list[str]:
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
     if l2 != "sequence":
-        held = "nothing of its data" if l2 == "cold" else "its own data and code, as in a loop"
-        return [Text(f"caches ({l2}): when an op starts they hold {held} (--l2)", style="dim")]
+        contents = "nothing of its data" if l2 == "cold" else "its own data and code, as in a loop"
+        return [Text(f"caches ({l2}): when an op starts they hold {contents} (--l2)", style="dim")]
     if plan.sequence is None:
         return []
     step, calls = plan.sequence.step, len(plan.sequence.calls)
@@ -404,3 +414,37 @@ def render(
     lines = notes(results, steps)
     parts += notes_lines(lines if everything else decisive(lines, ()))
     return Group(*parts)
+
+
+def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
+    """Everything of a simulation that a page shows."""
+    results, clock = results_of(plan, steps), ops.recorded(device=plan.device_us_total > 0)
+    times = [clock, *(ops.simulated(step.device) for step in steps)]
+    columns = [ops.NAME, ops.INPUTS, ops.CALLS, clock]
+    columns += [column for step in steps for column in (ops.simulated(step.device), ops.bound_of(step.device))]
+    return Page(
+        title=f"Simulated: {plan.source}",
+        headline=head_line(plan, steps),
+        command=command,
+        facts=tuple(
+            (
+                step.device,
+                f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %); "
+                f"{share_text(step.uncalibrated_share)} uncalibrated"
+                if step.ops
+                else band_text(step),
+            )
+            for step in steps
+        ),
+        bars=(
+            bars_by_name("Time by op, all calls", {column.title: sums(results, column) for column in times}),
+            bars_by_name("Time by kernel family", {step.device: step.by_family for step in steps}),
+            bars_by_name("Time by what bounds it", {step.device: step.by_bound for step in steps}),
+        ),
+        rooflines=tuple(roofline(step.device, results) for step in steps),
+        tables=(heaviest("Ops, one call", [*columns, ops.CALL], results, lambda r: r.recorded_share),),
+        notes=(
+            *first_screen.capture_lines(plan),
+            "Sums over ops: `opreplay timeline --soc` says what the step takes.",
+        ),
+    )

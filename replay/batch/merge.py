@@ -188,10 +188,11 @@ class Batch:
             self._trace_result(name, member, uses, op_results)
             for name, member, uses in zip(labels(self._paths), members, self._uses, strict=True)
         ]
-        jobs: dict[str, list[int]] = {}
+        jobs: defaultdict[str, list[int]] = defaultdict(list)
         for index, member in enumerate(members):
-            jobs.setdefault(member.job, []).append(index)
-        return [*traces, *(self._job_result(job, indices, members, traces, op_results) for job, indices in jobs.items())]
+            jobs[member.job].append(index)
+        of_jobs = (self._job_result(job, indices, members, traces, op_results) for job, indices in jobs.items())
+        return [*traces, *of_jobs]
 
     def damaged(self) -> list[str]:
         """Paths of the traces that could not be read in full."""

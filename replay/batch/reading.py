@@ -107,9 +107,7 @@ def find_files(patterns: Sequence[str]) -> list[BatchFile]:
                 continue
             # A link to nothing is a trace that is missing, and a pipe may be one: both are to be seen.
             inside = sorted(
-                str(file)
-                for file in Path(path).rglob("*")
-                if file.name.endswith(SUFFIXES) and not file.is_dir()
+                str(file) for file in Path(path).rglob("*") if file.name.endswith(SUFFIXES) and not file.is_dir()
             )
             if not inside:
                 raise UsageError(f"there is no {' or '.join(SUFFIXES)} file in {path}")

@@ -11,7 +11,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Relatives,
+    Rule,
+    Shape,
+    first_tensor_of,
+    tensor,
+    value,
+)
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_ELEMENTS = 1 << 30
@@ -23,17 +33,6 @@ TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
 _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
 _JOINS = ("cat", "_cat", "concat", "concatenate", "stack")
 _ASIDE = (*_PIECES, "aten::copy_")
-
-
-def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
-    """The tensor in one position of another recorded call, the only one of a list included; None for anything else."""
-    args = recorded_args(call)
-    if position >= len(args):
-        return None
-    arg = args[position]
-    if arg.kind == "tensors" and arg.tensors is not None and len(arg.tensors) == 1:
-        return arg.tensors[0]
-    return arg.tensor
 
 
 def _inside(calls: Sequence[OpSignature], name: str) -> list[TensorMeta]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 
 from opreplay.replay.ir.model import Value
-from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
     Known,
     Rule,
     Shape,
+    first_tensor_of,
     names,
     recorded_shape,
     tensor,

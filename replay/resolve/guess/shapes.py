@@ -13,7 +13,7 @@ from typing import cast
 from opreplay.replay.resolve.guess.copies import COPY_RULES
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES, WIDTH_RULES
 from opreplay.replay.resolve.guess.indices import INDEX_RULES
-from opreplay.replay.resolve.guess.inside import WRITERS, allocated, literal, metas_of, of_the_same_parent
+from opreplay.replay.resolve.guess.inside import WRITERS, allocated, literal, of_the_same_parent
 from opreplay.replay.resolve.guess.lists import LIST_RULES, size_inside
 from opreplay.replay.resolve.guess.networks import NETWORK_RULES, PER_TENSOR
 from opreplay.replay.resolve.guess.results import RESULT_RULES
@@ -24,6 +24,7 @@ from opreplay.replay.resolve.guess.values import (
     Rule,
     Shape,
     first_tensor,
+    metas_of,
     names,
     recorded_shape,
     tensor,

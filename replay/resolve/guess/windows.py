@@ -8,8 +8,17 @@ from typing import Any, cast
 
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, names, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Rule,
+    Shape,
+    first_tensor_of,
+    names,
+    tensor,
+    value,
+)
 from opreplay.traces.model import TensorMeta
 
 MAX_STRIDE = 8

@@ -279,8 +279,9 @@ def _sizes(shape: Shape, known: Known, context: Context) -> Guess | None:
     """Sizes of pieces from the views made inside, where as many as there are add up to the whole; else even ones."""
     around, recorded = context.relatives(), value(known, "dim") is not None
     dim = dim_of(known, len(shape)) if recorded else 0
-    views = next((calls for name in _PIECES if (calls := [c for c in around.children if c.name == name])), [])
-    if not shape or dim is None or not views:
+    by_name = ([call for call in around.children if call.name == name] for name in _PIECES)
+    views = next(filter(None, by_name), None)
+    if not shape or dim is None or views is None:
         return None
     if (read := _pieces_read(shape, len(views), around)) is not None and (not recorded or read[0] == dim):
         return Guess(value=read[1], why=f"the {len(views)} pieces that are read next")

@@ -102,7 +102,7 @@ def command(
     from functools import partial
 
     from opreplay.cli.opening import tells_step
-    from opreplay.cli.pages import check_page, write_page
+    from opreplay.cli.outputs import check_page, write_page
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.ascend.simulate.times import simulated_times
@@ -113,12 +113,12 @@ def command(
 
     page = check_page(output, force=force or overwrite)
     conditions = [parse_condition(text) for text in fail_if]
-    threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
+    threshold = min([threshold, *(condition.limit for condition in conditions if condition.what == "slower")])
     files = ((before, *also_before), (after, *also_after) if after is not None else ())
     first, second = (
         [open_operand(path, progress=ReadProgress, activity=tells_step(path)) for path in side] for side in files
     )
-    found = compare_operands(
+    comparison = compare_operands(
         first,
         second,
         times=times,
@@ -129,20 +129,20 @@ def command(
         simulate=simulated_times,
     )
     step = _steps(first, second)
-    broken, untested = violations(conditions, found), unchecked(conditions, found)
-    warnings = warnings_of(conditions, found)
-    write_page(page, partial(view.page, found), force=force or overwrite)
+    broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
+    warnings = warnings_of(conditions, comparison)
+    write_page(page, partial(view.page, comparison), force=force or overwrite)
     if format_ == "json":
-        sides = {which: None if one is None else step_facts(one) for which, one in step.items()}
-        told = {"step": sides, "violations": broken, "unchecked": untested, "warnings": warnings}
-        console.write(console.json_text({**view.facts(found), **told}))
+        sides = {which: None if side is None else step_facts(side) for which, side in step.items()}
+        verdicts = {"step": sides, "violations": broken, "unchecked": untested, "warnings": warnings}
+        console.write(console.json_text({**view.facts(comparison), **verdicts}))
     elif format_ == "markdown":
-        console.write(view.markdown(found, everything=everything))
+        console.write(view.markdown(comparison, everything=everything))
     else:
-        verdicts = [f"{which}: {verdict(one)}" for which, one in step.items() if one is not None and one.marked]
-        for line in (*verdicts, view.first_line(found), *view.side_lines(found)):
+        bounds = [f"{which}: {verdict(side)}" for which, side in step.items() if side is not None and side.marked]
+        for line in (*bounds, view.first_line(comparison), *view.side_lines(comparison)):
             console.show_line(line)
-        console.show_fitted(lambda width: view.render(found, width=width, everything=everything))
+        console.show_fitted(lambda width: view.render(comparison, width=width, everything=everything))
     for line in warnings:
         console.narrate(f"opreplay: warning: {line}")
     for line in (*broken, *untested):

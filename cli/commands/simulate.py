@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from opreplay.replay.timeline.step import StepReport
     from opreplay.traces import Trace
 
-SUFFIXES = (".json", ".csv", ".html")
-
 
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
 @source_options(execution_traces=False)
@@ -90,6 +88,7 @@ def command(
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
     from opreplay.cli.opening import tells_step
+    from opreplay.cli.outputs import check_output, command_line, write_file
     from opreplay.cli.setup import plan_of_source, planned
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_plan
@@ -98,7 +97,7 @@ def command(
     from opreplay.replay.report.views import simulation as view
 
     for name in output:
-        check_output(Path(name), force=force)
+        check_output(name, (".json", ".csv", ".html"), force=force)
     ready, read = planned(
         plan_of_source(source, selection, in_order=True, cluster=cluster, activity=tells_step(source.trace)),
         plugins=plugin,
@@ -121,11 +120,8 @@ def command(
     step = _step(read, ready, selection)
     ready.conclude()
     for name in output:
-        from opreplay.cli.outputs import write_file
-
         suffix = Path(name).suffix.lower()
         if suffix == ".html":
-            from opreplay.cli.outputs import command_line
             from opreplay.replay.report.page.render import render
 
             text = render(view.page(plan, steps, command_line()))
@@ -158,13 +154,3 @@ def _step(read: Trace | ReplayPlan, ready: Planned, selection: Selection) -> Ste
     every = Selection(select="owner", allow_imports=selection.allow_imports)
     plan = ready.plan if selection == every else plan_of(read, every, device="cpu", in_order=True)
     return step_of(read, devices=list(ready.devices.values()), plan=plan, contents=ready.contents)
-
-
-def check_output(path: Path, *, force: bool) -> None:
-    """Raises UsageError for a file of no known format or one that may not be written."""
-    from opreplay.cli.outputs import check_writable
-    from opreplay.traces.errors import UsageError
-
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"no output format for {path.name}", hint=f"Suffixes are {', '.join(SUFFIXES)}.")
-    check_writable(path, force=force)

@@ -26,9 +26,7 @@ def command_line() -> str:
 
 
 def _page(run: report.Run) -> str:
-    from opreplay.replay.report.page import of_run
-
-    return of_run.render(run, command_line())
+    return report.html(run, command_line())
 
 
 PAGES: dict[str, Render] = {

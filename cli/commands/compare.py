@@ -102,7 +102,6 @@ def command(
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.ascend.simulate.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
-    from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
 
@@ -123,7 +122,7 @@ def command(
     )
     broken, untested = violations(conditions, found), unchecked(conditions, found)
     warnings = warnings_of(conditions, found)
-    write_page(page, partial(of_checks.of_comparison, found), force=force or overwrite)
+    write_page(page, partial(view.page, found), force=force or overwrite)
     if format_ == "json":
         told = {"violations": broken, "unchecked": untested, "warnings": warnings}
         console.write(console.json_text({**view.facts(found), **told}))

@@ -166,10 +166,9 @@ def _show(found: Cases, format_: str, output: tuple[str, ...], *, force: bool) -
 
         path = Path(name)
         if path.suffix.lower() == ".html":
-            from opreplay.replay.report.page import of_cases
             from opreplay.replay.report.page.render import render
 
-            text = render(of_cases.page(found, command_line()))
+            text = render(view.page(found, command_line()))
         elif path.suffix.lower() == ".csv":
             text = view.csv_text(found)
         else:

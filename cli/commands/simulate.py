@@ -119,10 +119,9 @@ def command(
         suffix = Path(name).suffix.lower()
         if suffix == ".html":
             from opreplay.cli.outputs import command_line
-            from opreplay.replay.report.page import of_simulation
             from opreplay.replay.report.page.render import render
 
-            text = render(of_simulation.page(plan, steps, command_line()))
+            text = render(view.page(plan, steps, command_line()))
         elif suffix == ".csv":
             text = view.csv_text(plan, steps)
         else:

@@ -103,10 +103,9 @@ def command(
         console.write(console.json_text(view.facts(found, lines=lines)))
     elif format_ == "html":
         from opreplay.cli.outputs import command_line
-        from opreplay.replay.report.page.of_tiles import of_study
         from opreplay.replay.report.page.render import render
 
-        console.write(render(of_study(found, command_line())))
+        console.write(render(view.page(found, command_line())))
     else:
         console.show_line(view.headline(found))
         console.show_fitted(partial(view.render, found, lines=lines))

@@ -86,7 +86,6 @@ def command(
         raise UsageError("which device was measured is not said", hint="Give --soc, or --all and a folder of tables.")
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.validate import read_measured, validate
-    from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import validation as view
 
     page = check_page(output, force=force)
@@ -106,7 +105,7 @@ def command(
             cross=cross_validate,
             on_step=console.narrate,
         )
-    write_page(page, partial(of_checks.of_validation, found), force=force)
+    write_page(page, partial(view.page, found), force=force)
     if format_ == "json":
         console.write(console.json_text(view.facts(found, worst=worst)))
     else:

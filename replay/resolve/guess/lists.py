@@ -30,17 +30,17 @@ def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
     args = recorded_args(call)
     if position >= len(args):
         return None
-    found = args[position]
-    if found.kind == "tensors" and found.tensors is not None and len(found.tensors) == 1:
-        return found.tensors[0]
-    return found.tensor
+    arg = args[position]
+    if arg.kind == "tensors" and arg.tensors is not None and len(arg.tensors) == 1:
+        return arg.tensors[0]
+    return arg.tensor
 
 
 def _inside(calls: Sequence[OpSignature], name: str) -> list[TensorMeta]:
     """First tensors of the calls of one name, where each has one."""
     metas = [first_tensor_of(call) for call in calls if call.name == name]
-    found = [meta for meta in metas if meta is not None]
-    return found if len(found) == len(metas) else []
+    tensors = [meta for meta in metas if meta is not None]
+    return tensors if len(tensors) == len(metas) else []
 
 
 def _joined(known: Known, context: Context) -> Guess | None:
@@ -72,9 +72,9 @@ def _stacked_inside(around: Relatives) -> Guess | None:
         if meta is None or len(meta.shape) != len(whole.shape) + 1 or meta.shape[0] * meta.shape[1] != whole.shape[0]:
             continue
         if meta.shape[2:] == whole.shape[1:]:
-            one = TensorMeta(shape=meta.shape[1:], dtype=whole.dtype)
+            part = TensorMeta(shape=meta.shape[1:], dtype=whole.dtype)
             why = f"{meta.shape[0]} parts of {list(whole.shape)}, which is viewed as {list(meta.shape)}"
-            return Guess(tensors=(one,) * meta.shape[0], why=why)
+            return Guess(tensors=(part,) * meta.shape[0], why=why)
     return None
 
 
@@ -122,8 +122,8 @@ def _stacked(known: Known, context: Context) -> Guess | None:
         dim %= len(whole.shape)
         count = whole.shape[dim]
         if 0 < count <= 4096 and math.prod(whole.shape) <= MAX_ELEMENTS:
-            one = TensorMeta(shape=(*whole.shape[:dim], *whole.shape[dim + 1 :]), dtype=whole.dtype)
-            return Guess(tensors=(one,) * count, why=f"{count} slices of what {call.name} reads next")
+            part = TensorMeta(shape=(*whole.shape[:dim], *whole.shape[dim + 1 :]), dtype=whole.dtype)
+            return Guess(tensors=(part,) * count, why=f"{count} slices of what {call.name} reads next")
     return None
 
 
@@ -224,9 +224,9 @@ def _broadcast_types(
     for call in around.following:
         read = [arg.tensor for arg in recorded_args(call) if arg.tensor is not None and arg.tensor.shape == result]
         # What was expanded has a step of 0, where strides are recorded.
-        own = [meta for meta in read if meta.dtype and 0 not in (meta.strides or ())]
-        if own:
-            other = next((meta.dtype for meta in own if meta.dtype not in types.values()), own[0].dtype)
+        results = [meta for meta in read if meta.dtype and 0 not in (meta.strides or ())]
+        if results:
+            other = next((meta.dtype for meta in results if meta.dtype not in types.values()), results[0].dtype)
             types.setdefault(result, other)
             break
     if any(shape not in types for shape in shapes):
@@ -296,17 +296,17 @@ def _no_tensors(known: Known, context: Context) -> Guess | None:
 
 def _sizes(known: Known, context: Context) -> Guess | None:
     """Sizes of pieces from the views made inside, where as many as there are add up to the whole; else even ones."""
-    own, told = tensor(known, "self"), value(known, "dim")
-    dim = told if isinstance(told, int) else 0
-    if own is None or not -len(own.shape) <= dim < len(own.shape):
+    source, recorded_dim = tensor(known, "self"), value(known, "dim")
+    dim = recorded_dim if isinstance(recorded_dim, int) else 0
+    if source is None or not -len(source.shape) <= dim < len(source.shape):
         return None
-    dim, around = dim % len(own.shape), context.relatives()
-    views = next((found for name in _PIECES if (found := [c for c in around.children if c.name == name])), [])
+    dim, around = dim % len(source.shape), context.relatives()
+    views = next((calls for name in _PIECES if (calls := [c for c in around.children if c.name == name])), [])
     if not views:
         return None
-    if (read := _pieces_read(own, len(views), around)) is not None and (told is None or read[0] == dim):
+    if (read := _pieces_read(source, len(views), around)) is not None and (recorded_dim is None or read[0] == dim):
         return Guess(value=read[1], why=f"the {len(views)} pieces that are read next")
-    whole = own.shape[dim]
+    whole = source.shape[dim]
     exact = [_piece(call, dim) for call in views]
     if all(size is not None for size in exact) and sum(size or 0 for size in exact) == whole:
         return Guess(value=tuple(exact), why=f"the {len(exact)} pieces made inside")
@@ -314,21 +314,25 @@ def _sizes(known: Known, context: Context) -> Guess | None:
     return Guess(value=tuple(size + (i < rest) for i in range(len(views))), why=f"{len(views)} even pieces")
 
 
-def _pieces_read(own: TensorMeta, count: int, around: Relatives) -> tuple[int, Shape] | None:
+def _pieces_read(source: TensorMeta, count: int, around: Relatives) -> tuple[int, Shape] | None:
     """(dimension, sizes) of as many pieces, where the next calls read each of them once in turn."""
     shapes = [arg.tensor.shape for call in around.following for arg in recorded_args(call) if arg.tensor is not None]
-    for d in range(len(own.shape)) if count > 1 else ():
-        kept = (own.shape[:d], own.shape[d + 1 :])
-        sizes = [shape[d] for shape in shapes if len(shape) == len(own.shape) and (shape[:d], shape[d + 1 :]) == kept]
-        if sum(sizes[:count]) == own.shape[d] and len(sizes) >= count:
+    for d in range(len(source.shape)) if count > 1 else ():
+        other_sizes = (source.shape[:d], source.shape[d + 1 :])
+        sizes = [
+            shape[d]
+            for shape in shapes
+            if len(shape) == len(source.shape) and (shape[:d], shape[d + 1 :]) == other_sizes
+        ]
+        if sum(sizes[:count]) == source.shape[d] and len(sizes) >= count:
             return d, tuple(sizes[:count])
     return None
 
 
 def _split_dim(known: Known, context: Context) -> Guess | None:
-    own, around = tensor(known, "self"), context.relatives()
+    source, around = tensor(known, "self"), context.relatives()
     counts = [n for name in _PIECES if (n := sum(call.name == name for call in around.children))]
-    read = _pieces_read(own, counts[0], around) if own is not None and counts else None
+    read = _pieces_read(source, counts[0], around) if source is not None and counts else None
     return None if read is None else Guess(value=read[0], why=f"the {counts[0]} pieces that are read next")
 
 

@@ -35,28 +35,28 @@ def _shape(known: Known, *names: str) -> Shape | None:
     return next((meta.shape for name in names if (meta := tensor(known, name)) is not None), None)
 
 
-def _always(given: Value, why: str = "a common value") -> Rule:
-    return lambda known, context: Guess(value=given, why=f"{given!r} ({why})")
+def _always(constant: Value, why: str = "a common value") -> Rule:
+    return lambda known, context: Guess(value=constant, why=f"{constant!r} ({why})")
 
 
 def _group_count(known: Known, context: Context) -> Guess | None:
     mean = _shape(known, "mean")
     if mean is not None and len(mean) == 2:
         return Guess(value=mean[1], why="the shape of mean")
-    own = _shape(known, "input", "self")
-    if own is None or len(own) < 2:
+    shape = _shape(known, "input", "self")
+    if shape is None or len(shape) < 2:
         return None
-    count = next(n for n in GROUPS if own[1] % n == 0)
+    count = next(n for n in GROUPS if shape[1] % n == 0)
     return Guess(value=count, why=f"{count} (a common value)")
 
 
 def _of_input(pick: str) -> Rule:
     def rule(known: Known, context: Context) -> Guess | None:
-        own = _shape(known, "input")
-        if own is None or len(own) < 2:
+        shape = _shape(known, "input")
+        if shape is None or len(shape) < 2:
             return None
-        found = {"N": own[0], "C": own[1], "HxW": math.prod(own[2:])}[pick]
-        return Guess(value=found, why="the shape of the input")
+        size = {"N": shape[0], "C": shape[1], "HxW": math.prod(shape[2:])}[pick]
+        return Guess(value=size, why="the shape of the input")
 
     return rule
 
@@ -99,19 +99,19 @@ def _grouped_heads(known: Known, context: Context) -> Guess | None:
 
 
 def _spectrum_width(known: Known, context: Context) -> Guess | None:
-    own, window = _shape(known, "self"), _shape(known, "window")
-    if own is None or len(own) < 1:
+    shape, window = _shape(known, "self"), _shape(known, "window")
+    if shape is None or len(shape) < 1:
         return None
     if window is not None and len(window) == 1 and window[0] > 0:
         return Guess(value=window[0], why="the length of the window")
-    return Guess(value=max(1, min(400, own[-1])), why="400, or the length of the signal")
+    return Guess(value=max(1, min(400, shape[-1])), why="400, or the length of the signal")
 
 
 def _inverse_width(known: Known, context: Context) -> Guess | None:
-    own = _shape(known, "self")
-    if own is None or len(own) < 2:
+    shape = _shape(known, "self")
+    if shape is None or len(shape) < 2:
         return None
-    return Guess(value=2 * (own[-2] - 1), why="the number of frequencies")
+    return Guess(value=2 * (shape[-2] - 1), why="the number of frequencies")
 
 
 def _table_rows(known: Known, context: Context) -> Guess | None:
@@ -141,8 +141,8 @@ def _hidden_size(known: Known, context: Context) -> Guess | None:
 
 
 def _real_length(known: Known, context: Context) -> Guess | None:
-    own = _shape(known, "self")
-    return Guess(value=max(1, 2 * (own[-1] - 1)), why="the number of frequencies") if own else None
+    shape = _shape(known, "self")
+    return Guess(value=max(1, 2 * (shape[-1] - 1)), why="the number of frequencies") if shape else None
 
 
 def _transform(context: Context) -> str:
@@ -169,24 +169,26 @@ def _one_sided(known: Known, context: Context) -> Guess | None:
 
 def _transformed_dims(known: Known, context: Context) -> Guess | None:
     """The last dimension, the last two, or all of them, as the name of the transform says."""
-    own, name = _shape(known, "self"), _transform(context)
-    if own is None:
+    shape, name = _shape(known, "self"), _transform(context)
+    if shape is None:
         return None
-    count = len(own) if name.endswith("n") else 2 if name.endswith("2") else 1
-    count = min(count, len(own)) if context.relatives().name != "aten::_fft_c2c" or name[4:5] != "i" else 1
-    return Guess(value=tuple(range(len(own) - count, len(own))), why=f"the last {'dimension' if count == 1 else count}")
+    count = len(shape) if name.endswith("n") else 2 if name.endswith("2") else 1
+    count = min(count, len(shape)) if context.relatives().name != "aten::_fft_c2c" or name[4:5] != "i" else 1
+    return Guess(
+        value=tuple(range(len(shape) - count, len(shape))), why=f"the last {'dimension' if count == 1 else count}"
+    )
 
 
 def _signal_length(known: Known, context: Context) -> Guess | None:
     """To how many elements a transform pads its input: what the transform inside is given, or what is read next has."""
-    own, around = _own_signal(known), context.relatives()
-    if own is None:
+    shape, around = _own_signal(known), context.relatives()
+    if shape is None:
         return None
     inverse = around.name.startswith(("aten::fft_ir", "aten::fft_hf"))
-    usual = 2 * (own[-1] - 1) if inverse else own[-1]
+    usual = 2 * (shape[-1] - 1) if inverse else shape[-1]
     for call in around.following[:READERS] if inverse else around.children:
         meta = first_tensor_of(call)
-        if meta is None or meta.shape[:-1] != own[:-1]:
+        if meta is None or meta.shape[:-1] != shape[:-1]:
             continue
         if call.name.startswith("aten::_fft_") if not inverse else not meta.dtype.startswith("complex"):
             length = meta.shape[-1]
@@ -195,19 +197,23 @@ def _signal_length(known: Known, context: Context) -> Guess | None:
 
 
 def _own_signal(known: Known) -> Shape | None:
-    own, dim = _shape(known, "self"), value(known, "dim")
-    return own if own and dim in (None, -1, len(own) - 1) else None
+    shape, dim = _shape(known, "self"), value(known, "dim")
+    return shape if shape and dim in (None, -1, len(shape) - 1) else None
 
 
 def _halved(known: Known, context: Context) -> Guess | None:
     """The dimension of a gated unit: where its gradient, or what is read next, is half as large."""
-    own, around = _shape(known, "self"), context.relatives()
-    if not own:
+    source_shape, around = _shape(known, "self"), context.relatives()
+    if not source_shape:
         return None
     grad = _shape(known, "grad_output")
     read = [meta.shape for call in around.following[:2] if (meta := first_tensor_of(call)) is not None]
     for shape in read if grad is None else [grad]:
-        dims = [d for d in range(len(own)) if shape == (*own[:d], own[d] // 2, *own[d + 1 :])]
+        dims = [
+            d
+            for d in range(len(source_shape))
+            if shape == (*source_shape[:d], source_shape[d] // 2, *source_shape[d + 1 :])
+        ]
         if dims:
             return Guess(value=dims[-1], why="where the result is half as large")
     return Guess(value=-1, why="the last dimension")

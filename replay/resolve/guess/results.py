@@ -51,76 +51,83 @@ def _results(known: Known, context: Context) -> Iterator[tuple[Shape, str]]:
 
 def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
     """(dimensions, keepdim, why) that make the recorded output, or what is read next, of what goes in."""
-    own = _own(known)
-    if own is None or len(own) > MAX_RANK:
+    source_shape = _own(known)
+    if source_shape is None or len(source_shape) > MAX_RANK:
         return None
     out = next((m for n in ("out", "values") if (m := tensor(known, n)) is not None), None)
     if out is not None and out.shape != (0,):  # torch gives an empty one its size later
-        found = reduction_to(own, out.shape)
-        return None if found is None else (*found, "the shape of the output")
-    if (inside := _reduced_inside(own, context)) is not None:
+        reduction = reduction_to(source_shape, out.shape)
+        return None if reduction is None else (*reduction, "the shape of the output")
+    if (inside := _reduced_inside(source_shape, context)) is not None:
         return inside
     around = context.relatives()
     engine = around.parent is not None and around.parent.name.startswith("autograd::engine")
     viewed = first_tensor_of(around.following[0]) if engine and around.following else None
-    if viewed is not None and viewed.shape == own and own[:1] == (1,) and around.following[0].name == "aten::view":
+    if (
+        viewed is not None
+        and viewed.shape == source_shape
+        and source_shape[:1] == (1,)
+        and around.following[0].name == "aten::view"
+    ):
         return (0,), True, "the sum of a gradient over dimensions in front, viewed next"
-    one = "dim" in known and isinstance(value(known, "dim"), int)
+    one_dim = "dim" in known and isinstance(value(known, "dim"), int)
     for at, call in enumerate(context.relatives().following[:NEXT_READERS_OF_SUMS]):
         for arg in recorded_args(call):
             shape = arg.tensor.shape if arg.tensor is not None else None
             # A number may be anything but the first argument of what is called at once.
-            if shape is None or shape == own or (shape == () and (at or one)):
+            if shape is None or shape == source_shape or (shape == () and (at or one_dim)):
                 continue
-            found = reduction_to(own, shape)
-            if found is not None and found[0]:
-                return *found, f"{call.name} reads {list(shape)} next"
+            reduction = reduction_to(source_shape, shape)
+            if reduction is not None and reduction[0]:
+                return *reduction, f"{call.name} reads {list(shape)} next"
     return None
 
 
-def _reduced_inside(own: Shape, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
+def _reduced_inside(source_shape: Shape, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
     """What the view of its result that a reduction makes, and the zeros that it writes there, tell."""
     around = context.relatives()
     views = [
         meta.shape for call in around.children if call.name == "aten::as_strided" and (meta := first_tensor_of(call))
     ]
     filled = [meta.shape for call in around.children if call.name == "aten::fill_" and (meta := first_tensor_of(call))]
-    for shape in filled if own else ():
-        if len(shape) == len(own):
-            dims = tuple(d for d, (n, m) in enumerate(zip(own, shape, strict=True)) if n != m)
-            dims = tuple(range(len(own))) if views and not views[0] else dims
-            return dims, not views or len(views[0]) == len(own), "the calls inside"
-    if not views or not own:
+    for shape in filled if source_shape else ():
+        if len(shape) == len(source_shape):
+            dims = tuple(d for d, (n, m) in enumerate(zip(source_shape, shape, strict=True)) if n != m)
+            dims = tuple(range(len(source_shape))) if views and not views[0] else dims
+            return dims, not views or len(views[0]) == len(source_shape), "the calls inside"
+    if not views or not source_shape:
         return None
-    found = reduction_to(own, views[0])
-    return None if found is None else (*found, "the calls inside")
+    reduction = reduction_to(source_shape, views[0])
+    return None if reduction is None else (*reduction, "the calls inside")
 
 
-def reduction_to(own: Shape, out: Shape) -> tuple[tuple[int, ...], bool] | None:
+def reduction_to(shape: Shape, out: Shape) -> tuple[tuple[int, ...], bool] | None:
     """(dimensions, keepdim) of a reduction of `own` to `out`."""
-    if len(out) == len(own):
-        dims = tuple(d for d, (n, m) in enumerate(zip(own, out, strict=True)) if n != m)
+    if len(out) == len(shape):
+        dims = tuple(d for d, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m)
         return (dims, True) if all(out[d] == 1 for d in dims) else None
     # Of dimensions of one size the last: those of features are reduced more often than those of a batch.
-    for dims in reversed(tuple(combinations(range(len(own)), len(own) - len(out)))) if len(out) < len(own) else ():
-        if tuple(n for d, n in enumerate(own) if d not in dims) == out:
+    for dims in (
+        reversed(tuple(combinations(range(len(shape)), len(shape) - len(out)))) if len(out) < len(shape) else ()
+    ):
+        if tuple(n for d, n in enumerate(shape) if d not in dims) == out:
             return dims, False
     return None
 
 
 def _reduced_dims(known: Known, context: Context) -> Guess | None:
-    found = _reduced(known, context)
-    own = _own(known)
-    if found is None:
+    reduction = _reduced(known, context)
+    shape = _own(known)
+    if reduction is None:
         return None
-    whole = own is not None and len(found[0]) == len(own) and context.relatives().name != "aten::logsumexp"
-    return Guess(value=() if whole else found[0], why=found[2])
+    whole = shape is not None and len(reduction[0]) == len(shape) and context.relatives().name != "aten::logsumexp"
+    return Guess(value=() if whole else reduction[0], why=reduction[2])
 
 
 def _reduced_dim(known: Known, context: Context) -> Guess | None:
-    found = _reduced(known, context)
-    if found is not None and len(found[0]) == 1:
-        return Guess(value=found[0][0], why=found[2])
+    reduction = _reduced(known, context)
+    if reduction is not None and len(reduction[0]) == 1:
+        return Guess(value=reduction[0][0], why=reduction[2])
     return Guess(value=-1, why="the last dimension")
 
 
@@ -141,12 +148,12 @@ def _summed_type(known: Known, context: Context) -> Guess | None:
 
 def _loss_reduction(known: Known, context: Context) -> Guess | None:
     """0 for none, 1 for a mean, 2 for a sum: by what is called inside, or the gradient of the result."""
-    around, own = context.relatives(), _own(known)
+    around, shape = context.relatives(), _own(known)
     names = {call.name for call in (*around.children, *around.inner)}
     if "aten::mean" in names:
         return Guess(value=1, why="1: a mean inside")
     node = node_gradient(around)
-    if node is not None and node.shape and own is not None and node.shape == own[: len(node.shape)]:
+    if node is not None and node.shape and shape is not None and node.shape == shape[: len(node.shape)]:
         return Guess(value=0, why="0: the result is not reduced")
     return None
 
@@ -158,8 +165,8 @@ def _loss_back(known: Known, context: Context) -> Guess | None:
 
 
 def _keepdim(known: Known, context: Context) -> Guess | None:
-    found = _reduced(known, context)
-    return None if found is None else Guess(value=found[1], why=found[2])
+    reduction = _reduced(known, context)
+    return None if reduction is None else Guess(value=reduction[1], why=reduction[2])
 
 
 def _first_fit(known: Known, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
@@ -170,36 +177,36 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
     """Pairs of a padding, the last dimension first; `spatial` dimensions, or all that differ."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        own = _own(known)
-        if not own:
+        source_shape = _own(known)
+        if not source_shape:
             return None
-        same = 0 if spatial is None else len(own) - spatial
+        same = 0 if spatial is None else len(source_shape) - spatial
         if same < 0:
             return None
 
         def fits(shape: Shape) -> bool:
-            longer = len(shape) == len(own) and all(n >= m for n, m in zip(shape, own, strict=True))
-            return longer and shape != own and shape[:same] == own[:same]
+            longer = len(shape) == len(source_shape) and all(n >= m for n, m in zip(shape, source_shape, strict=True))
+            return longer and shape != source_shape and shape[:same] == source_shape[:same]
 
         inside = [call.name for call in context.relatives().children]
         if inside == ["aten::clone"] and spatial is None:
-            return Guess(value=(0, 0) * len(own), why="0: a copy alone inside")
-        found = _first_fit(known, context, fits)
+            return Guess(value=(0, 0) * len(source_shape), why="0: a copy alone inside")
+        padded = _first_fit(known, context, fits)
         forward = context.relatives().forward
         source = None if forward is None or "pad" not in forward.name else first_tensor_of(forward)
-        if forward is not None and source is not None and spatial is None and len(source.shape) == len(own):
-            found = source.shape, f"{forward.name} was given {list(source.shape)} forward"
-        if found is None:
+        if forward is not None and source is not None and spatial is None and len(source.shape) == len(source_shape):
+            padded = source.shape, f"{forward.name} was given {list(source.shape)} forward"
+        if padded is None:
             return None if backward else Guess(value=(1, 1) * (spatial or 1), why=f"1 on each side: {NOTHING}")
-        more = [n - m for n, m in zip(found[0], own, strict=True)]
-        count = spatial or len(own) - next((d for d, n in enumerate(more) if n), 0)
+        more = [n - m for n, m in zip(padded[0], source_shape, strict=True)]
+        count = spatial or len(source_shape) - next((d for d, n in enumerate(more) if n), 0)
         # An odd number is no padding of both sides.
         sides = [
             (abs(n) // 2 * (n % 2 == 0), abs(n) - abs(n) // 2 * (n % 2 == 0), 1 if n > 0 else -1)
-            for n in more[len(own) - count :]
+            for n in more[len(source_shape) - count :]
         ]
         pairs = tuple(sign * side for *both, sign in reversed(sides) for side in both)
-        return Guess(value=pairs, why=found[1])
+        return Guess(value=pairs, why=padded[1])
 
     return rule
 
@@ -208,19 +215,23 @@ def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
     """Sizes of the last dimensions of a result that keeps all others."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        own = _own(known)
-        if own is None:  # the backward of a resampling has the gradient alone
+        source_shape = _own(known)
+        if source_shape is None:  # the backward of a resampling has the gradient alone
             meta = tensor(known, "grad_output")
             return None if meta is None else Guess(value=meta.shape[-spatial:], why="the shape of grad_output")
-        if len(own) < spatial:
+        if len(source_shape) < spatial:
             return None
-        same = len(own) - spatial
-        found = _first_fit(
-            known, context, lambda shape: len(shape) == len(own) and shape[:same] == own[:same] and shape != own
+        same = len(source_shape) - spatial
+        resized = _first_fit(
+            known,
+            context,
+            lambda shape: (
+                len(shape) == len(source_shape) and shape[:same] == source_shape[:same] and shape != source_shape
+            ),
         )
-        if found is not None:
-            return Guess(value=found[0][same:], why=found[1])
-        sizes = tuple(fallback(n) for n in own[same:])
+        if resized is not None:
+            return Guess(value=resized[0][same:], why=resized[1])
+        sizes = tuple(fallback(n) for n in source_shape[same:])
         return Guess(value=sizes, why=f"{list(sizes)}: {NOTHING}")
 
     return rule
@@ -230,13 +241,13 @@ def _scale_factors(spatial: int) -> Rule:
     """Of a resampling that was not told the size of its result."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        own = _own(known)
-        if value(known, "output_size") is not None or own is None or len(own) < spatial:
+        source_shape = _own(known)
+        if value(known, "output_size") is not None or source_shape is None or len(source_shape) < spatial:
             return None
         size = _output_size(spatial, lambda n: 2 * n)(known, context)
-        if size is None or not all(own[-spatial:]):
+        if size is None or not all(source_shape[-spatial:]):
             return None
-        factors = tuple(n / m for n, m in zip(size.value, own[-spatial:], strict=True))
+        factors = tuple(n / m for n, m in zip(size.value, source_shape[-spatial:], strict=True))
         return Guess(value=factors, why=size.why)
 
     return rule
@@ -262,45 +273,51 @@ def _input_size(spatial: int) -> Rule:
 
 def _length(known: Known, context: Context) -> Guess | None:
     """Elements of a new sequence: of its output, or of the first vector that is written or read next."""
-    found = _first_fit(known, context, lambda shape: len(shape) == 1)
-    for call in context.relatives().following[:_NEXT_READERS] if found is None else ():
+    sequence = _first_fit(known, context, lambda shape: len(shape) == 1)
+    for call in context.relatives().following[:_NEXT_READERS] if sequence is None else ():
         listed = (meta for arg in recorded_args(call) for meta in arg.tensors or () if meta is not None)
         vector = next((meta.shape for meta in listed if len(meta.shape) == 1), None)
         if vector is not None:
             return Guess(value=vector[0], why=f"what {call.name} is given next")
-    return Guess(value=found[0][0], why=found[1]) if found is not None else Guess(value=100, why=f"100: {NOTHING}")
+    return (
+        Guess(value=sequence[0][0], why=sequence[1])
+        if sequence is not None
+        else Guess(value=100, why=f"100: {NOTHING}")
+    )
 
 
 def _side_of_matrix(side: int) -> Rule:
     """Rows or columns of a unit matrix."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        found = _first_fit(known, context, lambda shape: len(shape) == 2)
-        return Guess(value=found[0][side], why=found[1]) if found is not None else Guess(value=16, why=f"16: {NOTHING}")
+        matrix = _first_fit(known, context, lambda shape: len(shape) == 2)
+        return (
+            Guess(value=matrix[0][side], why=matrix[1]) if matrix is not None else Guess(value=16, why=f"16: {NOTHING}")
+        )
 
     return rule
 
 
 def _resized(known: Known, context: Context) -> Guess | None:
     """Of a result that an op makes large enough: what the same op, or a later call, is given next."""
-    own = tensor(known, "self")
+    source = tensor(known, "self")
     around = context.relatives()
     parent = "" if around.parent is None else around.parent.name
     if parent == "aten::resize_as_" and around.parent is not None:
         template = first_tensor_of(around.parent, 1)
         return None if template is None else Guess(value=template.shape, why="the size of the template")
-    if own is not None and own.shape != (0,) and not parent.startswith("aten::_fft_"):
-        return Guess(value=own.shape, why="as it is")
+    if source is not None and source.shape != (0,) and not parent.startswith("aten::_fft_"):
+        return Guess(value=source.shape, why="as it is")
     if parent in _VECTORS:
-        found = _vector(around, own.dtype if own is not None and own.dtype else None)
-        return None if found is None else Guess(value=found[0], why=f"{found[1]} is given {list(found[0])} next")
+        vector = _vector(around, source.dtype if source is not None and source.dtype else None)
+        return None if vector is None else Guess(value=vector[0], why=f"{vector[1]} is given {list(vector[0])} next")
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
         meta = first_tensor_of(call)
         if "_slow_conv" in parent and call.name != "aten::copy_":  # the bias is copied to the result
             continue
         if meta is not None and (level == 0 or at < _NEXT_READERS) and meta.shape != (0,):
             return Guess(value=meta.shape, why=f"{call.name} is given {list(meta.shape)} next")
-    return None if own is None else Guess(value=own.shape, why="as it is")
+    return None if source is None else Guess(value=source.shape, why="as it is")
 
 
 def _vector(around: Relatives, dtype: str | None) -> tuple[Shape, str] | None:
@@ -308,10 +325,10 @@ def _vector(around: Relatives, dtype: str | None) -> tuple[Shape, str] | None:
     metas = [
         (arg.tensor, call.name) for call in around.following for arg in recorded_args(call) if arg.tensor is not None
     ]
-    vectors = [one for one in metas if len(one[0].shape) == 1 and one[0].shape != (0,)]
+    vectors = [candidate for candidate in metas if len(candidate[0].shape) == 1 and candidate[0].shape != (0,)]
     types = ("int64", "int32") if dtype is None else (dtype,)
-    found = next((one for one in vectors if one[0].dtype in types), vectors[0] if vectors else None)
-    return None if found is None else (found[0].shape, found[1])
+    first = next((candidate for candidate in vectors if candidate[0].dtype in types), vectors[0] if vectors else None)
+    return None if first is None else (first[0].shape, first[1])
 
 
 _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace", "logspace", "randperm"))
@@ -319,31 +336,35 @@ _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace",
 
 def _largest_count(known: Known, context: Context) -> Guess | None:
     """How many of topk: the size of the only dimension in which the result is smaller."""
-    own = _own(known)
-    if not own:
+    source_shape = _own(known)
+    if not source_shape:
         return None
 
     def fits(shape: Shape) -> bool:
-        return shape[:-1] == own[:-1] and len(shape) == len(own) and shape[-1] <= own[-1]
+        return shape[:-1] == source_shape[:-1] and len(shape) == len(source_shape) and shape[-1] <= source_shape[-1]
 
-    found = _first_fit(known, context, lambda shape: fits(shape) and shape != own) or _first_fit(known, context, fits)
-    return None if found is None else Guess(value=found[0][-1], why=found[1])
+    largest = _first_fit(known, context, lambda shape: fits(shape) and shape != source_shape) or _first_fit(
+        known, context, fits
+    )
+    return None if largest is None else Guess(value=largest[0][-1], why=largest[1])
 
 
 def _repeats(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
-    if own is None:
+    source_shape = _own(known)
+    if source_shape is None:
         return None
 
     def fits(shape: Shape) -> bool:
         return (
-            len(shape) == len(own) and shape != own and all(m and n % m == 0 for n, m in zip(shape, own, strict=True))
+            len(shape) == len(source_shape)
+            and shape != source_shape
+            and all(m and n % m == 0 for n, m in zip(shape, source_shape, strict=True))
         )
 
-    found = _first_fit(known, context, fits)
-    if found is not None:
-        return Guess(value=tuple(n // m for n, m in zip(found[0], own, strict=True)), why=found[1])
-    return Guess(value=(2, *(1,) * max(0, len(own) - 1)), why=f"twice along dimension 0: {NOTHING}")
+    repeated = _first_fit(known, context, fits)
+    if repeated is not None:
+        return Guess(value=tuple(n // m for n, m in zip(repeated[0], source_shape, strict=True)), why=repeated[1])
+    return Guess(value=(2, *(1,) * max(0, len(source_shape) - 1)), why=f"twice along dimension 0: {NOTHING}")
 
 
 REDUCTIONS = names(

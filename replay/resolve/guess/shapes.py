@@ -63,22 +63,22 @@ def _own_strides(known: Known, context: Context) -> Guess | None:
 
 def _factory_size(known: Known, context: Context) -> Guess | None:
     """A new tensor is as large as what is next written into it, or as what its caller was given."""
-    around, own = context.relatives(), _own_shape(known, context)
-    if own is not None and not around.name.partition("::")[2].startswith("new_"):
-        return own
+    around, first_shape = context.relatives(), _own_shape(known, context)
+    if first_shape is not None and not around.name.partition("::")[2].startswith("new_"):
+        return first_shape
     parent = "" if around.parent is None else around.parent.name
     if parent == "aten::linalg_solve_ex":
         return Guess(value=(0,), why=f"[0]: {parent} makes its results larger later")
     if parent == "aten::_pad_circular" and (padded := recorded_shape(around.following[0])) is not None:
         return Guess(value=padded, why=f"what {around.following[0].name} is given next")
-    for call in (*around.children, *(around.following[:3] if own is None else of_the_same_parent(around)[:1])):
+    for call in (*around.children, *(around.following[:3] if first_shape is None else of_the_same_parent(around)[:1])):
         shape = recorded_shape(call) if call.name in WRITERS else None
         if shape is not None:
             return Guess(value=shape, why=f"what {call.name} writes to")
-    if own is not None:
-        return own
-    if (made := literal(around)) is not None:
-        return Guess(value=made.shape, why="what is made of numbers and read next")
+    if first_shape is not None:
+        return first_shape
+    if (numbers := literal(around)) is not None:
+        return Guess(value=numbers.shape, why="what is made of numbers and read next")
     if (memory := allocated(around)) is not None:
         return Guess(value=memory[0], why=memory[1])
     if (inside := size_inside(around, sorted(WRITERS))) is not None:
@@ -102,10 +102,10 @@ def _range_end(known: Known, context: Context) -> Guess | None:
     calls = (*around.children, *around.following[:RANGE_READERS])
     metas = [(meta, call.name) for call in calls for meta in metas_of(call) if len(meta.shape) == 1]
     empty = next((meta.dtype for meta, _ in metas if not meta.shape[0] and meta.dtype), None)  # what is written inside
-    metas = [one for one in metas if one[0].shape[0]]
+    metas = [candidate for candidate in metas if candidate[0].shape[0]]
     types = ("int64", "int32") if empty is None else (empty,)
-    found = next((one for one in metas if one[0].dtype in types), metas[0] if metas else None)
-    return None if found is None else Guess(value=found[0].shape[0], why=f"the length of what {found[1]} is given")
+    vector = next((candidate for candidate in metas if candidate[0].dtype in types), metas[0] if metas else None)
+    return None if vector is None else Guess(value=vector[0].shape[0], why=f"the length of what {vector[1]} is given")
 
 
 def _last_dim(known: Known, context: Context) -> Guess | None:
@@ -123,8 +123,8 @@ def _normalized_shape(known: Known, context: Context) -> Guess | None:
     weight = _shape(known, "weight")
     if weight is not None:
         return Guess(value=weight, why="the shape of the weight")
-    own = _shape(known, "input", "self")
-    return Guess(value=own[-1:], why="the last dimension of the input") if own else None
+    shape = _shape(known, "input", "self")
+    return Guess(value=shape[-1:], why="the last dimension of the input") if shape else None
 
 
 def _all_true(length: int) -> Rule:
@@ -141,18 +141,18 @@ def _gradients_of_norm(known: Known, context: Context) -> Guess | None:
 
 
 def _halves(known: Known, context: Context) -> Guess | None:
-    own, dim = _shape(known, "self", "input"), value(known, "dim")
-    if not own:
+    shape, dim = _shape(known, "self", "input"), value(known, "dim")
+    if not shape:
         return None
-    size = own[dim if isinstance(dim, int) and -len(own) <= dim < len(own) else 0]
+    size = shape[dim if isinstance(dim, int) and -len(shape) <= dim < len(shape) else 0]
     return Guess(value=(size - size // 2, size // 2), why="two halves")
 
 
 def _half(known: Known, context: Context) -> Guess | None:
-    own, dim = _shape(known, "self"), value(known, "dim")
-    if not own:
+    shape, dim = _shape(known, "self"), value(known, "dim")
+    if not shape:
         return None
-    size = own[dim if isinstance(dim, int) and -len(own) <= dim < len(own) else 0]
+    size = shape[dim if isinstance(dim, int) and -len(shape) <= dim < len(shape) else 0]
     return Guess(value=max(1, (size + 1) // 2), why="half of the dimension")
 
 
@@ -166,31 +166,31 @@ def _reduced_shape(known: Known, context: Context) -> Guess | None:
 
 def _where_index_differs(known: Known, context: Context) -> Guess | None:
     """gather and scatter: every other dimension of the index must fit into self."""
-    own, index = _shape(known, "self"), _shape(known, "index")
-    if not own or index is None or len(own) != len(index):
+    shape, index = _shape(known, "self"), _shape(known, "index")
+    if not shape or index is None or len(shape) != len(index):
         return None
-    over = [d for d, (n, m) in enumerate(zip(index, own, strict=True)) if n > m]
-    differing = [d for d, (n, m) in enumerate(zip(index, own, strict=True)) if n != m]
-    dim = (over or differing or [len(own) - 1])[0]
+    over = [d for d, (n, m) in enumerate(zip(index, shape, strict=True)) if n > m]
+    differing = [d for d, (n, m) in enumerate(zip(index, shape, strict=True)) if n != m]
+    dim = (over or differing or [len(shape) - 1])[0]
     return Guess(value=dim, why="where index and self differ")
 
 
 def _where_source_differs(known: Known, context: Context) -> Guess | None:
-    own, source = _shape(known, "self"), _shape(known, "source")
-    if own and source and len(own) == len(source):
-        dims = [d for d, (n, m) in enumerate(zip(own, source, strict=True)) if n != m]
+    shape, source = _shape(known, "self"), _shape(known, "source")
+    if shape and source and len(shape) == len(source):
+        dims = [d for d, (n, m) in enumerate(zip(shape, source, strict=True)) if n != m]
         return Guess(value=(dims or [0])[0], why="where source and self differ")
     return None
 
 
 def _dot_dims(side: str) -> Rule:
     def rule(known: Known, context: Context) -> Guess | None:
-        left, right = _shape(known, "self"), _shape(known, "other")
-        if left is None or right is None:
+        self_shape, other_shape = _shape(known, "self"), _shape(known, "other")
+        if self_shape is None or other_shape is None:
             return None
-        for a in range(len(left) - 1, -1, -1):
-            for b in range(len(right)):
-                if left[a] == right[b]:
+        for a in range(len(self_shape) - 1, -1, -1):
+            for b in range(len(other_shape)):
+                if self_shape[a] == other_shape[b]:
                     return Guess(value=(a,) if side == "self" else (b,), why="dimensions of equal size")
         return Guess(value=(), why="no common dimension")
 

@@ -60,17 +60,17 @@ def _own(known: Known) -> Shape | None:
     return None if meta is None else meta.shape
 
 
-def _why(found: tuple[Shape, str]) -> str:
-    return f"{found[1]} reads {list(found[0])} next"
+def _why(read: tuple[Shape, str]) -> str:
+    return f"{read[1]} reads {list(read[0])} next"
 
 
-def _strided_in_place(meta: TensorMeta, made: Composite) -> Guess:
+def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
     """New memory is given the strides of the result; that of a Fourier transform its batch dimensions."""
-    source = first_tensor_of(made.call)
-    if made.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
+    source = first_tensor_of(composite.call)
+    if composite.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
         batch = source.shape[: len(source.shape) - len(meta.shape) + 1]
         if math.prod(batch) == math.prod(meta.shape[:1]):
-            return Guess(value=(*batch, *meta.shape[1:]), why=f"as {made.call.name} does it")
+            return Guess(value=(*batch, *meta.shape[1:]), why=f"as {composite.call.name} does it")
     return Guess(value=meta.shape, why="as it is")
 
 
@@ -91,38 +91,45 @@ def _strided(which: str) -> Rule:
 
 def _strided_inside(meta: TensorMeta, context: Context) -> Guess | None:
     """The view that a composite makes, by what it was given."""
-    made, own = composite_of(context.relatives()), meta.shape
-    if made is None:
+    composite, source_shape = composite_of(context.relatives()), meta.shape
+    if composite is None:
         return None
-    why = f"as {made.call.name} does it"
-    if (indices := indexing(made, meta)) is not None and own == recorded_shape(made.call):
+    why = f"as {composite.call.name} does it"
+    if (indices := indexing(composite, meta)) is not None and source_shape == recorded_shape(composite.call):
         return Guess(value=indices[1], why=why)
-    reduces = made.call.name.partition("::")[2] in REDUCTIONS
-    shape = filters(made, own) or written_over(made, own) or (reduced_view(made, own) if reduces else None)
+    reduces = composite.call.name.partition("::")[2] in REDUCTIONS
+    shape = (
+        filters(composite, source_shape)
+        or written_over(composite, source_shape)
+        or (reduced_view(composite, source_shape) if reduces else None)
+    )
     if shape is not None:
         return Guess(value=shape, why=why)
     if context.relatives().name == "aten::as_strided_":
-        return _strided_in_place(meta, made)
-    read = ((m.shape, c.name) for c in made.after for m in metas_of(c) if m.dtype == meta.dtype)
+        return _strided_in_place(meta, composite)
+    read = ((m.shape, c.name) for c in composite.after for m in metas_of(c) if m.dtype == meta.dtype)
     for shape, reader in read:  # with more dimensions, in which it is repeated, or of size 1
-        longer = len(shape) > len(own)
-        if longer and (shape[: len(own)] == own or [n for n in shape if n != 1] == [n for n in own if n != 1]):
+        longer = len(shape) > len(source_shape)
+        if longer and (
+            shape[: len(source_shape)] == source_shape
+            or [n for n in shape if n != 1] == [n for n in source_shape if n != 1]
+        ):
             return Guess(value=shape, why=_why((shape, reader)))
     return None
 
 
 def _strides(meta: TensorMeta, size: Shape) -> Guess:
     """Those of a view of this size, never beyond the memory."""
-    own, more = meta.shape, len(size) - len(meta.shape)
-    mine = meta.strides if meta.strides is not None else _contiguous(own)
-    if more >= 0 and size[: len(own)] == own:
+    source_shape, more = meta.shape, len(size) - len(meta.shape)
+    mine = meta.strides if meta.strides is not None else _contiguous(source_shape)
+    if more >= 0 and size[: len(source_shape)] == source_shape:
         return Guess(value=(*mine, *(0,) * more), why="expanded" if more else "the strides of the first tensor")
-    if more >= 0 and all(n in (m, 1) for n, m in zip(own, size[more:], strict=True)):
-        steps = (step if n == m else 0 for n, m, step in zip(own, size[more:], mine, strict=True))
+    if more >= 0 and all(n in (m, 1) for n, m in zip(source_shape, size[more:], strict=True)):
+        steps = (step if n == m else 0 for n, m, step in zip(source_shape, size[more:], mine, strict=True))
         return Guess(value=(*(0,) * more, *steps), why="expanded")
-    if not more and all(n <= m for n, m in zip(size, own, strict=True)):
+    if not more and all(n <= m for n, m in zip(size, source_shape, strict=True)):
         return Guess(value=mine, why="a part of the first tensor")
-    fits = math.prod(size) <= math.prod(own)
+    fits = math.prod(size) <= math.prod(source_shape)
     return Guess(value=_contiguous(size) if fits else (0,) * len(size), why="contiguous" if fits else "expanded")
 
 
@@ -134,49 +141,49 @@ def _contiguous(shape: Shape) -> Shape:
 
 
 def _view_size(known: Known, context: Context) -> Guess | None:
-    own, parent = _own(known), context.relatives().parent
-    if own is not None and parent is not None and parent.name == "aten::flatten":
-        return Guess(value=(math.prod(own),), why="flattened as a whole")
-    return None if own is None else Guess(value=own, why="as it is")
+    shape, parent = _own(known), context.relatives().parent
+    if shape is not None and parent is not None and parent.name == "aten::flatten":
+        return Guess(value=(math.prod(shape),), why="flattened as a whole")
+    return None if shape is None else Guess(value=shape, why="as it is")
 
 
 def _swapped(which: int) -> Rule:
     """One of the two dimensions that a transposition swaps."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        own, parent = _own(known), context.relatives().parent
-        if own is None:
+        shape, parent = _own(known), context.relatives().parent
+        if shape is None:
             return None
-        if len(own) < 2:
+        if len(shape) < 2:
             return Guess(value=0, why="the only dimension")
         inside_attention = parent is not None and parent.name.startswith("aten::_scaled_dot_product_flash_attention")
-        if len(own) == 4 and (parent is None or inside_attention):  # what is read at once has the last two swapped
+        if len(shape) == 4 and (parent is None or inside_attention):  # what is read at once has the last two swapped
             return Guess(value=1 + which, why="heads before the sequence, the usual order of attention")
-        return Guess(value=len(own) - 2 + which, why="the last two dimensions")
+        return Guess(value=len(shape) - 2 + which, why="the last two dimensions")
 
     return rule
 
 
 def _reversed(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
-    return None if own is None else Guess(value=tuple(reversed(range(len(own)))), why="all dimensions reversed")
+    shape = _own(known)
+    return None if shape is None else Guess(value=tuple(reversed(range(len(shape)))), why="all dimensions reversed")
 
 
 def _squeezed_dim(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
-    ones = [d for d, n in enumerate(own or ()) if n == 1]
-    return Guess(value=ones[-1] if ones else -1, why="the last dimension of size 1") if own else None
+    shape = _own(known)
+    ones = [d for d, n in enumerate(shape or ()) if n == 1]
+    return Guess(value=ones[-1] if ones else -1, why="the last dimension of size 1") if shape else None
 
 
 def _sliced(which: str) -> Rule:
     """Dimension, beginning or end of a slice that nothing tells: all of dimension 0."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        own, dim = _own(known), value(known, "dim")
-        if not own:
+        shape, dim = _own(known), value(known, "dim")
+        if not shape:
             return None
-        at = dim if isinstance(dim, int) and -len(own) <= dim < len(own) else 0
-        return Guess(value={"end": TO_THE_END, "length": own[at]}.get(which, 0), why="all of the dimension")
+        at = dim if isinstance(dim, int) and -len(shape) <= dim < len(shape) else 0
+        return Guess(value={"end": TO_THE_END, "length": shape[at]}.get(which, 0), why="all of the dimension")
 
     return rule
 
@@ -186,27 +193,27 @@ def _last(known: Known, context: Context) -> Guess | None:
 
 
 def _unflattened_sizes(known: Known, context: Context) -> Guess | None:
-    own, dim = _own(known), value(known, "dim")
-    if not own or not isinstance(dim, int) or not -len(own) <= dim < len(own):
+    shape, dim = _own(known), value(known, "dim")
+    if not shape or not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
         return None
-    return Guess(value=(own[dim],), why="as it is")
+    return Guess(value=(shape[dim],), why="as it is")
 
 
 def _diagonal_of(which: str) -> Rule:
     """Dimensions or offset of a diagonal: of the last two of a batch; what writes to it tells its length."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        own, around = _own(known), context.relatives()
-        if own is None or len(own) < 2:
+        shape, around = _own(known), context.relatives()
+        if shape is None or len(shape) < 2:
             return None
         if which != "offset":
-            dim = len(own) - 2 + (which == "dim2")
+            dim = len(shape) - 2 + (which == "dim2")
             return Guess(value=dim, why="the diagonal of the last two dimensions")
         inside = around.parent is not None and around.parent.name == "aten::diag_embed"
         written = recorded_shape(around.following[0]) if inside and around.following else None
-        if written is None or written[:-1] != own[:-2]:
+        if written is None or written[:-1] != shape[:-2]:
             return None
-        return Guess(value=own[-1] - written[-1], why=_why((written, around.following[0].name)))
+        return Guess(value=shape[-1] - written[-1], why=_why((written, around.following[0].name)))
 
     return rule
 
@@ -218,23 +225,23 @@ def _unfolded(which: str) -> Rule:
         meta = own_meta(known)
         if meta is None:
             return None
-        own, found = meta.shape, {}
-        if (windows := copies.window(own, context.relatives())) is not None:
+        shape, window = meta.shape, {}
+        if (windows := copies.window(shape, context.relatives())) is not None:
             return Guess(value=windows[("dimension", "size", "step").index(which)], why=copies.WHY_REPEATED)
         for read, name in _read_next(context):
             size = read.shape[-1] if read.shape else 0
-            if len(read.shape) != len(own) + 1 or read.dtype != meta.dtype:
+            if len(read.shape) != len(shape) + 1 or read.dtype != meta.dtype:
                 continue
-            for d, n in enumerate(own):
+            for d, n in enumerate(shape):
                 count = read.shape[d]
-                if (*own[:d], count, *own[d + 1 :], size) != read.shape or not 0 < size <= n or count < 1:
+                if (*shape[:d], count, *shape[d + 1 :], size) != read.shape or not 0 < size <= n or count < 1:
                     continue
                 step = (n - size) // (count - 1) if count > 1 else size
                 if step and (n - size) // step + 1 == count:
-                    found = {"dimension": d, "size": size, "step": step, "why": _why((read.shape, name))}
-                    return Guess(value=found[which], why=str(found["why"]))
+                    window = {"dimension": d, "size": size, "step": step, "why": _why((read.shape, name))}
+                    return Guess(value=window[which], why=str(window["why"]))
         if which == "size":
-            return Guess(value=max(1, own[-1] // 2), why="half of the last dimension") if own else None
+            return Guess(value=max(1, shape[-1] // 2), why="half of the last dimension") if shape else None
         return Guess(value=-1 if which == "dimension" else 1, why="along the last dimension, one by one")
 
     return rule
@@ -247,26 +254,28 @@ def _calls_inside(context: Context) -> tuple[OpSignature, ...]:
 
 def _converted(known: Known, context: Context) -> Guess | None:
     """The element type that a conversion writes to, or its own where it writes nothing; else what is read next."""
-    own = tensor(known, "self") or tensor(known, "input")
-    if own is None:
+    source = tensor(known, "self") or tensor(known, "input")
+    if source is None:
         return None
     calls = _calls_inside(context)
     written = next((m for call in calls if call.name == "aten::copy_" and (m := first_tensor_of(call))), None)
     if written is not None and written.dtype:
         return Guess(value=f"torch.{written.dtype}", why=f"{written.dtype}: aten::copy_ inside writes to it")
     if context.relatives().parent is None or calls:
-        read = next((m for m, _ in _read_next(context, SOON) if m.shape == own.shape and m.dtype != own.dtype), None)
+        read = next(
+            (m for m, _ in _read_next(context, SOON) if m.shape == source.shape and m.dtype != source.dtype), None
+        )
         if calls and read is not None and read.dtype:
             return Guess(value=f"torch.{read.dtype}", why=f"{read.dtype}: read next")
-    return Guess(value=f"torch.{own.dtype}", why=f"{own.dtype}: as it is, nothing is written inside")
+    return Guess(value=f"torch.{source.dtype}", why=f"{source.dtype}: as it is, nothing is written inside")
 
 
 def _made(known: Known, context: Context) -> Guess | None:
     """The element type of a new tensor: that of what is written into it, or read next."""
     around = context.relatives()
-    told = literal(around) or allocated_meta(around)
-    if told is not None and told.dtype:
-        return Guess(value=f"torch.{told.dtype}", why=f"{told.dtype}: what is given it next")
+    allocated = literal(around) or allocated_meta(around)
+    if allocated is not None and allocated.dtype:
+        return Guess(value=f"torch.{allocated.dtype}", why=f"{allocated.dtype}: what is given it next")
     if around.name == "aten::scalar_tensor":
         scalar = next((meta for meta, _ in _read_next(context, 2) if meta.shape == () and meta.dtype), None)
         if scalar is not None:
@@ -285,11 +294,11 @@ def _made(known: Known, context: Context) -> Guess | None:
 def _contiguous_format(known: Known, context: Context) -> Guess | None:
     around = context.relatives()
     names = [around.name, *(call.name for call in around.ancestors)]
-    kept = next((i for i, name in enumerate(names) if not name.endswith("_like")), len(names))
-    caller = around.ancestors[kept - 1] if 0 < kept < len(names) else None
-    told = [arg.kind for arg in recorded_args(caller)[1:2]] if caller is not None and kept else []
-    plain = caller is None or "::" not in caller.name or (caller.name == "aten::clone" and told == ["absent"])
-    if kept and plain:
+    like_count = next((i for i, name in enumerate(names) if not name.endswith("_like")), len(names))
+    caller = around.ancestors[like_count - 1] if 0 < like_count < len(names) else None
+    format_kinds = [arg.kind for arg in recorded_args(caller)[1:2]] if caller is not None and like_count else []
+    plain = caller is None or "::" not in caller.name or (caller.name == "aten::clone" and format_kinds == ["absent"])
+    if like_count and plain:
         return Guess(value="torch.preserve_format", why="the format of the first tensor, the default of such ops")
     return Guess(value="torch.contiguous_format", why="contiguous format, the usual one that is given")
 

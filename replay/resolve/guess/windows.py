@@ -96,8 +96,8 @@ def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
         meta = first_tensor_of(call)
         if meta is not None and len(meta.shape) == len(source.shape) and meta.shape[: len(front)] == front:
             sizes, kernels = meta.shape[len(front) :], weight.shape[2:]
-            made = zip(source.shape[len(front) :], sizes, kernels, strict=False)
-            if _is_transposed(known, context) or all(out <= size + kernel for size, out, kernel in made):
+            triples = zip(source.shape[len(front) :], sizes, kernels, strict=False)
+            if _is_transposed(known, context) or all(out <= size + kernel for size, out, kernel in triples):
                 return sizes, f"{call.name} reads {list(meta.shape)} next"
     return None
 
@@ -105,10 +105,14 @@ def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
 def _channels(known: Known, weight: Shape) -> int:
     """Of the result of a transposed convolution: those of its gradient, one a bias, else those of one group."""
     grad, bias = tensor(known, "grad_output"), tensor(known, "bias")
-    one = weight[1] if len(weight) > 1 else 0
+    group_width = weight[1] if len(weight) > 1 else 0
     if grad is not None and len(grad.shape) > 1:
         return grad.shape[1]
-    return bias.shape[0] if bias is not None and len(bias.shape) == 1 and one and not bias.shape[0] % one else one
+    return (
+        bias.shape[0]
+        if bias is not None and len(bias.shape) == 1 and group_width and not bias.shape[0] % group_width
+        else group_width
+    )
 
 
 def _convolution(which: str) -> Rule:
@@ -130,7 +134,7 @@ def _convolution(which: str) -> Rule:
             return Guess(value=(int(which == "dilation"),) * len(sizes), why=f"no {which.replace('_', ' ')}")
         return Guess(
             value=tuple(
-                one[("stride", "padding").index(which) if which in ("stride", "padding") else 2] for one in fitted
+                window[("stride", "padding").index(which) if which in ("stride", "padding") else 2] for window in fitted
             ),
             why=why,
         )
@@ -140,14 +144,14 @@ def _convolution(which: str) -> Rule:
 
 def _pooled(known: Known, context: Context) -> Shape | None:
     """Sizes of a pooling's result without batch and channels: of its gradient, or of what is read next."""
-    outs, own = _spatial(known, "grad_output", "indices"), tensor(known, "self")
-    if outs is not None or own is None or len(own.shape) < 3:
+    outs, source = _spatial(known, "grad_output", "indices"), tensor(known, "self")
+    if outs is not None or source is None or len(source.shape) < 3:
         return outs
     for call in context.relatives().following[:NEXT_READERS]:
         meta = first_tensor_of(call)
-        if meta is None or meta.shape == own.shape or len(meta.shape) != len(own.shape):
+        if meta is None or meta.shape == source.shape or len(meta.shape) != len(source.shape):
             continue
-        if meta.shape[:2] == own.shape[:2] and all(n <= m for n, m in zip(meta.shape, own.shape, strict=True)):
+        if meta.shape[:2] == source.shape[:2] and all(n <= m for n, m in zip(meta.shape, source.shape, strict=True)):
             return meta.shape[2:]
     return None
 
@@ -186,7 +190,7 @@ def _pool_kernel(known: Known, context: Context) -> Guess | None:
     overlapping = set(ratios) == {2} and not (average and exact)
     kernels = [3] * len(sizes) if overlapping else ratios if len(set(ratios)) > 1 else [max(ratios)] * len(sizes)
     if outs is not None:
-        kernels = [_made_to_fit(*one) for one in zip(sizes, outs, kernels, strict=False)] or kernels
+        kernels = [_made_to_fit(*triple) for triple in zip(sizes, outs, kernels, strict=False)] or kernels
     # A vector that is pooled as an image has one row, which no larger window fits.
     fitted = tuple(max(1, min(kernel, size)) for kernel, size in zip(kernels, sizes, strict=True))
     return Guess(value=fitted, why=f"a window of {' x '.join(map(str, fitted))}")
@@ -231,10 +235,10 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 def _accumulated(context: Context) -> tuple[int, bool] | None:
     """(parameters whose gradients follow at once, whether a gradient is passed on); None without autograd's labels."""
     labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
-    own = 0
-    while own < len(labels) and labels[own].endswith("AccumulateGrad"):
-        own += 1
-    return (own, own < len(labels)) if own else None
+    count = 0
+    while count < len(labels) and labels[count].endswith("AccumulateGrad"):
+        count += 1
+    return (count, count < len(labels)) if count else None
 
 
 def _forward_bias(context: Context) -> bool | None:
@@ -250,10 +254,10 @@ def _slow_mask(known: Known, context: Context) -> Guess | None:
 
 
 def _bias_sizes(known: Known, context: Context) -> Guess | None:
-    weight, found = tensor(known, "weight"), _accumulated(context)
+    weight, accumulated = tensor(known, "weight"), _accumulated(context)
     if _forward_bias(context) is False:
         return Guess(value=(0,), why="[0]: the forward call has no bias")
-    if found is not None and found[0] == 1:
+    if accumulated is not None and accumulated[0] == 1:
         return Guess(value=(0,), why="[0]: the gradient of one parameter follows, there is no bias")
     if weight is not None and _is_transposed(known, context):
         return Guess(value=(_channels(known, weight.shape),), why="one a channel of the gradient")
@@ -262,14 +266,19 @@ def _bias_sizes(known: Known, context: Context) -> Guess | None:
 
 def _convolution_mask(known: Known, context: Context) -> Guess | None:
     """Gradients of input, weight and bias, as far as autograd's labels say which were wanted."""
-    found, sizes = _accumulated(context), value(known, "bias_sizes")
-    made = sum(call.name == "aten::resize_" for call in context.relatives().children)
-    if found is not None and made in (found[0], found[0] + 1):  # oneDNN allocates a result for each that is wanted
-        found = found[0], made > found[0]
+    accumulated, sizes = _accumulated(context), value(known, "bias_sizes")
+    allocated = sum(call.name == "aten::resize_" for call in context.relatives().children)
+    if accumulated is not None and allocated in (
+        accumulated[0],
+        accumulated[0] + 1,
+    ):  # oneDNN allocates a result for each that is wanted
+        accumulated = accumulated[0], allocated > accumulated[0]
     biased = sizes not in (None, (0,)) if "bias_sizes" in known else True
-    if found is None:
+    if accumulated is None:
         return Guess(value=(True, True, biased), why="all gradients wanted")
-    return Guess(value=(found[1], True, biased and found[0] > 1), why="the gradients that autograd passes on next")
+    return Guess(
+        value=(accumulated[1], True, biased and accumulated[0] > 1), why="the gradients that autograd passes on next"
+    )
 
 
 _OF_PARENT = {"self_size": 0, "weight_size": 2}
@@ -289,13 +298,13 @@ def _size_of(name: str) -> Rule:
 
 def _completed(known: Known, context: Context) -> Known:
     """The arguments with tensors of the sizes that stand in their place."""
-    told: dict[str, ReplayArg] = {}
+    completed: dict[str, ReplayArg] = {}
     for name, size in (("input", "self_size"), ("weight", "weight_size")):
         shape = value(known, size)
         if isinstance(shape, tuple):
             meta = TensorMeta(shape=cast("Shape", shape), dtype="float32")
-            told[name] = ReplayArg(name=name, type="Tensor", tensors=(meta,))
-    return {**told, **known}
+            completed[name] = ReplayArg(name=name, type="Tensor", tensors=(meta,))
+    return {**completed, **known}
 
 
 def _wanted(count: int) -> Rule:

@@ -177,9 +177,12 @@ def _value_of(text: str | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """JSON-safe form of a parsed literal: tuples for lists, text for complex and non-finite numbers."""
-    if isinstance(value, list):
-        return tuple(_plain(item) for item in value)
+    """JSON-safe form of a parsed literal, with tuples for lists."""
+    return tuple(_plain(item) for item in value) if isinstance(value, list) else plain_number(value)
+
+
+def plain_number(value: Any) -> Any:
+    """A number as JSON has it: text for complex and non-finite ones; any other value as it is."""
     if isinstance(value, complex):
         return str(value).strip("()")
     if isinstance(value, float):

@@ -140,7 +140,7 @@ def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
     name = f"arg{i}"
     if rec.metas and all(_is_possible(meta) for meta in rec.metas):
         arg = ReplayArg(name=name, type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=rec.metas)
-        return _with_dtypes(arg, [float_dtype] * len(rec.metas))
+        return with_dtypes(arg, [float_dtype] * len(rec.metas))
     value = cast("Value", rec.value)
     items = value if isinstance(value, tuple) else (value,)
     types = [_plain_type(item) for item in items]
@@ -274,7 +274,7 @@ def _complete_dtypes(op: str, bound: dict[str, ReplayArg], context: Context, not
         else:
             dtype, why = COUNTS.get(name) or inference.list_dtype(siblings, context)
             dtypes = (dtype,) * len(arg.tensors)
-        bound[name] = _with_dtypes(arg, dtypes)
+        bound[name] = with_dtypes(arg, dtypes)
         notes.append(Assumption(argument=name, what=f"{', '.join(dict.fromkeys(dtypes))}: {why}"))
 
 
@@ -306,7 +306,7 @@ def _guessed(
     if _has_dtypes(completed):
         return completed, why
     dtype, why_dtype = inference.list_dtype(_known_dtypes(bound.values()), context)
-    return _with_dtypes(completed, (dtype,) * len(completed.tensors)), f"{why}; {dtype}: {why_dtype}"
+    return with_dtypes(completed, (dtype,) * len(completed.tensors)), f"{why}; {dtype}: {why_dtype}"
 
 
 def _is_undefined(arg: ArgSpec, rec: RecordedArg) -> bool:
@@ -331,7 +331,7 @@ def _is_long(rec: RecordedArg, context: Context) -> bool:
     return rec.kind == "tensors" and rec.tensors is None and context.lists_recorded
 
 
-def _with_dtypes(arg: ReplayArg, dtypes: Sequence[str]) -> ReplayArg:
+def with_dtypes(arg: ReplayArg, dtypes: Sequence[str]) -> ReplayArg:
     """The argument with `dtypes`, one a tensor, for those whose element type is open."""
     tensors = tuple(
         meta if meta is None or meta.dtype else msgspec.structs.replace(meta, dtype=dtype)

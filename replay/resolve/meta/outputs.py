@@ -1,5 +1,8 @@
 # pyright: strict
-"""Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed."""
+"""Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed.
+
+A composite recurrent op takes milliseconds a step: a short sequence is run, and its results are made longer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from opreplay.replay.ir.sizes import ABSURD, absurd_results, flood, refuse_flood
 from opreplay.replay.resolve.guess.indices import with_numbers
 from opreplay.replay.resolve.meta import forked
 from opreplay.replay.resolve.meta.misfits import refuse_misfits
-from opreplay.replay.resolve.meta.recurrent import lengthened, shortened
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import specs_of
@@ -31,6 +33,21 @@ _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Results = tuple[TensorMeta | None, ...]
 """Of one call, lists flattened, None for a result that is no tensor; at most `MAX_RESULTS`."""
 _RESULTS = msgspec.msgpack.Decoder(Results | Reason | None)
+RECURRENT = frozenset(
+    {
+        "aten::lstm",
+        "aten::gru",
+        "aten::rnn_tanh",
+        "aten::rnn_relu",
+        "aten::quantized_lstm",
+        "aten::quantized_gru",
+        "aten::_cudnn_rnn",
+        "aten::miopen_rnn",
+    }
+)
+"""Ops whose first argument and first result are sequences of one length."""
+STEPS = 2
+"""Steps that are run: two, so that a step that feeds the next one is among them."""
 _OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
 """What torch says of more elements or bytes than 64 bits count."""
 
@@ -182,3 +199,38 @@ def _meta_of(result: Any) -> TensorMeta | None:
         return None
     strides = tuple(result.stride()) if result.layout is torch.strided else None
     return TensorMeta(shape=tuple(result.shape), dtype=_DTYPE_NAMES[result.dtype], strides=strides)
+
+
+def shortened(op: ReplayOp) -> ReplayOp:
+    """The op on `STEPS` steps where it is recurrent and longer than that, else the op itself."""
+    dim = _sequence_dim(op)
+    meta = op.args[0].tensors[0] if dim is not None else None
+    if dim is None or meta is None or meta.shape[dim] <= STEPS:
+        return op
+    first = msgspec.structs.replace(op.args[0], tensors=(_with_size(meta, dim, STEPS),))
+    return msgspec.structs.replace(op, args=(first, *op.args[1:]))
+
+
+def lengthened(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[TensorMeta | None, ...]:
+    """The results that `op` has, from those of `shortened(op)`."""
+    dim = _sequence_dim(op)
+    meta = op.args[0].tensors[0] if dim is not None else None
+    if dim is None or meta is None or not results or results[0] is None or len(results[0].shape) != len(meta.shape):
+        return results
+    return (_with_size(results[0], dim, meta.shape[dim]), *results[1:])
+
+
+def _sequence_dim(op: ReplayOp) -> int | None:
+    """Dimension of the steps in the first argument; None for an op without, and for a packed sequence."""
+    if op.called not in RECURRENT or not op.args or len(op.args[0].tensors) != 1:
+        return None
+    meta = op.args[0].tensors[0]
+    if meta is None or len(meta.shape) != 3:
+        return None
+    batch_first = next((arg.value for arg in op.args if arg.name == "batch_first"), False)
+    return 1 if batch_first else 0
+
+
+def _with_size(meta: TensorMeta, dim: int, size: int) -> TensorMeta:
+    shape = (*meta.shape[:dim], size, *meta.shape[dim + 1 :])
+    return TensorMeta(shape=shape, dtype=meta.dtype)

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.report import formats
-from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, Unit, names_room, terminal
-from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
+from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, names_room, number, terminal
+from opreplay.replay.report.text import listed, plural, safe, share_text, time_text
 from opreplay.traces.times.breakdown import Breakdown, Row
-from opreplay.traces.times.peaks import TF32, Peak
+from opreplay.traces.times.peaks import TF32
 
 _OfRow = Column[Row]
 COLUMNS = (
@@ -62,30 +62,26 @@ def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableTy
     if rest := breakdown.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
         parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more", style="dim"))
-    if breakdown.peak is not None:
-        parts.append(Text(f"peak of {breakdown.peak.device}: {_peak_text(breakdown.peak)}", style="dim"))
-    elif breakdown.by == "op" and breakdown.clock == "device":
-        parts.append(Text("no peak is known of the recorded device: --peak NAME (as MI300X) names it", style="dim"))
-    beyond = [row for row in shown if (row.peak_share or 0.0) > MOST_OF_PEAK]
-    if beyond:
-        named = ", ".join(safe(row.name) for row in beyond[:NAMED])
-        more = f" and {len(beyond) - NAMED} more" if len(beyond) > NAMED else ""
-        parts.append(
-            Text(f"! above the peak: {named}{more}: data that stayed in caches, or other sizes than those of the work")
-        )
+    if peak := _peak_line(breakdown):
+        parts.append(Text(peak, style="dim"))
+    if beyond := [safe(row.name) for row in shown if (row.peak_share or 0.0) > MOST_OF_PEAK]:
+        why = "data that stayed in caches, or other sizes than those of the work"
+        parts.append(Text(f"! above the peak: {listed(beyond, NAMED)}: {why}"))
     if breakdown.note:
         parts.append(Text(breakdown.note, style="dim"))
     return Group(*parts)
 
 
-def _peak_text(peak: Peak) -> str:
+def _peak_line(breakdown: Breakdown) -> str:
+    """What the recorded device could do at most; "" where nobody asks."""
+    peak = breakdown.peak
+    if peak is None:
+        unknown = "no peak is known of the recorded device: --peak NAME (as MI300X) names it"
+        return unknown if breakdown.by == "op" and breakdown.clock == "device" else ""
     rates = ", ".join(f"{rate:,g} TFLOP/s of {dtype}" for dtype, rate in peak.tflops.items())
-    told = "; tf32 where kernels' names tell it, else float32" if TF32 in peak.tflops else ""
-    return f"{rates}; {peak.gb_per_s:,g} GB/s (datasheet, dense){told}; GB/s counts arguments and known results once"
-
-
-def _rate(form: str) -> Unit:
-    return Unit(lambda value: DASH if value is None else form.format(value))
+    rates += f"; {peak.gb_per_s:,g} GB/s (datasheet, dense)"
+    rates += "; tf32 where kernels' names tell it, else float32" if TF32 in peak.tflops else ""
+    return f"peak of {peak.device}: {rates}; GB/s counts arguments and known results once"
 
 
 def _of_peak(row: Row) -> str:
@@ -101,8 +97,8 @@ def columns_of(breakdown: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
         _OfRow("median", lambda row: row.median_us, TIME, key="median_us", drop=4),
     ]
     maybe = [
-        _OfRow("TFLOP/s", lambda row: row.tflops_per_s, _rate("{:,.3g}"), key="tflops_per_s", drop=3),
-        _OfRow("GB/s", lambda row: row.gb_per_s, _rate("{:,.4g}"), key="gb_per_s", drop=3),
+        _OfRow("TFLOP/s", lambda row: row.tflops_per_s, number("{:,.3g}"), key="tflops_per_s", drop=3),
+        _OfRow("GB/s", lambda row: row.gb_per_s, number("{:,.4g}"), key="gb_per_s", drop=3),
         _OfRow("of peak", lambda row: row.peak_share, SHARE, key="peak_share", text=_of_peak, drop=2),
         _OfRow("kind", lambda row: row.kind or None, drop=6),
     ]

@@ -90,7 +90,7 @@ def render(check: CheckResult, *, width: int) -> RenderableType:
     rows: list[tuple[PointResult | None, str]] = []
     for point in check.points:
         failing = point.of("fail")
-        rows += [(point, point.detail), *((None, _case_line(case)) for case in failing[1:CASES_SHOWN])]
+        rows += [(point, point.detail), *((None, f"{case.case}: {case.detail}") for case in failing[1:CASES_SHOWN])]
         if len(failing) > CASES_SHOWN:
             rows.append((None, f"and {len(failing) - CASES_SHOWN} more cases (--format json)"))
     column = Column[tuple["PointResult | None", str]]
@@ -104,10 +104,6 @@ def render(check: CheckResult, *, width: int) -> RenderableType:
     ]
     table = terminal(Table("Points", columns, rows), width)[1:]
     return Group(*table, *(Text(safe(line)) for line in notes(check)))
-
-
-def _case_line(case: Finding) -> str:
-    return f"{case.case}: {case.detail}"
 
 
 def notes(check: CheckResult) -> list[str]:

@@ -67,8 +67,8 @@ def marked_notes(results: Sequence[OpResult]) -> list[str]:
     marked = [result for result in results if marks(result)]
     if not marked:
         return []
-    total_us = sum((r.measured_us or 0.0) * r.count for r in results)
-    share = sum((r.measured_us or 0.0) * r.count for r in marked) / total_us if total_us > 0 else 0.0
+    marked_us, total_us = (sum((r.measured_us or 0.0) * r.count for r in rows) for rows in (marked, results))
+    share = marked_us / total_us if total_us > 0 else 0.0
     kinds = Counter(kind for result in marked for kind in marks(result))
     why = ", ".join(f"{MARKED[kind]} ({count:,})" for kind, count in kinds.most_common())
     return [f"{MARK} {plural(len(marked), 'op')} = {share_text(share)} of the measured time may take another: {why}"]

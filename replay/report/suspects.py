@@ -22,8 +22,7 @@ def lines(results: Sequence[OpResult]) -> list[str]:
     """One line a suspect row: "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."."""
     rows = suspects(results)
     texts = [
-        f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, "
-        f"recorded {_recorded(r)}: "
+        f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, recorded {_recorded(r)}: "
         f"{safe('; '.join(r.suspicions))}"
         for r in rows[:SHOWN]
     ]
@@ -62,20 +61,17 @@ def not_comparable(header: Header | None) -> str | None:
     """A line where the trace's times are of another kind of device than the one that was measured on; else None."""
     if header is None:
         return None
-    total, device = header.trace.get("device_us_total"), header.options.get("device")
+    trace, device = header.trace, header.options.get("device")
+    total, unowned = trace.get("device_us_total"), trace.get("unowned_device_us")
     if not isinstance(total, int | float) or not isinstance(device, str):
         return None
-    here = kind_of_device(device)
-    recorded = header.trace.get("device")
-    unowned = header.trace.get("unowned_device_us")
-    if total <= 0 and isinstance(unowned, int | float) and unowned > 0:
-        name = safe(str(recorded or "an accelerator"))
-        return f"times are not comparable: of {name} only what its host took is recorded of each op, not the work"
-    where = cast("Mapping[str, object]", header.trace.get("where") or {})
-    if total <= 0 and where.get("cut"):
+    on_cpu, recorded = kind_of_device(device) == "cpu", safe(str(trace.get("device") or "an accelerator"))
+    if total > 0:
+        return f"times are not comparable: recorded on {recorded}, replayed on a CPU" if on_cpu else None
+    if isinstance(unowned, int | float) and unowned > 0:
+        return f"times are not comparable: of {recorded} only what its host took is recorded of each op, not the work"
+    if cast("Mapping[str, object]", trace.get("where") or {}).get("cut"):
         return "times may not be comparable: the file was cut short, perhaps before the work of its device"
-    if total > 0 and here == "cpu":
-        return f"times are not comparable: recorded on {safe(str(recorded or 'an accelerator'))}, replayed on a CPU"
-    if total <= 0 and here != "cpu" and header.trace.get("host_us_total"):
+    if trace.get("host_us_total") and not on_cpu:
         return f"times are not comparable: recorded on a CPU, replayed on {safe(device)}"
     return None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from string import ascii_lowercase
 from typing import Any
 
 import msgspec
@@ -68,11 +69,9 @@ def prediction_notes(prediction: Simulated) -> list[str]:
         return [f"has no known path for products of {prediction.no_path}: costed as another dtype"]
     if prediction.extrapolated:
         notes = [*notes, "extrapolated"]
-    return (
-        [*notes, "by bytes only, which flatters: half of all kernels take 1.5 times that or more"]
-        if prediction.by == "bytes"
-        else notes
-    )
+    if prediction.by == "bytes":
+        notes = [*notes, "by bytes only, which flatters: half of all kernels take 1.5 times that or more"]
+    return notes
 
 
 _OfCase = Column[Case]
@@ -158,11 +157,7 @@ def render(sweep: Cases, *, width: int) -> RenderableType:
 
 def _marks(sweep: Cases) -> dict[str, str]:
     notes = dict.fromkeys(note for case in sweep.cases for note in notes_of(case))
-    return {note: _letter(number) for number, note in enumerate(notes)}
-
-
-def _letter(number: int) -> str:
-    return "abcdefghijklmnopqrstuvwxyz"[number] if number < 26 else f"[{number}]"
+    return {note: ascii_lowercase[number] if number < 26 else f"[{number}]" for number, note in enumerate(notes)}
 
 
 def foot_lines(sweep: Cases) -> list[str]:
@@ -249,8 +244,6 @@ def _case_facts(case: Case) -> dict[str, Any]:
         "bound": result.bound,
         "reason": result.reason and str(result.reason),
         "resolved_by": result.resolved_by,
-        "measurement": msgspec.to_builtins(result.measurement),
-        "simulated": msgspec.to_builtins(result.simulated),
-        "assumptions": msgspec.to_builtins(result.assumptions),
+        **{name: msgspec.to_builtins(getattr(result, name)) for name in ("measurement", "simulated", "assumptions")},
         "notes": notes_of(case),
     }

@@ -68,19 +68,16 @@ def _calibration_facts(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-_TIMES = (
-    "time_us",
-    "low_us",
-    "high_us",
-    "in_l2",
-    "overlapped_us",
-    "serial_us",
-    "launch_us",
-    "hbm_us",
-    "l2_us",
-    "bound",
-    "cores",
-)
+_TIMES = ("time_us", "low_us", "high_us", "in_l2", "overlapped_us", "serial_us", "launch_us", "hbm_us", "l2_us")
+_LIMITS = ("bound", "cores")
+_MEASURED = {
+    "measured_us": "measured_us",
+    "predicted_us": "predicted_us",
+    "measured_error": "error",
+    "held_out_error": "held_out_error",
+    "measured_l2": "l2",
+}
+"""Key → field of what was measured."""
 
 
 def _case_facts(row: Looked, lines: bool) -> dict[str, Any]:
@@ -92,33 +89,24 @@ def _case_facts(row: Looked, lines: bool) -> dict[str, Any]:
         "settings": {**row.case.program.settings, **row.case.settings},
         "soc": row.soc,
         "checked_only": row.case.checked_only,
-        **{name: getattr(time, name, None) for name in _TIMES},
+        **{name: getattr(time, name, None) for name in (*_TIMES, *_LIMITS)},
         "pipes": time.pipes if time else {},
         "values": value_text(row),
         "within_tolerance": row.values.allowed if row.values is not None else None,
         "values_note": row.note,
-        "buffers": _buffer_facts(time),
+        "buffers": {place: {"used": n, "there": size} for place, (n, size) in (time.buffers if time else {}).items()},
         "built_in_us": row.built_in_us,
         "notes": list(time.notes) if time else [],
         "confidence": time.confidence if time else "uncalibrated",
         "factor": time.factor if time else None,
         "extrapolated": bool(time.outside) if time else None,
         "outside": time.outside if time else "",
-        "measured_us": getattr(row.measured, "measured_us", None),
-        "predicted_us": getattr(row.measured, "predicted_us", None),
-        "measured_error": getattr(row.measured, "error", None),
-        "held_out_error": getattr(row.measured, "held_out_error", None),
-        "measured_l2": getattr(row.measured, "l2", None),
+        **{key: getattr(row.measured, field, None) for key, field in _MEASURED.items()},
         "error": msgspec.to_builtins(row.error),
     }
     if lines:
         facts["lines"] = msgspec.to_builtins(time.lines if time else ())
     return facts
-
-
-def _buffer_facts(time: TileTime | None) -> dict[str, dict[str, int]]:
-    buffers = time.buffers if time else {}
-    return {place: {"used": used, "there": there} for place, (used, there) in buffers.items()}
 
 
 def value_text(row: Looked) -> str | float | None:

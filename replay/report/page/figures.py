@@ -54,14 +54,10 @@ def roofline(model: Roofline) -> RooflineFigure:
     """
 
     def x_of(value: float) -> float:
-        low, high = _DECADES_X
-        share = (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
-        return MARGIN + share * (WIDTH - MARGIN - 12)
+        return MARGIN + _share_of_decades(value, *_DECADES_X) * (WIDTH - MARGIN - 12)
 
     def y_of(value: float) -> float:
-        low, high = _DECADES_Y
-        share = (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
-        return HEIGHT - MARGIN - share * (HEIGHT - MARGIN - 12)
+        return HEIGHT - MARGIN - _share_of_decades(value, *_DECADES_Y) * (HEIGHT - MARGIN - 12)
 
     marks: list[Mark] = []
     left_out = 0
@@ -88,13 +84,13 @@ def roofline(model: Roofline) -> RooflineFigure:
         marks=tuple(sorted(marks, key=lambda mark: -mark.r)),
         roof=roof,
         left_out=left_out,
-        x_ticks=tuple(Ticks(at=round(x_of(10.0**d), 1), text=_power(d)) for d in range(-3, 3)),
+        x_ticks=tuple(Ticks(at=round(x_of(10.0**d), 1), text=f"{10.0**d:g}") for d in range(-3, 3)),
         y_ticks=tuple(Ticks(at=round(y_of(10.0**d), 1), text=f"{100 * 10.0**d:g} %") for d in range(-3, 1)),
     )
 
 
-def _power(decade: int) -> str:
-    return f"{10.0**decade:g}"
+def _share_of_decades(value: float, low: float, high: float) -> float:
+    return (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
 
 
 class LaneFigure(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,18 +173,22 @@ def curve(model: Curve) -> CurveFigure:
     )
     sizes = sorted({x for x, _ in points})
     every = math.ceil(len(sizes) / _MOST_TICKS)
-    low, high = (min((y for _, y in points), default=1.0), max((y for _, y in points), default=1.0))
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1.0, 2.0, 5.0) if len(decades) < 4 else (1.0,)
-    levels = [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high] or [low]
     return CurveFigure(
         title=model.title,
         across=model.across,
         lines=lines,
         x_ticks=tuple(Ticks(at=round(x_of(x), 1), text=f"{x:.0f}") for x in sizes[::every]),
-        y_ticks=tuple(Ticks(at=round(y_of(y), 1), text=time_text(y)) for y in levels),
+        y_ticks=tuple(Ticks(at=round(y_of(y), 1), text=time_text(y)) for y in _levels([y for _, y in points])),
         left_out=model.left_out,
     )
+
+
+def _levels(values: list[float]) -> list[float]:
+    """Round values between the least and the greatest."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1.0, 2.0, 5.0) if len(decades) < 4 else (1.0,)
+    return [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high] or [low]
 
 
 def _log_scale(values: list[float], begin: float, end: float) -> Callable[[float], float]:

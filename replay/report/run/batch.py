@@ -77,7 +77,7 @@ def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
     """Times of all calls of a trace together; simulated ones on each SoC."""
     socs = tuple(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
     columns = [
-        _OfTrace("trace", lambda t: t.source, text=_name_of_trace, form="name"),
+        _OfTrace("trace", lambda t: t.source, text=lambda t: f"! {t.source}" if t.losses else t.source, form="name"),
         _OfTrace("rank", lambda t: t.rank, text=lambda t: "" if t.rank is None else str(t.rank), right=True),
         _OfTrace("ops", lambda t: t.ops, COUNT),
         _OfTrace("replayed", lambda t: t.replayed, COUNT),
@@ -91,11 +91,6 @@ def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
 
 def _simulated(soc: str) -> _OfTrace:
     return _OfTrace(soc, lambda t: t.simulated_us.get(soc), TIME, key=f"simulated_us_{soc}")
-
-
-def _name_of_trace(trace: TraceResult) -> str:
-    """The name with a `!` where not all of the file could be read."""
-    return f"! {trace.source}" if trace.losses else trace.source
 
 
 def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
@@ -220,8 +215,8 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
             )
         if moved := [clock for clock in collectives.clocks if clock.corrected]:
             furthest = max(moved, key=lambda clock: abs(clock.shift_us))
-            shift = f"that of rank {furthest.rank} by {furthest.shift_us:+,.1f} µs"
-            lines.append(f"{job.job}: {plural(len(moved), 'clock')} moved, {shift}")
+            shift = f"{furthest.rank} by {furthest.shift_us:+,.1f} µs"
+            lines.append(f"{job.job}: {plural(len(moved), 'clock')} moved, that of rank {shift}")
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from opreplay.replay.ascend.simulate.agreement import compare_all
 from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverage_of
-from opreplay.replay.ascend.simulate.step import OpStep, Step, inversions, losing
+from opreplay.replay.ascend.simulate.step import Inversion, OpStep, Step, inversions, losing
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import telling_arguments
@@ -24,6 +24,7 @@ from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
 from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
+from opreplay.replay.report.step.verdict import step_facts, step_rows
 from opreplay.replay.report.table import (
     COUNT,
     ONE_LINE_WIDTH,
@@ -35,6 +36,7 @@ from opreplay.replay.report.table import (
     OpCell,
     Table,
     decisive,
+    facts_grid,
     heaviest,
     names_room,
     notes_lines,
@@ -44,6 +46,7 @@ from opreplay.replay.report.text import DASH, quotient, safe, share_text, time_t
 from opreplay.replay.results.of_plan import call_of, result_of
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import OpResult, Simulated
+from opreplay.replay.timeline.step import StepReport
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -57,6 +60,10 @@ WHOLE_STEP = 0.95
 """Share of the recorded time from which on a total is called that of the step."""
 MOST_WITH_SHARES = 3
 """Devices whose times and shares fit side by side into 80 columns; of more, times alone are shown."""
+
+
+_Loss = tuple[ReplayOp, OpStep, float]
+"""An op, its prediction, and how much more time that is than was recorded, all calls."""
 
 
 def covered(plan: ReplayPlan, step: Step) -> Coverage:
@@ -95,12 +102,20 @@ def _op_facts(op: ReplayOp, result: OpResult, *, captured: bool) -> dict[str, An
     }
 
 
-def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where | None = None) -> dict[str, Any]:
+def facts(
+    plan: ReplayPlan,
+    steps: Sequence[Step],
+    *,
+    losers: int,
+    where: Where | None = None,
+    report: StepReport | None = None,
+) -> dict[str, Any]:
     """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
     coverage = covered(plan, steps[0])
     done = {op.id for op in steps[0].ops}
     return {
         "schema_version": SCHEMA_VERSION,
+        "step": None if report is None else step_facts(report),
         "source": plan.source,
         "selection": plan.selection,
         "device": plan.device,
@@ -113,43 +128,37 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
         "recorded_device_us": plan.device_us_total or None,
         "recorded_device_us_of_simulated": sum(o.recorded.device_us_total for o in plan.ops if o.id in done) or None,
         "socs": {
-            step.device: {
-                "version": step.device_version,
-                "memory": memory_facts(plan, step),
-                "total_us": step.total_us if step.ops else None,
-                "low_us": step.low_us if step.ops else None,
-                "high_us": step.high_us if step.ops else None,
-                "uncalibrated_share": step.uncalibrated_share,
-                "coverage": coverage_facts(covered(plan, step)),
-                "faster_than_larger": {
-                    inversion.larger: inversion.ops
-                    for inversion in inversions(steps)
-                    if inversion.smaller == step.device
-                },
-                "beyond_hbm_bytes_per_s": step.beyond_hbm,
-                "by_bound_us": step.by_bound,
-                "by_family_us": step.by_family,
-                "losing": [
-                    {"id": op.id, "name": op.name, "lost_us": lost} for op, _, lost in losing(step, plan.ops, losers)
-                ],
-            }
-            for step in steps
+            step.device: _step_facts(plan, step, inversions(steps), losing(step, plan.ops, losers)) for step in steps
         },
         "where": None if where is None else msgspec.to_builtins(where),
         "captured": plan.captured,
         "l2": steps[0].l2,
-        "cache_from": None
-        if plan.sequence is None or steps[0].l2 != "sequence"
-        else {
-            "step": plan.sequence.step,
-            "steps": plan.sequence.steps,
-            "calls": len(plan.sequence.calls),
-        },
+        "cache_from": _cache_facts(plan) if steps[0].l2 == "sequence" else None,
         "lowering": _lowering_facts(plan),
         "unique_ops": [
             _op_facts(op, result, captured=plan.captured)
             for op, result in zip(plan.ops, results_of(plan, steps), strict=True)
         ],
+    }
+
+
+def _cache_facts(plan: ReplayPlan) -> dict[str, Any] | None:
+    sequence = plan.sequence
+    return sequence and {"step": sequence.step, "steps": sequence.steps, "calls": len(sequence.calls)}
+
+
+def _step_facts(plan: ReplayPlan, step: Step, inverted: Sequence[Inversion], losses: Sequence[_Loss]) -> dict[str, Any]:
+    return {
+        "version": step.device_version,
+        "memory": memory_facts(plan, step),
+        **{name: getattr(step, name) if step.ops else None for name in ("total_us", "low_us", "high_us")},
+        "uncalibrated_share": step.uncalibrated_share,
+        "coverage": coverage_facts(covered(plan, step)),
+        "faster_than_larger": {pair.larger: pair.ops for pair in inverted if pair.smaller == step.device},
+        "beyond_hbm_bytes_per_s": step.beyond_hbm,
+        "by_bound_us": step.by_bound,
+        "by_family_us": step.by_family,
+        "losing": [{"id": op.id, "name": op.name, "lost_us": lost} for op, _, lost in losses],
     }
 
 
@@ -160,11 +169,9 @@ def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
         return None
     verdicts = ("same", "close", "differs")
     return {
-        "ops": {v: sum(agreement.verdict == v for agreement in compared) for v in verdicts},
-        "recorded_us": {
-            v: sum(agreement.recorded_us for agreement in compared if agreement.verdict == v) for v in verdicts
-        },
-        "compared": [msgspec.to_builtins(agreement) for agreement in compared],
+        "ops": {v: sum(op.verdict == v for op in compared) for v in verdicts},
+        "recorded_us": {v: sum(op.recorded_us for op in compared if op.verdict == v) for v in verdicts},
+        "compared": [msgspec.to_builtins(op) for op in compared],
     }
 
 
@@ -190,12 +197,10 @@ def _predictions(step: Step) -> list[_OfOp]:
     """What is predicted of a call on a device, under keys that end with its name."""
     predictions = {op.id: op.simulated for op in step.ops}
     fields = ("time_us", "low_us", "high_us", "bound", "confidence", "by", "l2", "extrapolated")
+    keys = ("simulated_us", *fields[1:])
     return [
-        _OfOp(
-            f"{'simulated_us' if field == 'time_us' else field}_{step.device}",
-            lambda op, field=field: getattr(predictions.get(op.id), field, None),
-        )
-        for field in fields
+        _OfOp(f"{key}_{step.device}", lambda op, field=field: getattr(predictions.get(op.id), field, None))
+        for key, field in zip(keys, fields, strict=True)
     ]
 
 
@@ -241,10 +246,6 @@ def band_text(step: Step) -> str:
     return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
 
 
-_Loss = tuple[ReplayOp, OpStep, float]
-"""An op, its prediction, and how much more time that is than was recorded, all calls."""
-
-
 def _losing_table(step: Step, lost: Sequence[_Loss], width: int) -> list[RenderableType]:
     ops = [(op.id, op.name, describe_inputs(op)) for op, _, _ in lost]
     sizes = telling_sizes(ops)
@@ -278,8 +279,7 @@ def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType
     """A line a device: does a captured step fit its memory?"""
     lines: list[RenderableType] = []
     for step in steps:
-        memory = memory_facts(plan, step)
-        if memory is not None:
+        if (memory := memory_facts(plan, step)) is not None:
             verdict = "fits" if memory["fits"] else "does NOT fit"
             sizes = f"{readable(memory['peak_bytes'])} at most of {readable(int(memory['hbm_bytes']))}"
             text = f"memory: {verdict} {safe(step.device)}: tensors take {sizes}; workspaces are not counted"
@@ -287,31 +287,25 @@ def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType
     return lines
 
 
-def _inversion_lines(steps: Sequence[Step]) -> list[RenderableType]:
-    """Where a smaller device is predicted faster than a larger one, and why."""
-    return [
-        Text(
-            f"{safe(inversion.smaller)} is predicted faster than {safe(inversion.larger)} for {inversion.ops:,} of "
-            f"{inversion.compared:,} ops, though no part of it is: calibration, as launches or kernels were measured "
-            "on one of them only",
-            style="yellow",
-        )
-        for inversion in inversions(steps)
-    ]
+def _warnings(lines: Iterable[str]) -> list[RenderableType]:
+    return [Text(line, style="yellow", overflow="fold") for line in lines]
 
 
-def _streaming_lines(steps: Sequence[Step]) -> list[RenderableType]:
-    """Devices on which the step is predicted to stream more than memory can: a fault of the prediction."""
-    return [
-        Text(
-            f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of "
-            f"distinct tensors in {time_text(step.pass_us)}: {speed / 1e12:.3g} TB/s beyond L2, while the peak of "
-            f"memory is {step.peaks[3] / 1e12:.3g}; please report it",
-            style="yellow",
-        )
-        for step in steps
-        if (speed := step.beyond_hbm) is not None
-    ]
+def _inversion_line(pair: Inversion) -> str:
+    """That a smaller device is predicted faster than a larger one, and why."""
+    return (
+        f"{safe(pair.smaller)} is predicted faster than {safe(pair.larger)} for {pair.ops:,} of {pair.compared:,} ops, "
+        "though no part of it is: calibration, as launches or kernels were measured on one of them only"
+    )
+
+
+def _streaming_line(step: Step) -> str:
+    """That the step is predicted to stream more than memory can: a fault of the prediction."""
+    return (
+        f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of distinct "
+        f"tensors in {time_text(step.pass_us)}: {(step.beyond_hbm or 0.0) / 1e12:.3g} TB/s beyond L2, while the peak "
+        f"of memory is {step.peaks[3] / 1e12:.3g}; please report it"
+    )
 
 
 def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
@@ -373,6 +367,7 @@ def render(
     losers: int,
     width: int = 160,
     where: Where | None = None,
+    report: StepReport | None = None,
     everything: bool = True,
 ) -> RenderableType:
     """What was recorded, totals with bands, time by bound and by kernel family, and what loses most on each device.
@@ -383,18 +378,15 @@ def render(
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
     parts: list[RenderableType] = [
         counted,
+        *([] if report is None else [facts_grid(step_rows(report))]),
         *first_screen.rendered([] if where is None else first_screen.where_lines(where, plan.device)),
         *suspects.rendered(suspects.lines(results)),
         *terminal(_totals_table(plan, steps, names_device=where is None or where.clock != "device"))[1:],
-        *[Text(line, style="yellow", overflow="fold") for line in first_screen.capture_lines(plan)],
+        *_warnings(first_screen.capture_lines(plan)),
         *memory_lines(plan, steps),
-        *_streaming_lines(steps),
-        *_inversion_lines(steps),
-        *[
-            Text(line, style="yellow", overflow="fold")
-            for step in steps
-            for line in telling_notes(step.device, results)
-        ],
+        *_warnings(map(_streaming_line, (step for step in steps if step.beyond_hbm is not None))),
+        *_warnings(map(_inversion_line, inversions(steps))),
+        *_warnings(line for step in steps for line in telling_notes(step.device, results)),
         *_cache_line(plan, steps[0].l2),
     ]
     predicted = [step for step in steps if step.ops]
@@ -405,9 +397,7 @@ def render(
         for step in predicted:
             parts += [_shares_line(step, "bound", step.by_bound), _shares_line(step, "kernel family", step.by_family)]
     for step in steps:
-        lost = losing(step, plan.ops, losers)
-        if lost:
-            parts += _losing_table(step, lost, width)
+        parts += _losing_table(step, losing(step, plan.ops, losers), width)
     parts += npu.agreement_lines(compare_all(plan.ops))
     if plan.device_us_total <= 0 and not plan.captured:
         parts += [Text(), Text("the trace recorded no device time: nothing to compare with", style="dim")]

@@ -10,7 +10,7 @@ from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.ir.model import Recorded, RecordedKernel, ReplayOp
-from opreplay.replay.report.run.fidelity import fidelity_cell, fidelity_notes
+from opreplay.replay.report.run.facts import fidelity_cell, fidelity_notes
 from opreplay.replay.results.records import OpResult
 
 

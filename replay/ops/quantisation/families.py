@@ -101,6 +101,7 @@ family(
     "without a cost of their own",
     """
         fbgemm::FloatToFP8RowwiseQuantized fbgemm::FloatToHFP8Quantized
-        fbgemm::FP8RowwiseQuantizedToFloat fbgemm::HFP8QuantizedToFloat inputs=quantized
+        fbgemm::FP8RowwiseQuantizedToFloat inputs=quantized role=fp8_rows
+        fbgemm::HFP8QuantizedToFloat inputs=quantized role=fp8_codes
     """,
 )

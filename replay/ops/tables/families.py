@@ -171,12 +171,14 @@ family(
         fbgemm::batched_dense_vec_jagged_2d_mul_backward fbgemm::bucketize_sparse_features inputs=jagged
         fbgemm::expand_into_jagged_permute fbgemm::jagged_index_select fbgemm::jagged_slice inputs=jagged
         fbgemm::lengths_range inputs=jagged
-        fbgemm::Fused8BitRowwiseQuantizedToBfloat16 fbgemm::Fused8BitRowwiseQuantizedToFloat inputs=quantized
-        fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf fbgemm::Fused8BitRowwiseQuantizedToHalf inputs=quantized
         fbgemm::dense_embedding_codegen_lookup_function like=fbgemm::split_embedding_codegen_forward_cpu \
             weights=dev_weights
         fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu \
             like=fbgemm::split_embedding_codegen_forward_cpu weights=host_weights
+        fbgemm::Fused8BitRowwiseQuantizedToBfloat16 inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToFloat inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToHalf inputs=quantized role=byte_rows
     """,
     inputs="embedding_tables",
 )

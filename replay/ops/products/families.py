@@ -53,7 +53,7 @@ family(
     "products",
     "swiglu",
     """
-        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant
+        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant role=row_groups
     """,
     cost=elementwise.swiglu,
     inputs="row_numbers",
@@ -114,7 +114,8 @@ family(
         _C::allspark_w8a16_gemm _C::awq_gemm _C::fp8_marlin_gemm _C::gptq_gemm _C::gptq_marlin_gemm inputs=quantized
         _C::marlin_gemm npu::npu_weight_quant_batchmatmul sgl_kernel::gptq_gemm inputs=quantized
         sgl_kernel::gptq_marlin_gemm inputs=quantized
-        sglang::unified_apply_gptq_marlin_gemm sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers
+        sglang::unified_apply_gptq_marlin_gemm inputs=row_numbers role=marlin_groups
+        sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers role=marlin_groups
     """,
     cost=weight_only.weight_only,
 )

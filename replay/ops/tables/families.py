@@ -81,7 +81,7 @@ family(
         fbgemm::permute_pooled_embs fbgemm::permute_pooled_embs_auto_grad fbgemm::permute_sparse_data
         fbgemm::permute_sparse_features fbgemm::recat_embedding_grad_output_mixed_D_batch
         fbgemm::permute_multi_embedding fbgemm::permute_multi_embedding_function inputs=regroup
-        fbgemm::group_index_select_dim0 inputs=row_numbers
+        fbgemm::group_index_select_dim0 inputs=row_numbers role=grouped_rows
     """,
     cost=fbgemm.permuted,
     inputs="jagged",
@@ -136,8 +136,8 @@ family(
         fb::to_dense_representation kernel=ScatterElements inputs=jagged
         fbgemm::jagged_softmax_backward kernel=SoftmaxGrad inputs=jagged
         fbgemm::jagged_softmax fbgemm::jagged_softmax_forward kernel=SoftmaxV2 inputs=jagged
-        fbgemm::pack_segments_backward kernel=GatherV2 inputs=row_numbers
-        fbgemm::silu_mul kernel=SwiGlu inputs=row_numbers
+        fbgemm::pack_segments_backward kernel=GatherV2 inputs=row_numbers role=segment_lengths
+        fbgemm::silu_mul kernel=SwiGlu inputs=row_numbers role=valid_tokens
     """,
     kernels=shared.widest,
 )

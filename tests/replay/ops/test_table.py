@@ -87,10 +87,14 @@ def test_each_row_names_an_initializer_and_a_counter_that_exist() -> None:
 
 @pytest.mark.parametrize(
     ("initializer", "table"),
-    [("row_numbers", row_numbers.TABLE), ("index", indices.RANGES), ("domain", domains.DOMAINS)],
+    [("index", indices.RANGES), ("domain", domains.DOMAINS)],
 )
 def test_what_says_how_arguments_are_filled_is_for_the_ops_that_are_filled_so(initializer: str, table: object) -> None:
     assert set(table) == {row.name for row in rows() if row.inputs == initializer}  # type: ignore[call-overload]
+
+
+def test_each_way_to_fill_row_numbers_is_some_ops_role() -> None:
+    assert set(row_numbers.ROLES) == {row.role for row in rows() if row.inputs == "row_numbers"}
 
 
 def test_references_lie_in_the_folder_that_their_rows_name() -> None:

@@ -147,7 +147,7 @@ def command(
                 tell=tell,
             )
     except Interrupted as early:
-        found = early.found
+        found = early.partial
     failed = found.failed(required)
     _show(found, failed, page, force=force, format_=format_)
     if found.interrupted:

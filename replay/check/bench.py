@@ -77,7 +77,6 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
         seed=setup.seed,
         bases=[],
         compact_bases=[],
-        facts=executor.facts(),
         trying=trying,
         lost=setup.lost,
     )
@@ -175,7 +174,7 @@ def prepare(
         against=bench.reference.text,
         trials={point: tuple(attempt.case for attempt in attempts) for point, attempts in trials.items()},
         cases=tuple(base.text for base in bench.bases),
-        facts=bench.facts,
+        facts=bench.executor.facts(),
         assumptions=assumed,
     )
     return bench, trials, listed

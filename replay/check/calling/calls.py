@@ -149,7 +149,6 @@ class Bench:
     """Told each call before it is made, and "" after it, until the trials begin."""
     lost: Mapping[str, str] = field(default_factory=dict[str, str])
     """Cases that ended an earlier process before the trials, and how."""
-    facts: dict[str, Any] = field(default_factory=dict)
     too_large: dict[str, NotApplicable | None] = field(default_factory=dict[str, NotApplicable | None])
     """By id of a case of many elements: why there is no room or time for it, None where there is."""
     alternatives: list[int | None] = field(default_factory=list[int | None])

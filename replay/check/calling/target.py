@@ -38,8 +38,6 @@ class Target:
     """Its overloads; of a Python function one, made from its signature."""
     functions: Mapping[str, Callable[..., Any]]
     """By overload name."""
-    in_dispatcher: bool
-    """Whether the functions are overloads of torch's dispatcher, and not Python's."""
 
     def function(self, overload: str | None) -> Callable[..., Any]:
         """What is called for an overload."""
@@ -72,7 +70,7 @@ def find_target(name: str) -> Target:
         if entry.schema is None:
             return _of_function(name, entry.function)
         spec = schema.compile_schema(torch._C.parse_schema(f"{qualified}{entry.schema.strip()}"))
-        return Target(name=name, specs=(spec,), functions={spec.overload: entry.function}, in_dispatcher=False)
+        return Target(name=name, specs=(spec,), functions={spec.overload: entry.function})
     if not specs:
         specs, qualified = _specs_here(name, qualified)
     if parts[2] is not None:
@@ -80,9 +78,7 @@ def find_target(name: str) -> Target:
         if not specs:
             raise UsageError(f"{qualified} has no overload {parts[2]}", hint=f"Leave it out: {qualified}.")
     specs = tuple(spec for spec in specs if spec.registered)
-    return Target(
-        name=name, specs=specs, functions={spec.overload: overload_of(spec) for spec in specs}, in_dispatcher=True
-    )
+    return Target(name=name, specs=specs, functions={spec.overload: overload_of(spec) for spec in specs})
 
 
 def _specs_here(name: str, qualified: str) -> tuple[tuple[OpSpec, ...], str]:
@@ -135,9 +131,9 @@ def _of_function(name: str, function: Callable[..., Any]) -> Target:
     opoverload = function.default if isinstance(function, torch._ops.OpOverloadPacket) else _plain_function(function)
     if isinstance(opoverload, torch._ops.OpOverload):
         spec = schema.compile_schema(opoverload._schema)
-        return Target(name=name, specs=(spec,), functions={spec.overload: opoverload}, in_dispatcher=True)
+        return Target(name=name, specs=(spec,), functions={spec.overload: opoverload})
     spec = _spec_of(name.rpartition(":")[2] or name, function)
-    return Target(name=name, specs=(spec,), functions={"": function}, in_dispatcher=False)
+    return Target(name=name, specs=(spec,), functions={"": function})
 
 
 _KINDS = {
@@ -204,8 +200,6 @@ class Reference:
     """In words."""
     function: Callable[..., Any] | None
     """None: the op itself, in float64 and on contiguous copies."""
-    op: str | None = None
-    """ "namespace::op" where it is one."""
     by_overload: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
     """Functions for single overloads of the op that is checked."""
 
@@ -244,7 +238,7 @@ def find_reference(text: str | None, target: Target) -> Reference:
         other = find_target(text)
         only = other.specs[0]
         function = other.function(only.overload) if len(other.specs) == 1 else packet_of(only.name)
-        return Reference(text=text, function=function, op=text.partition(".")[0])
+        return Reference(text=text, function=function)
     if text.startswith("torch."):
         return Reference(text=text, function=_of_torch(text))
     raise UsageError(

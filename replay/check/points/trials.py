@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from opreplay.replay.check.calling.calls import Bench, NotApplicable
-from opreplay.replay.check.calling.refusals import kind_of, words
+from opreplay.replay.check.calling.refusals import is_refusal, words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding, Timed
 from opreplay.replay.ir.reasons import NotReplayable
@@ -70,4 +70,4 @@ def nothing(why: str) -> Finding:
 
 def raised(error: BaseException) -> Finding:
     """The verdict on an error of the op for a call that it should take."""
-    return refused(words(error)) if kind_of(error) == "clear" else failed(words(error))
+    return refused(words(error)) if is_refusal(error) else failed(words(error))

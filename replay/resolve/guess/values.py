@@ -9,6 +9,7 @@ from typing import Any
 
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
 Known = Mapping[str, ReplayArg]
@@ -156,6 +157,13 @@ def first_tensors(calls: Iterable[OpSignature], ops: Container[str] | None = Non
     for call in calls:
         if (ops is None or call.name in ops) and (meta := first_tensor_of(call)) is not None:
             yield meta, call.name
+
+
+def recorded_numbers(call: OpSignature, position: int) -> tuple[int, ...] | None:
+    """A list of integers among the recorded arguments of another call."""
+    args = recorded_args(call)
+    numbers = args[position].value if position < len(args) else None
+    return numbers if is_whole_numbers(numbers) else None
 
 
 def metas_of(call: OpSignature) -> Iterator[TensorMeta]:

@@ -106,9 +106,12 @@ def by_shape(rule: ShapeRule) -> Rule:
     return guess
 
 
-def last_dim(known: Known, context: Context) -> Guess | None:
-    """The rule of ops that mostly work along the last dimension."""
-    return Guess(value=-1, why="the last dimension")
+def always(constant: Any, why: str) -> Rule:
+    """The rule that guesses the same whatever is known."""
+    return lambda known, context: Guess(value=constant, why=why)
+
+
+last_dim = always(-1, "the last dimension")
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -157,6 +160,12 @@ def first_tensors(calls: Iterable[OpSignature], ops: Container[str] | None = Non
     for call in calls:
         if (ops is None or call.name in ops) and (meta := first_tensor_of(call)) is not None:
             yield meta, call.name
+
+
+def listed_tensors(call: OpSignature) -> tuple[TensorMeta | None, ...]:
+    """The tensors of the list that a recorded call is given first."""
+    args = recorded_args(call)
+    return (args[0].tensors if args else None) or ()
 
 
 def recorded_numbers(call: OpSignature, position: int) -> tuple[int, ...] | None:

@@ -60,18 +60,11 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
     return f"{text}->{LETTERS[: width - summed]}"
 
 
-def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[list[OpSignature]], list[OpSignature]]:
+def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[Sequence[OpSignature]], Sequence[OpSignature]]:
     """The calls that bring each operand to the common order, the last of them its permutation; and all later ones."""
-    groups: list[list[OpSignature]] = []
-    group: list[OpSignature] = []
-    for at, call in enumerate(calls):
-        group.append(call)
-        if call.name == "aten::permute":
-            groups.append(group)
-            group = []
-        if len(groups) == count:
-            return groups, list(calls[at + 1 :])
-    return groups, []
+    ends = [at + 1 for at, call in enumerate(calls) if call.name == "aten::permute"][:count]
+    groups = [calls[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return groups, calls[ends[-1] :] if len(ends) == count else []
 
 
 def _places(shape: Shape, group: Sequence[OpSignature], width: int) -> tuple[int, ...] | None:

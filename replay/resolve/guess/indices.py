@@ -25,6 +25,7 @@ from opreplay.replay.resolve.guess.values import (
     Relatives,
     Rule,
     Shape,
+    broadcast,
     first_tensor_of,
     first_tensors,
     recorded_numbers,
@@ -240,7 +241,7 @@ def _indexed_dims(
     }
     if values is not None:
         # Where gradients are added up, torch makes one index of several, which fits no longer.
-        results = {dims: result for dims, result in results.items() if _broadcasts(values, result)}
+        results = {dims: result for dims, result in results.items() if broadcast([values, result]) == result}
     if not results or values is not None or len(results) == 1:
         return next(((dims, "") for dims in results), None)
     following = around.following[:NEXT_READERS]
@@ -277,12 +278,6 @@ def _result_shape(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> 
     rest = tuple(n for d, n in enumerate(shape) if d not in dims)
     at = 0 if shown.apart else dims[0]
     return (*rest[:at], *shown.broadcast, *rest[at:])
-
-
-def _broadcasts(values: Shape, result: Shape) -> bool:
-    if len(values) > len(result):
-        return False
-    return all(n in (1, m) for n, m in zip(reversed(values), reversed(result), strict=False))
 
 
 def _read_next(shape: Shape, around: Relatives) -> Guess | None:

@@ -8,7 +8,7 @@ which sizes the memory has that they allocate. A rule returns None where the cal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from opreplay.replay.ir.model import ReplayArg
@@ -20,6 +20,7 @@ from opreplay.replay.resolve.guess.values import (
     Context,
     Relatives,
     Shape,
+    broadcast,
     first_tensor_of,
     first_tensors,
     listed_tensors,
@@ -52,8 +53,6 @@ _BEGIN_EMPTY = frozenset(
 )
 """Ops whose implementation for a CPU begins with `at::empty({0})`."""
 _EMPTY: Shape = (0,)
-
-Fits = Callable[[Shape], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,18 +163,6 @@ def _product(call: OpSignature) -> Shape | None:
         return None
     batch = broadcast([shape[:-2] for shape in shapes])
     return None if batch is None else (*batch, *shapes[0][-2:-1], *shapes[1][1:][-1:])
-
-
-def broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """The common size of tensors of these sizes; None where they have none."""
-    rank = max(map(len, shapes), default=0)
-    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    sizes = [{n for n in column if n != 1} or {1} for column in zip(*padded, strict=True)]
-    return (
-        None
-        if any(len(column_sizes) > 1 for column_sizes in sizes)
-        else tuple(column_sizes.pop() for column_sizes in sizes)
-    )
 
 
 def written_over(call: OpSignature, shape: Shape) -> Shape | None:

@@ -19,6 +19,7 @@ from opreplay.replay.resolve.guess.values import (
     Relatives,
     Rule,
     Shape,
+    broadcast,
     by_shape,
     dim_of,
     first_tensors,
@@ -35,7 +36,6 @@ MAX_ELEMENTS = 1 << 30
 """Of a result that only a following call tells; a larger one is hardly that."""
 MAX_RECORDED = 30
 """Elements of the longest list that a profiler records (torch/csrc/profiler: kMaxNumElements... of a TensorList)."""
-MAX_RANK = 64
 TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
 _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
 _JOINS = ("cat", "_cat", "concat", "concatenate", "stack")
@@ -204,11 +204,9 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
     """Of tensors of which those are expanded that are smaller than the result; the others are read next."""
-    rank = max(map(len, shapes), default=MAX_RANK + 1)
-    if rank > MAX_RANK:
+    result = broadcast(shapes) if shapes else None
+    if result is None:
         return None
-    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    result = tuple(max(sizes) for sizes in zip(*padded, strict=True))
     dtypes: dict[Shape, str] = {meta.shape: meta.dtype for meta in expanded}
     for call in around.following:
         read = [arg.tensor for arg in recorded_args(call) if arg.tensor is not None and arg.tensor.shape == result]

@@ -164,6 +164,7 @@ def _keepdim(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _first_fit(known: Known, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
+    """The first shape that the result may have and that fits, and what shows it."""
     return next(((shape, why) for shape, why in _results(known, context) if fits(shape)), None)
 
 

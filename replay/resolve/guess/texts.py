@@ -184,14 +184,11 @@ def tells_overload(name: str, context: Context) -> bool:
 def _fft_norm(*, inverse: bool) -> Rule:
     def rule(known: Known, context: Context) -> Guess | None:
         for call in context.relatives().inside:
-            args = recorded_args(call) if call.name in _FFTS else ()
-            if len(args) < 3 or not isinstance(args[2].value, int):
-                continue
-            if args[2].value == _SCALED_BY_ROOT:
-                text = "ortho"
-            else:
-                text = "forward" if (args[2].value == _UNSCALED) == inverse else None
-            return Guess(value=text, why=f"{text!r}: what {call.name} inside is given")
+            modes = [arg.value for arg in recorded_args(call)[2:3]] if call.name in _FFTS else []
+            if modes and isinstance(modes[0], int):
+                divided = "forward" if (modes[0] == _UNSCALED) == inverse else None
+                text = "ortho" if modes[0] == _SCALED_BY_ROOT else divided
+                return Guess(value=text, why=f"{text!r}: what {call.name} inside is given")
         return None
 
     return rule

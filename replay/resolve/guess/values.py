@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,6 +166,14 @@ def listed_tensors(call: OpSignature) -> tuple[TensorMeta | None, ...]:
     """The tensors of the list that a recorded call is given first."""
     args = recorded_args(call)
     return (args[0].tensors if args else None) or ()
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape | None:
+    """The common size of tensors of these sizes; None where they have none."""
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    sizes = [{n for n in column if n != 1} or {1} for column in zip(*padded, strict=True)]
+    return None if any(len(column) > 1 for column in sizes) else tuple(column.pop() for column in sizes)
 
 
 def recorded_numbers(call: OpSignature, position: int) -> tuple[int, ...] | None:

@@ -37,21 +37,11 @@ def find_and_pair(
 
     Raises UsageError where no trace has one, or as `find_files` and `pair` do.
     """
-    files, pairs = find_files(patterns), {}
+    files = find_files(patterns)
     donor_paths = {os.path.realpath(file.path): file.path for file in (find_files(donors) if donors else ())}
     files = [file for file in files if os.path.realpath(file.path) not in donor_paths]
     read = [file.path for file in files if not file.left_out]
-    if donors:
-        pairs = pair(read, list(donor_paths.values()), rank_at_start)
-        if not pairs:
-            raise UsageError(
-                "no trace has an ExecutionTrace among those of --execution-trace",
-                hint="They are paired by name or by rank: name them like their traces, e.g. et_rank3.json.",
-            )
-        if without := [path for path in read if path not in pairs]:
-            tell(f"{len(without)} of {len(read)} traces have no ExecutionTrace: {some(without)}")
-        if unused := [path for path in donor_paths.values() if path not in pairs.values()]:
-            tell(f"{len(unused)} of {len(donor_paths)} ExecutionTraces have no trace: {some(unused)}")
+    pairs = _paired(read, list(donor_paths.values()), tell) if donors else {}
     return files, HowToRead(
         selection=selection,
         device=device,
@@ -61,6 +51,21 @@ def find_and_pair(
         children=children,
         timed=len(list(islice((file for file in read if rank_at_start(file) is not None), 2))) == 2,
     )
+
+
+def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[str, str]:
+    """Trace → its ExecutionTrace, and those without told. Raises UsageError where no trace has one."""
+    pairs = pair(traces, donors, rank_at_start)
+    if not pairs:
+        raise UsageError(
+            "no trace has an ExecutionTrace among those of --execution-trace",
+            hint="They are paired by name or by rank: name them like their traces, e.g. et_rank3.json.",
+        )
+    if without := [path for path in traces if path not in pairs]:
+        tell(f"{len(without)} of {len(traces)} traces have no ExecutionTrace: {some(without)}")
+    if unused := [path for path in donors if path not in pairs.values()]:
+        tell(f"{len(unused)} of {len(donors)} ExecutionTraces have no trace: {some(unused)}")
+    return pairs
 
 
 def read_batch(

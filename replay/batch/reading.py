@@ -285,17 +285,7 @@ def open_ranks(
     the file's place among those given, where none has one, and told. Raises UsageError for fewer than two traces, for
     traces of several jobs, and where some have a rank and others have none; what `read` raises for a named file.
     """
-    traces: list[tuple[str, Trace]] = []
-    for file in find_files(patterns):
-        if file.left_out:
-            tell(f"{file.path} left out: {file.left_out}")
-            continue
-        try:
-            traces.append((file.path, read(file.path)))
-        except TraceError as error:
-            if file.named:
-                raise
-            tell(f"{file.path} left out: {error}")
+    traces = list(_readable(patterns, read, tell))
     if len(traces) < 2:
         raise UsageError(
             f"--ranks needs the traces of two ranks or more, found {len(traces)}",
@@ -313,6 +303,22 @@ def open_ranks(
     _one_job([path for path, _ in traces], [trace for _, trace in traces], patterns)
     pairs = [(rank, trace) for rank, (_, trace) in zip(ranks, traces, strict=True) if rank is not None]
     return sorted(pairs, key=lambda pair: pair[0])
+
+
+def _readable(
+    patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
+) -> Iterator[tuple[str, Trace]]:
+    """(path, trace) of each file that is one."""
+    for file in find_files(patterns):
+        if file.left_out:
+            tell(f"{file.path} left out: {file.left_out}")
+            continue
+        try:
+            yield file.path, read(file.path)
+        except TraceError as error:
+            if file.named:
+                raise
+            tell(f"{file.path} left out: {error}")
 
 
 def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from opreplay.replay.arguments.supplied import check_values_file
 from opreplay.replay.execute.executors.make import make_executor
-from opreplay.replay.execute.messages import PassDone
+from opreplay.replay.execute.messages import PassDone, RankConfig, backend_of
 from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Runner
@@ -28,7 +28,6 @@ from opreplay.replay.execute.ranks.crew import local_ranks
 from opreplay.replay.execute.ranks.engine import WithRanks
 from opreplay.replay.execute.ranks.joined import JoinedRanks
 from opreplay.replay.execute.ranks.launched import launched
-from opreplay.replay.execute.ranks.messages import RankConfig, backend_of
 from opreplay.replay.execute.ranks.sequence_engine import SequenceOnRanks, calls_alone
 from opreplay.replay.host import environment
 from opreplay.replay.host.interrupts import raise_if_asked

@@ -46,7 +46,7 @@ def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, .
     if op_event is None:
         return tuple(event.name for event in top), None
     direct = tuple(event.name for event in _children(op_event) if "::" in event.name)
-    return names_below(op_event, _children, _name, most=MAX_BELOW) or (direct, None)
+    return names_below(op_event, _children, _name, limit=MAX_BELOW) or (direct, None)
 
 
 def _kernels(events: list[Any]) -> tuple[RecordedKernel, ...]:

@@ -86,15 +86,15 @@ def page_of_ranks(study: JobStudy, command: str) -> Page:
             *((name, time_text(simulated.step_us)) for name, simulated in timeline.socs.items()),
             *_what_if_facts(timeline),
         ),
-        strips=_strips(rank_processes(study))[:MOST_STRIPS],
+        strips=_strips(rank_processes(study), MOST_STRIPS),
         tables=tuple(cut(table, MOST_ROWS) for table in tables),
         notes=(*ranks.note_lines(timeline), *ranks.disagreements(timeline)),
     )
 
 
-def _strips(drawn: Sequence[Process]) -> tuple[Strip, ...]:
+def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, ...]:
     until = max(float(process.end_us.max(initial=0.0)) for process in drawn)
-    return tuple(Strip(title=process.title, until_us=until, lanes=lanes(process)) for process in drawn)
+    return tuple(Strip(title=process.title, until_us=until, lanes=lanes(process)) for process in drawn[:limit])
 
 
 def _what_if_facts(timeline: Timeline | JobTimeline) -> list[tuple[str, str]]:

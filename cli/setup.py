@@ -36,7 +36,7 @@ def use_plugins(names: Sequence[str], custom_op_dir: Sequence[str] = ()) -> tupl
     from opreplay.replay.plugins import custom_op_files, load_plugins, registrations
 
     load_plugins(names, custom_op_dirs=custom_op_dir)
-    by_source = Counter((one.source, one.kind) for one in registrations())
+    by_source = Counter((registration.source, registration.kind) for registration in registrations())
     for source in dict.fromkeys(source for source, _ in by_source):
         counts = ", ".join(
             f"{n} {kind}{'s' if n > 1 and kind != 'properties' else ''}"
@@ -141,6 +141,7 @@ def plan_of_source(
     device: str = "cpu",
     ranks: int | None = None,
     cluster: str | None = None,
+    activity: bool = False,
 ) -> Callable[[bool], tuple[ReplayPlan, Trace | ReplayPlan]]:
     """The `make` of `planned` for a trace: its plan, on ranks or for a cluster with its collectives, and what was
     read."""
@@ -151,7 +152,7 @@ def plan_of_source(
         from opreplay.replay.plan.kept import kept_plan_of
 
         collectives = ranks is not None or cluster is not None
-        read = source.open(activity=collectives)
+        read = source.open(activity=activity or collectives)
         if keep:
             return kept_plan_of(read, selection, device=device, in_order=in_order), read
         plan = plan_of(read, selection, device=device, in_order=in_order, collectives=collectives)

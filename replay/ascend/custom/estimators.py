@@ -107,7 +107,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
             why = "no device is simulated, --soc names one"
         elif entry.device is not None and entry.device not in devices:
             why = f"it is for {entry.device}, simulated is {', '.join(devices)}"
-        elif not _names_one(entry, table, ops):
+        elif not _names_any(entry, table, ops):
             why = "no selected op has that name"
         else:
             why = "another registration goes first"
@@ -115,13 +115,13 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
     return lines
 
 
-def _names_one(entry: UserFunction, table: UserTable[UserFunction], ops: Collection[str]) -> bool:
+def _names_any(entry: UserFunction, table: UserTable[UserFunction], ops: Collection[str]) -> bool:
     """Whether one of these ops has a name of the registration, with or without its overload or in-place underscore."""
     bases = {op_name(name) for name in ops if "::" in name}
     names = {*ops, *bases, *(base.rstrip("_") for base in bases)}
     if not names.isdisjoint((*entry.ops, *(op.partition(".")[0] for op in entry.ops))):
         return True
-    return any(found is entry for name in names for _, found in table.matching(name, entry.device))
+    return any(registered is entry for name in names for _, registered in table.matching(name, entry.device))
 
 
 def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
@@ -149,12 +149,12 @@ def has_own_cost(op: ReplayOp) -> bool:
     return not registered.isdisjoint({op_name(op.name), op_name(op.called)})
 
 
-def _is_amount(value: Any, most: float) -> bool:
-    """Whether a user's value is a number from 0 to `most`; numpy's are numbers too, booleans are not."""
+def _is_amount(value: Any, limit: float) -> bool:
+    """Whether a user's value is a number from 0 to `limit`; numpy's are numbers too, booleans are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number: Any = value
-    return bool(0 <= number <= most)
+    return bool(0 <= number <= limit)
 
 
 def _shown(value: object) -> str:
@@ -175,21 +175,21 @@ def property_terms(
     entry = OpInvokeInfo.properties.find(op_name(op.name)) if OpInvokeInfo.properties and "::" in op.name else None
     if entry is None or (op.reason is not None and not op.args):
         return None
-    made = _called(op, entry.function, OpInvokeInfo(op))
-    wrong = _wrong_in(made)
-    if wrong is not None or not isinstance(made, PerformanceProperties):
+    properties = _called(op, entry.function, OpInvokeInfo(op))
+    wrong = _wrong_in(properties)
+    if wrong is not None or not isinstance(properties, PerformanceProperties):
         raise CustomOpError(f"{entry.place}: the properties of {op.name} are {wrong}")
-    return terms_of(made, device, state), entry.shown
+    return terms_of(properties, device, state), entry.shown
 
 
-def _wrong_in(made: object) -> str | None:
+def _wrong_in(properties: object) -> str | None:
     """What keeps a user's value from being properties, in words; None when nothing does."""
-    if not isinstance(made, PerformanceProperties):
-        return f"{_shown(made)}, no PerformanceProperties"
+    if not isinstance(properties, PerformanceProperties):
+        return f"{_shown(properties)}, no PerformanceProperties"
     for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
-        if not _is_amount(getattr(made, name), MAX_AMOUNT):
-            return f"wrong: {name} is {_shown(getattr(made, name))}, no number of bytes"
-    by_dtype = cast("object", made.compute_ops)
+        if not _is_amount(getattr(properties, name), MAX_AMOUNT):
+            return f"wrong: {name} is {_shown(getattr(properties, name))}, no number of bytes"
+    by_dtype = cast("object", properties.compute_ops)
     if not isinstance(by_dtype, dict):
         return f"wrong: compute_ops is {_shown(by_dtype)}, no dict of dtype to ComputeOps"
     for dtype, ops in cast("dict[object, object]", by_dtype).items():
@@ -200,7 +200,7 @@ def _wrong_in(made: object) -> str | None:
     return None
 
 
-def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
+def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
     """Launch, cube, vector, hbm and l2 time of an op of these properties; all but the launch overlap (`overlap_p`).
 
     The launch is that of as many vector cores as the bytes occupy, or the operations where they are more than a core
@@ -211,14 +211,14 @@ def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = 
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
     cores = device.aiv_cores
-    for dtype, ops in made.compute_ops.items():
+    for dtype, ops in properties.compute_ops.items():
         name = str(dtype).removeprefix("torch.")
         cube += ops.mma_ops / 2 / (mac_rate(name, device, False) * rates.mac_efficiency * device.aic_cores * freq)
         lanes = VECTOR_BYTES_PER_CYCLE / max(2, itemsize(name))
         vector += ops.gp_ops / (lanes * cores * freq)
     busy = min(cores, int(vector * cores * 1e6 / rates.launch_one_us))
-    read = made.memory_read_bytes + made.memory_readwrite_bytes
-    write = made.memory_write_bytes + made.memory_readwrite_bytes
+    read = properties.memory_read_bytes + properties.memory_readwrite_bytes
+    write = properties.memory_write_bytes + properties.memory_readwrite_bytes
     moved = read + write
     resident = {
         "cold": 0.0,
@@ -231,10 +231,10 @@ def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = 
     norm = sum(value**p for value in parts.values())
     share = norm ** (1 / p) / norm if norm > 0 else 0.0
     blocks = max(blocks_for(max(read, write), device), busy)
-    one, full = rates.launch_one_us, rates.launch_full_us
+    one_us, full_us = rates.launch_one_us, rates.launch_full_us
     if cube:
-        one, full = rates.cube_launch_us, rates.mix_launch_us if vector else rates.cube_launch_us
-    launch = launch_between(one, full, blocks, rates)
+        one_us, full_us = rates.cube_launch_us, rates.mix_launch_us if vector else rates.cube_launch_us
+    launch = launch_between(one_us, full_us, blocks, rates)
     return {"launch": launch, **{name: value**p * share for name, value in parts.items()}}
 
 

@@ -20,9 +20,9 @@ from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import PassDone, Ready, Refused, SequenceOutcome, SequenceTask, Task
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.visits import Book, first_checks
-from opreplay.replay.host import allocator, environment
+from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
-from opreplay.replay.host.limits import die_with, limit_files, limit_memory
+from opreplay.replay.host.limits import die_with, give_back, keep_freed_memory, limit_files, limit_memory
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import OpReplayError
 
@@ -44,7 +44,7 @@ def serve(descriptor: int, parent: int) -> None:
             send(channel, Refused.of(error))
             return
         limit_files()
-        keeps = config.options.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
+        keeps = config.options.device == "cpu" and config.keep_freed and keep_freed_memory()
         send(channel, Ready(facts=executor.facts()))
         book = Book()
         decoder = msgspec.msgpack.Decoder(Task | SequenceTask)
@@ -54,7 +54,7 @@ def serve(descriptor: int, parent: int) -> None:
                 send(channel, run_sequence(executor, config, task, partial(send, channel)))
                 continue
             if keeps:
-                allocator.give_back()
+                give_back()
             send(channel, _run_op(executor, config, task, book))
         executor.close()
 

@@ -88,8 +88,8 @@ def grouped_weight(
     bits = bits_of(packed, size_k * size_n)
     numbers = unpack(packed.reshape(size_k, -1), bits)
     if zeros is not None and zeros.numel():
-        found = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
-        values = numbers.float() - spread(found.float().reshape(-1, size_n), size_k)
+        zero_points = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
+        values = numbers.float() - spread(zero_points.float().reshape(-1, size_n), size_k)
     else:
         values = decode(numbers, kind or Kind(0, bits, False, 1 << (bits - 1)))
     return values * spread(as_float(scales).reshape(-1, size_n), size_k)
@@ -133,8 +133,8 @@ def grouped_linear_packed(
     table = scales.reshape(-1, size_n)
     zero_table = None
     if zeros is not None and zeros.numel():
-        found = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
-        zero_table = found.float().reshape(-1, size_n)
+        zero_points = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
+        zero_table = zero_points.float().reshape(-1, size_n)
 
     def columns(part: slice) -> Tensor:
         words_here = words[:, part.start // per_word : -(-part.stop // per_word)]

@@ -111,9 +111,9 @@ def scaled_linear(
     rows_w = None if scale_weight is None else expand_scale(scale_weight.float(), *weight.shape)
     inside_a = rows_a is not None and rows_a.shape[1] > 1
     inside_w = rows_w is not None and rows_w.shape[1] > 1
-    left = a.float() * rows_a if rows_a is not None and inside_a else a.float()
-    right = weight.float() * rows_w if rows_w is not None and inside_w else weight.float()
-    product = left @ right.t()
+    lhs = a.float() * rows_a if rows_a is not None and inside_a else a.float()
+    rhs = weight.float() * rows_w if rows_w is not None and inside_w else weight.float()
+    product = lhs @ rhs.t()
     if rows_a is not None and not inside_a:
         product *= rows_a
     if rows_w is not None and not inside_w:

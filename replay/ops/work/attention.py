@@ -45,18 +45,18 @@ class Sequences:
 
 def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Context tokens that some query attends to, of those that the block tables, page lists or keys can hold."""
-    found = sequences_of(context, lengths)
-    if found is None:
+    sequences = sequences_of(context, lengths)
+    if sequences is None:
         return None
     amounts = [
-        Amount(what="context tokens", done=int(found.seen.sum()), most=found.most),
-        Amount(what="query tokens", done=int(found.query[found.seen > 0].sum()), most=_query_rows(context)),
-        Amount(what="query-context pairs", done=int(found.pairs.sum())),
+        Amount(what="context tokens", done=int(sequences.seen.sum()), most=sequences.most),
+        Amount(what="query tokens", done=int(sequences.query[sequences.seen > 0].sum()), most=_query_rows(context)),
+        Amount(what="query-context pairs", done=int(sequences.pairs.sum())),
     ]
-    warnings = [*found.warnings]
+    warnings = [*sequences.warnings]
     pool = find_pool(context)
     if pool is not None:
-        pages, warning = _pages(context, pool, found.seen)
+        pages, warning = _pages(context, pool, sequences.seen)
         amounts += [] if pages is None else [pages]
         warnings += [] if warning is None else [warning]
     return work(*amounts, warnings=tuple(warnings))
@@ -75,7 +75,7 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
     if bool((query < 0).any()) or bool((seen < 0).any()):
         warnings.append("cumulative lengths descend")
         query, seen = query.clamp(min=0), seen.clamp(min=0)
-    limit, most = _room(context, pool, count)
+    limit, capacity = _room(context, pool, count)
     if limit is not None and bool((seen > limit).any()):
         warnings.append(f"{int((seen > limit).sum()):,} sequences are longer than the {limit:,} tokens they can hold")
         seen = seen.clamp(max=limit)
@@ -85,7 +85,7 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
         # The last query sees all of the context, each one before it a token less.
         inside = torch.minimum(query, seen)
         pairs = inside * seen - inside * (inside - 1) // 2
-    return Sequences(query, seen, pairs, most, tuple(warnings))
+    return Sequences(query, seen, pairs, capacity, tuple(warnings))
 
 
 def _find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
@@ -94,9 +94,9 @@ def _find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
 
 def _listed(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
     """Lengths given as a list of numbers."""
-    found = (context.args.get(name) for name in wanted)
-    lists = (v for v in found if isinstance(v, (list, tuple)) and v)
-    value = next((v for v in lists if all(isinstance(one, int) for one in v)), None)
+    values = (context.args.get(name) for name in wanted)
+    lists = (v for v in values if isinstance(v, (list, tuple)) and v)
+    value = next((v for v in lists if all(isinstance(number, int) for number in v)), None)
     return None if value is None else torch.tensor(value, dtype=torch.int64)
 
 
@@ -123,13 +123,13 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
         return _lengths_of_ends(listed) if ends else listed
     pages = _find(context, ("kv_indptr",))
     if pool is not None and pages is not None:
-        held = whole(pages).diff()
+        page_counts = whole(pages).diff()
         last = _find(context, ("kv_last_page_lens",))
-        tokens = held * pool.page
+        tokens = page_counts * pool.page
         return (
             tokens
-            if last is None or last.numel() != len(held)
-            else torch.where(held > 0, tokens - pool.page + whole(last), 0)
+            if last is None or last.numel() != len(page_counts)
+            else torch.where(page_counts > 0, tokens - pool.page + whole(last), 0)
         )
     if (edges := _find(context, CUMULATIVE_SEEN)) is not None:
         return whole(edges).diff()
@@ -180,9 +180,9 @@ def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int 
         return None, pages.numel() * pool.page
     for name in ("k", "key", "dst"):
         value: Any = context.args.get(name)
-        held = value[0] if isinstance(value, (list, tuple)) and value else value
-        if isinstance(held, torch.Tensor) and held.dim() > 1:
-            tokens = held.shape[0] if held.dim() < 4 else held.shape[0] * held.shape[1]
+        tensor = value[0] if isinstance(value, (list, tuple)) and value else value
+        if isinstance(tensor, torch.Tensor) and tensor.dim() > 1:
+            tokens = tensor.shape[0] if tensor.dim() < 4 else tensor.shape[0] * tensor.shape[1]
             return None, tokens if UNIFIED not in context.op else None
     return None, None
 

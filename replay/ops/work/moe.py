@@ -64,8 +64,8 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
     sizes = group_sizes(context)
     if sizes is None:
         return None
-    most = number(context, ("max_tokens_per_batch",))
-    room = most * len(sizes) if most else names.rows_of_groups(context)
+    max_rows = number(context, ("max_tokens_per_batch",))
+    room = max_rows * len(sizes) if max_rows else names.rows_of_groups(context)
     rows = int(sizes.clamp(min=0).sum())
     wrong = ["ends of the groups descend"] if bool((sizes < 0).any()) else []
     if room is not None and rows > room:

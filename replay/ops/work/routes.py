@@ -48,9 +48,9 @@ def find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
 
 def number(context: InitContext, wanted: tuple[str, ...]) -> int | None:
     """The first positive integer under one of the names."""
-    found = (context.args.get(name) for name in wanted)
+    values = (context.args.get(name) for name in wanted)
     return next(
-        (v for v in found if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= names.MAX_NUMBER), None
+        (v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= names.MAX_NUMBER), None
     )
 
 
@@ -130,8 +130,8 @@ def _chosen(context: InitContext) -> Routes | None:
 
 
 def _distinct(ids: torch.Tensor) -> int:
-    found = cast("torch.Tensor", torch.unique(ids))  # pyright: ignore[reportUnknownMemberType]
-    return found.numel()
+    unique_ids = cast("torch.Tensor", torch.unique(ids))  # pyright: ignore[reportUnknownMemberType]
+    return unique_ids.numel()
 
 
 def _sorted(context: InitContext) -> Routes | None:

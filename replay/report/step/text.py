@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.coverage import LEAST
 from opreplay.replay.report.run.ops import RATIO_TITLE
+from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     RATIO,
@@ -26,29 +27,24 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import DASH, middle, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
 from opreplay.replay.timeline.job.values import JobChange, JobSoc, JobTimeline, RankPathPart
 from opreplay.replay.timeline.memory import MemoryUse
 from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
-from opreplay.replay.timeline.timeline import StepMark, Timeline, WhatIf
+from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
 PATH_SHOWN = 12
 MODULES_SHOWN = 8
 SLACK_SHOWN = 6
-NAME_WIDTH = 36
-"""Characters of a step's name."""
 WHAT_IF_WIDTH = 12
 """Least characters of a change, which goes on in the next line: it is what the reader typed."""
 CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Characters of a category, and of a time with its share."""
 _FOLDERS = re.compile(r"^[^(<]*/(?=[^/(]+\(\d+\): )")
 """Of a frame, "torch/utils/data/dataloader.py(701): __next__": the file and the function tell it apart."""
-UNEVEN = 1.25
-"""Steps of one trace that differ more than this have something to be told."""
-
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("computing", "computing", False),
     ("communication not overlapped", "communication_not_overlapped", False),
@@ -69,7 +65,9 @@ _OF_OTHER_STREAMS = (EDGE_KINDS[CROSS_STREAM], EDGE_KINDS[SHARED])
 
 def facts(timeline: Timeline) -> dict[str, Any]:
     """The stable JSON form; see docs/timeline.md."""
-    return msgspec.to_builtins(timeline)
+    step = step_facts(timeline.step)
+    step_keys = {key: step[key] for key in ("verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us")}
+    return {**msgspec.to_builtins(timeline), "step": step, **step_keys}
 
 
 def render(timeline: Timeline, width: int = 80, *, everything: bool = True) -> RenderableType:
@@ -95,45 +93,36 @@ def render(timeline: Timeline, width: int = 80, *, everything: bool = True) -> R
 
 
 def head_line(timeline: Timeline) -> str:
-    """The first line: which step, and how far its graph explains it."""
-    which = timeline.step.name if timeline.step.marked else "the whole trace (it marks no steps)"
-    path_us = sum(part.us for part in timeline.critical_path)
-    host_us = sum(part.us for part in timeline.critical_path if part.where == "host")
-    # Re-timing with recorded durations and latencies proves nothing where it copies them; median latencies may fail.
-    proof = f"{100 * timeline.structure_error_typical:+.2f} % with median latencies"
-    if path_us > 0:
-        proof += f"; {host_us / path_us:.0%} of the path is host time, as recorded"
+    """The first line: what bounds the step."""
     invented = max((soc.invented_share for soc in timeline.socs.values()), default=0.0)
-    quality = f"; {share_text(invented)} of device time predicted on invented sizes" if invented > 0 else ""
+    quality = f" {share_text(invented)} of device time is predicted on invented sizes." if invented > 0 else ""
     unknown = max((1.0 - soc.predicted_share for soc in timeline.socs.values()), default=0.0)
-    quality += f"; {share_text(unknown)} of device time not predicted" if unknown >= LEAST else ""
-    return (
-        f"{safe(middle(which, 60))}: recorded {time_text(timeline.recorded_step_us)}, re-timed "
-        f"{time_text(timeline.retimed_step_us)} ({proof}){quality}"
-    )
+    quality += f" {share_text(unknown)} of device time is not predicted." if unknown >= LEAST else ""
+    return verdict(timeline.step) + quality
 
 
 def head_facts(timeline: Timeline) -> list[Fact]:
     """What is known of the step as a whole."""
     return [
-        ("step", _chosen(timeline.step), ""),
-        ("host range", time_text(timeline.step.host_us), ""),
+        *step_rows(timeline.step),
+        ("graph", graph_text(timeline), ""),
         ("memory", "" if timeline.memory is None else memory_text(timeline.memory), ""),
         ("measured", measured_text(timeline.measured_step_us, timeline, plural(timeline.measured_ops, "call")), ""),
-        ("dependencies", edges_text(timeline), ""),
     ]
 
 
-def _chosen(step: StepMark) -> str:
-    """Which of the marked steps it is; "" where none is marked."""
-    if not step.marked:
-        return ""
-    which = "1" if step.asked else "the one of median length"
-    chosen = f", {which} of {step.steps:,} marked" if step.steps > 1 else ""
-    if step.all_host_us is not None and step.all_host_us[1] > UNEVEN * step.all_host_us[0]:
-        low, high = map(time_text, step.all_host_us)
-        chosen += f", which took {low} to {high} on the host: what is said is of this one (--step N for another)"
-    return middle(step.name, NAME_WIDTH) + chosen
+def graph_text(timeline: Timeline) -> str:
+    """How well the graph explains the recording, and of what it is made."""
+    # Re-timing with recorded durations and latencies proves nothing where it copies them: other steps may fail it.
+    other = timeline.other_steps
+    typical = f"{100 * timeline.structure_error_typical:+.1f} % with median latencies"
+    text = f"re-timed {time_text(timeline.retimed_step_us)}, {typical}"
+    if other is None:
+        text += "; not testable on another step"
+    else:
+        text += f"; {plural(other.steps, 'other step')} by it {100 * other.median_error:.1f} % off"
+        text += f", at worst {100 * other.worst_error:.1f} %" if other.steps > 1 else ""
+    return f"{text}; dependencies: {edges_text(timeline)}"
 
 
 def measured_text(step_us: float | None, timeline: Timeline | JobTimeline, what: str) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape, recorded_shape
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape, first_tensor_of, recorded_shape
 from opreplay.traces.model import OpSignature
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

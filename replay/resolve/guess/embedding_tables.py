@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, first_tensor_of, tensor, value
 from opreplay.traces.model import TensorMeta
 
 WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)

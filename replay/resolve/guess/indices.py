@@ -18,8 +18,16 @@ import msgspec
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Relatives,
+    Rule,
+    Shape,
+    first_tensor_of,
+    tensor,
+)
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta

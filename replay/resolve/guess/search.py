@@ -27,7 +27,9 @@ from opreplay.replay.resolve.guess.values import (
     Relatives,
     Shape,
     first_tensor,
+    metas_of,
     recorded_shape,
+    self_tensor,
     value,
 )
 from opreplay.replay.resolve.match import best_match
@@ -101,7 +103,7 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
     """
     if spec.name in _GRADIENTS:
         return _forward(spec.name.removesuffix("_backward"), known, context)
-    source = inside.own_meta(known)
+    source = self_tensor(known)
     if source is not None and spec.name in _STRIDED:
         outer = _result_of_parent(source, context, usual)
         return None if outer is None else replace(outer, values={"size": outer.shape, "stride": outer.strides})
@@ -274,7 +276,7 @@ def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Ite
     if outer is not None and outer.shown:
         yield Target(shape=outer.shape, why=outer.why, sure=True)
     if composite is not None:
-        for shape, why in inside.told(composite, op, source):
+        for shape, why in inside.view_sizes(composite, op, source):
             yield Target(shape=shape, why=why, sure=True)
     yield from _backward(around, source.shape)
     first = recorded_shape(following[0]) if following else None
@@ -283,14 +285,10 @@ def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Ite
     for call in following[: SOON if op in _CUTS else None]:
         if call.name in _NO_READERS:
             continue
-        for meta in inside.metas_of(call):
+        for meta in metas_of(call):
             if meta.dtype == source.dtype or not meta.dtype or not source.dtype:
                 yield Target(shape=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
-        if (
-            op in _CUTS
-            and call.name not in inside.VIEWS
-            and any(m.shape == source.shape for m in inside.metas_of(call))
-        ):
+        if op in _CUTS and call.name not in inside.VIEWS and any(m.shape == source.shape for m in metas_of(call)):
             break
     if composite is not None and (piece := inside.even_piece(composite, source.shape)) is not None:
         yield Target(shape=piece, why=f"one of the pieces of {composite.call.name}")
@@ -311,6 +309,6 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
     if source_shape[:1] == (1,) and around.parent is not None and around.parent.name.startswith("autograd::engine"):
         ones = next((d for d, n in enumerate(source_shape) if n != 1), len(source_shape))
         stripped = [source_shape[at:] for at in range(1, ones + 1)]
-        read = (meta.shape for call in around.following for meta in inside.metas_of(call))
+        read = (meta.shape for call in around.following for meta in metas_of(call))
         shape = next((shape for shape in read if shape in stripped), stripped[-1])
         yield Target(shape=shape, why="the sum of a gradient loses the dimensions in front", sure=True)

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from opreplay.replay.ir.recorded_call import RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.einsum import equation
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, names, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, first_tensor_of, names, tensor, value
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature
 

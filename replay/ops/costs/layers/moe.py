@@ -187,9 +187,9 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
     groups = max(1, offsets.shape[0] if offsets is not None else 1)
     op.note(f"routing is contents: {a.shape[1]} rows taken as spread evenly over {groups} groups")
     share = -(-a.shape[1] // groups)
-    left, right = spec((groups, a.shape[0], share), a.dtype), spec((groups, share, b.shape[1]), b.dtype)
+    a_spec, b_spec = spec((groups, a.shape[0], share), a.dtype), spec((groups, share, b.shape[1]), b.dtype)
     out = spec((groups, a.shape[0], b.shape[1]), a.dtype)
-    return [kernel("GroupedMatmul", [left, right], [out], transpose_a=False, transpose_b=False)]
+    return [kernel("GroupedMatmul", [a_spec, b_spec], [out], transpose_a=False, transpose_b=False)]
 
 
 @costs(

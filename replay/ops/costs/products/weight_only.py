@@ -36,7 +36,7 @@ def _columns(op: OpView, weight: TensorMeta, inner: int) -> int:
     said = op.integer(*COLUMNS, default=0)
     if said > 0:
         return said
-    shapes = [one.shape for one in op.outputs()]
+    shapes = [out.shape for out in op.outputs()]
     scales = op.meta(*SCALES)
     shapes += [scales.shape] if scales is not None and elements(scales) > 1 else []
     wide = next((shape[-1] for shape in shapes if shape), 0)

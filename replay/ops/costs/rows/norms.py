@@ -17,13 +17,13 @@ def _input(op: OpView, *names: str, at: int = 0) -> TensorMeta:
 
 
 def _columns(op: OpView, x: TensorMeta) -> int:
-    given = op.integers("normalized_shape")
-    return max(1, prod(given or x.shape[-1:]))
+    normalized_shape = op.integers("normalized_shape")
+    return max(1, prod(normalized_shape or x.shape[-1:]))
 
 
 def _vector(op: OpView, *names: str) -> list[TensorSpec]:
-    found = (op.meta(name) for name in names)
-    return [spec(t.shape, t.dtype) for t in found if t is not None]
+    metas = (op.meta(name) for name in names)
+    return [spec(t.shape, t.dtype) for t in metas if t is not None]
 
 
 @costs("aten::native_layer_norm", "aten::layer_norm", "aten::native_layer_norm_out")

@@ -6,11 +6,12 @@ An op that takes an argument and ignores it is right as long as nobody gives ano
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from opreplay.replay.check.cases import Case, completed, replaced
+from opreplay.replay.check.cases import Case, Trait, argument, completed, replaced
 from opreplay.replay.ir.model import ReplayArg, Value
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.model import TensorMeta
@@ -25,50 +26,36 @@ _NEVER = ("device", "pin_memory", "layout", "memory_format", "generator", "inpla
 
 def argued(case: Case, spec: OpSpec) -> Iterator[Case]:
     """The case with one argument after the other changed; what the reference refuses says nothing."""
-    made = 0
-    given = {arg.name: arg for arg in case.op.args}
-    for one in spec.args:
-        if one.name in _NEVER or one.mutated or one.out:
-            continue
-        for kind, arg in _others(one, given.get(one.name), case):
-            args = completed(spec, list({**given, one.name: arg}.values()))
-            yield replaced(case, kind, args)
-            made += 1
-            if made == MOST:
-                return
+    changed = [arg for arg in spec.args if arg.name not in _NEVER and not arg.mutated and not arg.out]
+    yield from itertools.islice(itertools.chain.from_iterable(_with_other(case, spec, arg) for arg in changed), MOST)
     lists = [arg for arg in case.op.args if arg.type == "Tensor[]" and arg.tensors]
-    for length in LENGTHS if lists and len({len(arg.tensors) for arg in lists}) == 1 else ():
-        if length != len(lists[0].tensors):
-            yield replaced(case, f"{length} in a list", tuple(_of_length(arg, length) for arg in case.op.args))
+    lengths = {len(arg.tensors) for arg in lists}
+    for length in LENGTHS if len(lengths) == 1 else ():
+        if length not in lengths:
+            args = tuple(
+                msgspec.structs.replace(arg, tensors=(arg.tensors * length)[:length]) if arg in lists else arg
+                for arg in case.op.args
+            )
+            yield replaced(case, f"{length} in a list", args)
 
 
-def _of_length(arg: ReplayArg, length: int) -> ReplayArg:
-    if arg.type != "Tensor[]" or not arg.tensors:
-        return arg
-    metas = (arg.tensors * length)[:length]
-    # Memory that the first ones share is theirs alone.
-    return msgspec.structs.replace(arg, tensors=metas)
+def _with_other(case: Case, spec: OpSpec, arg: ArgSpec) -> Iterator[Case]:
+    """The case with one argument changed."""
+    by_name = {before.name: before for before in case.op.args}
+    before = by_name.get(arg.name)
 
+    def with_argument(kind: str, changed: ReplayArg, trait: Trait | None = None) -> Case:
+        return replaced(case, kind, completed(spec, [*{**by_name, arg.name: changed}.values()]), trait)
 
-def _others(spec: ArgSpec, given: ReplayArg | None, case: Case) -> Iterator[tuple[str, ReplayArg]]:
-    """Other values for one argument, with what they are called."""
-    if spec.kind == "Tensor":
-        if not spec.optional:
-            return
-        if given is not None and given.tensors and given.tensors[0] is not None:
-            yield f"without {spec.name}", ReplayArg(name=spec.name, type=spec.kind, keyword_only=spec.keyword_only)
-            return
+    if arg.kind != "Tensor":
+        for value in _values(arg, arg.default if before is None else before.value):
+            shown = str(value).removeprefix("torch.")
+            yield with_argument(f"{arg.name}={shown}", argument(arg, value=value), "value")
+    elif arg.optional and before is not None and any(before.tensors):
+        yield with_argument(f"without {arg.name}", argument(arg))
+    elif arg.optional:
         for meta in _shapes(case):
-            made = ReplayArg(name=spec.name, type=spec.kind, tensors=(meta,), keyword_only=spec.keyword_only)
-            yield f"with {spec.name}", made
-        return
-    now = given.value if given is not None else spec.default
-    for value in _values(spec, now):
-        shown = str(value).removeprefix("torch.")
-        yield (
-            f"{spec.name}={shown}",
-            ReplayArg(name=spec.name, type=spec.kind, value=value, keyword_only=spec.keyword_only),
-        )
+            yield with_argument(f"with {arg.name}", argument(arg, tensors=(meta,)))
 
 
 def _shapes(case: Case) -> Iterator[TensorMeta]:
@@ -83,29 +70,19 @@ def _shapes(case: Case) -> Iterator[TensorMeta]:
 
 def _values(spec: ArgSpec, now: Value) -> Sequence[Value]:
     """Values of an argument's type that are not the one that it has."""
-    tried: Sequence[Value]
-    if spec.kind == "bool" or isinstance(now, bool):
-        tried = (not now,)
-    elif spec.kind == "int":
-        # A negative number is a place from the end, or nothing that anybody means.
-        last = (-1,) if spec.name.startswith(("dim", "axis")) else ()
-        tried = (0, 1, 2, *last) if type(now) is not int else (now + 1, 0, 1, *last)
-    elif spec.kind == "Scalar":
-        tried = (2, 0, -1, 2.5)
-    elif spec.kind == "float":
-        tried = (2.5, 0.0, 0.125, -0.75)
-    elif spec.kind == "int[]" and isinstance(now, tuple):
+    # A negative number is a place from the end, or nothing that anybody means.
+    last = (-1,) if spec.name.startswith(("dim", "axis")) else ()
+    tried: dict[str, Sequence[Value]] = {
+        "int": (0, 1, 2, *last) if type(now) is not int else (now + 1, 0, 1, *last),
+        "Scalar": (2, 0, -1, 2.5),
+        "float": (2.5, 0.0, 0.125, -0.75),
+        "int[]": ((0,), (-1,)),
+        "ScalarType": ("torch.float64", "torch.float32", "torch.bfloat16"),
+    }
+    if isinstance(now, bool) or spec.kind == "bool":
+        return [not now]
+    if spec.kind == "int[]" and isinstance(now, tuple):
         whole = tuple(item for item in now if type(item) is int)
-        tried = (
-            tuple(item + 1 for item in whole),
-            tuple(item - 1 for item in whole),
-            tuple(reversed(whole)),
-            whole[:1],
-        )
-    elif spec.kind == "int[]":
-        tried = ((0,), (-1,))
-    elif spec.kind == "ScalarType":
-        tried = ("torch.float64", "torch.float32", "torch.bfloat16")
-    else:
-        tried = ()
-    return [value for value in tried if value != now or type(value) is not type(now)]
+        more, less = tuple(item + 1 for item in whole), tuple(item - 1 for item in whole)
+        tried["int[]"] = (more, less, whole[::-1], whole[:1])
+    return [value for value in tried.get(spec.kind, ()) if value != now or type(value) is not type(now)]

@@ -107,11 +107,11 @@ class Checker:
     def _tried(self, point: str, number: int, case: str) -> Finding | Timed:
         """What becomes of a trial; of one whose process a signal ended when it is tried again."""
         tries = 1
-        while isinstance(found := self._tried_once(point, number, case), End):
-            if not found.signalled or tries == TRIES:
-                return Finding(case=case, verdict="not reached" if found.lost else "fail", detail=found.detail)
+        while isinstance(judged := self._tried_once(point, number, case), End):
+            if not judged.signalled or tries == TRIES:
+                return Finding(case=case, verdict="not reached" if judged.lost else "fail", detail=judged.detail)
             tries += 1
-        return found
+        return judged
 
     def _tried_once(self, point: str, number: int, case: str) -> Finding | Timed | End:
         if self._child is None:

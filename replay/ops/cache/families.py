@@ -12,8 +12,9 @@ family(
     "cache copy",
     """
         _C_cache_ops::copy_blocks _C_cache_ops::copy_blocks_mla _C_cache_ops::swap_blocks aiter::copy_blocks
-        aiter::swap_blocks
-        _C_cache_ops::concat_and_cache_mla aiter::concat_and_cache_mla inputs=cache_slots
+        _C_cache_ops::concat_and_cache_mla inputs=cache_slots
+        aiter::swap_blocks like=_C_cache_ops::swap_blocks
+        aiter::concat_and_cache_mla like=_C_cache_ops::concat_and_cache_mla inputs=cache_slots
     """,
     cost=movement.cache_copy,
     inputs="row_numbers",
@@ -23,9 +24,11 @@ family(
     "cache write",
     """
         _C_cache_ops::reshape_and_cache _C_cache_ops::reshape_and_cache_flash aiter::reshape_and_cache
-        aiter::reshape_and_cache_flash npu::_npu_reshape_and_cache npu::npu_scatter_pa_kv_cache sglang::store_cache
-        sglang_profiler::memory_pool__set_kv_buffer_impl
+        npu::_npu_reshape_and_cache npu::npu_scatter_pa_kv_cache sglang::store_cache
         npu::npu_kv_rmsnorm_rope_cache inputs=row_numbers
+        aiter::reshape_and_cache_flash like=_C_cache_ops::reshape_and_cache_flash
+        sglang_profiler::memory_pool__set_kv_buffer_impl like=sglang::store_cache
+        sgl_kernel::store_kv_cache like=sglang::store_cache indices=out_loc
     """,
     cost=movement.cache_write,
     inputs="cache_slots",

@@ -63,6 +63,8 @@ family(
     "layer",
     """
         _rocm_C::LLMM1 _rocm_C::wvSplitK aiter::gemm_a16w16 aiter::gemm_a16w16_ npu::npu_linear vllm::unquantized_gemm
+        vllm::rocm_unquantized_gemm like=vllm::unquantized_gemm
+        vllm::rocm_unquantized_gemm_impl like=vllm::unquantized_gemm
     """,
     cost=matmul.layer,
 )
@@ -132,11 +134,14 @@ family(
         _moe_C::gpt_oss_router_gemm _moe_C::router_gemm_bf16_fp32 _rocm_C::wvSplitKrc aiter::LLMM1
         aiter::batched_gemm_bf16 aiter::deepgemm_ck aiter::gemm_a16w16_asm aiter::gemm_a16w16_atomic_ aiter::hipb_mm
         aiter::rocb_mm aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16 fbgemm::bf16bf16bf16_grouped_dynamic
-        fbgemm::f8f8bf16_rowwise_batched fbgemm::f8f8bf16_rowwise_grouped_dynamic sgl_kernel::dsv3_fused_a_gemm
-        sgl_kernel::dsv3_router_gemm sglang::bf16_gemm_dispatch sglang::cutedsl_dsv3_fused_a_gemm
-        sglang::cutedsl_tgv_bf16_gemm sglang::cutedsl_tgv_bf16_gemm_out sglang::dsv3_router_gemm
-        sglang::flashinfer_dsv3_router_gemm sglang::jit_dsv3_fused_a_gemm vllm::fp32_router_gemm_dispatch
-        vllm::gpt_oss_router_gemm vllm::min_latency_fused_qkv_a_proj
+        fbgemm::f8f8bf16_rowwise_batched fbgemm::f8f8bf16_rowwise_grouped_dynamic sglang::bf16_gemm_dispatch
+        sglang::cutedsl_dsv3_fused_a_gemm sglang::cutedsl_tgv_bf16_gemm sglang::cutedsl_tgv_bf16_gemm_out
+        sglang::jit_dsv3_fused_a_gemm vllm::gpt_oss_router_gemm vllm::min_latency_fused_qkv_a_proj
+        sglang::dsv3_router_gemm like=_moe_C::dsv3_router_gemm mat_a=hidden_states mat_b=router_weights
+        sglang::flashinfer_dsv3_router_gemm like=_moe_C::dsv3_router_gemm mat_a=hidden_states mat_b=weight output=logits
+        vllm::fp32_router_gemm_dispatch like=_moe_C::router_gemm_bf16_fp32 input=x
+        sgl_kernel::dsv3_fused_a_gemm like=_C::dsv3_fused_a_gemm
+        sgl_kernel::dsv3_router_gemm like=_moe_C::dsv3_router_gemm
     """,
     cost=shared.named_product,
 )

@@ -32,12 +32,16 @@ from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
 from opreplay.replay.timeline.job.values import JobChange, JobTimeline, RankPathPart
 from opreplay.replay.timeline.memory import MemoryUse
+from opreplay.replay.timeline.modules import ModuleTime
 from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
 PATH_SHOWN = 12
-MODULES_SHOWN = 8
+MODULES_SHOWN = 16
+MODULE_LEVELS = 5
+LEAST_MODULE = 0.01
+"""Share of the time from which a module has a row."""
 SLACK_SHOWN = 6
 WHAT_IF_WIDTH = 12
 """Least characters of a change, which goes on in the next line: it is what the reader typed."""
@@ -76,9 +80,7 @@ def render(found: Timeline, width: int = 80, *, everything: bool = True) -> Rend
     parts: list[RenderableType] = [facts_grid(head_facts(found)), *terminal(_categories(found, width))]
     parts += terminal(_socs(found), width)
     parts += terminal(path_table(found), width, limit=PATH_SHOWN, rest=rest_of_path(found.critical_path))
-    if len(found.critical_path_modules_us) > 1:
-        modules = list(found.critical_path_modules_us.items())
-        parts += terminal(_times_table("critical path by module", modules), width)
+    parts += terminal(modules_table(found), width, limit=MODULES_SHOWN, rest="--format json holds all")
     python = [(_FOLDERS.sub("", name), us) for name, us in found.critical_path_python_us.items()]
     parts += terminal(_times_table("of it Python, between ops", python), width)
     parts += terminal(slack_table(found), width, limit=SLACK_SHOWN, rest="")
@@ -236,6 +238,34 @@ def rest_of_path(path: Sequence[PathPart] | Sequence[RankPathPart]) -> str:
     """What the parts of a path that are not shown amount to."""
     rest, total = sum(part.us for part in path[PATH_SHOWN:]), sum(part.us for part in path)
     return f"{time_text(rest)}, {share_text(quotient(rest, total))}"
+
+
+def modules_table(found: Timeline) -> Table[ModuleTime]:
+    """The tree of modules, those with little time left out with all inside them."""
+    total = max(found.step.device_sum_us, 1e-9) if found.step.device_sum_us else found.recorded_step_us
+    path_us = sum(part.us for part in found.critical_path)
+
+    def name(module: ModuleTime) -> str:
+        many = f" ×{module.count}" if module.count > 1 else ""
+        return f"{'  ' * module.depth}{module.name}{many}"
+
+    column = Column[ModuleTime]
+    columns = [
+        column("module", name, form="name"),
+        column("device", lambda module: module.device_us, TIME),
+        column("", lambda module: module.device_us / total, SHARE, drop=2),
+        column("critical path", lambda module: module.path_us, TIME),
+        column("", lambda module: quotient(module.path_us, path_us), SHARE, drop=1),
+    ]
+    if not found.step.device_sum_us:
+        columns = [columns[0], *columns[3:]]
+    shown = [
+        module
+        for module in found.modules
+        if module.depth < MODULE_LEVELS
+        and (module.device_us >= LEAST_MODULE * total or module.path_us >= LEAST_MODULE * path_us)
+    ]
+    return Table("Modules", columns, shown, noun="module")
 
 
 def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[str, float]]:

@@ -290,9 +290,11 @@ def compact(case: Case) -> list[Case]:
 
 
 def argued(case: Case, spec: OpSpec) -> Iterator[Case]:
-    """The case with one argument after the other changed beside its tensors: numbers, flags, dtypes, tensors that may be
-    left out, lists. An op that takes an argument and ignores it is right as long as nobody gives another value than the
-    default; what the reference refuses says nothing."""
+    """The case with one argument after the other changed: numbers, flags, dtypes, tensors that may be left out, lists.
+
+    An op that takes an argument and ignores it is right as long as nobody gives another value than the default; what
+    the reference refuses says nothing.
+    """
     changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
     yield from itertools.islice(
         itertools.chain.from_iterable(_with_other(case, spec, arg) for arg in changed), MOST_ARGUED

@@ -13,15 +13,7 @@ from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.calling.target import Target, find_reference, find_target
 from opreplay.replay.check.cases import Case, given_cases, guesses
 from opreplay.replay.check.model import Listed, Setup, Timed
-from opreplay.replay.check.points import (
-    bad_input,
-    dynamic,
-    gradient,
-    integration,
-    promises,
-    repeated,
-    values,
-)
+from opreplay.replay.check.points import bad_input, dynamic, gradient, integration, promises, repeated, values
 from opreplay.replay.check.points.peak import too_much
 from opreplay.replay.check.points.trials import Attempt, attempt
 from opreplay.replay.check.simulated import simulated
@@ -75,8 +67,6 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
         reference=find_reference(setup.against, target),
         executor=executor,
         seed=setup.seed,
-        bases=[],
-        compact_bases=[],
         trying=trying,
         lost=setup.lost,
     )
@@ -91,7 +81,7 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
         case = made_up_case(bench, setup.op, target)
         bench.bases = [case]
         assumed.append(Assumption(argument="*", what=f"made up, as nobody gave a call: {case.text.partition(': ')[2]}"))
-    bench.compact_bases = [working_case(bench, variants.compact(base) or [base], base) for base in bench.bases]
+    add_compact(bench)
     return bench, tuple(assumed)
 
 
@@ -134,12 +124,11 @@ def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
     )
 
 
-def working_case(bench: Bench, cases: Sequence[Case], otherwise: Case | None = None) -> Case:
-    """The first case that is taken; what the op refuses everywhere shows in the trials."""
-    if len(cases) == 1 and otherwise is None:
-        return cases[0]
-    case, _ = first_working(bench, cases)
-    return case or otherwise or cases[0]
+def add_compact(bench: Bench) -> None:
+    """Add to the cases the same with few elements, as the op takes them."""
+    for base in bench.bases:
+        case, _ = first_working(bench, variants.compact(base) or [base])
+        bench.compact_bases.append(case or base)
 
 
 def made_up_case(bench: Bench, name: str, target: Target) -> Case:

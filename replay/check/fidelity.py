@@ -9,13 +9,11 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from opreplay.replay.check.bench import TRIALS, made_up_case, working_case
-from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.bench import TRIALS, add_compact, made_up_case
+from opreplay.replay.check.calling.calls import Bench, first_working
 from opreplay.replay.check.calling.target import ITSELF, OfNames, Reference, find_target
 from opreplay.replay.check.cases import given_cases
 from opreplay.replay.check.model import Finding, Verdict, point_result
-from opreplay.replay.check.points.trials import Attempt
-from opreplay.replay.check.variants import compact
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
@@ -106,23 +104,26 @@ def _checked(name: str, executor: TorchExecutor, seed: int, library: str | None)
             register_namespace(name.partition("::")[0])
             target = find_target(name)
             reference = ITSELF if known is None else Reference(text=FORMULA, function=OfNames(known.compute))
-        bench = Bench(target=target, reference=reference, executor=executor, seed=seed, bases=[], compact_bases=[])
+        bench = Bench(target=target, reference=reference, executor=executor, seed=seed)
         newest = target.specs[0].overload
         if known is not None:
             specs = [spec for spec in target.specs if spec.overload == newest]
-            bench.bases = [working_case(bench, given_cases(known.call, name, specs))]
+            cases = given_cases(known.call, name, specs)
+            working = first_working(bench, cases)[0] if len(cases) > 1 else None
+            bench.bases = [working or cases[0]]
         else:
             bench.bases = [made_up_case(bench, name, target)]
     except EnvironmentRefused:
         raise
     except OpReplayError as error:
         return StandIn(op=name, against="", detail=str(error))
-    bench.compact_bases = [working_case(bench, compact(base) or [base], base) for base in bench.bases]
+    add_compact(bench)
     return _judged(name, bench)
 
 
 def _judged(name: str, bench: Bench) -> StandIn:
-    results = [point_result(point, [_finding(attempt) for attempt in TRIALS[point](bench)]) for point in POINTS]
+    trials = {point: [attempt.run() for attempt in TRIALS[point](bench)] for point in POINTS}
+    results = [point_result(point, [f for f in run if isinstance(f, Finding)]) for point, run in trials.items()]
     correct = results[-1]
     wrong = next((judged for judged in results if judged.verdict in ("fail", "missing")), None)
     return StandIn(
@@ -133,9 +134,3 @@ def _judged(name: str, bench: Bench) -> StandIn:
         ulp=max((finding.ulp for finding in correct.cases if finding.ulp is not None), default=None),
         detail="" if wrong is None else f"{wrong.point}: {wrong.detail}",
     )
-
-
-def _finding(attempt: Attempt) -> Finding:
-    judged = attempt.run()
-    assert isinstance(judged, Finding)
-    return judged

@@ -89,14 +89,13 @@ class Checker:
 
     def trials(self, listed: Listed, tell: Tell | None = None) -> Iterator[tuple[str, Finding | Timed]]:
         """Each trial with its point; a crash or a hang is the finding of the trial that it happened in."""
-        total = sum(map(len, listed.trials.values()))
-        done = 0
-        for point, cases in listed.trials.items():
-            for number, case in enumerate(cases):
-                if tell is not None:
-                    tell(point, done, total)
-                yield point, self._tried(point, number, case)
-                done += 1
+        numbered = [
+            (point, number, case) for point, cases in listed.trials.items() for number, case in enumerate(cases)
+        ]
+        for done, (point, number, case) in enumerate(numbered):
+            if tell is not None:
+                tell(point, done, len(numbered))
+            yield point, self._tried(point, number, case)
 
     def close(self) -> None:
         """End the process; it has some seconds to do so by itself."""

@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from opreplay.replay.check.cases import Case, Trait, Values, replaced
-from opreplay.replay.ir.model import ReplayArg
+from opreplay.replay.check.cases import Case, Trait, Values, argument, completed, replaced
+from opreplay.replay.ir.model import ReplayArg, Value
 from opreplay.replay.ir.sizes import extent, itemsize
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5, 257, 1021, 3))
@@ -61,6 +62,13 @@ SMALLEST_SIZE = 3
 
 MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
 """Kinds of cases that are tried where time does not matter."""
+
+MOST_ARGUED = 48
+"""Cases of other arguments."""
+LENGTHS = (1, 3, 5)
+"""Of lists of tensors."""
+PLACEMENT = ("device", "pin_memory", "layout", "memory_format", "generator", "inplace", "out")
+"""Arguments that say where a result lies, not what it is."""
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 DTYPES = (
@@ -279,6 +287,76 @@ def compact(case: Case) -> list[Case]:
         for variant in _mapped(case, "small", mapping)
         if elements(variant) <= 4 * COMPACT_ELEMENTS
     ]
+
+
+def argued(case: Case, spec: OpSpec) -> Iterator[Case]:
+    """The case with one argument after the other changed: numbers, flags, dtypes, tensors that may be left out, lists.
+
+    An op that takes an argument and ignores it is right as long as nobody gives another value than the default; what
+    the reference refuses says nothing.
+    """
+    changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
+    yield from itertools.islice(
+        itertools.chain.from_iterable(_with_other(case, spec, arg) for arg in changed), MOST_ARGUED
+    )
+    lists = [arg for arg in case.op.args if arg.type == "Tensor[]" and arg.tensors]
+    lengths = {len(arg.tensors) for arg in lists}
+    for length in LENGTHS if len(lengths) == 1 else ():
+        if length not in lengths:
+            args = tuple(
+                msgspec.structs.replace(arg, tensors=(arg.tensors * length)[:length]) if arg in lists else arg
+                for arg in case.op.args
+            )
+            yield replaced(case, f"{length} in a list", args)
+
+
+def _with_other(case: Case, spec: OpSpec, arg: ArgSpec) -> Iterator[Case]:
+    """The case with one argument changed."""
+    by_name = {before.name: before for before in case.op.args}
+    before = by_name.get(arg.name)
+
+    def with_argument(kind: str, changed: ReplayArg, trait: Trait | None = None) -> Case:
+        return replaced(case, kind, completed(spec, [*{**by_name, arg.name: changed}.values()]), trait)
+
+    if arg.kind != "Tensor":
+        for value in _other_values(arg, arg.default if before is None else before.value):
+            shown = str(value).removeprefix("torch.")
+            yield with_argument(f"{arg.name}={shown}", argument(arg, value=value), "value")
+    elif arg.optional and before is not None and any(before.tensors):
+        yield with_argument(f"without {arg.name}", argument(arg))
+    elif arg.optional:
+        for meta in _optional_tensors(case):
+            yield with_argument(f"with {arg.name}", argument(arg, tensors=(meta,)))
+
+
+def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
+    """What a tensor that was left out may look like: the last dimension of the first one, all of it, its first."""
+    first = next(iter(_tensors(case)), None)
+    if first is None:
+        return
+    for shape in dict.fromkeys((first.shape[-1:], first.shape, first.shape[:1])):
+        for dtype in (first.dtype, "bool"):
+            yield TensorMeta(shape=shape, dtype=dtype)
+
+
+def _other_values(spec: ArgSpec, now: Value) -> Sequence[Value]:
+    """Values of an argument's type that are not the one that it has."""
+    # A negative number is a place from the end, or nothing that anybody means.
+    last = (-1,) if spec.name.startswith(("dim", "axis")) else ()
+    tried: dict[str, Sequence[Value]] = {
+        "int": (0, 1, 2, *last) if type(now) is not int else (now + 1, 0, 1, *last),
+        "Scalar": (2, 0, -1, 2.5),
+        "float": (2.5, 0.0, 0.125, -0.75),
+        "int[]": ((0,), (-1,)),
+        "ScalarType": ("torch.float64", "torch.float32", "torch.bfloat16"),
+    }
+    if isinstance(now, bool) or spec.kind == "bool":
+        return [not now]
+    if spec.kind == "int[]" and isinstance(now, tuple):
+        whole = tuple(item for item in now if type(item) is int)
+        more, less = tuple(item + 1 for item in whole), tuple(item - 1 for item in whole)
+        tried["int[]"] = (more, less, whole[::-1], whole[:1])
+    return [value for value in tried.get(spec.kind, ()) if value != now or type(value) is not type(now)]
 
 
 def valued(case: Case) -> Iterator[Case]:

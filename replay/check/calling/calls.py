@@ -140,8 +140,8 @@ class Bench:
     reference: Reference
     executor: TorchExecutor
     seed: int
-    bases: list[Case]
-    compact_bases: list[Case]
+    bases: list[Case] = field(default_factory=list[Case])
+    compact_bases: list[Case] = field(default_factory=list[Case])
     """The same with few elements, as the op takes them."""
     refused: list[Case] = field(default_factory=list)
     """Given calls that the reference takes and the op does not."""

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import logging
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -39,26 +39,21 @@ def _function(bench: Bench, case: Case, arguments: Arguments) -> Callable[..., A
     function = bench.target.function(case.op.overload)
     # What is compiled holds places in place of tensors: the sizes of those that it held would be guarded.
     numbers = itertools.count()
-    form: list[tuple[bool, Any]] = []
-    for value in arguments.values.values():
-        is_list = isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value)
-        items = [_Place(next(numbers)) if isinstance(v, torch.Tensor) else v for v in (value if is_list else [value])]
-        form.append((is_list, items))
-    names = [name if name in arguments.keyword_only else None for name in arguments.values]
+    places = arguments.changed(lambda _: cast("torch.Tensor", _Place(next(numbers))))
+    positional, by_name = places.positional, places.by_name
 
     def call(*tensors: torch.Tensor) -> Any:
-        positional: list[Any] = []
-        by_name: dict[str, Any] = {}
-        for name, (is_list, items) in zip(names, form, strict=True):
-            placed = [tensors[item.number] if isinstance(item, _Place) else item for item in items]
-            value = placed if is_list else placed[0]
-            if name is None:
-                positional.append(value)
-            else:
-                by_name[name] = value
-        return function(*positional, **by_name)
+        args = [_placed(value, tensors) for value in positional]
+        return function(*args, **{name: _placed(value, tensors) for name, value in by_name.items()})
 
     return call
+
+
+def _placed(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """A value with tensors in the places that stand for them."""
+    if isinstance(value, _Place):
+        return tensors[value.number]
+    return [_placed(item, tensors) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,7 @@ from typing import Any
 import torch
 
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import (
-    Arguments,
-    Bench,
-    BothRefuse,
-    NotApplicable,
-    results_of,
-    widened,
-)
+from opreplay.replay.check.calling.calls import Arguments, Bench, BothRefuse, NotApplicable, results_of, widened
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.ir.reasons import NotReplayable

@@ -23,7 +23,7 @@ from opreplay.replay.check.points.peak import arguments_for, peak_of
 from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed, refused
 
 RUNS = 10
-LEAK_CALLS, LEAK_ROUNDS, LEAK_WARM_UP = 24, 4, 24
+LEAK_CALLS, LEAK_ROUNDS = 24, 4
 LEAK_BYTES = 16
 """Least that a call which keeps something keeps: the smallest block of the C library."""
 
@@ -126,20 +126,14 @@ def _growth(bench: Bench, case: Case) -> Finding:
 
 def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[int]:
     """How much a reading rises from round to round."""
+    levels: list[int] = []
     with torch.no_grad():
-        for _ in range(LEAK_WARM_UP):
-            call()
-        levels = [_settled(read)]
-        for _ in range(LEAK_ROUNDS):
+        for _ in range(1 + LEAK_ROUNDS):  # the first warms up
             for _ in range(LEAK_CALLS):
                 call()
-            levels.append(_settled(read))
+            gc.collect()
+            levels.append(read())
     return [after - before for before, after in itertools.pairwise(levels)]
-
-
-def _settled(read: Callable[[], int]) -> int:
-    gc.collect()
-    return read()
 
 
 def _readings(device: torch.device) -> dict[str, Callable[[], int]]:

@@ -11,7 +11,6 @@ import msgspec
 import torch
 
 from opreplay.replay.check import variants
-from opreplay.replay.check.argued import argued
 from opreplay.replay.check.calling.calls import (
     Arguments,
     Bench,
@@ -64,7 +63,7 @@ def _correctness_cases(bench: Bench) -> Iterator[Case]:
             for case in variants.ranked(base):
                 yield case
                 yield from (other for other in variants.laid_out(case) if other.kind == "outer dimensions swapped")
-            yield from argued(base, bench.spec(base))
+            yield from variants.argued(base, bench.spec(base))
             yield from variants.valued(base)
     yield from variants.long_rows(bench.compact_bases[0], "endless rows")
 

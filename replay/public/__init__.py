@@ -100,7 +100,6 @@ _HOMES = {
         "replay.resolve.user.executors": "register_executor",
         "replay.results.measurement": "Measurement",
         "replay.session.benchmarking": "benchmark",
-        "replay.session.call": "PreparedCall",
         "replay.session.checking": "check",
         "replay.session.op": "Op PreparedCall",
         "replay.session.single": "op op_of_call op_of_event",

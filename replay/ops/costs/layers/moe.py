@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of mixture-of-experts ops: gating, routing, grouped products, and whole fused layers."""
+"""Lowering of mixture-of-experts ops: gating, routing, grouped products, whole fused layers; and low-rank adapters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
 """Experts per token where a trace does not say."""
+ADAPTER_WEIGHTS = ("lora_a_weights", "lora_b_weights", "weight", "w")
 
 
 def gating(op: OpView) -> Iterable[KernelCall]:
@@ -177,6 +178,22 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
     k = rows.shape[1]
     n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
     return [grouped(op, rows.shape[0], weight, k, n)]
+
+
+def adapters(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of the rows with each low-rank adapter's weight (adapters, ..., out, in)."""
+    x = op.need("inputs", "x", rank=2)
+    name = next((name for name in ADAPTER_WEIGHTS if name in op.args), None)
+    if name is None:
+        raise DoesNotFit("needs the adapters' weights")
+    return [_adapter_product(op, x, weight) for weight in op.metas(name) if len(weight.shape) >= 2]
+
+
+def _adapter_product(op: OpView, x: TensorMeta, weight: TensorMeta) -> KernelCall:
+    k = x.shape[-1]
+    n = weight.shape[-2] if weight.shape[-1] == k else weight.shape[-1]
+    count = weight.shape[0] if len(weight.shape) > 2 else 1
+    return grouped(op, x.shape[-2], TensorMeta(shape=(count, k, n), dtype=weight.dtype), k, n)
 
 
 def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:

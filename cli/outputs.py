@@ -64,7 +64,6 @@ class Outputs:
         self._paths = [Path(name) for name in names if name != "-"]
         self.results: Path | None = None
         """The only .jsonl, which --resume could go on with."""
-        self._force = force
         self._lines: list[JsonLinesSink] = []
         self._opened = False
         if len(set(names)) < len(names):

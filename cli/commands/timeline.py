@@ -148,6 +148,7 @@ def command(
         contents=contents,
         host_scale=host_scale,
         measured=_measured(measured),
+        others=True,
     )
     write_page(page, partial(of_timeline.page, study), force=force)
     if timeline_file is not None:

@@ -83,13 +83,13 @@ def read_batch(
     batch = Batch()
     unreadable: list[Unreadable] = []
     refused: list[Unreadable] = []
-    for file in files:
-        if file.left_out:
-            tell(f"left out: {file.path}: {file.left_out}")
-            batch.leave_out(file.path, file.left_out, refused=False)
-    special, files = [file.path for file in files if file.left_out], [file for file in files if not file.left_out]
+    left_out, files = [file for file in files if file.left_out], [file for file in files if not file.left_out]
+    for file in left_out:
+        tell(f"left out: {file.path}: {file.left_out}")
+        batch.leave_out(file.path, file.left_out, refused=False)
     if not files:
-        raise UsageError(f"there is no regular file among {some(special)}", hint="Name a pipe itself to have it read.")
+        special = some([file.path for file in left_out])
+        raise UsageError(f"there is no regular file among {special}", hint="Name a pipe itself to have it read.")
     plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address, tell=tell)
     for index, (file, plan) in enumerate(zip(files, plans, strict=True), start=1):
         progress(index, len(files))
@@ -103,8 +103,6 @@ def read_batch(
         tell(f"{'refused' if is_refused else 'left out'}: {plan.path}: {plan.message}")
         batch.leave_out(plan.path, plan.message, refused=is_refused)
         refused += [plan] if is_refused else []
-    if store is not None and store.problem is not None:
-        tell(f"opreplay: plans are not kept in {store.path}: {store.problem}; --resume reads traces again")
     if not len(batch) and unreadable:
         error = TraceError("none of the files could be read", hint=unreadable[0].hint)
         error.exit_code = unreadable[0].exit_code
@@ -126,22 +124,24 @@ def _plans(
     tables: dict[str, str | None] = {}
     stored = {path for path in paths if store is not None and store.holds(path, how.files(path, tables))}
     to_read = [path for path in paths if path not in stored]
-    if stored and store is not None:
-        tell(f"plans of {len(stored)} of {len(paths)} traces are those in {store.path}")
     if engine == "ray" and to_read:
         from opreplay.replay.execute.processes.ray import map_files
 
         plans = (decoded(data) for data in map_files(to_read, how.reader(), address=address))
     else:
         plans = read_plans(to_read, how, processes=lanes or os.cpu_count() or 1)
+    if store is None:
+        yield from plans
+        return
+    if stored:
+        tell(f"plans of {len(stored)} of {len(paths)} traces are those in {store.path}")
     for path in paths:
-        if store is not None and path in stored:
-            yield store.load(path)
-            continue
-        plan = next(plans)
-        if store is not None and isinstance(plan, TracePlan):
+        plan = store.load(path) if path in stored else next(plans)
+        if path not in stored and isinstance(plan, TracePlan):
             store.add(plan)
         yield plan
+    if store.problem is not None:
+        tell(f"opreplay: plans are not kept in {store.path}: {store.problem}; --resume reads traces again")
 
 
 def some(paths: Sequence[str]) -> str:

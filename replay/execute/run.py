@@ -130,9 +130,8 @@ def run_plan(
         chosen = sequence = make_sequence(plan, continued, on_progress)
         close = sequence.records
     else:
-        chosen = engine or (OneByOne(runner) if runner is not None else make_engine(continued, recency))
-        if options.ranks is not None:
-            chosen = with_ranks(chosen, continued)
+        alone = engine or (OneByOne(runner) if runner is not None else make_engine(continued, recency))
+        chosen = alone if options.ranks is None else with_ranks(alone, continued)
     results: list[OpResult] = []
     begun = False
     try:

@@ -41,7 +41,7 @@ def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
     ops: list[ReplayOp] = []
     for op in plan.ops:
         row = rows.get(op.id)
-        found = None if row is None else names_below(row, children_of, name_of, most=MAX_BELOW)
+        found = None if row is None else names_below(row, children_of, name_of, limit=MAX_BELOW)
         if found is not None:
             recorded = msgspec.structs.replace(op.recorded, children=found[0], below=found[1])
             op = msgspec.structs.replace(op, recorded=recorded)

@@ -59,8 +59,8 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
         node = int(path[place])
         add(names.task(node), where, float(spent[place]), names.module_of_op(int(nodes.owner[node])))
     for place in np.flatnonzero(waited > 0.0).tolist():
-        edge = int(schedule.cause[path[place]])
-        label = names.wait(int(graph.edges.kind[edge])) if edge >= 0 else "(start of the thread or stream)"
+        waits = schedule.cause[path[place]] >= 0
+        label = names.wait(int(schedule.cause_kind[path[place]])) if waits else "(start of the thread or stream)"
         add(label, WAIT, float(waited[place]), label)
     host = path[~device]
     counts = nodes.slices[host]

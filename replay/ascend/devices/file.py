@@ -345,6 +345,8 @@ def _check_family(where: str, entry: FamilyEntry) -> None:
         value = getattr(entry, number)
         if value is not None and not 0 <= value < 1e9:
             raise FormatError(f"{where}.{number} must be 0 or more, is {value}")
+    if entry.band is not None and entry.band < 1.0:
+        raise FormatError(f"{where}.band is a factor of 1 or more, is {entry.band}")
     for kind, neighbours in (entry.nearby or {}).items():
         if any(min(neighbour.sizes) < 1 or not abs(neighbour.pull) <= MAX_PULL for neighbour in neighbours):
             raise FormatError(f"{where}.nearby.{kind}: sizes must be 1 or more, pulls within {MAX_PULL:g}")

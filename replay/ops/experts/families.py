@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ops.costs.layers import moe, paged
+from opreplay.replay.ops.costs.layers import moe
 from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.products import matmul, weight_only
 from opreplay.replay.ops.costs.vendor import products
@@ -27,10 +27,10 @@ family(
     "experts",
     "fused experts",
     """
-        aiter::fmoe aiter::fmoe_fp8_blockscale_g1u1 aiter::fmoe_g1u1 role=stage
-        aiter::fmoe_g1u1_a16 aiter::fmoe_g1u1_tkw1 role=stage
-        aiter::fused_moe_ vllm::fused_experts vllm::inplace_fused_experts role=chosen
-        vllm::outplace_fused_experts role=chosen
+        aiter::fmoe aiter::fmoe_fp8_blockscale_g1u1 aiter::fmoe_g1u1 aiter::fmoe_g1u1_a16 role=stage
+        aiter::fmoe_g1u1_tkw1 role=stage
+        aiter::fused_moe_ sglang::inplace_fused_experts sglang::outplace_fused_experts vllm::fused_experts role=chosen
+        vllm::inplace_fused_experts vllm::outplace_fused_experts vllm::rocm_aiter_fused_moe role=chosen
     """,
     cost=moe.fused_experts,
     inputs="moe_routing",
@@ -44,7 +44,8 @@ family(
         aiter::biased_grouped_topk_hip aiter::grouped_topk aiter::moe_fused_gate aiter::topk_gating_fwd
         aiter::topk_sigmoid aiter::topk_softmax aiter::topk_softmax_asm aiter::topk_softplus npu::npu_moe_gating_top_k
         npu::npu_moe_gating_top_k_softmax npu::npu_moe_gating_top_k_softmax_v2 sgl_kernel::moe_fused_gate
-        sgl_kernel::topk_sigmoid sgl_kernel::topk_softmax
+        sgl_kernel::topk_sigmoid sgl_kernel::topk_softmax vllm::rocm_aiter_biased_grouped_topk
+        vllm::rocm_aiter_grouped_topk vllm::rocm_aiter_topk_sigmoid vllm::rocm_aiter_topk_softmax
     """,
     cost=moe.gating,
     inputs="moe_routing",
@@ -70,16 +71,14 @@ family(
         _C::moe_align_block_size _moe_C::moe_align_block_size inputs=moe_routing role=chosen
         _moe_C::moe_lora_align_block_size _moe_C::moe_permute inputs=moe_routing role=chosen
         _moe_C::moe_permute_with_scratch _moe_C::sgl_moe_align_block_size inputs=moe_routing role=chosen
-        aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing role=chosen
-        aiter::moe_sorting_opus_fwd npu::npu_moe_init_routing inputs=moe_routing role=chosen
-        npu::npu_moe_init_routing_v2 npu::npu_moe_token_permute inputs=moe_routing role=chosen
-        sgl_kernel::get_cutlass_w4a8_moe_mm_data inputs=moe_routing role=chosen
-        sgl_kernel::moe_align_block_size sgl_kernel::prepare_moe_input inputs=moe_routing role=chosen
-        _moe_C::batched_moe_align_block_size inputs=moe_routing role=groups
-        npu::npu_moe_compute_expert_tokens inputs=moe_routing role=groups
-        _C::get_cutlass_batched_moe_mm_data inputs=row_numbers
-        _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets _C::get_cutlass_pplx_moe_mm_data inputs=row_numbers
-        npu::npu_moe_re_routing sgl_kernel::ep_moe_pre_reorder sglang::moe_permute_prepare_out inputs=row_numbers
+        aiter::moe_align_block_size aiter::moe_sorting_fwd aiter::moe_sorting_opus_fwd inputs=moe_routing role=chosen
+        npu::npu_moe_init_routing npu::npu_moe_init_routing_v2 npu::npu_moe_token_permute inputs=moe_routing role=chosen
+        sgl_kernel::get_cutlass_w4a8_moe_mm_data sgl_kernel::moe_align_block_size inputs=moe_routing role=chosen
+        sgl_kernel::prepare_moe_input inputs=moe_routing role=chosen
+        _moe_C::batched_moe_align_block_size npu::npu_moe_compute_expert_tokens inputs=moe_routing role=groups
+        _C::get_cutlass_batched_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets inputs=row_numbers
+        _C::get_cutlass_pplx_moe_mm_data npu::npu_moe_re_routing sgl_kernel::ep_moe_pre_reorder inputs=row_numbers
+        sglang::moe_permute_prepare_out inputs=row_numbers
     """,
     cost=moe.routing,
 )
@@ -92,23 +91,6 @@ family(
     cost=moe.stages,
     inputs="moe_routing",
     role="stage",
-)
-family(
-    "experts",
-    "paged",
-    """
-        vllm::rocm_aiter_mla_decode_fwd
-    """,
-    cost=paged.paged,
-    inputs="row_numbers",
-)
-family(
-    "experts",
-    "rope",
-    """
-        aiter::rope_2c_fwd_impl aiter::rope_bwd_impl aiter::rope_cached_2c_fwd_impl aiter::rope_cached_bwd_impl
-    """,
-    cost=elementwise.rope,
 )
 family(
     "experts",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from opreplay.replay.ops.costs.moves import indexing, movement
+from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.products import convolution, matmul
 from opreplay.replay.ops.costs.vendor import products, shared
 from opreplay.replay.ops.table import family
@@ -56,7 +57,7 @@ family(
     "movement",
     "cache write",
     """
-        npu::npu_scatter npu::scatter_update
+        npu::npu_scatter npu::npu_scatter_nd_update npu::scatter_update
     """,
     cost=movement.cache_write,
     inputs="row_numbers",
@@ -120,8 +121,9 @@ family(
         npu::npu_broadcast kernel=BroadcastTo
         npu::npu_slice kernel=Slice
         npu::copy_memory_ npu::npu_reshape kernel=TensorMove
-        npu::npu_confusion_transpose npu::npu_confusion_transpose_backward kernel=Transpose
+        npu::npu_confusion_transpose npu::npu_confusion_transpose_backward npu::npu_transpose kernel=Transpose
         npu::npu_view_copy kernel=ViewCopy
+        npu::_npu_format_cast kernel=Cast
     """,
     kernels=shared.widest,
 )
@@ -129,7 +131,15 @@ family(
     "movement",
     "without a cost of their own",
     """
-        npu::scatter_update_
+        npu::npu_scatter_nd_update_ npu::scatter_update_
     """,
     inputs="row_numbers",
+)
+family(
+    "movement",
+    "clone",
+    """
+        npu::npu_format_cast
+    """,
+    cost=elementwise.clone,
 )

@@ -303,3 +303,18 @@ def awq_gemm(_in_feats: Tensor, _kernel: Tensor, _scaling_factors: Tensor, _zero
     """_in_feats [M, K] @ the dequantised weight [K, N]."""
     weight = _awq_weight(_kernel, _scaling_factors, _zeros).to(_in_feats.dtype)
     return linear(_in_feats, weight.t())
+
+
+@stands_for(
+    "vllm::rocm_aiter_gemm_a8w8",
+    "vllm::rocm_aiter_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_gemm_w8a8",
+    "vllm::rocm_aiter_gemm_w8a8_blockscale",
+    "vllm::rocm_aiter_triton_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_w8a8_gemm",
+)
+def gemm_a8w8(
+    A: Tensor, B: Tensor, As: Tensor, Bs: Tensor, output_dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    """A [M, K] and B [N, K] quantised, scales whole, by row or by block → [M, N]."""
+    return scaled_linear(A, B, As, Bs, bias, output_dtype)

@@ -36,9 +36,16 @@ family(
     "dynamic quantize",
     """
         _C::dynamic_per_token_scaled_fp8_quant _C::dynamic_scaled_fp8_quant _C::dynamic_scaled_int8_quant
-        _C::per_token_group_fp8_quant _C::per_token_group_quant_int8 sgl_kernel::sgl_per_token_group_quant_8bit_v2
-        sglang::per_tensor_quant_fp8 sglang::per_token_group_quant sglang::per_token_group_quant_8bit
-        sglang::per_token_group_quant_8bit_v2 sglang::per_token_quant_fp8 vllm::triton_per_token_group_quant_fp8
+        _C::per_token_group_fp8_quant _C::per_token_group_quant_int8 aiter::dynamic_per_tensor_quant
+        aiter::smoothquant_fwd sgl_kernel::sgl_per_token_group_quant_8bit sgl_kernel::sgl_per_token_group_quant_8bit_v2
+        sgl_kernel::sgl_per_token_group_quant_fp8 sgl_kernel::sgl_per_token_group_quant_int8
+        sgl_kernel::sgl_per_token_quant_fp8 sglang::per_tensor_quant_fp8 sglang::per_token_group_quant
+        sglang::per_token_group_quant_8bit sglang::per_token_group_quant_8bit_v2 sglang::per_token_quant_fp8
+        vllm::rocm_aiter_group_fp8_quant vllm::rocm_aiter_per_tensor_quant vllm::rocm_aiter_per_token_quant
+        vllm::triton_per_token_group_quant_fp8
+        aiter::dynamic_per_group_scaled_quant aiter::dynamic_per_token_scaled_quant inputs=row_numbers
+        aiter::moe_smoothquant_fwd aiter::per_group_quant_hip aiter::per_token_quant_hip inputs=row_numbers
+        aiter::smooth_per_token_scaled_quant npu::npu_dynamic_quant inputs=row_numbers
     """,
     cost=elementwise.dynamic_quantize,
 )
@@ -46,7 +53,8 @@ family(
     "quantisation",
     "quantize",
     """
-        _C::static_scaled_fp8_quant _C::static_scaled_int8_quant vllm::quantize
+        _C::static_scaled_fp8_quant _C::static_scaled_int8_quant aiter::static_per_tensor_quant npu::npu_quantize
+        sgl_kernel::sgl_per_tensor_quant_fp8 vllm::quantize
     """,
     cost=elementwise.quantize,
 )

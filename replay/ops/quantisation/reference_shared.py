@@ -10,7 +10,8 @@ from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_sglang import moe_fused_gate
-from opreplay.replay.ops.experts.reference_vllm import write_choice
+from opreplay.replay.ops.experts.reference_vllm import write_choice, write_grouped
+from opreplay.replay.ops.experts.reference_vllm_layers import run_aiter_experts
 from opreplay.replay.ops.maths.activations import gelu_tanh
 from opreplay.replay.ops.maths.experts import Weights
 from opreplay.replay.ops.maths.quantize import (
@@ -21,7 +22,7 @@ from opreplay.replay.ops.maths.quantize import (
     tensor_scale,
     to_quantized,
 )
-from opreplay.replay.ops.mixed.reference_vllm_aiter import FP8, run_aiter_experts, write_grouped
+from opreplay.replay.ops.quantisation.reference_vllm import FP8
 
 
 def _gated(op_name: str, input: Tensor) -> Tensor:

@@ -31,13 +31,20 @@ family(
     "rope",
     "rope",
     """
-        vllm::rope_forward_triton
+        aiter::rope_2c_fwd_impl aiter::rope_bwd_impl aiter::rope_cached_2c_fwd_impl aiter::rope_cached_bwd_impl
+        aiter::rope_cached_fwd_impl aiter::rope_fwd_impl npu::npu_apply_rotary_pos_emb npu::npu_interleave_rope
+        npu::npu_rotary_mul vllm::rope_forward_triton
         _C::batched_rotary_embedding _C::rotary_embedding _C_ascend::rotary_embedding inputs=positions
-        sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache sglang::rotary_embedding_with_key inputs=positions
-        sglang::rotary_embedding_without_key vllm::npu_rotary_embedding inputs=positions
+        aiter::rope_cached_positions_2c_fwd_impl aiter::rope_cached_positions_fwd_impl inputs=positions
+        aiter::rope_cached_positions_offsets_2c_fwd_impl aiter::rope_cached_positions_offsets_fwd_impl inputs=positions
+        npu::npu_mrope sgl_kernel::apply_rope_pos_ids_cos_sin_cache sgl_kernel::rotary_embedding inputs=positions
+        sglang::apply_rope_inplace sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache inputs=positions
+        sglang::rotary_embedding_with_key sglang::rotary_embedding_without_key inputs=positions
+        vllm::flashinfer_rotary_embedding vllm::npu_rotary_embedding inputs=positions
         vllm::rocm_aiter_rotary_emb_with_key_forward_hip inputs=positions
         vllm::rocm_aiter_rotary_emb_with_key_forward_triton inputs=positions
         vllm::rocm_aiter_rotary_emb_without_key_forward_hip inputs=positions
+        vllm::rocm_aiter_triton_rotary_embedding inputs=row_numbers
     """,
     cost=elementwise.rope,
 )
@@ -77,4 +84,12 @@ family(
         sgl_kernel::timestep_embedding kernel=Sin
     """,
     kernels=shared.widest,
+)
+family(
+    "rope",
+    "without a cost of their own",
+    """
+        aiter::batched_rotary_embedding aiter::fused_rope_rms aiter::rotary_embedding_fwd
+    """,
+    inputs="positions",
 )

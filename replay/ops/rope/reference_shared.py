@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.cache.reference_sglang import store_cache
 from opreplay.replay.ops.cache.reference_vllm import concat_and_cache_mla, write_slots
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import rms_norm
 from opreplay.replay.ops.maths.quantize import row_scale, to_quantized
 from opreplay.replay.ops.maths.rope import rotate, rotate_by_position, rotate_whole
-from opreplay.replay.ops.mixed.reference_sglang import store_cache
 
 _Three = tuple[Tensor, Tensor, Tensor]
 
@@ -355,3 +355,19 @@ def scatter_pa_kv_cache(
     for rows, cache in zip((key, value), caches, strict=True):
         write_slots(rows.reshape(rows.shape[0], *cache.shape[2:]).to(cache.dtype), cache, slot_mapping)
     return caches
+
+
+@stands_for("vllm::flashinfer_rotary_embedding", "vllm::rocm_aiter_triton_rotary_embedding")
+def offset_rotary_embedding(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    head_size: int,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    offsets: Tensor | None = None,
+) -> None:
+    """As `_C::rotary_embedding`; offsets are added to the positions."""
+    moved = positions if offsets is None else positions + offsets.reshape(positions.shape)
+    for tensor in (query, key):
+        tensor.copy_(rotate_by_position(tensor, moved, cos_sin_cache, head_size=head_size, neox=is_neox))

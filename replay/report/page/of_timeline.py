@@ -48,9 +48,6 @@ def page(study: Study, command: str) -> Page:
         headline=head_line(timeline),
         command=command,
         facts=(
-            ("recorded step", time_text(timeline.recorded_step_us)),
-            ("re-timed step", time_text(timeline.retimed_step_us)),
-            ("error with median latencies", f"{100 * timeline.structure_error_typical:+.2f} %"),
             *(
                 (name, f"{time_text(simulated.step_us)} with gaps, 80 % band {band_text(simulated)}")
                 for name, simulated in timeline.socs.items()

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.coverage import LEAST
 from opreplay.replay.report.run.ops import RATIO_TITLE
+from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     RATIO,
@@ -26,29 +27,24 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import DASH, middle, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
 from opreplay.replay.timeline.job.values import JobChange, JobTimeline, RankPathPart
 from opreplay.replay.timeline.memory import MemoryUse
 from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
-from opreplay.replay.timeline.timeline import StepMark, Timeline, WhatIf
+from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
 PATH_SHOWN = 12
 MODULES_SHOWN = 8
 SLACK_SHOWN = 6
-NAME_WIDTH = 36
-"""Characters of a step's name."""
 WHAT_IF_WIDTH = 12
 """Least characters of a change, which goes on in the next line: it is what the reader typed."""
 CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Characters of a category, and of a time with its share."""
 _FOLDERS = re.compile(r"^[^(<]*/(?=[^/(]+\(\d+\): )")
 """Of a frame, "torch/utils/data/dataloader.py(701): __next__": the file and the function tell it apart."""
-UNEVEN = 1.25
-"""Steps of one trace that differ more than this have something to be told."""
-
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("computing", "computing", False),
     ("communication not overlapped", "communication_not_overlapped", False),
@@ -69,7 +65,9 @@ _OF_OTHER_STREAMS = (EDGE_KINDS[CROSS_STREAM], EDGE_KINDS[SHARED])
 
 def facts(found: Timeline) -> dict[str, Any]:
     """The stable JSON form; see docs/timeline.md."""
-    return msgspec.to_builtins(found)
+    step = step_facts(found.step)
+    told = {key: step[key] for key in ("verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us")}
+    return {**msgspec.to_builtins(found), "step": step, **told}
 
 
 def render(found: Timeline, width: int = 80, *, everything: bool = True) -> RenderableType:
@@ -93,45 +91,36 @@ def render(found: Timeline, width: int = 80, *, everything: bool = True) -> Rend
 
 
 def head_line(found: Timeline) -> str:
-    """The first line: which step, and how far its graph explains it."""
-    which = found.step.name if found.step.marked else "the whole trace (it marks no steps)"
-    path_us = sum(part.us for part in found.critical_path)
-    host_us = sum(part.us for part in found.critical_path if part.where == "host")
-    # Re-timing with recorded durations and latencies proves nothing where it copies them; median latencies may fail.
-    proof = f"{100 * found.structure_error_typical:+.2f} % with median latencies"
-    if path_us > 0:
-        proof += f"; {host_us / path_us:.0%} of the path is host time, as recorded"
+    """The first line: what bounds the step."""
     invented = max((one.invented_share for one in found.socs.values()), default=0.0)
-    told = f"; {share_text(invented)} of device time predicted on invented sizes" if invented > 0 else ""
+    told = f" {share_text(invented)} of device time is predicted on invented sizes." if invented > 0 else ""
     unknown = max((1.0 - one.predicted_share for one in found.socs.values()), default=0.0)
-    told += f"; {share_text(unknown)} of device time not predicted" if unknown >= LEAST else ""
-    return (
-        f"{safe(middle(which, 60))}: recorded {time_text(found.recorded_step_us)}, re-timed "
-        f"{time_text(found.retimed_step_us)} ({proof}){told}"
-    )
+    told += f" {share_text(unknown)} of device time is not predicted." if unknown >= LEAST else ""
+    return verdict(found.step) + told
 
 
 def head_facts(found: Timeline) -> list[Fact]:
     """What is known of the step as a whole."""
     return [
-        ("step", _chosen(found.step), ""),
-        ("host range", time_text(found.step.host_us), ""),
+        *step_rows(found.step),
+        ("graph", graph_text(found), ""),
         ("memory", "" if found.memory is None else memory_text(found.memory), ""),
         ("measured", measured_text(found.measured_step_us, found, plural(found.measured_ops, "call")), ""),
-        ("dependencies", edges_text(found), ""),
     ]
 
 
-def _chosen(step: StepMark) -> str:
-    """Which of the marked steps it is; "" where none is marked."""
-    if not step.marked:
-        return ""
-    which = "1" if step.asked else "the one of median length"
-    chosen = f", {which} of {step.steps:,} marked" if step.steps > 1 else ""
-    if step.all_host_us is not None and step.all_host_us[1] > UNEVEN * step.all_host_us[0]:
-        low, high = map(time_text, step.all_host_us)
-        chosen += f", which took {low} to {high} on the host: what is said is of this one (--step N for another)"
-    return middle(step.name, NAME_WIDTH) + chosen
+def graph_text(found: Timeline) -> str:
+    """How well the graph explains the recording, and of what it is made."""
+    # Re-timing with recorded durations and latencies proves nothing where it copies them: other steps may fail it.
+    other = found.other_steps
+    typical = f"{100 * found.structure_error_typical:+.1f} % with median latencies"
+    text = f"re-timed {time_text(found.retimed_step_us)}, {typical}"
+    if other is None:
+        text += "; not testable on another step"
+    else:
+        text += f"; {plural(other.steps, 'other step')} by it {100 * other.median_error:.1f} % off"
+        text += f", at worst {100 * other.worst_error:.1f} %" if other.steps > 1 else ""
+    return f"{text}; dependencies: {edges_text(found)}"
 
 
 def measured_text(step_us: float | None, found: Timeline | JobTimeline, what: str) -> str:

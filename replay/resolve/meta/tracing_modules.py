@@ -81,12 +81,12 @@ def _any_bool(*values: Any) -> Any:
     return any(values) if values and all(type(value) is bool for value in values) else None
 
 
-def _equal_sizes(one: Any, other: Any) -> Any:
-    if type(one) is int and type(other) is int:
-        return one == other
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        sizes = cast("list[object]", [*one, *other])
-        return list(one) == list(other) if all(isinstance(size, int) for size in sizes) else None
+def _equal_sizes(a: Any, b: Any) -> Any:
+    if type(a) is int and type(b) is int:
+        return a == b
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        sizes = cast("list[object]", [*a, *b])
+        return list(a) == list(b) if all(isinstance(size, int) for size in sizes) else None
     return None
 
 

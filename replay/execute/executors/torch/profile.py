@@ -39,7 +39,7 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
     op_event = next((event for event in top if event.name == name), None)
     direct = top if op_event is None else _children(op_event)
     names = tuple(event.name for event in direct if "::" in event.name)
-    tree = None if op_event is None else names_below(op_event, _children, _name, most=MAX_BELOW)
+    tree = None if op_event is None else names_below(op_event, _children, _name, limit=MAX_BELOW)
     children, below = tree or (names, None)
     return Profile(kernels=_kernels(events), children=children, below=below, has_device=device.type != "cpu")
 

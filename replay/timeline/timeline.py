@@ -19,9 +19,10 @@ from opreplay.replay.timeline.graph.schedule import Schedule, lag_bounds, paced,
 from opreplay.replay.timeline.graph.transfer import transferred
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
+from opreplay.replay.timeline.modules import ModuleTime, module_tree
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
-from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
+from opreplay.replay.timeline.paths import PathPart, Slack, path_modules, path_parts, slack_of_ops
 from opreplay.replay.timeline.python_time import idle_notes, python_on_path
 from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, predict, step_on
 from opreplay.replay.timeline.step import HOST_BOUND_SHARE, StepOnDevice, StepReport, step_report
@@ -92,6 +93,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
+    modules: tuple[ModuleTime, ...] = ()
+    """The tree of modules, outer before inner; empty where the trace names none."""
     critical_path_python_us: dict[str, float] = {}
     """Of the path's time between ops: by the Python function that was called, else by the marked range; empty where the
     trace names none."""
@@ -166,7 +169,7 @@ def timeline(
     schedule = paced(graph)
     recorded = recorded_schedule(graph)
     made = categories(graph, recorded)
-    parts, modules = path_parts(names, graph, schedule)
+    parts, by_row = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(paced(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
@@ -189,7 +192,8 @@ def timeline(
             other_steps=_on_other_steps(trace, graph) if others else None,
             categories_us=made,
             critical_path=tuple(parts),
-            critical_path_modules_us=dict(modules),
+            critical_path_modules_us=path_modules(names, by_row),
+            modules=module_tree(names, graph, {row: us for row, us in by_row.items() if isinstance(row, int)}),
             critical_path_python_us=dict(python_on_path(trace, graph, schedule, parts)),
             slack=tuple(slack_of_ops(names, graph, schedule)),
             edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()},

@@ -21,7 +21,9 @@ family(
     "geglu",
     """
         _C::fatrelu_and_mul _C::gelu_and_mul _C::gelu_tanh_and_mul aiter::gelu_and_mul aiter::gelu_tanh_and_mul
-        npu::npu_geglu npu::npu_gelu_mul sgl_kernel::gelu_and_mul sgl_kernel::gelu_tanh_and_mul
+        npu::npu_geglu npu::npu_gelu_mul
+        sgl_kernel::gelu_and_mul like=_C::gelu_and_mul
+        sgl_kernel::gelu_tanh_and_mul like=_C::gelu_tanh_and_mul
     """,
     cost=elementwise.geglu,
 )
@@ -31,8 +33,9 @@ family(
     """
         _C::mul_and_silu _C::silu_and_mul _C::silu_and_mul_quant _C::silu_and_mul_with_clamp _C::swigluoai_and_mul
         aiter::scaled_silu_and_mul aiter::silu_and_mul aiter::silu_and_mul_quant aiter::swiglu_and_mul npu::npu_swiglu
-        sgl_kernel::silu_and_mul vllm::rocm_aiter_act_mul_and_fp8_group_quant
-        npu::npu_clipped_swiglu inputs=row_numbers
+        vllm::rocm_aiter_act_mul_and_fp8_group_quant
+        sgl_kernel::silu_and_mul like=_C::silu_and_mul result=out
+        npu::npu_clipped_swiglu inputs=row_numbers role=row_groups
     """,
     cost=elementwise.swiglu,
 )
@@ -107,11 +110,12 @@ family(
         npu::npu_silu_backward kernel=SwishGrad
         aiter::add kernel=Add
         aiter::div kernel=RealDiv
-        aiter::gelu_fast npu::npu_gelu sgl_kernel::gelu_quick kernel=Gelu
+        aiter::gelu_fast npu::npu_gelu kernel=Gelu
         aiter::mul kernel=Mul
         aiter::sigmoid kernel=Sigmoid
         aiter::sub kernel=Sub
         aiter::tanh kernel=Tanh
+        sgl_kernel::gelu_quick like=_C::gelu_quick kernel=Gelu
     """,
     kernels=shared.widest,
 )

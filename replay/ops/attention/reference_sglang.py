@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_aiter import mha_batch_prefill, paged_attention_ragged
-from opreplay.replay.ops.attention.reference_flash import fake_fa3, vllm_fa3_fwd
 from opreplay.replay.ops.attention.reference_vllm import merge_attn_states
 from opreplay.replay.ops.attention.reference_vllm_layers import unified_attention_with_output
 from opreplay.replay.ops.declared import stands_for
@@ -29,56 +28,6 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Te
     """The same of FlashInfer, whose log-sum-exps are to base 2."""
     merge_state_v2(v_a, s_a * math.log(2), v_b, s_b * math.log(2), v_merged, s_merged)
     s_merged.div_(math.log(2))
-
-
-@stands_for("sgl_kernel::fwd", fake=fake_fa3)
-def fa3_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_new: Tensor | None,
-    q_v: Tensor | None,
-    out: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    page_table: Tensor | None,
-    leftpad_k: Tensor | None,
-    rotary_cos: Tensor | None,
-    q_descale: Tensor | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    sinks: Tensor | None = None,
-) -> list[Tensor]:
-    """As `_vllm_fa3_C::fwd`; the scale defaults to 1/√D."""
-    return vllm_fa3_fwd(
-        q,
-        k,
-        v,
-        k_new,
-        q_v,
-        out,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_k,
-        page_table,
-        leftpad_k,
-        rotary_cos,
-        q_descale,
-        k_descale,
-        v_descale,
-        q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        is_causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        sinks,
-    )
 
 
 @stands_for("sglang::unified_attention_with_output")

@@ -12,23 +12,6 @@ from opreplay.replay.ops.cache import reference_vllm as vllm_cache
 from opreplay.replay.ops.declared import stands_for
 
 
-@stands_for("aiter::reshape_and_cache_flash")
-def reshape_and_cache_flash(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    kv_cache_dtype: str,
-    k_scale: Tensor,
-    v_scale: Tensor,
-) -> None:
-    """As `_C_cache_ops::reshape_and_cache_flash`."""
-    vllm_cache.reshape_and_cache_flash(
-        key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale
-    )
-
-
 @stands_for("aiter::reshape_and_cache")
 def reshape_and_cache(
     key: Tensor,
@@ -66,17 +49,3 @@ def copy_blocks(key_caches: Tensor, value_caches: Tensor, block_mapping: Tensor)
     source, target = block_mapping.to(key_caches.device, torch.int64).unbind(1)
     for cache in (key_caches, value_caches):
         cache[target] = cache[source]
-
-
-@stands_for("aiter::swap_blocks", writes=("dst",))
-def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
-    """dst[block_mapping[:, 1]] = src[block_mapping[:, 0]]."""
-    vllm_cache.swap_blocks(src, dst, block_mapping)
-
-
-@stands_for("aiter::concat_and_cache_mla", writes=("kv_cache",))
-def concat_and_cache_mla(
-    kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str, scale: Tensor
-) -> None:
-    """As `_C_cache_ops::concat_and_cache_mla`."""
-    vllm_cache.concat_and_cache_mla(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, scale)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.experts.reference_aiter import ACTIVATIONS, blocks_by_expert, ck_moe_stage1, moe_sum
+from opreplay.replay.ops.experts.reference_aiter import ACTIVATIONS, blocks_by_expert, ck_moe_stage1
 from opreplay.replay.ops.experts.reference_vllm import write_grouped
 from opreplay.replay.ops.maths.activations import gate_by_name
 from opreplay.replay.ops.maths.experts import expert_scale
@@ -177,12 +177,6 @@ def moe_stage1_g1u1(
         sorted_weights,
         activation or 0,
     )
-
-
-@stands_for("aiter::_moe_sum", writes=("output",))
-def moe_sum_kernel(input: Tensor, output: Tensor) -> None:
-    """As `aiter::moe_sum`."""
-    moe_sum(input, output)
 
 
 def _like_both(topk_weights: Tensor, topk_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -196,12 +196,6 @@ def rocm_aiter_topk_softmax(
     topk_softmax(topk_weights, topk_indices, token_expert_indices, gating_output, renormalize)
 
 
-@stands_for("vllm::rocm_aiter_topk_sigmoid")
-def rocm_aiter_topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor) -> None:
-    """The k best experts by sigmoid."""
-    write_choice(torch.sigmoid(gating_output.float()), topk_weights, topk_indices, renormalize=False)
-
-
 @stands_for("vllm::rocm_aiter_grouped_topk")
 def rocm_aiter_grouped_topk(
     gating_output: Tensor,

@@ -12,7 +12,6 @@ from torch import Tensor
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.activations import gate_by_name
 from opreplay.replay.ops.maths.experts import Weights, fused_experts
-from opreplay.replay.ops.maths.products import linear
 
 
 def _run(
@@ -90,12 +89,6 @@ def _run_inplace(
 
 stands_for("vllm::outplace_fused_experts", "vllm::fused_experts", fake=_fake)(_run)
 stands_for("vllm::inplace_fused_experts")(_run_inplace)
-
-
-@stands_for("vllm::rocm_unquantized_gemm", "vllm::rocm_unquantized_gemm_impl")
-def rocm_unquantized_gemm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [.., K] @ weight [N, K]ᵀ + bias."""
-    return linear(x, weight, bias)
 
 
 def _fake_hidden(hidden_states: Tensor, output_dtype: torch.dtype | None = None) -> Tensor:

@@ -12,7 +12,7 @@ family(
     "norms",
     "dynamic quantize",
     """
-        npu::npu_dynamic_quant_asymmetric
+        npu::npu_dynamic_quant_asymmetric role=row_group_ends
     """,
     cost=elementwise.dynamic_quantize,
     inputs="row_numbers",
@@ -40,14 +40,16 @@ family(
     "add rms norm",
     """
         _C::fused_add_rms_norm _C::fused_add_rms_norm_static_fp8_quant _C_ascend::npu_add_rms_norm_bias
-        aiter::_fused_rmsnorm_add aiter::add_rmsnorm aiter::add_rmsnorm_quant aiter::fused_add_rms_norm_cu
-        aiter::rmsnorm2d_fwd_with_add aiter::rmsnorm2d_fwd_with_add_ck aiter::rmsnorm2d_fwd_with_add_dynamicquant
+        aiter::_fused_rmsnorm_add aiter::add_rmsnorm aiter::add_rmsnorm_quant aiter::rmsnorm2d_fwd_with_add
+        aiter::rmsnorm2d_fwd_with_add_ck aiter::rmsnorm2d_fwd_with_add_dynamicquant
         aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck aiter::rmsnorm2d_fwd_with_add_smoothquant npu::npu_add_rms_norm
         npu::npu_add_rms_norm_cast npu::npu_add_rms_norm_dynamic_quant npu::npu_add_rms_norm_quant
-        npu::npu_add_rms_norm_v2 npu::npu_add_rms_norm_v2_functional sgl_kernel::fused_add_rmsnorm
-        sgl_kernel::gemma_fused_add_rmsnorm sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add
-        vllm::rocm_aiter_rmsnorm2d_fwd_with_add vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant
+        npu::npu_add_rms_norm_v2 npu::npu_add_rms_norm_v2_functional sgl_kernel::gemma_fused_add_rmsnorm
+        sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant
         vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant vllm::rocm_aiter_triton_add_rmsnorm_pad
+        sgl_kernel::fused_add_rmsnorm like=_C::fused_add_rms_norm epsilon=eps
+        aiter::fused_add_rms_norm_cu like=_C::fused_add_rms_norm residual=residual_in
+        vllm::rocm_aiter_rmsnorm2d_fwd_with_add like=aiter::_fused_rmsnorm_add res1=residual epsilon=variance_epsilon
     """,
     cost=norms.add_rms_norm,
 )
@@ -100,8 +102,10 @@ family(
         aiter::rms_norm_cu aiter::rmsnorm aiter::rmsnorm2d_fwd aiter::rmsnorm2d_fwd_ck
         aiter::rmsnorm2d_fwd_with_dynamicquant aiter::rmsnorm2d_fwd_with_dynamicquant_ck
         aiter::rmsnorm2d_fwd_with_smoothquant aiter::rmsnorm_quant npu::npu_rms_norm_quant sgl_kernel::gemma_rmsnorm
-        sgl_kernel::rmsnorm sglang_profiler::rmsnorm_rmsnorm2d_fwd vllm::rocm_aiter_rms_norm
-        vllm::rocm_aiter_rmsnorm_fp8_group_quant vllm::rocm_aiter_rmsnorm_fused_dynamic_quant
+        sglang_profiler::rmsnorm_rmsnorm2d_fwd vllm::rocm_aiter_rmsnorm_fp8_group_quant
+        vllm::rocm_aiter_rmsnorm_fused_dynamic_quant
+        sgl_kernel::rmsnorm like=_C::rms_norm result=output epsilon=eps
+        vllm::rocm_aiter_rms_norm like=aiter::_fused_rmsnorm epsilon=variance_epsilon
     """,
     cost=norms.vendor_rms_norm,
 )

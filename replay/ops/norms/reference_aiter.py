@@ -132,14 +132,6 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps
     return torch.empty_like(input).copy_(F.group_norm(input, num_groups, weight, bias, eps))
 
 
-@stands_for("aiter::fused_add_rms_norm_cu", writes=("input", "residual_in"))
-def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, epsilon: float) -> None:
-    """residual_in += input, then input = rms_norm(residual_in) · weight."""
-    normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon)
-    residual_in.copy_(total)
-    input.copy_(normed)
-
-
 @stands_for("aiter::_fused_rmsnorm", writes=())
 def fused_rmsnorm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """rms_norm(x) · weight."""

@@ -12,24 +12,10 @@ from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import fused_add_rms_norm, rms_norm
 
 
-@stands_for("sgl_kernel::rmsnorm")
-def rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:
-    """output = rms_norm(input) · weight."""
-    output.copy_(rms_norm(input, weight, eps))
-
-
 @stands_for("sgl_kernel::gemma_rmsnorm")
 def gemma_rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:
     """output = rms_norm(input) · (1 + weight)."""
     output.copy_(rms_norm(input, weight, eps, gemma=True))
-
-
-@stands_for("sgl_kernel::fused_add_rmsnorm")
-def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    """residual += input, then input = the norm of it."""
-    normed, total = fused_add_rms_norm(input, residual, weight, eps)
-    residual.copy_(total)
-    input.copy_(normed)
 
 
 @stands_for("sgl_kernel::gemma_fused_add_rmsnorm")

@@ -121,20 +121,6 @@ def _maybe_added(input: Tensor, weight: Tensor, epsilon: float, residual: Tensor
     return normed
 
 
-@stands_for("vllm::rocm_aiter_rms_norm")
-def rocm_aiter_rms_norm(x: Tensor, weight: Tensor, variance_epsilon: float) -> Tensor:
-    """rms_norm(x) · weight."""
-    return rms_norm(x, weight, variance_epsilon)
-
-
-@stands_for("vllm::rocm_aiter_rmsnorm2d_fwd_with_add")
-def rocm_aiter_rmsnorm2d_fwd_with_add(
-    x: Tensor, residual: Tensor, weight: Tensor, variance_epsilon: float
-) -> tuple[Tensor, Tensor]:
-    """(norm(x + residual), x + residual)."""
-    return fused_add_rms_norm(x, residual, weight, variance_epsilon)
-
-
 @stands_for("vllm::rocm_aiter_rmsnorm_fp8_group_quant")
 def rmsnorm_fp8_group_quant(
     x: Tensor, weight: Tensor, variance_epsilon: float, group_size: int

@@ -53,7 +53,7 @@ family(
     "products",
     "swiglu",
     """
-        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant
+        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant role=row_groups
     """,
     cost=elementwise.swiglu,
     inputs="row_numbers",
@@ -63,6 +63,8 @@ family(
     "layer",
     """
         _rocm_C::LLMM1 _rocm_C::wvSplitK aiter::gemm_a16w16 aiter::gemm_a16w16_ npu::npu_linear vllm::unquantized_gemm
+        vllm::rocm_unquantized_gemm like=vllm::unquantized_gemm
+        vllm::rocm_unquantized_gemm_impl like=vllm::unquantized_gemm
     """,
     cost=matmul.layer,
 )
@@ -84,12 +86,14 @@ family(
         vllm::rocm_aiter_hipb_mm_fp8 vllm::rocm_aiter_triton_gemm_a8w8_blockscale vllm::rocm_aiter_w8a8_gemm
         vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl vllm::rocm_per_tensor_w8a8_scaled_mm_impl
         vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func
-        _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 aiter::gemm_a8w8 inputs=quantized
-        aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale aiter::gemm_a8w8_blockscale_ck inputs=quantized
-        aiter::gemm_a8w8_bpreshuffle aiter::gemm_a8w8_ck npu::npu_quant_matmul inputs=quantized
-        sgl_kernel::fp8_blockwise_scaled_mm sgl_kernel::fp8_scaled_mm sgl_kernel::int8_scaled_mm inputs=quantized
-        vllm::rocm_aiter_gemm_a8w8 vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_w8a8 inputs=quantized
-        vllm::rocm_aiter_gemm_w8a8_blockscale inputs=quantized
+        _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 inputs=quantized role=scaled_product
+        aiter::gemm_a8w8 aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_blockscale_ck aiter::gemm_a8w8_bpreshuffle inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_ck npu::npu_quant_matmul inputs=quantized role=scaled_product
+        sgl_kernel::fp8_blockwise_scaled_mm sgl_kernel::fp8_scaled_mm inputs=quantized role=scaled_product
+        sgl_kernel::int8_scaled_mm vllm::rocm_aiter_gemm_a8w8 inputs=quantized role=scaled_product
+        vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_w8a8 inputs=quantized role=scaled_product
+        vllm::rocm_aiter_gemm_w8a8_blockscale inputs=quantized role=scaled_product
     """,
     cost=matmul.quantized,
 )
@@ -110,7 +114,8 @@ family(
         _C::allspark_w8a16_gemm _C::awq_gemm _C::fp8_marlin_gemm _C::gptq_gemm _C::gptq_marlin_gemm inputs=quantized
         _C::marlin_gemm npu::npu_weight_quant_batchmatmul sgl_kernel::gptq_gemm inputs=quantized
         sgl_kernel::gptq_marlin_gemm inputs=quantized
-        sglang::unified_apply_gptq_marlin_gemm sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers
+        sglang::unified_apply_gptq_marlin_gemm inputs=row_numbers role=marlin_groups
+        sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers role=marlin_groups
     """,
     cost=weight_only.weight_only,
 )
@@ -132,11 +137,14 @@ family(
         _moe_C::gpt_oss_router_gemm _moe_C::router_gemm_bf16_fp32 _rocm_C::wvSplitKrc aiter::LLMM1
         aiter::batched_gemm_bf16 aiter::deepgemm_ck aiter::gemm_a16w16_asm aiter::gemm_a16w16_atomic_ aiter::hipb_mm
         aiter::rocb_mm aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16 fbgemm::bf16bf16bf16_grouped_dynamic
-        fbgemm::f8f8bf16_rowwise_batched fbgemm::f8f8bf16_rowwise_grouped_dynamic sgl_kernel::dsv3_fused_a_gemm
-        sgl_kernel::dsv3_router_gemm sglang::bf16_gemm_dispatch sglang::cutedsl_dsv3_fused_a_gemm
-        sglang::cutedsl_tgv_bf16_gemm sglang::cutedsl_tgv_bf16_gemm_out sglang::dsv3_router_gemm
-        sglang::flashinfer_dsv3_router_gemm sglang::jit_dsv3_fused_a_gemm vllm::fp32_router_gemm_dispatch
-        vllm::gpt_oss_router_gemm vllm::min_latency_fused_qkv_a_proj
+        fbgemm::f8f8bf16_rowwise_batched fbgemm::f8f8bf16_rowwise_grouped_dynamic sglang::bf16_gemm_dispatch
+        sglang::cutedsl_dsv3_fused_a_gemm sglang::cutedsl_tgv_bf16_gemm sglang::cutedsl_tgv_bf16_gemm_out
+        sglang::jit_dsv3_fused_a_gemm vllm::gpt_oss_router_gemm vllm::min_latency_fused_qkv_a_proj
+        sglang::dsv3_router_gemm like=_moe_C::dsv3_router_gemm mat_a=hidden_states mat_b=router_weights
+        sglang::flashinfer_dsv3_router_gemm like=_moe_C::dsv3_router_gemm mat_a=hidden_states mat_b=weight output=logits
+        vllm::fp32_router_gemm_dispatch like=_moe_C::router_gemm_bf16_fp32 input=x
+        sgl_kernel::dsv3_fused_a_gemm like=_C::dsv3_fused_a_gemm
+        sgl_kernel::dsv3_router_gemm like=_moe_C::dsv3_router_gemm
     """,
     cost=shared.named_product,
 )

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.maths.products import linear
 from opreplay.replay.ops.maths.quantize import scaled_linear
 
 
@@ -23,18 +22,6 @@ def scaled_mm(
     """(scales_a · mat_a [M, K]) @ (scales_b · mat_b [K, N]) + bias; scales by row and column or by block."""
     columns = scales_b.t() if scales_b.dim() == 2 and scales_b.shape[1] != 1 else scales_b.flatten()
     return scaled_linear(mat_a, mat_b.t(), scales_a, columns, bias, out_dtype)
-
-
-@stands_for("sgl_kernel::dsv3_fused_a_gemm")
-def dsv3_fused_a_gemm(output: Tensor, mat_a: Tensor, mat_b: Tensor) -> None:
-    """output [M, N] = mat_a [M, K] @ mat_b [K, N]."""
-    output.copy_(linear(mat_a, mat_b.t()))
-
-
-@stands_for("sgl_kernel::dsv3_router_gemm")
-def dsv3_router_gemm(output: Tensor, mat_a: Tensor, mat_b: Tensor) -> None:
-    """output [M, N] = mat_a [M, K] @ mat_b [N, K]ᵀ."""
-    output.copy_(linear(mat_a, mat_b, dtype=output.dtype))
 
 
 @stands_for("sgl_kernel::bmm_fp8")

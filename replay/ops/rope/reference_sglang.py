@@ -10,16 +10,6 @@ from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.rope import rotate_by_position
 
 
-@stands_for("sgl_kernel::rotary_embedding")
-def rotary_embedding(
-    positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_sin_cache: Tensor, is_neox: bool
-) -> None:
-    """As `_C::rotary_embedding`."""
-    for tensor in (query, key):
-        if tensor is not None:
-            tensor.copy_(rotate_by_position(tensor, positions, cos_sin_cache, head_size=head_size, neox=is_neox))
-
-
 @stands_for("sgl_kernel::apply_rope_pos_ids_cos_sin_cache")
 def apply_rope_pos_ids_cos_sin_cache(
     q: Tensor,

@@ -37,12 +37,6 @@ def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
     k[..., width:].copy_(k_rope.reshape(k.shape[0], 1, -1))
 
 
-@stands_for("vllm::flashinfer_concat_mla_k")
-def flashinfer_concat_mla_k(k: Tensor, k_nope: Tensor, k_pe: Tensor) -> None:
-    """As `sgl_kernel::concat_mla_k`."""
-    concat_mla_k(k, k_nope, k_pe)
-
-
 @stands_for("_C_cache_ops::concat_and_cache_mla_rope_fused")
 def concat_and_cache_mla_rope(
     positions: Tensor,
@@ -205,12 +199,6 @@ def rope_pos_ids(
         )
     if v is not None and k_buffer is not None and v_buffer is not None and kv_cache_loc is not None:
         store_cache(k_rope, v, k_buffer, v_buffer, kv_cache_loc)
-
-
-@stands_for("sgl_kernel::store_kv_cache", writes=("k_cache", "v_cache"))
-def store_kv_cache(k_cache: Tensor, v_cache: Tensor, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
-    """Rows of k and v at out_loc of their caches."""
-    store_cache(k, v, k_cache, v_cache, out_loc)
 
 
 def _yarn(base: float, dim: int, factor: float, low: float, high: float, device: torch.device) -> Tensor:

@@ -160,3 +160,23 @@ def test_the_graph_is_tested_on_other_steps(tmp_path: Path) -> None:
     assert other is not None
     assert (other.steps, other.worst_error < 0.02) == (2, True)
     assert told(host_bound(), tmp_path, others=True).other_steps is None
+
+
+def test_layers_of_one_kind_are_one_row_of_the_tree(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    model = machine.now
+    for layer in range(3):
+        outer = machine.now
+        machine.op("aten::add", 10.0, ("add", 20.0))
+        inner = machine.now
+        machine.op("aten::mm", 10.0, ("gemm", 100.0))
+        machine._add("python_function", f"nn.Module: Linear_{layer}", inner, machine.now - inner)
+        machine._add("python_function", f"nn.Module: Layer_{layer}", outer, machine.now - outer)
+    machine._add("python_function", "nn.Module: Model_0", model, machine.now - model)
+    machine.synchronize()
+    machine.end()
+    tree = told(machine, tmp_path).modules
+    rows = [(one.name, one.count, one.depth, one.device_us) for one in tree]
+    assert rows == [("Model", 1, 0, 360.0), ("Layer", 3, 1, 360.0), ("Linear", 3, 2, 300.0)]
+    assert tree[0].path_us >= tree[1].path_us >= tree[2].path_us > 0.0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ops.costs.layers import lora, moe
+from opreplay.replay.ops.costs.layers import moe
 from opreplay.replay.ops.costs.moves import views
 from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.products import matmul, weight_only
@@ -20,7 +20,7 @@ family(
         vllm::sgmv_expand vllm::sgmv_expand_slice vllm::sgmv_shrink vllm::v1_expand vllm::v1_shrink
         vllm::xpu_bgmv_expand vllm::xpu_bgmv_expand_slice vllm::xpu_bgmv_shrink
     """,
-    cost=lora.adapters,
+    cost=moe.adapters,
     inputs="lora_adapters",
 )
 family(

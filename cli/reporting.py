@@ -149,13 +149,13 @@ def run_and_show(
     devices: Mapping[str, DeviceProfile],
     contents: ExpectedContents,
     *,
-    held: Sequence[str],
+    devices_held: Sequence[str],
     format_: str,
     everything: bool = True,
     rows: bool | None = None,
     **of_run: Any,
 ) -> Failed:
-    """Run a plan into the outputs while the devices `held` are, and show what came of it, also when it was cut short;
+    """Run a plan into the outputs while `devices_held` are, and show what came of it, also when it was cut short;
     why ops have no prediction. `rows`: whether each op is printed where there is no terminal, None for never."""
     from opreplay.cli.options.measuring import device_versions, holding, tell_threads
     from opreplay.cli.terminal.progress import RunProgress
@@ -165,7 +165,7 @@ def run_and_show(
 
     unpredicted, l2 = Failed(), options.l2 or options.l2_state()
     try:
-        with holding(held, shared=options.shared_device) as beside, RunProgress(rows=bool(rows)) as on_progress:
+        with holding(devices_held, shared=options.shared_device) as beside, RunProgress(rows=bool(rows)) as on_progress:
             outputs.on_result = None if rows is None else on_progress.show
             run_plan(
                 plan,

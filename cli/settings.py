@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from opreplay.cli.options.types import Assignments, ByteSize, FileName, SocName
-from opreplay.cli.trusted import is_trusted
 
 if TYPE_CHECKING:
     from opreplay.traces.errors import UsageError
@@ -265,3 +267,39 @@ def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
     return _wrong(
         f"{path}: {what}", f"Did you mean {near[0]}?" if near else "Names are those of flags, without dashes."
     )
+
+
+def folder() -> Path:
+    """`$XDG_STATE_HOME/opreplay/trusted`, or below `~/.local/state`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # the specification: relative ones are ignored
+        base = os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "opreplay" / "trusted"
+
+
+def trust(path: Path, content: bytes) -> None:
+    """Remember a file as it is now. Raises OSError."""
+    place = folder()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _private(place):
+        raise PermissionError(0, "others may write there", str(place))
+    mark = os.open(place / _key(path, content), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(mark, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(f"{path.resolve()}\n")
+
+
+def is_trusted(path: Path, content: bytes) -> bool:
+    """Whether the user has said so of this very content at this place."""
+    with suppress(OSError):
+        return _private(folder()) and (folder() / _key(path, content)).is_file()
+    return False
+
+
+def _private(place: Path) -> bool:
+    """Whether a folder is the user's, and nobody else's to write in."""
+    status = place.stat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _key(path: Path, content: bytes) -> str:
+    return sha256(os.fsencode(path.resolve()) + b"\0" + content).hexdigest()

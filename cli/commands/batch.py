@@ -215,7 +215,7 @@ def command(
                 outputs,
                 devices,
                 contents,
-                held=devices_held,
+                devices_held=devices_held,
                 format_=format_,
                 trace=batch.facts(),
                 engine=engine_of(options, engine=engine, lanes=lanes, address=address),

@@ -157,6 +157,6 @@ def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> dict[str, Ste
     from opreplay.replay.timeline.timeline import step_of
     from opreplay.traces import Trace
 
-    traces = {"before": [one for one in before if isinstance(one, Trace)]}
-    traces["after"] = [one for one in after if isinstance(one, Trace)]
+    traces = {"before": [operand for operand in before if isinstance(operand, Trace)]}
+    traces["after"] = [operand for operand in after if isinstance(operand, Trace)]
     return {which: step_of(side[0]) if side else None for which, side in traces.items()}

@@ -92,8 +92,8 @@ def command(
 
     summary, step = summarize(read), step_of(read)
     if format_ == "json":
-        told = {"step": None if step is None else step_facts(step)}
-        console.write(console.json_text({**msgspec.to_builtins(summary), **told}))
+        facts = {"step": None if step is None else step_facts(step)}
+        console.write(console.json_text({**msgspec.to_builtins(summary), **facts}))
         return
     from opreplay.replay.report.views import trace as view
 

@@ -166,7 +166,7 @@ def command(
             outputs,
             devices,
             contents,
-            held=[device],
+            devices_held=[device],
             format_=format_,
             everything=notes,
             rows=rows,

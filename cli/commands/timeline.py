@@ -195,7 +195,7 @@ def _of_ranks(
     from opreplay.cli.outputs import write_page
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.reading import open_ranks
-    from opreplay.replay.report.page import of_ranks
+    from opreplay.replay.report.page import of_timeline
     from opreplay.replay.report.step import ranks as view
     from opreplay.replay.timeline.job.study import job_timeline
 
@@ -216,7 +216,7 @@ def _of_ranks(
         measured=measured,
     )
     notes, format_ = how
-    write_page(page, partial(of_ranks.page, study), force=force)
+    write_page(page, partial(of_timeline.page_of_ranks, study), force=force)
     if timeline_file is not None:
         from opreplay.replay.report.step.tracks import rank_processes
 

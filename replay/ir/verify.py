@@ -29,23 +29,6 @@ from opreplay.traces.model import TensorMeta
 
 MAX_NAME = 4096
 """Characters of a recorded name."""
-SCALAR_TYPES = frozenset(
-    {
-        "int",
-        "float",
-        "bool",
-        "Scalar",
-        "complex",
-        "str",
-        "ScalarType",
-        "Layout",
-        "Device",
-        "MemoryFormat",
-        "Generator",
-        "opaque",
-    }
-)
-LIST_TYPES = frozenset({"int[]", "float[]", "bool[]", "Scalar[]", "complex[]", "str[]"})
 _ID = re.compile(r"[0-9a-f]{12}")
 _NAMED = {
     "ScalarType": re.compile(r"torch\.\w+"),
@@ -53,6 +36,9 @@ _NAMED = {
     "MemoryFormat": re.compile(r"torch\.\w+"),
     "Device": re.compile(r"[a-z]+(:\d{1,3})?"),
 }
+_PLAIN = frozenset({"int", "float", "bool", "Scalar", "complex", "str"})
+SCALAR_TYPES = _PLAIN | {*_NAMED, "Generator", "opaque"}
+LIST_TYPES = frozenset(f"{kind}[]" for kind in _PLAIN)
 
 
 def verify(plan: ReplayPlan) -> None:

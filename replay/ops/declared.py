@@ -35,10 +35,10 @@ def _table(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
 
 def versions_of(name: str) -> tuple[tuple[str, str], ...]:
     """(date, schema) of each known version of "ns::op". Raises ValueError for an op that is in no table."""
-    found = _table(name.partition("::")[0]).get(name)
-    if found is None:
+    versions = _table(name.partition("::")[0]).get(name)
+    if versions is None:
         raise ValueError(f"no schema of {name} is known")
-    return found
+    return versions
 
 
 def with_writes(schema: str, names: Iterable[str]) -> str:

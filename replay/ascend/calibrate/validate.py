@@ -125,10 +125,10 @@ def validate(
             for launch in run.table.launches
             if (communication or not launch.row.communication) and (launch.row.held_out or not only_held_out)
         ]
-        device = tables[0].device
-        compared = [compare_group(group, device) for group in grouped(chosen)]
+        device, groups = tables[0].device, grouped(chosen)
+        compared = [compare_group(group, device) for group in groups]
         everything += compared
-        fitted_to += sum(_is_learned(group[0], device) for group in grouped(chosen))
+        fitted_to += sum(_is_learned(group[0], device) for group in groups)
         if compared:
             socs[name] = errors_of(compared)
     rows = sum(run.table.rows for run in measured)

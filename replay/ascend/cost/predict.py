@@ -114,8 +114,7 @@ def variant(call: KernelCall, device: DeviceProfile) -> str:
         return "Reduce:across" if _is_across(call, device) else call.type
     if call.type != "TransData":
         return call.type
-    source = call.inputs[0].format if call.inputs and call.inputs[0] is not None else "ND"
-    target = call.outputs[0].format if call.outputs and call.outputs[0] is not None else "ND"
+    source, target = (specs[0].format if specs and specs[0] else "ND" for specs in (call.inputs, call.outputs))
     for mark, word in (("NC1HWC0", "5HD"), ("FRACTAL_Z", "FZ"), ("FRACTAL_NZ", "NZ")):
         if target.startswith(mark):
             return f"TransData:to{word}"

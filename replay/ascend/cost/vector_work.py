@@ -292,23 +292,10 @@ def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
         return 1.0
     form = family.form
     operands = call.inputs if form == "elementwise" or form == "optimizer" else call.inputs[:1]
-    half = wide = narrow = native = False
-    for spec in operands:
-        if spec is not None and (shape := spec.shape) and shape != (1,):
-            dtype = spec.dtype
-            if dtype == "float32":
-                narrow = True
-            elif dtype in HALF:
-                if family.native_half and dtype == "float16":
-                    native = True
-                else:
-                    half = True
-            elif dtype in WIDE:
-                wide = True
-            else:
-                narrow = True
-    if half or native:
-        if native and not half and not wide and not narrow:
-            return NATIVE_HALF
-        return (1.0 + half_ratio) / 2.0 if narrow else half_ratio
-    return family.wide_ratio if wide and not narrow else 1.0
+    dtypes = {spec.dtype for spec in operands if spec is not None and spec.shape and spec.shape != (1,)}
+    if family.native_half and dtypes == {"float16"}:
+        return NATIVE_HALF
+    has_words = not dtypes <= HALF | WIDE
+    if not dtypes.isdisjoint(HALF):
+        return (1.0 + half_ratio) / 2.0 if has_words else half_ratio
+    return family.wide_ratio if dtypes and not has_words else 1.0

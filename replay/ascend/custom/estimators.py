@@ -9,6 +9,7 @@ user code sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
@@ -25,8 +26,7 @@ from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.cost.cube import mac_rate
 from opreplay.replay.ascend.cost.vector import launch_between, memory_us, resident_share
 from opreplay.replay.ascend.cost.vector_work import blocks_for
-from opreplay.replay.ascend.custom import device_facts, op_invoke
-from opreplay.replay.ascend.custom.device_facts import DeviceFacts
+from opreplay.replay.ascend.custom import op_invoke
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ascend.custom.programs import PROGRAMS
 from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError, device_name, op_name
@@ -46,10 +46,63 @@ MAX_AMOUNT = 1e30
 """More bytes or operations than that are no property of an op."""
 SHOWN = 200
 """Characters of a user's wrong value that a message repeats."""
-_OWN_FILES = (__file__, op_invoke.__file__, device_facts.__file__)
+_OWN_FILES = (__file__, op_invoke.__file__)
 
+CUBE_DTYPES = ("float16", "bfloat16", "float32", "int8")
+"""Dtypes that an estimator is told a peak rate of, where the cube multiplies them."""
 VECTOR_BYTES_PER_CYCLE = 128
 """Width of a vector core's instructions (datasheet of the 910B)."""
+
+
+class DeviceFacts:
+    """Reads a `DeviceProfile`; every attribute of the profile is there too (`name`, `rates`, `aic_cores`, ...)."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.profile, name)
+
+    @cached_property
+    def mma_ops(self) -> dict[Any, float]:
+        """Peak operations a second of the cube cores by torch dtype; a multiply-add is two."""
+        import torch
+
+        device = self.profile
+        return {
+            getattr(torch, name): 2 * device.macs_per_cycle[name] * device.aic_cores * device.freq_hz
+            for name in CUBE_DTYPES
+            if name in device.macs_per_cycle
+        }
+
+    @cached_property
+    def gp_ops(self) -> dict[Any, float]:
+        """Peak operations a second of the vector cores by torch dtype: 128 bytes a cycle and core."""
+        import torch
+
+        device = self.profile
+        sizes = {"float16": 2, "bfloat16": 4, "float32": 4, "int8": 2}
+        return {getattr(torch, name): 128 / size * device.aiv_cores * device.freq_hz for name, size in sizes.items()}
+
+    @property
+    def memory_bandwidth_bytes_ps(self) -> float:
+        """Peak of the HBM, bytes a second."""
+        return self.profile.hbm_bytes_per_s
+
+    @property
+    def memory_size_bytes(self) -> float:
+        """Size of the HBM."""
+        return self.profile.hbm_bytes
+
+    @property
+    def compute_efficiency(self) -> float:
+        """Share of the cube's peak that large products reach."""
+        return self.profile.rates.mac_efficiency
+
+    @property
+    def memory_efficiency(self) -> float:
+        """Share of the HBM's peak that vector kernels reach."""
+        return self.profile.rates.hbm_efficiency
 
 
 def register_op_estimator(

@@ -367,19 +367,8 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
     rates = {**model.rates, **(base.rates if base else {}), **file.rates}
     families: dict[str, FamilyCost] = {}
     for name, entry in model.families.items():
-        values: dict[str, Any] = {"name": name, "form": entry.form or "elementwise"}
-        for layer in (entry, base.families.get(name) if base else None, file.families.get(name)):
-            if layer is not None:
-                for field in (*NUMBERS, *OTHER_FIELDS):
-                    value = getattr(layer, field)
-                    if value is not None:
-                        values[field] = value
-        if "nearby" in values:
-            values["nearby"] = {
-                kind: tuple(_neighbour(neighbour, values["form"]) for neighbour in entries)
-                for kind, entries in values["nearby"].items()
-            }
-        families[name] = FamilyCost(**values)
+        layers = (entry, base.families.get(name) if base else None, file.families.get(name))
+        families[name] = _family(name, entry.form or "elementwise", [layer for layer in layers if layer])
     number = {name: quantity.value for name, quantity in datasheet.items()}
     return DeviceProfile(
         name=file.name,
@@ -408,6 +397,20 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         own_slow_paths=(*file.slow_paths, *(base.slow_paths if base else ())),
         datasheet=datasheet,
     )
+
+
+def _family(name: str, form: Form, layers: Sequence[FamilyEntry]) -> FamilyCost:
+    """A family from entries of which each replaces what the ones before say."""
+    values: dict[str, Any] = {"name": name, "form": form}
+    for layer in layers:
+        fields = {field: getattr(layer, field) for field in (*NUMBERS, *OTHER_FIELDS)}
+        values |= {field: value for field, value in fields.items() if value is not None}
+    if "nearby" in values:
+        values["nearby"] = {
+            kind: tuple(_neighbour(neighbour, form) for neighbour in entries)
+            for kind, entries in values["nearby"].items()
+        }
+    return FamilyCost(**values)
 
 
 def _neighbour(entry: NeighbourEntry, form: Form) -> Neighbour:

@@ -78,23 +78,18 @@ def _combine(
     parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering, l2: L2State, device: DeviceProfile
 ) -> Simulated:
     terms: dict[str, float] = {}
-    total = above = below = 0.0
-    confidence: Confidence = "calibrated"
     for call, cost in parts:
-        total += cost.time_us * call.count
-        # Kernels of one op err independently, so their deviations add in quadrature.
-        if cost.time_us and cost.low_us:
-            above += (math.log(max(1.0, cost.high_us / cost.time_us)) * cost.time_us * call.count) ** 2
-            below += (math.log(max(1.0, cost.time_us / cost.low_us)) * cost.time_us * call.count) ** 2
         moves = "vector" in cost.terms_us and only_moves(family_of(call, device))
         for name, us in cost.terms_us.items():
             name = MOVING if moves and name == "vector" else name
             terms[name] = terms.get(name, 0.0) + us * call.count
-        if _RANK[cost.confidence] > _RANK[confidence] and cost.time_us > 0:
-            confidence = cost.confidence
-    up_factor, down_factor = (math.exp(math.sqrt(part) / total) if total > 0 else 1.0 for part in (above, below))
-    if lowering.assumed and total > 0:
-        up_factor, down_factor = max(up_factor, LEAST_ASSUMED), max(down_factor, LEAST_ASSUMED)
+    total = sum((cost.time_us * call.count for call, cost in parts), 0.0)
+    sure = [(cost, cost.time_us * call.count) for call, cost in parts if cost.time_us and cost.low_us]
+    floor = LEAST_ASSUMED if lowering.assumed and total > 0 else 1.0
+    up_factor = max(floor, _deviation([(cost.high_us / cost.time_us, us) for cost, us in sure], total))
+    down_factor = max(floor, _deviation([(cost.time_us / cost.low_us, us) for cost, us in sure], total))
+    confidences: list[Confidence] = ["calibrated", *(cost.confidence for _, cost in parts if cost.time_us > 0)]
+    confidence = max(confidences, key=_RANK.__getitem__)
     by_bound: dict[str, float] = {}
     for name, us in terms.items():
         by_bound[BOUNDS[name]] = by_bound.get(BOUNDS[name], 0.0) + us
@@ -112,6 +107,13 @@ def _combine(
         by=_by(lowering),
         source=lowering.source or lowering.unbounded,
     )
+
+
+def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
+    """Factor of a sum of times whose terms are off by (factor, microseconds): kernels of one op err independently, so
+    their deviations add in quadrature."""
+    squares = sum((math.log(max(1.0, ratio)) * us) ** 2 for ratio, us in ratios)
+    return math.exp(math.sqrt(squares) / total_us) if total_us > 0 else 1.0
 
 
 def _by(lowering: Lowering) -> By:

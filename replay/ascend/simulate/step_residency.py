@@ -7,6 +7,7 @@ which result an argument is. A step is taken to follow itself: a parameter was l
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from math import prod
 
@@ -29,6 +30,8 @@ HeldByOp = dict[str, tuple[Held, ...]]
 READS_ALL = MOVES_ALL | {"matmul", "conv"}
 """Forms of kernels that read every byte of what they name."""
 
+_Place = tuple[int, int]
+"""(op, kernel of it)."""
 _Tensor = tuple[int, str, Hashable]
 """(elements, dtype, which tensor it is)."""
 
@@ -57,28 +60,29 @@ def step_kernels(
 
 def held_in_caches(step: StepKernels, devices: Sequence[DeviceProfile]) -> list[HeldByOp]:
     """For each device, what its caches hold of each op of the step."""
-    kernels = step.kernels
-    sums = [[[0.0] * len(calls) for calls in kernels] for _ in devices]
-    known = [[0] * len(calls) for calls in kernels]
-    ran = [[0] * len(calls) for calls in kernels]
-    loaded = [[0] * len(calls) for calls in kernels]
+    launches, loaded, known = Counter[_Place](), Counter[_Place](), Counter[_Place]()
+    resident = [defaultdict[_Place, float](float) for _ in devices]
     for index, number, touches, code_cached in _walk(step):
-        ran[index][number] += 1
-        loaded[index][number] += code_cached
-        if not any(size for size, _ in touches):
-            continue
-        known[index][number] += 1
-        for at, device in enumerate(devices):
-            sums[at][index][number] += resident_of(touches, device) or 0.0
+        place = index, number
+        launches[place] += 1
+        loaded[place] += code_cached
+        if any(size for size, _ in touches):
+            known[place] += 1
+            for device, sums in zip(devices, resident, strict=True):
+                sums[place] += resident_of(touches, device) or 0.0
+
+    def share(total: float, count: int) -> float | None:
+        return total / count if count else None
+
     return [
         {
             op.id: tuple(
-                Held(total / n if n else None, code_cached / runs if runs else 0.0)
-                for total, n, code_cached, runs in zip(of_device[i], known[i], loaded[i], ran[i], strict=True)
+                Held(share(sums[i, k], known[i, k]), share(loaded[i, k], launches[i, k]) or 0.0)
+                for k in range(len(step.kernels[i]))
             )
             for i, op in enumerate(step.ops)
         }
-        for of_device in sums
+        for sums in resident
     ]
 
 

@@ -322,17 +322,17 @@ def mask_bytes(elements: int) -> int:
 @stands_for("npu::_npu_dropout", fake=_fake_dropout)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """(self with each element kept with probability 1 − p and scaled, packed mask uint8, first element in bit 0)."""
-    kept = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
+    mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
-    out = self * kept[: self.numel()].reshape(self.shape) * scale
+    out = self * mask_bits[: self.numel()].reshape(self.shape) * scale
     weights = torch.tensor(_BITS, device=self.device, dtype=torch.int32)
-    return out.to(self.dtype), (kept.reshape(-1, 8) * weights).sum(-1).to(torch.uint8)
+    return out.to(self.dtype), (mask_bits.reshape(-1, 8) * weights).sum(-1).to(torch.uint8)
 
 
 @stands_for("npu::npu_dropout_backward")
 def npu_dropout_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
     """grad_output where the packed mask has a one, scaled as in the forward pass."""
     weights = torch.tensor(_BITS, device=mask.device, dtype=torch.uint8)
-    kept = (mask.unsqueeze(-1) & weights).flatten()[: grad_output.numel()] != 0
+    mask_bits = (mask.unsqueeze(-1) & weights).flatten()[: grad_output.numel()] != 0
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
-    return (grad_output * kept.reshape(grad_output.shape) * scale).to(grad_output.dtype)
+    return (grad_output * mask_bits.reshape(grad_output.shape) * scale).to(grad_output.dtype)

@@ -18,8 +18,10 @@ family(
         xformers::efficient_attention_forward_cutlass xformers_flash3::flash_fwd inputs=paged_attention
         xformers_flash::flash_fwd inputs=paged_attention
         flash_attn_3::_flash_attn_forward like=flash_attn_3::fwd q_v=qv is_causal=causal inputs=paged_attention
-        aiter::mha_fwd vllm::flash_attn_maxseqlen_wrapper vllm::torch_sdpa_wrapper inputs=row_numbers
-        vllm::triton_attn_wrapper vllm::xformers_attn_seqlens_wrapper inputs=row_numbers
+        aiter::mha_fwd inputs=row_numbers role=dense_sequences
+        vllm::flash_attn_maxseqlen_wrapper vllm::triton_attn_wrapper inputs=row_numbers role=packed_images
+        vllm::torch_sdpa_wrapper inputs=row_numbers role=image_cuts
+        vllm::xformers_attn_seqlens_wrapper inputs=row_numbers role=image_lengths
     """,
     cost=attention.heads_third,
 )
@@ -70,8 +72,8 @@ family(
         sglang_profiler::attention_paged_attention_ragged sglang_profiler::mha__mha_batch_prefill
         vllm::flash_attn_varlen_func vllm::flash_attn_with_kvcache vllm::unified_attention
         vllm::unified_attention_with_output vllm::unified_mla_attention vllm::unified_mla_attention_with_output
-        vllm::rocm_aiter_mla_decode_fwd inputs=row_numbers
         sgl_kernel::fwd like=_vllm_fa3_C::fwd s_aux=sinks
+        vllm::rocm_aiter_mla_decode_fwd inputs=row_numbers role=paged_latent
     """,
     cost=paged.paged,
     inputs="paged_attention",

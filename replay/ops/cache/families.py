@@ -11,10 +11,12 @@ family(
     "cache",
     "cache copy",
     """
-        _C_cache_ops::copy_blocks _C_cache_ops::copy_blocks_mla _C_cache_ops::swap_blocks aiter::copy_blocks
         _C_cache_ops::concat_and_cache_mla inputs=cache_slots
-        aiter::swap_blocks like=_C_cache_ops::swap_blocks
         aiter::concat_and_cache_mla like=_C_cache_ops::concat_and_cache_mla inputs=cache_slots
+        _C_cache_ops::copy_blocks aiter::copy_blocks role=block_pairs
+        _C_cache_ops::copy_blocks_mla role=latent_block_pairs
+        _C_cache_ops::swap_blocks role=swapped_blocks
+        aiter::swap_blocks like=_C_cache_ops::swap_blocks role=swapped_blocks
     """,
     cost=movement.cache_copy,
     inputs="row_numbers",
@@ -25,10 +27,10 @@ family(
     """
         _C_cache_ops::reshape_and_cache _C_cache_ops::reshape_and_cache_flash aiter::reshape_and_cache
         npu::_npu_reshape_and_cache npu::npu_scatter_pa_kv_cache sglang::store_cache
-        npu::npu_kv_rmsnorm_rope_cache inputs=row_numbers
         aiter::reshape_and_cache_flash like=_C_cache_ops::reshape_and_cache_flash
         sglang_profiler::memory_pool__set_kv_buffer_impl like=sglang::store_cache
         sgl_kernel::store_kv_cache like=sglang::store_cache indices=out_loc
+        npu::npu_kv_rmsnorm_rope_cache inputs=row_numbers role=cache_places
     """,
     cost=movement.cache_write,
     inputs="cache_slots",

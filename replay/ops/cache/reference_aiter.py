@@ -35,8 +35,8 @@ def reshape_and_cache(
     # [blocks, page/x, x, Hkv, D]: a slot's place in its page is (place // x, place % x).
     pages, x = values.permute(0, 2, 4, 1, 3), values.shape[-1]
     slots = slot_mapping.flatten().to(torch.int64)
-    kept = slots >= 0
-    rows, slots = vllm_cache.as_stored(value, values, scales[1])[: kept.numel()][kept], slots[kept]
+    stored = slots >= 0
+    rows, slots = vllm_cache.as_stored(value, values, scales[1])[: stored.numel()][stored], slots[stored]
     place = slots % (pages.shape[1] * x)
     if pages.dtype.itemsize == 1:
         rows, pages = rows.view(torch.uint8), pages.view(torch.uint8)

@@ -13,22 +13,7 @@ from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind
 from opreplay.replay.collectives.names import EXPERTS
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
-from opreplay.replay.ops.table import Cost, costs, costs_like
-
-COLLECTIVES: dict[str, str] = {
-    "c10d::allreduce_": "hcom_allReduce_", "c10d::allreduce_coalesced_": "hcom_allReduce_",
-    "c10d::allgather_": "hcom_allGather_", "c10d::_allgather_base_": "hcom_allGather_",
-    "c10d::allgather_coalesced_": "hcom_allGather_",
-    "c10d::allgather_into_tensor_coalesced_": "hcom_allGather_", "c10d::reduce_scatter_": "hcom_reduceScatter_",
-    "c10d::_reduce_scatter_base_": "hcom_reduceScatter_",
-    "c10d::reduce_scatter_tensor_coalesced_": "hcom_reduceScatter_", "c10d::alltoall_": "hcom_alltoall_",
-    "c10d::alltoall_base_": "hcom_alltoallv_", "c10d::broadcast_": "hcom_broadcast_", "c10d::reduce_": "hcom_reduce_",
-    "c10d::gather_": "hcom_gather_", "c10d::scatter_": "hcom_scatter_", "c10d::send": "hcom_send_",
-    "c10d::recv_": "hcom_receive_", "c10d::recv_any_source_": "hcom_receive_", "c10d::barrier": "hcom_barrier_",
-    "c10d::monitored_barrier_": "hcom_barrier_", "_C_custom_ar::all_reduce": "hcom_allReduce_",
-    "sglang::reg_all_gather_into_tensor": "hcom_allGather_",
-}  # fmt: skip
-"""Ops whose names spell the operation unlike others → HCCL operation."""
+from opreplay.replay.ops.table import costs, costs_like
 
 WORDS: tuple[tuple[str, str], ...] = (
     ("allreduce", "hcom_allReduce_"),
@@ -136,16 +121,10 @@ def _by_sizes(op: OpView, kind: str) -> int:
     return max(sizes) // min(sizes) if max(sizes) % min(sizes) == 0 and max(sizes) > min(sizes) else 0
 
 
-def _rule(kind: str) -> Cost:
-    def rule(op: OpView) -> Iterable[KernelCall]:
-        return _lowered(op, kind)
-
-    rule.__name__ = f"collective_{kind}"
-    return rule
-
-
-for _name, _kind in COLLECTIVES.items():
-    costs(_name)(_rule(_kind))
+@costs("c10d::alltoall_")
+def all_to_all(op: OpView) -> Iterable[KernelCall]:
+    """Even parts, which HCCL has an operation of its own for."""
+    return _lowered(op, "hcom_alltoall_")
 
 
 @costs_like(*LIKE)

@@ -19,8 +19,8 @@ family(
         _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing role=returned
         npu::npu_moe_token_permute_grad npu::npu_moe_token_unpermute inputs=moe_routing role=returned
         npu::npu_moe_token_unpermute_grad inputs=moe_routing role=returned
-        sgl_kernel::ep_moe_post_reorder inputs=row_numbers
         aiter::_moe_sum like=aiter::moe_sum
+        sgl_kernel::ep_moe_post_reorder inputs=row_numbers role=post_reorder
     """,
     cost=moe.combining,
 )
@@ -80,12 +80,14 @@ family(
         sgl_kernel::get_cutlass_w4a8_moe_mm_data sgl_kernel::moe_align_block_size inputs=moe_routing role=chosen
         sgl_kernel::prepare_moe_input inputs=moe_routing role=chosen
         _moe_C::batched_moe_align_block_size npu::npu_moe_compute_expert_tokens inputs=moe_routing role=groups
-        _C::get_cutlass_batched_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets inputs=row_numbers
-        _C::get_cutlass_pplx_moe_mm_data npu::npu_moe_re_routing sgl_kernel::ep_moe_pre_reorder inputs=row_numbers
-        sglang::moe_permute_prepare_out inputs=row_numbers
         _moe_C::moe_permute_with_scratch like=_moe_C::moe_permute inputs=moe_routing role=chosen
         _moe_C::sgl_moe_align_block_size like=_moe_C::moe_align_block_size inputs=moe_routing role=chosen
         _C::moe_align_block_size like=_moe_C::moe_align_block_size inputs=moe_routing role=chosen
+        _C::get_cutlass_batched_moe_mm_data _C::get_cutlass_pplx_moe_mm_data inputs=row_numbers role=full_experts
+        _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets inputs=row_numbers role=equal_experts
+        npu::npu_moe_re_routing inputs=row_numbers role=rank_tokens
+        sgl_kernel::ep_moe_pre_reorder inputs=row_numbers role=pre_reorder
+        sglang::moe_permute_prepare_out inputs=row_numbers role=permuted_tokens
     """,
     cost=moe.routing,
 )
@@ -103,7 +105,8 @@ family(
     "experts",
     "swiglu",
     """
-        _C::persistent_masked_m_silu_mul_quant _C::silu_mul_fp8_quant_deep_gemm_cuda sgl_kernel::ep_moe_silu_and_mul
+        _C::persistent_masked_m_silu_mul_quant _C::silu_mul_fp8_quant_deep_gemm_cuda role=full_counts
+        sgl_kernel::ep_moe_silu_and_mul role=reordered_experts
     """,
     cost=elementwise.swiglu,
     inputs="row_numbers",

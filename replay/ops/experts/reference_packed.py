@@ -206,10 +206,10 @@ def _bounds(offsets: Tensor, sizes: Tensor, columns: int, rows: int) -> list[tup
     table = sizes.tolist()
     turned = all(size[0] == columns for size in table) and any(size[1] != columns for size in table)
     starts = offsets.tolist()
-    found = [(starts[e], starts[e] + size[1 if turned else 0]) for e, size in enumerate(table)]
-    if any(start < 0 or stop > rows or stop < start for start, stop in found):
+    bounds = [(starts[e], starts[e] + size[1 if turned else 0]) for e, size in enumerate(table)]
+    if any(start < 0 or stop > rows or stop < start for start, stop in bounds):
         raise ValueError(f"problem sizes and offsets name rows outside [0, {rows}]")
-    return found
+    return bounds
 
 
 def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: bool) -> Tensor | None:

@@ -137,7 +137,7 @@ def _outplace(
     """As `vllm::outplace_fused_experts`, times routed_scaling_factor; no_combine and 4-bit weights are refused."""
     if no_combine or use_int4_w4a16:
         raise ValueError("experts without the sum or with packed 4-bit weights are not implemented")
-    found = fused_experts(
+    output = fused_experts(
         hidden_states,
         Weights(w1, w2, w1_scale, w2_scale, b1, b2),
         topk_weights,
@@ -145,7 +145,7 @@ def _outplace(
         gate_by_name(activation),
         weigh_input=apply_router_weight_on_input,
     )
-    return found if routed_scaling_factor is None else found * routed_scaling_factor
+    return output if routed_scaling_factor is None else output * routed_scaling_factor
 
 
 def _inplace(
@@ -164,7 +164,7 @@ def _inplace(
     routed_scaling_factor: float | None,
 ) -> None:
     """As the out-of-place form; the result overwrites hidden_states."""
-    found = _outplace(
+    output = _outplace(
         hidden_states,
         w1,
         w2,
@@ -179,7 +179,7 @@ def _inplace(
         w2_scale,
         routed_scaling_factor,
     )
-    hidden_states.copy_(found)
+    hidden_states.copy_(output)
 
 
 def _like(hidden_states: Tensor) -> Tensor:

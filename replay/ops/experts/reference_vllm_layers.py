@@ -67,7 +67,7 @@ def _run_inplace(
     w2_bias: Tensor | None = None,
 ) -> None:
     """As the out-of-place form; the result overwrites hidden_states."""
-    found = _run(
+    output = _run(
         hidden_states,
         w1,
         w2,
@@ -84,7 +84,7 @@ def _run_inplace(
         w1_bias,
         w2_bias,
     )
-    hidden_states.copy_(found)
+    hidden_states.copy_(output)
 
 
 stands_for("vllm::outplace_fused_experts", "vllm::fused_experts", fake=_fake)(_run)

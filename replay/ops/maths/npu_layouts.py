@@ -84,8 +84,7 @@ def relayout(x: Tensor, input_layout: str, output_layout: str, heads: int) -> Te
     """An output in another layout, contiguous; ValueError for a pair that torch_npu does not have."""
     if (input_layout, output_layout) == ("BSH", "NBSD"):
         return x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).contiguous()
-    orders = {("BNSD", "BSND"): (0, 2, 1, 3), ("BNSD", "NBSD"): (1, 0, 2, 3), ("BSND", "NBSD"): (2, 0, 1, 3)}
-    orders |= {("BSND", "BNSD"): (0, 2, 1, 3), ("TND", "NTD"): (1, 0, 2), ("NTD", "TND"): (1, 0, 2)}
-    if (input_layout, output_layout) not in orders:
+    pairs = ("BNSD_BSND", "BNSD_NBSD", "BSND_NBSD", "BSND_BNSD", "TND_NTD", "NTD_TND")
+    if f"{input_layout}_{output_layout}" not in pairs:
         raise ValueError(f"layout {input_layout}_{output_layout} is not implemented")
-    return x.permute(orders[input_layout, output_layout]).contiguous()
+    return x.permute([input_layout.index(dim) for dim in output_layout]).contiguous()

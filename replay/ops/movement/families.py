@@ -13,7 +13,8 @@ family(
     "movement",
     "gather backward",
     """
-        npu::npu_gather_backward npu::npu_gather_sparse_index_backward
+        npu::npu_gather_backward role=gathered
+        npu::npu_gather_sparse_index_backward role=gathered_sparse
     """,
     cost=indexing.gather_backward,
     inputs="row_numbers",
@@ -40,7 +41,7 @@ family(
     "scatter",
     """
         npu::_npu_index_add npu::_npu_index_add_
-        npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers
+        npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers role=scatter_axis
     """,
     cost=indexing.scatter,
     inputs="index",
@@ -57,7 +58,9 @@ family(
     "movement",
     "cache write",
     """
-        npu::npu_scatter npu::npu_scatter_nd_update npu::scatter_update
+        npu::npu_scatter role=scatter_dim
+        npu::npu_scatter_nd_update role=scatter_nd
+        npu::scatter_update role=updated_slices
     """,
     cost=movement.cache_write,
     inputs="row_numbers",
@@ -131,7 +134,8 @@ family(
     "movement",
     "without a cost of their own",
     """
-        npu::npu_scatter_nd_update_ npu::scatter_update_
+        npu::npu_scatter_nd_update_ role=scatter_nd
+        npu::scatter_update_ role=updated_slices
     """,
     inputs="row_numbers",
 )

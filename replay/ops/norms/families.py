@@ -12,7 +12,7 @@ family(
     "norms",
     "dynamic quantize",
     """
-        npu::npu_dynamic_quant_asymmetric
+        npu::npu_dynamic_quant_asymmetric role=row_group_ends
     """,
     cost=elementwise.dynamic_quantize,
     inputs="row_numbers",

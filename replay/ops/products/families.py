@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ops.costs.layers import lora, moe
+from opreplay.replay.ops.costs.layers import moe
 from opreplay.replay.ops.costs.moves import views
 from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.products import matmul, weight_only
@@ -20,7 +20,7 @@ family(
         vllm::sgmv_expand vllm::sgmv_expand_slice vllm::sgmv_shrink vllm::v1_expand vllm::v1_shrink
         vllm::xpu_bgmv_expand vllm::xpu_bgmv_expand_slice vllm::xpu_bgmv_shrink
     """,
-    cost=lora.adapters,
+    cost=moe.adapters,
     inputs="lora_adapters",
 )
 family(
@@ -53,7 +53,7 @@ family(
     "products",
     "swiglu",
     """
-        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant
+        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant role=row_groups
     """,
     cost=elementwise.swiglu,
     inputs="row_numbers",
@@ -86,12 +86,14 @@ family(
         vllm::rocm_aiter_hipb_mm_fp8 vllm::rocm_aiter_triton_gemm_a8w8_blockscale vllm::rocm_aiter_w8a8_gemm
         vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl vllm::rocm_per_tensor_w8a8_scaled_mm_impl
         vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func
-        _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 aiter::gemm_a8w8 inputs=quantized
-        aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale aiter::gemm_a8w8_blockscale_ck inputs=quantized
-        aiter::gemm_a8w8_bpreshuffle aiter::gemm_a8w8_ck npu::npu_quant_matmul inputs=quantized
-        sgl_kernel::fp8_blockwise_scaled_mm sgl_kernel::fp8_scaled_mm sgl_kernel::int8_scaled_mm inputs=quantized
-        vllm::rocm_aiter_gemm_a8w8 vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_w8a8 inputs=quantized
-        vllm::rocm_aiter_gemm_w8a8_blockscale inputs=quantized
+        _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 inputs=quantized role=scaled_product
+        aiter::gemm_a8w8 aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_blockscale_ck aiter::gemm_a8w8_bpreshuffle inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_ck npu::npu_quant_matmul inputs=quantized role=scaled_product
+        sgl_kernel::fp8_blockwise_scaled_mm sgl_kernel::fp8_scaled_mm inputs=quantized role=scaled_product
+        sgl_kernel::int8_scaled_mm vllm::rocm_aiter_gemm_a8w8 inputs=quantized role=scaled_product
+        vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_w8a8 inputs=quantized role=scaled_product
+        vllm::rocm_aiter_gemm_w8a8_blockscale inputs=quantized role=scaled_product
     """,
     cost=matmul.quantized,
 )
@@ -112,7 +114,8 @@ family(
         _C::allspark_w8a16_gemm _C::awq_gemm _C::fp8_marlin_gemm _C::gptq_gemm _C::gptq_marlin_gemm inputs=quantized
         _C::marlin_gemm npu::npu_weight_quant_batchmatmul sgl_kernel::gptq_gemm inputs=quantized
         sgl_kernel::gptq_marlin_gemm inputs=quantized
-        sglang::unified_apply_gptq_marlin_gemm sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers
+        sglang::unified_apply_gptq_marlin_gemm inputs=row_numbers role=marlin_groups
+        sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers role=marlin_groups
     """,
     cost=weight_only.weight_only,
 )

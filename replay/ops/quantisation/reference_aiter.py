@@ -67,9 +67,9 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
 @stands_for("aiter::dynamic_per_tensor_quant")
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """One scale from the largest magnitude."""
-    found = tensor_scale(input, out.dtype)
-    scale.copy_(found.reshape(scale.shape))
-    out.copy_(to_quantized(input, found.clamp(min=1e-12), out.dtype))
+    whole_scale = tensor_scale(input, out.dtype)
+    scale.copy_(whole_scale.reshape(scale.shape))
+    out.copy_(to_quantized(input, whole_scale.clamp(min=1e-12), out.dtype))
 
 
 @stands_for("aiter::dynamic_per_token_scaled_quant")

@@ -107,12 +107,12 @@ def group_fp8_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 @stands_for("vllm::rocm_aiter_per_tensor_quant")
 def per_tensor_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """(quantised, scale [1]); the scale computed when it is not given."""
-    found = tensor_scale(x, quant_dtype).clamp(min=1e-12) if scale is None else scale.clone()
-    return to_quantized(x, found, quant_dtype), found.reshape(1)
+    whole_scale = tensor_scale(x, quant_dtype).clamp(min=1e-12) if scale is None else scale.clone()
+    return to_quantized(x, whole_scale, quant_dtype), whole_scale.reshape(1)
 
 
 @stands_for("vllm::rocm_aiter_per_token_quant")
 def per_token_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(quantised, scale of each row [.., 1])."""
-    found = row_scale(x, quant_dtype) if scale is None else scale.clone()
-    return to_quantized(x, found, quant_dtype), found
+    row_scales = row_scale(x, quant_dtype) if scale is None else scale.clone()
+    return to_quantized(x, row_scales, quant_dtype), row_scales

@@ -43,8 +43,8 @@ family(
         vllm::npu_rotary_embedding vllm::rocm_aiter_rotary_emb_with_key_forward_hip inputs=positions
         vllm::rocm_aiter_rotary_emb_with_key_forward_triton inputs=positions
         vllm::rocm_aiter_rotary_emb_without_key_forward_hip inputs=positions
-        vllm::rocm_aiter_triton_rotary_embedding inputs=row_numbers
         sgl_kernel::rotary_embedding like=_C::rotary_embedding inputs=positions
+        vllm::rocm_aiter_triton_rotary_embedding inputs=row_numbers role=offset_positions
     """,
     cost=elementwise.rope,
 )
@@ -61,7 +61,7 @@ family(
     "norm and rope",
     """
         sglang::fused_inplace_qknorm_rope vllm::qkv_rmsnorm_rope vllm::qkv_rmsnorm_rope_simt
-        sgl_kernel::fused_qk_norm_rope sglang::fused_qk_norm_rope_out inputs=row_numbers
+        sgl_kernel::fused_qk_norm_rope sglang::fused_qk_norm_rope_out inputs=row_numbers role=positions_in_order
     """,
     cost=shared.norm_and_rope,
     inputs="positions",
@@ -70,7 +70,8 @@ family(
     "rope",
     "rope and cache",
     """
-        sglang::apply_rope_inplace_with_kvcache sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache
+        sglang::apply_rope_inplace_with_kvcache role=rope_into_cache
+        sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache role=rope_into_buffer
     """,
     cost=shared.rope_and_cache,
     inputs="row_numbers",

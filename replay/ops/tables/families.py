@@ -81,7 +81,7 @@ family(
         fbgemm::permute_pooled_embs fbgemm::permute_pooled_embs_auto_grad fbgemm::permute_sparse_data
         fbgemm::permute_sparse_features fbgemm::recat_embedding_grad_output_mixed_D_batch
         fbgemm::permute_multi_embedding fbgemm::permute_multi_embedding_function inputs=regroup
-        fbgemm::group_index_select_dim0 inputs=row_numbers
+        fbgemm::group_index_select_dim0 inputs=row_numbers role=grouped_rows
     """,
     cost=fbgemm.permuted,
     inputs="jagged",
@@ -136,8 +136,8 @@ family(
         fb::to_dense_representation kernel=ScatterElements inputs=jagged
         fbgemm::jagged_softmax_backward kernel=SoftmaxGrad inputs=jagged
         fbgemm::jagged_softmax fbgemm::jagged_softmax_forward kernel=SoftmaxV2 inputs=jagged
-        fbgemm::pack_segments_backward kernel=GatherV2 inputs=row_numbers
-        fbgemm::silu_mul kernel=SwiGlu inputs=row_numbers
+        fbgemm::pack_segments_backward kernel=GatherV2 inputs=row_numbers role=segment_lengths
+        fbgemm::silu_mul kernel=SwiGlu inputs=row_numbers role=valid_tokens
     """,
     kernels=shared.widest,
 )
@@ -171,12 +171,14 @@ family(
         fbgemm::batched_dense_vec_jagged_2d_mul_backward fbgemm::bucketize_sparse_features inputs=jagged
         fbgemm::expand_into_jagged_permute fbgemm::jagged_index_select fbgemm::jagged_slice inputs=jagged
         fbgemm::lengths_range inputs=jagged
-        fbgemm::Fused8BitRowwiseQuantizedToBfloat16 fbgemm::Fused8BitRowwiseQuantizedToFloat inputs=quantized
-        fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf fbgemm::Fused8BitRowwiseQuantizedToHalf inputs=quantized
         fbgemm::dense_embedding_codegen_lookup_function like=fbgemm::split_embedding_codegen_forward_cpu \
             weights=dev_weights
         fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu \
             like=fbgemm::split_embedding_codegen_forward_cpu weights=host_weights
+        fbgemm::Fused8BitRowwiseQuantizedToBfloat16 inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToFloat inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToHalf inputs=quantized role=byte_rows
     """,
     inputs="embedding_tables",
 )

@@ -37,8 +37,8 @@ def to_jagged(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
     owner = (torch.searchsorted(offsets.to(torch.int64).contiguous(), row, right=True) - 1).clamp(0, dense.shape[0] - 1)
     column = row - offsets.to(torch.int64)[owner]
     inside = (column >= 0) & (column < dense.shape[1]) & (row < offsets[-1])
-    found = dense[owner, column.clamp(0, dense.shape[1] - 1)]
-    return found.masked_fill(~inside.reshape(-1, *[1] * (dense.dim() - 2)), 0)
+    values = dense[owner, column.clamp(0, dense.shape[1] - 1)]
+    return values.masked_fill(~inside.reshape(-1, *[1] * (dense.dim() - 2)), 0)
 
 
 def _single(offsets: list[Tensor]) -> Tensor:
@@ -258,12 +258,12 @@ def permute_multi_embedding(
     outs = [pooled_embs[0].new_zeros((batch, length)) for length in out_lengths]
     for row in permutes.tolist():
         source, target, start, stop, length = row[:5] if not reverse else (row[1], row[0], row[3], row[2], row[4])
-        given, wanted = pooled_embs[source], outs[target]
-        if start + length > given.shape[1] or stop + length > wanted.shape[1]:
+        pooled, wanted = pooled_embs[source], outs[target]
+        if start + length > pooled.shape[1] or stop + length > wanted.shape[1]:
             raise ValueError(f"permute {row} names columns that are not there")
         # Gradients of columns that went to several places add up.
         part = wanted[:, stop : stop + length]
-        part.copy_(part + given[:, start : start + length] if reverse else given[:, start : start + length])
+        part.copy_(part + pooled[:, start : start + length] if reverse else pooled[:, start : start + length])
     return outs
 
 

@@ -88,8 +88,7 @@ def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | Non
         ends = starts[1:] if last else torch.cat((starts[1:], starts.new_tensor([indices.numel()])))
         sizes = ends - starts[: len(ends)]
         amounts.append(Amount(what="bags", done=int((sizes > 0).sum()), most=len(sizes)))
-        if bool((sizes < 0).any()):
-            warnings.append("offsets descend")
+        warnings += _descending("offsets", sizes)
     return work(*amounts, warnings=tuple(warnings), same=True)
 
 
@@ -124,10 +123,9 @@ def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | N
         value = context.args.get(name)
         levels = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, torch.Tensor)]
         for level in levels[-1:]:
-            edges = fill.whole(level)
-            sizes = edges.diff()
+            sizes = fill.whole(level).diff()
             amounts.append(Amount(what=f"values between {name}", done=int(sizes.clamp(min=0).sum())))
-            warnings += [f"{name} descend"] if bool((sizes < 0).any()) else []
+            warnings += _descending(name, sizes)
     for name in PERMUTES:
         if (order := context.tensor(name)) is not None and order.numel():
             distinct = int(torch.unique(fill.whole(order)).numel())
@@ -182,6 +180,10 @@ def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work 
     )
 
 
+def _descending(name: str, sizes: torch.Tensor) -> list[str]:
+    return [f"{name} descend"] if bool((sizes < 0).any()) else []
+
+
 def count_new_tokens(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """New tokens of all sequences."""
     return work(Amount(what="new tokens", done=int(fill.whole(context.need("extend_seq_lens")).clamp(min=0).sum())))
@@ -194,14 +196,12 @@ def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | 
     if indices is None or offsets is None or widths is None:
         return None
     tables = max(1, widths.numel() - 1)
-    values = fill.whole(indices)
-    edges = fill.whole(offsets)
-    sizes = edges.diff()
+    values, sizes = fill.whole(indices), fill.whole(offsets).diff()
     bags = len(sizes) // tables
     per_table = sizes[: bags * tables].clamp(min=0).reshape(tables, bags).sum(1) if bags else sizes.new_zeros(tables)
     used = min(int(per_table.sum()), len(values))
     table = torch.repeat_interleave(torch.arange(tables), per_table)[:used]
-    warnings = ["offsets descend"] if bool((sizes < 0).any()) else []
+    warnings = _descending("offsets", sizes)
     reachable = used
     if starts is not None and starts.numel() > tables:
         rows = fill.whole(starts)[: tables + 1].diff()

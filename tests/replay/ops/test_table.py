@@ -12,7 +12,7 @@ from opreplay.replay.ops import table
 from opreplay.replay.ops.costs.vendor import shared
 from opreplay.replay.ops.declared import declare_like
 from opreplay.replay.ops.inputs import built_in
-from opreplay.replay.ops.table import COUNTERS, cost_of, counted_ops, counter_of, family, find, load, rows
+from opreplay.replay.ops.table import COUNTERS, counted_ops, counter_of, family, find, load, rows
 
 
 @pytest.fixture
@@ -87,25 +87,11 @@ def test_each_row_names_an_initializer_and_a_counter_that_exist() -> None:
 
 @pytest.mark.parametrize(
     ("initializer", "table"),
-    [("row_numbers", row_numbers.TABLE), ("index", indices.RANGES), ("domain", domains.DOMAINS)],
+    [("index", indices.RANGES), ("domain", domains.DOMAINS)],
 )
 def test_what_says_how_arguments_are_filled_is_for_the_ops_that_are_filled_so(initializer: str, table: object) -> None:
     assert set(table) == {row.name for row in rows() if row.inputs == initializer}  # type: ignore[call-overload]
 
 
-def test_references_lie_in_the_folder_that_their_rows_name() -> None:
-    load("references")
-    elsewhere = {
-        row.name: version.run.__module__
-        for row in rows()
-        for version in row.references
-        if version.run.__module__.split(".")[3] != row.folder
-    }
-    assert not elsewhere
-
-
-def test_each_op_with_a_reference_has_a_row_of_a_family() -> None:
-    load("references")
-    load("formulas")
-    lacking = [row.name for row in rows() if (row.references or row.formula) and not (row.family and cost_of(row.name))]
-    assert not lacking, f"{', '.join(lacking)}: add them to `families.py` of their folder"
+def test_each_way_to_fill_row_numbers_is_some_ops_role() -> None:
+    assert set(row_numbers.ROLES) == {row.role for row in rows() if row.inputs == "row_numbers"}

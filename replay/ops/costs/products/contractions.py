@@ -67,14 +67,10 @@ def sparse_sum(op: OpView) -> Iterable[KernelCall]:
 
 
 def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
-    many = (batch,) if batch > 1 else ()
-    return kernel(
-        "BatchMatMulV3" if many else "MatMulV3",
-        [spec((*many, m, k), dtype), spec((*many, k, n), dtype)],
-        [spec((*many, m, n), dtype)],
-        transpose_a=False,
-        transpose_b=False,
-    )
+    lead = (batch,) if batch > 1 else ()
+    operands = [spec((*lead, m, k), dtype), spec((*lead, k, n), dtype)]
+    kind = "BatchMatMulV3" if lead else "MatMulV3"
+    return kernel(kind, operands, [spec((*lead, m, n), dtype)], transpose_a=False, transpose_b=False)
 
 
 @costs("aten::einsum")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, itemsize
-from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, combining_call, grouped, routing_call
+from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, grouped, routed, swiglu
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
@@ -107,10 +107,5 @@ def marlin_layer(op: OpView) -> Iterable[KernelCall]:
     if inner <= 0:
         raise DoesNotFit("weights hold no rows")
     rows, dtype = tokens * top_k, hidden.dtype
-    return [
-        routing_call(rows, width, dtype),
-        _experts(op, rows, w1, width, 2 * inner, dtype),
-        kernel("SwiGlu", [spec((rows, 2 * inner), dtype)], [spec((rows, inner), dtype)]),
-        _experts(op, rows, w2, inner, width, dtype),
-        combining_call(rows, width, dtype),
-    ]
+    up, down = _experts(op, rows, w1, width, 2 * inner, dtype), _experts(op, rows, w2, inner, width, dtype)
+    return routed(rows, width, dtype, up, swiglu(rows, inner, dtype), down)

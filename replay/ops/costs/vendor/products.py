@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall
-from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, combining_call, grouped, routing_call
+from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, grouped, routed
 from opreplay.replay.ops.costs.products.matmul import product
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.traces.model import TensorMeta
@@ -120,10 +120,9 @@ def ungated_experts(op: OpView) -> Iterable[KernelCall]:
     rows = x.shape[0] * max(1, op.integer("topk", default=ASSUMED_TOP_K))
     width, inner = x.shape[-1], gate.shape[1]
     half = spec((rows, inner), "float16")
-    return [
-        routing_call(rows, width, x.dtype),
+    products = (
         grouped(op, rows, gate, width, inner),
         kernel("Gelu", [half], [half]),
         grouped(op, rows, down, inner, width),
-        combining_call(rows, width, "float16"),
-    ]
+    )
+    return routed(rows, width, x.dtype, *products, out_dtype="float16")

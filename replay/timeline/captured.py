@@ -276,8 +276,8 @@ def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> 
 def _notes(missing: Sequence[ReplayOp], calls: int, host_scale: float) -> tuple[str, ...]:
     call_us, view_us = DISPATCH_US * host_scale, VIEW_US * host_scale
     notes = [
-        f"the host takes {call_us:g} µs for a call that starts kernels (of a public torch_npu profile), {view_us:g} µs for "
-        f"one that starts none (assumed), within a factor of {DISPATCH_BAND:g}; Python between calls is not in it",
+        f"the host takes {call_us:g} µs for a call that starts kernels (of a public torch_npu profile), {view_us:g} µs "
+        f"for one that starts none (assumed), within a factor of {DISPATCH_BAND:g}; Python between calls is not in it",
         f"a launch takes {LAUNCH_LATENCY_US:g} µs, a task follows the one before after {TASK_GAP_US:g} µs (public 910B "
         "profiles); collectives run in order with computing",
     ]

@@ -27,7 +27,7 @@ from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.costs.collectives import kernel_of
 from opreplay.replay.ops.work.amounts import Contents
-from opreplay.replay.plan.collectives.told import Told, made_of, of_record
+from opreplay.replay.plan.collectives.records import Records, collective_of, of_record
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.contention import Contention, contended
@@ -337,7 +337,7 @@ def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> 
     if (above := int(parents[owner])) >= 0:
         around.insert(0, trace.signatures[int(trace.ops.signature[above])])
     around = [one for one in around if is_collective(one)]
-    return made_of(Told(names=[one.name for one in around], signatures=around), world)[0] if around else None
+    return collective_of(Records(names=[one.name for one in around], signatures=around), world)[0] if around else None
 
 
 def collective_call(told: Collective, world: int | None) -> KernelCall | None:

@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 INTERRUPTS = Interrupts()
 """Of this process; handlers are there once `main` has begun."""
-COMMANDS: dict[str, str] = {
-    "run": "opreplay.cli.commands.run",
-    "check": "opreplay.cli.commands.check",
-    "batch": "opreplay.cli.commands.batch",
-    "inspect": "opreplay.cli.commands.inspect",
-    "plan": "opreplay.cli.commands.plan",
-    "simulate": "opreplay.cli.commands.simulate",
-    "timeline": "opreplay.cli.commands.timeline",
-    "capture": "opreplay.cli.commands.capture",
-    "op": "opreplay.cli.commands.op",
-    "tile": "opreplay.cli.commands.tile",
-    "trim": "opreplay.cli.commands.trim",
-    "compare": "opreplay.cli.commands.compare",
-    "report": "opreplay.cli.commands.report",
-    "export": "opreplay.cli.commands.export",
-    "validate": "opreplay.cli.commands.validate",
-    "calibrate": "opreplay.cli.commands.calibrate",
-    "devices": "opreplay.cli.commands.devices",
-    "initializers": "opreplay.cli.commands.initializers",
-    "plugins": "opreplay.cli.commands.plugins",
-    "doctor": "opreplay.cli.commands.doctor",
-    "trust": "opreplay.cli.commands.trust",
-    "completion": "opreplay.cli.commands.completion",
-    "man": "opreplay.cli.commands.man",
-}
-"""Command → module that defines it as `command`, in the order that --help shows."""
+COMMANDS = (
+    "run",
+    "check",
+    "batch",
+    "inspect",
+    "plan",
+    "simulate",
+    "timeline",
+    "capture",
+    "op",
+    "tile",
+    "trim",
+    "compare",
+    "report",
+    "export",
+    "validate",
+    "calibrate",
+    "devices",
+    "initializers",
+    "plugins",
+    "doctor",
+    "trust",
+    "completion",
+    "man",
+)
+"""In the order that --help shows; the module of the name below `commands` defines each as `command`."""
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
@@ -65,8 +65,7 @@ class OpReplayGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = COMMANDS.get(cmd_name)
-        return importlib.import_module(module).command if module else None
+        return importlib.import_module(f"opreplay.cli.commands.{cmd_name}").command if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from opreplay.cli.terminal import console
 from opreplay.replay.report.run import report
@@ -16,6 +17,9 @@ from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import OpResult, Record
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import EnvironmentRefused, UsageError
+
+if TYPE_CHECKING:
+    from opreplay.replay.report.page.model import Page
 
 Render = Callable[[report.Run], str]
 
@@ -26,9 +30,7 @@ def command_line() -> str:
 
 
 def _page(run: report.Run) -> str:
-    from opreplay.replay.report.page import of_run
-
-    return of_run.render(run, command_line())
+    return report.html(run, command_line())
 
 
 PAGES: dict[str, Render] = {
@@ -147,7 +149,7 @@ class Outputs:
         for path in self._paths:
             render = PAGES.get(path.suffix.lower())
             if render is not None:
-                write_page(path, render(run), lines=self.results)
+                _write_report(path, render(run), lines=self.results)
 
 
 def has_a_line(path: Path) -> bool:
@@ -188,7 +190,7 @@ def _refuse_full_disk(path: Path) -> None:
         )
 
 
-def write_page(path: Path, text: str, *, lines: Path | None) -> None:
+def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
     """Write a page at the end of a run, whose results may be in the file `lines` as well.
 
     Raises EnvironmentRefused that says how to have it all the same.
@@ -218,3 +220,29 @@ def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
         raise EnvironmentRefused(
             f"cannot write {path}: {error.strerror}", hint="Make room, or name a file on another disk."
         ) from None
+
+
+def check_output(name: str, suffixes: Sequence[str], *, force: bool) -> None:
+    """Raises UsageError for a file of another format or one that may not be written."""
+    path = Path(name)
+    if path.suffix.lower() not in suffixes:
+        known = f"Suffixes are {', '.join(suffixes)}." if len(suffixes) > 1 else f"The suffix is {suffixes[0]}."
+        raise UsageError(f"no output format for {path.name}", hint=known)
+    check_writable(path, force=force)
+
+
+def check_page(name: str | None, *, force: bool) -> Path | None:
+    """The file to write a page to, None for none. Raises UsageError for another suffix or a file that is there."""
+    if name is None:
+        return None
+    check_output(name, [".html"], force=force)
+    return Path(name)
+
+
+def write_page(path: Path | None, make: Callable[[str], Page], *, force: bool) -> None:
+    """Make the page of a command line and write it, where one is asked for."""
+    if path is None:
+        return
+    from opreplay.replay.report.page.render import render
+
+    write_file(path, render(make(command_line())), force=force)

@@ -141,24 +141,24 @@ def show_explanation(
     from opreplay.replay.report.views import explain as view
     from opreplay.replay.report.views.plan import planned_results
 
-    found = find_ops(plan, wanted)
-    one = found[0]
-    alone = msgspec.structs.replace(plan, ops=(one,))
-    held = contents(one)
+    matches = find_ops(plan, wanted)
+    op = matches[0]
+    alone = msgspec.structs.replace(plan, ops=(op,))
+    op_contents = contents(op)
     (result,) = planned_results(
         alone, lambda op: simulate_on(op, devices, contents, l2), max_op_bytes=max_op_bytes, checks=checks
     )
-    explanations = {name: explain_op(one, device, held, l2) for name, device in devices.items()}
+    explanations = {name: explain_op(op, device, op_contents, l2) for name, device in devices.items()}
     if format_ == "json":
-        console.write(console.json_text(view.facts(one, result, explanations)))
+        console.write(console.json_text(view.facts(op, result, explanations)))
         return
-    console.show(view.render(one, result, explanations))
-    for line in view.code_lines(one):
+    console.show(view.render(op, result, explanations))
+    for line in view.code_lines(op):
         console.show_line(line)
-    if len(found) > 1:
-        others = ", ".join(op.id for op in found[1:6])
+    if len(matches) > 1:
+        others = ", ".join(op.id for op in matches[1:6])
         console.narrate(
-            f"{len(found) - 1} more match {wanted}; explain them by id: {others}{' ...' if len(found) > 6 else ''}"
+            f"{len(matches) - 1} more match {wanted}; explain them by id: {others}{' ...' if len(matches) > 6 else ''}"
         )
 
 

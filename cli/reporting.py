@@ -101,9 +101,9 @@ def _measured_here(outputs: Outputs) -> bool:
     from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
 
     before = () if outputs.earlier is None else outputs.earlier.results
-    kept = {result.id for result in before if not is_out_of_time(result)}
+    earlier_ids = {result.id for result in before if not is_out_of_time(result)}
     return any(
-        result.id not in kept and (is_ended_by_time(result) or result.measure_s is not None)
+        result.id not in earlier_ids and (is_ended_by_time(result) or result.measure_s is not None)
         for result in outputs.memory.results
     )
 

@@ -63,12 +63,12 @@ def find_file(start: Path) -> Path | None:
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
-        own, shared = folder / OWN, folder / SHARED
-        found = [path for path in (own, shared) if path.is_file() and (path is own or _speaks(path))]
-        if len(found) > 1:
-            raise _wrong(f"{own} and {shared} both have options", "Keep them in one of the files.")
-        if found:
-            return _own(found[0])
+        own_file, shared_file = folder / OWN, folder / SHARED
+        files = [path for path in (own_file, shared_file) if path.is_file() and (path is own_file or _speaks(path))]
+        if len(files) > 1:
+            raise _wrong(f"{own_file} and {shared_file} both have options", "Keep them in one of the files.")
+        if files:
+            return _own(files[0])
         if folder == home or (folder / ".git").exists():
             return None
     return None
@@ -116,7 +116,7 @@ def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: b
                     untrusted.add(f"{name}.{flag}")
                 places.append((f"{name}.{flag}", _shown(inner), str(path)))
         elif name in everywhere:
-            for command in (one for one, options in known.items() if name in options):
+            for command in (command_name for command_name, options in known.items() if name in options):
                 if name not in table.get(command, {}):
                     _take(values, path, command, known[command][name], value, name)
                     used[command] = (*used.get(command, ()), name)
@@ -182,36 +182,36 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
 
 def _options(command: click.Command) -> dict[str, click.Option]:
     """Options by their flags without dashes."""
-    found: dict[str, click.Option] = {}
+    by_flag: dict[str, click.Option] = {}
     for option in command.params:
         if isinstance(option, click.Option):
             for flag in option.opts:
                 if flag.startswith("--") and flag[2:] not in _NO_OPTIONS:
-                    found[flag[2:]] = option
-    return found
+                    by_flag[flag[2:]] = option
+    return by_flag
 
 
 def _take(
     values: dict[str, dict[str, Any]], path: Path, command: str, option: click.Option, value: Any, written: str
 ) -> None:
     """Put a value where click finds it. Raises UsageError for one that the option does not take."""
-    given = _texts(value, option)
+    texts = _texts(value, option)
     hint = f"It is as `opreplay {command}` takes --{written.rpartition('.')[2]}."
-    if given is None:
+    if texts is None:
         kind = (
             "true or false" if option.is_flag else "a list, text or number" if option.multiple else "a text or number"
         )
         raise _wrong(
             f"{path}: {written} = {_shown(value)} is not {kind}", f"It is as --{written.split('.')[-1]} takes it."
         )
-    placed = [_placed(one, option, path.parent) for one in given] if isinstance(given, list) else given
-    held = placed if option.is_flag or option.multiple else cast("list[Any]", placed)[0]
+    placed = [_placed(text, option, path.parent) for text in texts] if isinstance(texts, list) else texts
+    option_value = placed if option.is_flag or option.multiple else cast("list[Any]", placed)[0]
     try:
-        option.type_cast_value(click.Context(click.Command(command)), held)
+        option.type_cast_value(click.Context(click.Command(command)), option_value)
     except click.BadParameter as error:
         raise _wrong(f"{path}: {written}: {error.message}", hint) from None
     assert option.name is not None
-    values.setdefault(command, {})[option.name] = held
+    values.setdefault(command, {})[option.name] = option_value
 
 
 def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
@@ -219,10 +219,10 @@ def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
     if option.is_flag:
         return value if isinstance(value, bool) else None
     if isinstance(value, dict) and option.multiple:
-        return [f"{name}={one}" for name, one in cast("dict[str, Any]", value).items()]
+        return [f"{name}={item}" for name, item in cast("dict[str, Any]", value).items()]
     if isinstance(value, list) and option.multiple:
         items = cast("list[Any]", value)
-        return items if all(_is_plain(one) for one in items) else None
+        return items if all(_is_plain(item) for item in items) else None
     return [value] if _is_plain(value) else None
 
 

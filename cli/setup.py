@@ -36,7 +36,7 @@ def use_plugins(names: Sequence[str], custom_op_dir: Sequence[str] = ()) -> tupl
     from opreplay.replay.plugins import custom_op_files, load_plugins, registrations
 
     load_plugins(names, custom_op_dirs=custom_op_dir)
-    by_source = Counter((one.source, one.kind) for one in registrations())
+    by_source = Counter((registration.source, registration.kind) for registration in registrations())
     for source in dict.fromkeys(source for source, _ in by_source):
         counts = ", ".join(
             f"{n} {kind}{'s' if n > 1 and kind != 'properties' else ''}"

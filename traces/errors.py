@@ -17,10 +17,12 @@ Reasons why a single op was not replayed are no errors: see `opreplay.replay.ir.
 
 from __future__ import annotations
 
+import dis
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType, FunctionType, TracebackType
 
 
 class OpReplayError(Exception):
@@ -124,12 +126,35 @@ _OWN = frozenset({"cli", "initializers", "replay", "traces"})
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Whether a line of opreplay's own raised what no arguments of an op explain: a missing name, attribute or key.
+    """Whether a line of opreplay's own raised what no arguments of an op explain: a missing name, attribute or key, an
+    import of what opreplay does not have, or a call that a function of its own does not take.
 
-    Other errors of code that runs an op are torch's way to refuse arguments that do not go together.
+    Other errors of code that runs an op are torch's way to refuse arguments that do not go together, and so are those
+    of lines that take a shape apart: `rows, columns = x.shape`, `x.shape[3]`.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not isinstance(error, AttributeError | NameError | KeyError):
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not _is_own_code(last.tb_frame.f_code):
         return False
-    place = Path(frames[-1].filename)
+    if isinstance(error, ImportError):
+        return (error.name or "").partition(".")[0] == "opreplay"
+    return isinstance(error, AttributeError | NameError | KeyError) or (
+        isinstance(error, TypeError) and _misses_own_signature(error, last)
+    )
+
+
+def _misses_own_signature(error: TypeError, last: TracebackType) -> bool:
+    """Whether the line called a function of opreplay's own with other arguments than it has; not with `*shape`, whose
+    length is that of the op's tensors."""
+    frame = last.tb_frame
+    called = (value for value in {**frame.f_globals, **frame.f_locals}.values() if isinstance(value, FunctionType))
+    if not any(str(error).startswith(f"{call.__qualname__}() ") and _is_own_code(call.__code__) for call in called):
+        return False
+    steps = dis.get_instructions(frame.f_code)
+    return not any(step.offset == last.tb_lasti and step.opname == "CALL_FUNCTION_EX" for step in steps)
+
+
+def _is_own_code(code: CodeType) -> bool:
+    place = Path(code.co_filename)
     return place.is_relative_to(_PACKAGE) and place.relative_to(_PACKAGE).parts[0] in _OWN

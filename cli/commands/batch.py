@@ -213,10 +213,10 @@ def command(
             batch, refused = read(store)
             if not batch.rank_ops and selection.narrows:
                 raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
-            held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
+            devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
             try:
                 unpredicted = Failed()
-                with holding(held, shared=options.shared_device) as beside, RunProgress() as on_progress:
+                with holding(devices_held, shared=options.shared_device) as beside, RunProgress() as on_progress:
                     run_plan(
                         batch.plan(),
                         options,

@@ -70,14 +70,14 @@ def command(
     from opreplay.replay.ascend.calibrate.recalibrate import recalibrate
     from opreplay.replay.report.views import calibration as view
 
-    if len({one.device.name for one in measured}) > 1:
+    if len({table.device.name for table in measured}) > 1:
         raise UsageError("tables of several devices", hint="Calibrate one device at a time.")
-    found = recalibrate(groups_of(measured), measured[0].device, on_step=console.narrate)
-    write_file(Path(output), own_device_text(found, name=name or Path(output).stem), force=force)
+    fit = recalibrate(groups_of(measured), measured[0].device, on_step=console.narrate)
+    write_file(Path(output), own_device_text(fit, name=name or Path(output).stem), force=force)
     if format_ == "json":
-        console.write(console.json_text(view.facts(found, output=output)))
+        console.write(console.json_text(view.facts(fit, output=output)))
     else:
-        console.show(view.render(found, output=output))
+        console.show(view.render(fit, output=output))
 
 
 def measured_in(folder: str) -> list[Measured]:
@@ -86,8 +86,8 @@ def measured_in(folder: str) -> list[Measured]:
     from opreplay.replay.ascend.calibrate.tables import read_folder
     from opreplay.replay.ascend.calibrate.validate import Measured
 
-    found, _ = read_folder(Path(folder), list_devices())
-    return [Measured(table=table, device=load_device(soc)) for table, soc in found]
+    tables, _ = read_folder(Path(folder), list_devices())
+    return [Measured(table=table, device=load_device(soc)) for table, soc in tables]
 
 
 def check_target(path: Path, *, force: bool, folder: bool) -> None:

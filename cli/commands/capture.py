@@ -117,12 +117,12 @@ def command(
         rank=rank,
         device=device,
     )
-    found = check_made(named.make, plan, seed=seed, device=device) if check else None
+    check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
     if format_ == "json":
-        console.write(console.json_text(view.facts(plan, found)))
+        console.write(console.json_text(view.facts(plan, check_result)))
     else:
         console.show_line(view.head_line(plan))
-        console.show(view.render(plan, found))
-    return ExitCode.OK if found is None or found.equal else ExitCode.INCOMPLETE
+        console.show(view.render(plan, check_result))
+    return ExitCode.OK if check_result is None or check_result.equal else ExitCode.INCOMPLETE

@@ -112,7 +112,7 @@ def command(
     made up from the schema; each is varied: sizes, strides, dtypes, broadcasts, bad input. Cases run in a process of
     their own: a crash or a hang costs its case.
     """
-    from opreplay.cli.pages import check_page
+    from opreplay.cli.outputs import check_page
     from opreplay.cli.terminal.progress import CheckProgress
     from opreplay.replay.check.model import Interrupted, parse_points
     from opreplay.replay.session.checking import check
@@ -130,7 +130,7 @@ def command(
     wanted = parse_points(points)
     try:
         with CheckProgress() as tell:
-            found = check(
+            result = check(
                 op,
                 against=against,
                 trace=trace,
@@ -147,32 +147,32 @@ def command(
                 tell=tell,
             )
     except Interrupted as early:
-        found = early.found
-    failed = found.failed(required)
-    _show(found, failed, page, force=force, format_=format_)
-    if found.interrupted:
+        result = early.found
+    failed = result.failed(required)
+    _show(result, failed, page, force=force, format_=format_)
+    if result.interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.INCOMPLETE if failed else ExitCode.OK
 
 
-def _show(found: CheckResult, failed: tuple[PointResult, ...], path: object, *, force: bool, format_: str) -> None:
+def _show(result: CheckResult, failed: tuple[PointResult, ...], path: object, *, force: bool, format_: str) -> None:
     from functools import partial
     from pathlib import Path
 
-    from opreplay.cli.pages import write_page
+    from opreplay.cli.outputs import write_page
     from opreplay.cli.terminal import console
     from opreplay.replay.report import checked
 
-    write_page(path if isinstance(path, Path) else None, partial(checked.page, found, failed), force=force)
+    write_page(path if isinstance(path, Path) else None, partial(checked.page, result, failed), force=force)
     if format_ == "json":
-        console.write(console.json_text(checked.facts(found)))
+        console.write(console.json_text(checked.facts(result)))
     elif format_ == "markdown":
-        console.write(checked.markdown(found, failed))
+        console.write(checked.markdown(result, failed))
     else:
-        console.show_line(checked.first_line(found, failed))
-        console.show_fitted(lambda width: checked.render(found, width=width))
-    for one in failed:
-        console.narrate(f"opreplay: {one.point}: {one.verdict}")
+        console.show_line(checked.first_line(result, failed))
+        console.show_fitted(lambda width: checked.render(result, width=width))
+    for point in failed:
+        console.narrate(f"opreplay: {point.point}: {point.verdict}")
 
 
 def _stand_ins(pattern: str, *, library: str | None, device: str, seed: int, format_: str) -> int:
@@ -182,13 +182,13 @@ def _stand_ins(pattern: str, *, library: str | None, device: str, seed: int, for
     from opreplay.replay.report import checked
 
     with CheckProgress() as tell:
-        found = check_stand_ins(pattern, library=library, device=device, seed=seed, tell=tell)
+        result = check_stand_ins(pattern, library=library, device=device, seed=seed, tell=tell)
     if format_ == "json":
-        console.write(console.json_text(checked.fidelity_facts(found)))
+        console.write(console.json_text(checked.fidelity_facts(result)))
     elif format_ == "markdown":
-        console.write(checked.fidelity_markdown(found))
+        console.write(checked.fidelity_markdown(result))
     else:
-        console.show_line(checked.fidelity_line(found))
-        for line in checked.fidelity_lines(found):
+        console.show_line(checked.fidelity_line(result))
+        for line in checked.fidelity_lines(result):
             console.show_line(line)
-    return ExitCode.INCOMPLETE if found.failed else ExitCode.OK
+    return ExitCode.INCOMPLETE if result.failed else ExitCode.OK

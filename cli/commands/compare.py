@@ -97,21 +97,20 @@ def command(
     """
     from functools import partial
 
-    from opreplay.cli.pages import check_page, write_page
+    from opreplay.cli.outputs import check_page, write_page
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.ascend.simulate.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
-    from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
 
     page = check_page(output, force=force or overwrite)
     conditions = [parse_condition(text) for text in fail_if]
-    threshold = min([threshold, *(one.limit for one in conditions if one.what == "slower")])
+    threshold = min([threshold, *(condition.limit for condition in conditions if condition.what == "slower")])
     files = ((before, *also_before), (after, *also_after) if after is not None else ())
     first, second = ([open_operand(path, progress=ReadProgress) for path in side] for side in files)
-    found = compare_operands(
+    comparison = compare_operands(
         first,
         second,
         times=times,
@@ -121,18 +120,18 @@ def command(
         force=force,
         simulate=simulated_times,
     )
-    broken, untested = violations(conditions, found), unchecked(conditions, found)
-    warnings = warnings_of(conditions, found)
-    write_page(page, partial(of_checks.of_comparison, found), force=force or overwrite)
+    broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
+    warnings = warnings_of(conditions, comparison)
+    write_page(page, partial(view.page, comparison), force=force or overwrite)
     if format_ == "json":
-        told = {"violations": broken, "unchecked": untested, "warnings": warnings}
-        console.write(console.json_text({**view.facts(found), **told}))
+        verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
+        console.write(console.json_text({**view.facts(comparison), **verdicts}))
     elif format_ == "markdown":
-        console.write(view.markdown(found, everything=everything))
+        console.write(view.markdown(comparison, everything=everything))
     else:
-        for line in (view.first_line(found), *view.side_lines(found)):
+        for line in (view.first_line(comparison), *view.side_lines(comparison)):
             console.show_line(line)
-        console.show_fitted(lambda width: view.render(found, width=width, everything=everything))
+        console.show_fitted(lambda width: view.render(comparison, width=width, everything=everything))
     for line in warnings:
         console.narrate(f"opreplay: warning: {line}")
     for line in (*broken, *untested):

@@ -38,22 +38,22 @@ def command(ctx: click.Context, format_: str) -> int:
     return ExitCode.ENVIRONMENT if broken else ExitCode.OK
 
 
-def _settings(found: object) -> list[Check]:
+def _settings(settings: object) -> list[Check]:
     """What files and the environment decide, each with where it stands."""
     import os
 
     from opreplay.cli.settings import OWN, SHARED, Settings
     from opreplay.replay.host.doctor import Check
 
-    if isinstance(found, Settings) and found.problem:
-        return [Check(name="options", found=found.problem, ok=False, required=True, note="no command runs with it")]
-    places = found.places if isinstance(found, Settings) else ()
-    untrusted = found.untrusted if isinstance(found, Settings) else frozenset[str]()
+    if isinstance(settings, Settings) and settings.problem:
+        return [Check(name="options", found=settings.problem, ok=False, required=True, note="no command runs with it")]
+    places = settings.places if isinstance(settings, Settings) else ()
+    untrusted = settings.untrusted if isinstance(settings, Settings) else frozenset[str]()
     checks = [
         Check(name=name, found=f"{value} ({place})", ok=name not in untrusted, note=UNTRUSTED * (name in untrusted))
         for name, value, place in places
     ]
-    told = sorted(name for name in os.environ if name.startswith("OPREPLAY_"))
-    checks += [Check(name=name, found=f"{os.environ[name]} (environment)", ok=True) for name in told]
+    variables = sorted(name for name in os.environ if name.startswith("OPREPLAY_"))
+    checks += [Check(name=name, found=f"{os.environ[name]} (environment)", ok=True) for name in variables]
     none = Check(name="options", found="", ok=False, note=f"none: no {OWN}, no [tool.opreplay] in a {SHARED}")
     return checks or [none]

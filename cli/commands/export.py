@@ -93,7 +93,7 @@ def command(
         "--init-module": bool(init_module),
         "--init-arg": bool(init_arg),
     }
-    wrong = [name for name, given in of_bundles.items() if given and not bundle]
+    wrong = [name for name, is_set in of_bundles.items() if is_set and not bundle]
     wrong += ["--clock"] if clock is not None and format_ != "chakra" else []
     if wrong:
         raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
@@ -172,8 +172,8 @@ def _write_bundle(
         )
     refuse_unused_initializers(registry, plan.ops, init_module, init_arg)
     write_bundle(bundle, output, force=force)
-    left = len(bundle.left_out)
-    console.show_line(f"exported {len(bundle.plan.ops)} of {len(plan.ops)} ops to {output}; {left} left out")
+    left_out = len(bundle.left_out)
+    console.show_line(f"exported {len(bundle.plan.ops)} of {len(plan.ops)} ops to {output}; {left_out} left out")
     for line in left_out_lines(bundle, private=False):
         console.show_line(line)
 
@@ -191,13 +191,13 @@ def _write_chakra(plan: ReplayPlan, output: Path, wanted: str | None, *, force: 
 
         devices = load_socs([wanted])
         (step,) = simulate_plan(plan, list(devices.values()), expected_contents())
-        clock, times = step.device, {one.id: one.simulated.time_us for one in step.ops}
-        unsure = sum(one.simulated.confidence == "uncalibrated" or one.simulated.extrapolated for one in step.ops)
+        clock, times = step.device, {op.id: op.simulated.time_us for op in step.ops}
+        unsure = sum(op.simulated.confidence == "uncalibrated" or op.simulated.extrapolated for op in step.ops)
         weak += [f"{unsure} of {len(step.ops)} ops are predicted uncalibrated or extrapolated"] if unsure else []
-    found = chakra_trace(plan, times, clock=clock)
-    write_bytes(output, found.data, force=force)
-    console.show_line(f"exported {found.nodes} calls, {found.collectives} collectives, to {output}; {clock} times")
-    for note in (*found.notes, *weak):
+    trace = chakra_trace(plan, times, clock=clock)
+    write_bytes(output, trace.data, force=force)
+    console.show_line(f"exported {trace.nodes} calls, {trace.collectives} collectives, to {output}; {clock} times")
+    for note in (*trace.notes, *weak):
         console.show_line(f"* {note}")
 
 
@@ -208,15 +208,17 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
     if format_ == "tracelens":
         from opreplay.replay.plan.tracelens import write_tracelens_ir
 
-        left = write_tracelens_ir(plan, output, force=force)
-        console.show_line(f"exported {len(plan.ops) - left} of {len(plan.ops)} ops to {output}; {left} left out")
+        left_out = write_tracelens_ir(plan, output, force=force)
+        console.show_line(
+            f"exported {len(plan.ops) - left_out} of {len(plan.ops)} ops to {output}; {left_out} left out"
+        )
         return
     from opreplay.replay.export.tritonbench import input_configs, json_text, log_text
 
-    found = input_configs(plan)
-    left = sum(found.left_out.values())
-    text = json_text(found) if output.lower().endswith(".json") else log_text(found)
+    configs = input_configs(plan)
+    left_out = sum(configs.left_out.values())
+    text = json_text(configs) if output.lower().endswith(".json") else log_text(configs)
     write_file(Path(output), text, force=force)
-    console.show_line(f"exported {len(plan.ops) - left} of {len(plan.ops)} ops to {output}; {left} left out")
-    for reason, count in found.left_out.items():
+    console.show_line(f"exported {len(plan.ops) - left_out} of {len(plan.ops)} ops to {output}; {left_out} left out")
+    for reason, count in configs.left_out.items():
         console.show_line(f"* {count} × {reason}")

@@ -70,13 +70,13 @@ def command(
         from opreplay.replay.report import breakdown as table
 
         modules = modules_of_ops(read, read.info.path, limits=parse_limits(limit)) if by == "module" else ()
-        found = breakdown(read, by or "op", modules=modules, peak=named)
+        rows = breakdown(read, by or "op", modules=modules, peak=named)
         if format_ == "csv":
-            console.write(table.csv_text(found, top))
+            console.write(table.csv_text(rows, top))
         elif format_ == "json":
-            console.write(console.json_text(table.facts(found, top)))
+            console.write(console.json_text(table.facts(rows, top)))
         else:
-            console.show_fitted(lambda width: table.render(found, top or TOP, width=width))
+            console.show_fitted(lambda width: table.render(rows, top or TOP, width=width))
         return
     summary = summarize(read)
     if format_ == "json":

@@ -21,5 +21,5 @@ def command(ctx: click.Context) -> None:
 
     group = ctx.find_root().command
     assert isinstance(group, click.Group)
-    commands = {name: found for name in COMMANDS if (found := group.get_command(ctx, name)) is not None}
+    commands = {name: subcommand for name in COMMANDS if (subcommand := group.get_command(ctx, name)) is not None}
     click.echo(manual(group, commands, opreplay_version()), nl=False)

@@ -84,6 +84,7 @@ def command(
     """
     import msgspec
 
+    from opreplay.cli.outputs import check_output
     from opreplay.cli.setup import planned
     from opreplay.cli.terminal.progress import RunProgress
     from opreplay.replay.ascend.simulate.devices import Failed
@@ -97,7 +98,7 @@ def command(
     if not texts:
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
     for name in output:
-        _check_output(Path(name), force=force)
+        check_output(name, (".json", ".csv", ".html"), force=force)
     written = over_sizes(texts, vary)
     imports = dict(allow_import)
 
@@ -118,7 +119,7 @@ def command(
     state: L2State = l2 or measuring.l2_state()
     failed = Failed()
     if not measure:
-        found = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state, failed=failed)
+        cases = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state, failed=failed)
     else:
         options = msgspec.structs.replace(
             measuring,
@@ -129,7 +130,7 @@ def command(
             init_args=init_arg,
         )
         with holding([device], shared=options.shared_device), RunProgress() as on_progress:
-            found = cases_of(
+            cases = cases_of(
                 written,
                 plan,
                 ids,
@@ -141,22 +142,13 @@ def command(
                 on_progress=on_progress,
             )
     ready.conclude(unused=False)
-    _show(found, format_, output, force=force)
+    _show(cases, format_, output, force=force)
     failed.conclude()
-    left_out = any(one.result.reason is not None or one.unpredicted for one in found.cases)
+    left_out = any(case.result.reason is not None or case.unpredicted for case in cases.cases)
     return ExitCode.INCOMPLETE if left_out else ExitCode.OK
 
 
-def _check_output(path: Path, *, force: bool) -> None:
-    from opreplay.cli.outputs import check_writable
-    from opreplay.traces.errors import UsageError
-
-    if path.suffix.lower() not in (".json", ".csv", ".html"):
-        raise UsageError(f"no output format for {path.name}", hint="Suffixes are .json, .csv, .html.")
-    check_writable(path, force=force)
-
-
-def _show(found: Cases, format_: str, output: tuple[str, ...], *, force: bool) -> None:
+def _show(cases: Cases, format_: str, output: tuple[str, ...], *, force: bool) -> None:
     """Write the files, then print."""
     from opreplay.cli.terminal import console
     from opreplay.replay.report import sweep as view
@@ -166,19 +158,18 @@ def _show(found: Cases, format_: str, output: tuple[str, ...], *, force: bool) -
 
         path = Path(name)
         if path.suffix.lower() == ".html":
-            from opreplay.replay.report.page import of_cases
             from opreplay.replay.report.page.render import render
 
-            text = render(of_cases.page(found, command_line()))
+            text = render(view.page(cases, command_line()))
         elif path.suffix.lower() == ".csv":
-            text = view.csv_text(found)
+            text = view.csv_text(cases)
         else:
-            text = console.json_text(view.facts(found))
+            text = console.json_text(view.facts(cases))
         write_file(path, text, force=force)
     if format_ == "json":
-        console.write(console.json_text(view.facts(found)))
+        console.write(console.json_text(view.facts(cases)))
     elif format_ == "csv":
-        console.write(view.csv_text(found))
+        console.write(view.csv_text(cases))
     else:
-        console.show_line(view.head_line(found))
-        console.show_fitted(lambda width: view.render(found, width=width))
+        console.show_line(view.head_line(cases))
+        console.show_fitted(lambda width: view.render(cases, width=width))

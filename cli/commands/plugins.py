@@ -38,8 +38,8 @@ def command(plugin: tuple[str, ...], custom_op_dir: tuple[str, ...], built_in: b
             console.show(built_in_table(ops))
         return
     load_plugins(plugin, custom_op_dirs=custom_op_dir)
-    found = registration_facts(registrations())
+    facts = registration_facts(registrations())
     if format_ == "json":
-        console.write(console.json_text(found))
+        console.write(console.json_text(facts))
     else:
-        console.show(registrations_table(found))
+        console.show(registrations_table(facts))

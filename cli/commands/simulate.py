@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
     from opreplay.replay.results.records import L2State
 
-SUFFIXES = (".json", ".csv", ".html")
-
 
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
 @source_options(execution_traces=False)
@@ -85,6 +83,7 @@ def command(
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
+    from opreplay.cli.outputs import check_output, command_line, write_file
     from opreplay.cli.setup import plan_of_source, planned
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_plan
@@ -92,7 +91,7 @@ def command(
     from opreplay.replay.report.views import simulation as view
 
     for name in output:
-        check_output(Path(name), force=force)
+        check_output(name, (".json", ".csv", ".html"), force=force)
     ready, read = planned(
         plan_of_source(source, selection, in_order=True, cluster=cluster),
         plugins=plugin,
@@ -114,15 +113,11 @@ def command(
     steps = simulate_plan(plan, list(devices.values()), ready.contents, l2)
     ready.conclude()
     for name in output:
-        from opreplay.cli.outputs import write_file
-
         suffix = Path(name).suffix.lower()
         if suffix == ".html":
-            from opreplay.cli.outputs import command_line
-            from opreplay.replay.report.page import of_simulation
             from opreplay.replay.report.page.render import render
 
-            text = render(of_simulation.page(plan, steps, command_line()))
+            text = render(view.page(plan, steps, command_line()))
         elif suffix == ".csv":
             text = view.csv_text(plan, steps)
         else:
@@ -135,13 +130,3 @@ def command(
     console.show_fitted(
         lambda width: view.render(plan, steps, losers=losers, width=width, where=where, everything=notes)
     )
-
-
-def check_output(path: Path, *, force: bool) -> None:
-    """Raises UsageError for a file of no known format or one that may not be written."""
-    from opreplay.cli.outputs import check_writable
-    from opreplay.traces.errors import UsageError
-
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"no output format for {path.name}", hint=f"Suffixes are {', '.join(SUFFIXES)}.")
-    check_writable(path, force=force)

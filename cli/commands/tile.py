@@ -96,24 +96,23 @@ def command(
         keep=KEPT_SPANS if timeline is not None else 0,
         measured=None if measured is None else Path(measured),
     )
-    found = study(load_programs(file), load_socs(soc), wanted)
+    result = study(load_programs(file), load_socs(soc), wanted)
     if timeline is not None:
-        write_timeline(found, Path(timeline), force=force)
+        write_timeline(result, Path(timeline), force=force)
     if format_ == "json":
-        console.write(console.json_text(view.facts(found, lines=lines)))
+        console.write(console.json_text(view.facts(result, lines=lines)))
     elif format_ == "html":
         from opreplay.cli.outputs import command_line
-        from opreplay.replay.report.page.of_tiles import of_study
         from opreplay.replay.report.page.render import render
 
-        console.write(render(of_study(found, command_line())))
+        console.write(render(view.page(result, command_line())))
     else:
-        console.show_line(view.headline(found))
-        console.show_fitted(partial(view.render, found, lines=lines))
+        console.show_line(view.headline(result))
+        console.show_fitted(partial(view.render, result, lines=lines))
     # What does not fit in a sweep is an answer, as long as something does.
-    looked = found.looked
+    looked = result.looked
     swept = tune or bool(settings)
-    broken = all(one.failed for one in looked) if swept else any(one.failed for one in looked)
+    broken = all(case.failed for case in looked) if swept else any(case.failed for case in looked)
     return 1 if broken else 0
 
 
@@ -127,14 +126,14 @@ def check_timeline(path: Path, *, force: bool) -> None:
     check_writable(path, force=force)
 
 
-def write_timeline(found: Study, path: Path, *, force: bool) -> None:
+def write_timeline(result: Study, path: Path, *, force: bool) -> None:
     """Write the timeline of the first case that fits. Raises UsageError where none does."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.report.tile_programs import timeline
     from opreplay.traces.errors import UsageError
 
-    one = next((one for one in found.looked if one.time is not None and not one.failed), None)
-    if one is None:
+    case = next((case for case in result.looked if case.time is not None and not case.failed), None)
+    if case is None:
         raise UsageError("no case fits: there is no timeline to write", hint="The errors say why.")
-    write_file(path, console.json_text(timeline(one)), force=force)
+    write_file(path, console.json_text(timeline(case)), force=force)

@@ -114,7 +114,7 @@ def command(
     from functools import partial
 
     from opreplay.cli.opening import open_trace
-    from opreplay.cli.pages import check_page, write_page
+    from opreplay.cli.outputs import check_page, write_page
     from opreplay.cli.setup import tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
@@ -191,21 +191,21 @@ def _of_ranks(
     from functools import partial
 
     from opreplay.cli.opening import open_trace
-    from opreplay.cli.pages import write_page
+    from opreplay.cli.outputs import write_page
     from opreplay.cli.terminal import console
-    from opreplay.replay.batch.rank_traces import open_ranks
+    from opreplay.replay.batch.reading import open_ranks
     from opreplay.replay.report.page import of_ranks
     from opreplay.replay.report.step import ranks as view
     from opreplay.replay.timeline.job.study import job_timeline
 
-    found = open_ranks(traces, lambda path: open_trace(path, limit, activity=True), console.narrate)
+    rank_traces = open_ranks(traces, lambda path: open_trace(path, limit, activity=True), console.narrate)
     plans: list[ReplayPlan] = []
     contents: ContentsOf | None = None
-    for _, trace in found:
+    for _, trace in rank_traces:
         plan, contents = _planned(trace, devices)
         plans += [plan] if plan is not None else []
     study = job_timeline(
-        found,
+        rank_traces,
         step=step,
         what_if=what_if,
         devices=devices,
@@ -232,9 +232,9 @@ def _code(changes: Sequence[WhatIf | JobChange]) -> int:
     """As for filters that select nothing, where a change means nothing in the step; said on stderr as well."""
     from opreplay.cli.terminal import console
 
-    nothing = [one for one in changes if not one.matched]
-    for one in nothing:
-        console.narrate(f"opreplay: --what-if {one.change!r} {one.assumptions[0]}")
+    nothing = [change for change in changes if not change.matched]
+    for change in nothing:
+        console.narrate(f"opreplay: --what-if {change.change!r} {change.assumptions[0]}")
     return ExitCode.USAGE if nothing else ExitCode.OK
 
 
@@ -248,13 +248,15 @@ def _check_timeline(path: Path, *, force: bool) -> None:
         pftrace.check_installed()
 
 
-def _write_timeline(made: Iterable[Process], path: Path, *, force: bool) -> None:
+def _write_timeline(processes: Iterable[Process], path: Path, *, force: bool) -> None:
     from opreplay.cli.terminal import console
     from opreplay.replay.report.step import pftrace, tracks
 
-    own = path.name.lower().endswith(pftrace.SUFFIXES)
-    count = (pftrace if own else tracks).write(made, path, force=force)
-    console.narrate(f"opreplay: {count:,} {'slices' if own else 'events'} in {path}: open it in ui.perfetto.dev")
+    is_perfetto = path.name.lower().endswith(pftrace.SUFFIXES)
+    count = (pftrace if is_perfetto else tracks).write(processes, path, force=force)
+    console.narrate(
+        f"opreplay: {count:,} {'slices' if is_perfetto else 'events'} in {path}: open it in ui.perfetto.dev"
+    )
 
 
 def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:

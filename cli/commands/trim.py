@@ -62,11 +62,10 @@ def command(
     else:
         wanted = Wanted(of_threads=op_spans(path, op_filter, limits))
     with ReadProgress() as progress:
-        made = trim(path, output, wanted, limits=limits, progress=progress, force=force)
-    console.show_line(
-        f"kept {made.events:,} of {made.of_events:,} events, {made.device_events:,} of them device work, in {output}"
-    )
-    for reason, count in made.losses.items():
+        trimmed = trim(path, output, wanted, limits=limits, progress=progress, force=force)
+    device_work = f"{trimmed.device_events:,} of them device work"
+    console.show_line(f"kept {trimmed.events:,} of {trimmed.of_events:,} events, {device_work}, in {output}")
+    for reason, count in trimmed.losses.items():
         console.narrate(f"opreplay: not readable in {path}: {reason} ({count:,})")
 
 

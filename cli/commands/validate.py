@@ -63,7 +63,7 @@ def command(
     """
     from functools import partial
 
-    from opreplay.cli.pages import check_page, write_page
+    from opreplay.cli.outputs import check_page, write_page
     from opreplay.cli.terminal import console
     from opreplay.traces.errors import UsageError
 
@@ -86,7 +86,6 @@ def command(
         raise UsageError("which device was measured is not said", hint="Give --soc, or --all and a folder of tables.")
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.validate import read_measured, validate
-    from opreplay.replay.report.page import of_checks
     from opreplay.replay.report.views import validation as view
 
     page = check_page(output, force=force)
@@ -95,19 +94,19 @@ def command(
 
         if only_held_out or exclude_communication:
             raise UsageError("these files hold transfers and nothing else", hint="Give them without other filters.")
-        found = read_and_validate(kernel_details, soc, cross=cross_validate, on_step=console.narrate)
+        validation = read_and_validate(kernel_details, soc, cross=cross_validate, on_step=console.narrate)
     elif any(transfers):
         raise UsageError("kernel tables and files of transfers are validated apart", hint="Give those of one kind.")
     else:
-        found = validate(
+        validation = validate(
             read_measured(kernel_details, [load_device(name) for name in soc]),
             communication=not exclude_communication,
             only_held_out=only_held_out,
             cross=cross_validate,
             on_step=console.narrate,
         )
-    write_page(page, partial(of_checks.of_validation, found), force=force)
+    write_page(page, partial(view.page, validation), force=force)
     if format_ == "json":
-        console.write(console.json_text(view.facts(found, worst=worst)))
+        console.write(console.json_text(view.facts(validation, worst=worst)))
     else:
-        console.show_fitted(lambda width: view.render(found, worst=worst, width=width))
+        console.show_fitted(lambda width: view.render(validation, worst=worst, width=width))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from opreplay.cli.options.shared import Command, seed_option
+from opreplay.cli.options.shared import Command, seed_option, with_options
 from opreplay.cli.options.types import ByteSize, Duration
 
 if TYPE_CHECKING:
@@ -126,10 +126,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         return command(measuring=measuring, **others)
 
-    taking: Callable[..., Any] = taking_measuring
-    for option in reversed(_MEASURING):
-        taking = option(taking)
-    return taking
+    return with_options(taking_measuring, _MEASURING)
 
 
 def quick_option(what: str) -> Callable[[Command], Command]:
@@ -175,13 +172,12 @@ def needs_order(selection: Selection, measuring: RunOptions) -> bool:
     return measuring.mode == "sequence" or measuring.cache == "step"
 
 
-def resume_option(command: Command) -> Command:
-    """--resume: going on with a file of results."""
-    return click.option(
-        "--resume",
-        is_flag=True,
-        help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
-    )(command)
+resume_option = click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+)
+"""--resume: going on with a file of results."""
 
 
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,10 +195,7 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         return command(measuring=measuring, **others)
 
-    taking: Callable[..., Any] = taking_checks
-    for option in reversed(_CHECKING):
-        taking = option(taking)
-    return taking
+    return with_options(taking_checks, _CHECKING)
 
 
 _CHECKING = [

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from opreplay.cli.options.shared import with_options
+
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
 
@@ -32,10 +34,7 @@ def ranks_options(command: Callable[..., Any]) -> Callable[..., Any]:
         measuring = msgspec.structs.replace(measuring, ranks=ranks, backend=backend, check_results=not no_check)
         return command(measuring=measuring, device=device, **others)
 
-    taking: Callable[..., Any] = taking_ranks
-    for option in reversed(_OPTIONS):
-        taking = option(taking)
-    return taking
+    return with_options(taking_ranks, _OPTIONS)
 
 
 _OPTIONS = [

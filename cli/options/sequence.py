@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from opreplay.cli.options.shared import with_options
 from opreplay.cli.options.types import ByteSize
 
 if TYPE_CHECKING:
@@ -38,20 +39,24 @@ def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
         measuring = msgspec.structs.replace(measuring, mode=mode, max_live_bytes=max_live_memory)
         return command(measuring=measuring, **others)
 
-    taking: Callable[..., Any] = taking_mode
-    taking = click.option(
-        "--max-live-memory",
-        type=ByteSize(),
-        metavar="SIZE",
-        help="What all tensors of a sequence may take together.  [default: half of the device's free memory]",
-    )(taking)
-    return click.option(
+    return with_options(taking_mode, _OPTIONS)
+
+
+_OPTIONS = [
+    click.option(
         "--mode",
         type=click.Choice(("unique", "sequence")),
         default="unique",
         show_default=True,
         help="Measure each unique op, or all calls of one recorded step in their order with tensors kept alive.",
-    )(taking)
+    ),
+    click.option(
+        "--max-live-memory",
+        type=ByteSize(),
+        metavar="SIZE",
+        help="What all tensors of a sequence may take together.  [default: half of the device's free memory]",
+    ),
+]
 
 
 def check_mode(mode: str, max_live_memory: int | None) -> None:
@@ -63,9 +68,9 @@ def check_mode(mode: str, max_live_memory: int | None) -> None:
             raise UsageError("--max-live-memory is for --mode sequence", hint="Limit single ops with --max-op-memory.")
         return
     context = click.get_current_context()
-    given = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+    user_sources = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     for name, why in MEANINGLESS.items():
-        if context.get_parameter_source(name) in given:
+        if context.get_parameter_source(name) in user_sources:
             raise UsageError(
                 f"--{name.replace('_', '-')} does not go with --mode sequence: {why}", hint="Leave it out."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,90 +22,85 @@ _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
-def trace_argument(command: Command) -> Command:
-    """TRACE: a profile, a glob that matches one, or "-"."""
-    return click.argument("trace", metavar="TRACE", type=FileName())(command)
+trace_argument = click.argument("trace", metavar="TRACE", type=FileName())
+"""TRACE: a profile, a glob that matches one, or "-"."""
 
 
-def execution_trace_option(command: Command) -> Command:
-    """--execution-trace: where the arguments of a trace without shapes come from."""
-    return click.option(
-        "--execution-trace",
-        type=FileName(),
-        metavar="FILE",
-        help="Take shapes that TRACE lacks from this ExecutionTrace of the same run.",
-    )(command)
+execution_trace_option = click.option(
+    "--execution-trace",
+    type=FileName(),
+    metavar="FILE",
+    help="Take shapes that TRACE lacks from this ExecutionTrace of the same run.",
+)
+"""--execution-trace: where the arguments of a trace without shapes come from."""
 
 
-def execution_traces_option(command: Command) -> Command:
-    """--execution-trace of many traces: which one belongs to which is told by names and ranks."""
-    return click.option(
-        "--execution-trace",
-        type=FileName(),
-        multiple=True,
-        metavar="FILE|GLOB|FOLDER",
-        help="Take shapes that a trace lacks from the ExecutionTrace of its name or rank among these. Repeatable.",
-    )(command)
+execution_traces_option = click.option(
+    "--execution-trace",
+    type=FileName(),
+    multiple=True,
+    metavar="FILE|GLOB|FOLDER",
+    help="Take shapes that a trace lacks from the ExecutionTrace of its name or rank among these. Repeatable.",
+)
+"""--execution-trace of many traces: which one belongs to which is told by names and ranks."""
 
 
-def kernel_details_option(command: Command) -> Command:
-    """--kernel-details: what the NPU's profiler says of each kernel."""
-    return click.option(
-        "--kernel-details",
-        type=FileName(),
-        metavar="FILE",
-        help="Kernel table of TRACE, of torch_npu.  [default: kernel_details.csv or op_summary*.csv beside it]",
-    )(command)
+kernel_details_option = click.option(
+    "--kernel-details",
+    type=FileName(),
+    metavar="FILE",
+    help="Kernel table of TRACE, of torch_npu.  [default: kernel_details.csv or op_summary*.csv beside it]",
+)
+"""--kernel-details: what the NPU's profiler says of each kernel."""
 
 
-def notes_option(command: Command) -> Command:
-    """--notes: all that is to be known of the numbers, not only what may change a decision."""
-    return click.option("--notes", is_flag=True, help="Print all notes, not only those that may change a decision.")(
-        command
-    )
+notes_option = click.option("--notes", is_flag=True, help="Print all notes, not only those that may change a decision.")
+"""--notes: all that is to be known of the numbers, not only what may change a decision."""
 
 
-def cache_option(command: Command) -> Command:
-    """--no-cache: no plan of an earlier run, and none for the next."""
-    return click.option(
-        "--no-cache",
-        is_flag=True,
-        help="Make the plan anew, and keep it not. Else it is kept in $XDG_CACHE_HOME/opreplay or ~/.cache/opreplay.",
-    )(command)
+cache_option = click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Make the plan anew, and keep it not. Else it is kept in $XDG_CACHE_HOME/opreplay or ~/.cache/opreplay.",
+)
+"""--no-cache: no plan of an earlier run, and none for the next."""
 
 
-def capture_option(command: Command) -> Command:
-    """--capture: from which ops the graphs were captured."""
-    return click.option(
-        "--capture",
-        type=FileName(),
-        metavar="FILE|FOLDER",
-        help="Recording of the capture of the CUDA or HIP graphs that TRACE replays, for the ops of their kernels.  "
-        "[default: files beside it with capture in their name]",
-    )(command)
+capture_option = click.option(
+    "--capture",
+    type=FileName(),
+    metavar="FILE|FOLDER",
+    help="Recording of the capture of the CUDA or HIP graphs that TRACE replays, for the ops of their kernels.  "
+    "[default: files beside it with capture in their name]",
+)
+"""--capture: from which ops the graphs were captured."""
 
 
-def limit_option(command: Command) -> Command:
-    """--limit, which raises the bounds that protect against hostile files."""
-    kind = Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB")
-    return click.option(
-        "--limit",
-        type=kind,
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Raise a limit of the trace reader; an error about a limit names it. Repeatable.",
-    )(command)
+limit_option = click.option(
+    "--limit",
+    type=Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB"),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Raise a limit of the trace reader; an error about a limit names it. Repeatable.",
+)
+"""--limit, which raises the bounds that protect against hostile files."""
 
 
-def allow_import_option(command: Command) -> Command:
-    """--allow-import: libraries that may be imported for their ops."""
-    return click.option(
-        "--allow-import",
-        type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
-        multiple=True,
-        metavar="NS=MODULE",
-        help="Import MODULE to find the ops of namespace NS; its functions run ops without a schema. Repeatable.",
-    )(command)
+allow_import_option = click.option(
+    "--allow-import",
+    type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
+    multiple=True,
+    metavar="NS=MODULE",
+    help="Import MODULE to find the ops of namespace NS; its functions run ops without a schema. Repeatable.",
+)
+"""--allow-import: libraries that may be imported for their ops."""
+
+
+def with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """A command with these options or arguments, in the order that --help shows."""
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,34 +164,29 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
         allow_import_option,
     ]
-    taking: Callable[..., Any] = taking_selection
-    for option in reversed(options):
-        taking = option(taking)
-    return taking
+    return with_options(taking_selection, options)
 
 
-def device_option(command: Command) -> Command:
-    """--device: where ops are resolved for and run."""
-    return click.option(
-        "--device",
-        default="cpu",
-        show_default=True,
-        metavar="DEVICE",
-        help="Where to replay: cpu, cuda, cuda:1, npu. Never another one silently.",
-    )(command)
+device_option = click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="DEVICE",
+    help="Where to replay: cpu, cuda, cuda:1, npu. Never another one silently.",
+)
+"""--device: where ops are resolved for and run."""
 
 
-def soc_option(command: Command) -> Command:
-    """--soc: the simulated devices."""
-    return click.option(
-        "--soc",
-        type=SocName(),
-        multiple=True,
-        default=("910b3",),
-        show_default=True,
-        metavar="NAME|FILE",
-        help="Simulated device, or a device file (.toml). Repeatable.",
-    )(command)
+soc_option = click.option(
+    "--soc",
+    type=SocName(),
+    multiple=True,
+    default=("910b3",),
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Simulated device, or a device file (.toml). Repeatable.",
+)
+"""--soc: the simulated devices."""
 
 
 def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,45 +221,41 @@ def l2_option(default: str | None) -> Callable[[Command], Command]:
     )
 
 
-def tables_argument(command: Command) -> Command:
-    """KERNEL_DETAILS: kernel tables of the Ascend profiler."""
-    return click.argument("kernel_details", metavar="KERNEL_DETAILS...", nargs=-1, required=True)(command)
+tables_argument = click.argument("kernel_details", metavar="KERNEL_DETAILS...", nargs=-1, required=True)
+"""KERNEL_DETAILS: kernel tables of the Ascend profiler."""
 
 
-def custom_op_option(command: Command) -> Command:
-    """--custom-op-dir: users' estimators and properties of ops."""
-    return click.option(
-        "--custom-op-dir",
-        type=FileName(),
-        multiple=True,
-        metavar="FOLDER",
-        envvar="OPREPLAY_CUSTOM_OP_DIR",
-        show_envvar=True,
-        help="Run every .py file there first: they register estimates for your own ops. Repeatable; the variable holds "
-        f"folders with '{os.pathsep}' between them.",
-    )(command)
+custom_op_option = click.option(
+    "--custom-op-dir",
+    type=FileName(),
+    multiple=True,
+    metavar="FOLDER",
+    envvar="OPREPLAY_CUSTOM_OP_DIR",
+    show_envvar=True,
+    help="Run every .py file there first: they register estimates for your own ops. Repeatable; the variable holds "
+    f"folders with '{os.pathsep}' between them.",
+)
+"""--custom-op-dir: users' estimators and properties of ops."""
 
 
-def plugin_option(command: Command) -> Command:
-    """--plugin: users' conversions, executors and whatever else they register."""
-    return click.option(
-        "--plugin",
-        type=FileName(),
-        multiple=True,
-        metavar="FILE|MODULE",
-        help="Run this file or module first: it registers how ops of yours are replayed. Repeatable.",
-    )(command)
+plugin_option = click.option(
+    "--plugin",
+    type=FileName(),
+    multiple=True,
+    metavar="FILE|MODULE",
+    help="Run this file or module first: it registers how ops of yours are replayed. Repeatable.",
+)
+"""--plugin: users' conversions, executors and whatever else they register."""
 
 
-def init_module_option(command: Command) -> Command:
-    """--init-module: users' initializers."""
-    return click.option(
-        "--init-module",
-        type=FileName(),
-        multiple=True,
-        metavar="FILE|MODULE",
-        help="Run this file or module first: it registers initializers of yours. Repeatable.",
-    )(command)
+init_module_option = click.option(
+    "--init-module",
+    type=FileName(),
+    multiple=True,
+    metavar="FILE|MODULE",
+    help="Run this file or module first: it registers initializers of yours. Repeatable.",
+)
+"""--init-module: users' initializers."""
 
 
 def init_options(command: Command) -> Command:
@@ -283,19 +269,17 @@ def init_options(command: Command) -> Command:
     return init_module_option(command)
 
 
-def seed_option(command: Command) -> Command:
-    """--seed: of everything that is drawn."""
-    return click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs' values.")(command)
+seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs' values.")
+"""--seed: of everything that is drawn."""
 
 
-def values_option(command: Command) -> Command:
-    """--values: real tensors for arguments of chosen ops."""
-    return click.option(
-        "--values",
-        type=FileName(),
-        metavar="FILE",
-        help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
-    )(command)
+values_option = click.option(
+    "--values",
+    type=FileName(),
+    metavar="FILE",
+    help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
+)
+"""--values: real tensors for arguments of chosen ops."""
 
 
 def format_option(*names: str) -> Callable[[Command], Command]:
@@ -305,6 +289,5 @@ def format_option(*names: str) -> Callable[[Command], Command]:
     )
 
 
-def force_option(command: Command) -> Command:
-    """--force, without which no file is ever overwritten."""
-    return click.option("--force", is_flag=True, help="Overwrite files that exist.")(command)
+force_option = click.option("--force", is_flag=True, help="Overwrite files that exist.")
+"""--force, without which no file is ever overwritten."""

@@ -15,6 +15,7 @@ from opreplay.cli.options.shared import (
     kernel_details_option,
     limit_option,
     trace_argument,
+    with_options,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def source_options(*, execution_traces: bool = True) -> Callable[[Command], Comm
             )
             return command(source=source, **others)
 
-        taking: Any = limit_option(capture_option(kernel_details_option(taking_source)))
-        return trace_argument(execution_trace_option(taking) if execution_traces else taking)
+        options = [trace_argument, *([execution_trace_option] if execution_traces else [])]
+        taking: Any = with_options(taking_source, [*options, kernel_details_option, capture_option, limit_option])
+        return taking
 
     return add

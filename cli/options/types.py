@@ -79,10 +79,10 @@ class Assignments(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         if isinstance(value, tuple):
             return value
-        left, _, right = str(value).partition("=")
-        if not (self._name.fullmatch(left) and self._value.fullmatch(right)):
+        name, _, text = str(value).partition("=")
+        if not (self._name.fullmatch(name) and self._value.fullmatch(text)):
             self.fail(f"{value!r}: write it like {self._example}", param, ctx)
-        return left, right
+        return name, text
 
 
 class FileName(click.ParamType):
@@ -106,5 +106,5 @@ class SocName(FileName):
 
         shipped = (entry.name for entry in files("opreplay.replay.ascend.devices").iterdir())
         names = sorted(name.removesuffix(".toml") for name in shipped if name.endswith(".toml"))
-        found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-        return found or super().shell_complete(ctx, param, incomplete)
+        completions = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return completions or super().shell_complete(ctx, param, incomplete)

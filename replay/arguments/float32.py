@@ -106,5 +106,5 @@ def _wide_argument(arg: ReplayArg) -> ReplayArg:
     value = arg.value
     if isinstance(value, str) and value.removeprefix("torch.") in HALVES:
         value = "torch.float32"
-    made = tuple(None if m is None else _wide(m) for m in arg.tensors)
-    return msgspec.structs.replace(arg, tensors=made, value=value)
+    wide = tuple(None if m is None else _wide(m) for m in arg.tensors)
+    return msgspec.structs.replace(arg, tensors=wide, value=value)

@@ -88,7 +88,7 @@ def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.Un
 
     Raises NotReplayable for metadata that no tensor can have.
     """
-    made: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
     base = next((meta for arg in op.args[:1] for meta in arg.tensors), None)
     for number, members in aliasing.groups(op.args).items():
         for _, meta in members:
@@ -96,8 +96,8 @@ def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.Un
         reach = max(aliasing.reach_bytes(meta) for _, meta in members)
         if base is not None and base.storage == number:
             reach = max(reach, budget.base_elements(op) * budget.itemsize(base.dtype))
-        made[number] = torch.empty(reach, dtype=torch.uint8, device=device).untyped_storage()
-    return made
+        storages[number] = torch.empty(reach, dtype=torch.uint8, device=device).untyped_storage()
+    return storages
 
 
 def _argument(

@@ -26,7 +26,7 @@ def copies_of(paths: Iterable[str]) -> dict[str, str]:
     for path in paths:
         if os.path.isfile(path) and (size := _unpacked_bytes(path)):
             sizes[size].append(path)
-    found: dict[str, str] = {}
+    originals: dict[str, str] = {}
     for size, alike in sizes.items():
         if len(alike) < 2:
             continue
@@ -37,8 +37,8 @@ def copies_of(paths: Iterable[str]) -> dict[str, str]:
             target = os.path.realpath(path)
             content = real[target] if target in real else real.setdefault(target, _content(target, size))
             if content is not None and first.setdefault(content, path) != path:
-                found[path] = first[content]
-    return found
+                originals[path] = first[content]
+    return originals
 
 
 def _changed_ns(path: str) -> int:
@@ -70,8 +70,8 @@ def _content(path: str, size: int) -> bytes | None:
             if packed:
                 try:
                     with gzip.open(file) as inside:
-                        if (found := _digest(inside, size)) is not None:
-                            return found
+                        if (content := _digest(inside, size)) is not None:
+                            return content
                 except (EOFError, zlib.error, gzip.BadGzipFile):
                     pass  # damaged: compared as it is
                 file.seek(0)

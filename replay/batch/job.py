@@ -6,15 +6,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from opreplay.replay.batch.merge import Batch, TracePlan
-    from opreplay.replay.batch.plan_store import PlanStore
-    from opreplay.replay.batch.reading import Found, HowToRead, Unreadable
-    from opreplay.replay.plan.selection import Selection
-    from opreplay.traces import Limits
-
+from opreplay.replay.batch.merge import Batch, TracePlan
+from opreplay.replay.batch.pairing import pair
+from opreplay.replay.batch.plan_store import PlanStore
+from opreplay.replay.batch.ranks import rank_at_start
+from opreplay.replay.batch.reading import BatchFile, HowToRead, Unreadable, decoded, find_files, read_plans
+from opreplay.replay.plan.selection import Selection
+from opreplay.traces import Limits
+from opreplay.traces.errors import TraceError, UsageError
 
 Tell = Callable[[str], None]
 """Takes a line that a person should see."""
@@ -32,22 +32,17 @@ def find_and_pair(
     plugins: Sequence[str],
     children: bool,
     tell: Tell,
-) -> tuple[list[Found], HowToRead]:
+) -> tuple[list[BatchFile], HowToRead]:
     """The files to read and how; ExecutionTraces that are paired with a trace are no traces of their own.
 
     Raises UsageError where no trace has one, or as `find_files` and `pair` do.
     """
-    from opreplay.replay.batch.pairing import pair
-    from opreplay.replay.batch.ranks import rank_at_start
-    from opreplay.replay.batch.reading import HowToRead, find_files
-    from opreplay.traces.errors import UsageError
-
     files, pairs = find_files(patterns), {}
-    given = {os.path.realpath(found.path): found.path for found in (find_files(donors) if donors else ())}
-    files = [file for file in files if os.path.realpath(file.path) not in given]
+    donor_paths = {os.path.realpath(file.path): file.path for file in (find_files(donors) if donors else ())}
+    files = [file for file in files if os.path.realpath(file.path) not in donor_paths]
     read = [file.path for file in files if not file.left_out]
     if donors:
-        pairs = pair(read, list(given.values()), rank_at_start)
+        pairs = pair(read, list(donor_paths.values()), rank_at_start)
         if not pairs:
             raise UsageError(
                 "no trace has an ExecutionTrace among those of --execution-trace",
@@ -55,8 +50,8 @@ def find_and_pair(
             )
         if without := [path for path in read if path not in pairs]:
             tell(f"{len(without)} of {len(read)} traces have no ExecutionTrace: {some(without)}")
-        if unused := [path for path in given.values() if path not in pairs.values()]:
-            tell(f"{len(unused)} of {len(given)} ExecutionTraces have no trace: {some(unused)}")
+        if unused := [path for path in donor_paths.values() if path not in pairs.values()]:
+            tell(f"{len(unused)} of {len(donor_paths)} ExecutionTraces have no trace: {some(unused)}")
     return files, HowToRead(
         selection=selection,
         device=device,
@@ -69,7 +64,7 @@ def find_and_pair(
 
 
 def read_batch(
-    files: Sequence[Found],
+    files: Sequence[BatchFile],
     how: HowToRead,
     store: PlanStore | None,
     *,
@@ -85,11 +80,8 @@ def read_batch(
     folder that are sound JSON but no traces are told of and left out, as are copies. Raises the error of the first file
     when none can be read.
     """
-    from opreplay.replay.batch.merge import Batch
-    from opreplay.replay.batch.reading import Unreadable
-    from opreplay.traces.errors import TraceError, UsageError
-
-    batch, first = Batch(), None
+    batch = Batch()
+    unreadable: list[Unreadable] = []
     refused: list[Unreadable] = []
     for file in files:
         if file.left_out:
@@ -99,24 +91,23 @@ def read_batch(
     if not files:
         raise UsageError(f"there is no regular file among {some(special)}", hint="Name a pipe itself to have it read.")
     plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address, tell=tell)
-    for index, (file, one) in enumerate(zip(files, plans, strict=True), start=1):
+    for index, (file, plan) in enumerate(zip(files, plans, strict=True), start=1):
         progress(index, len(files))
-        if not isinstance(one, Unreadable):
-            batch.add(one)
-            for note in one.notes:
-                tell(f"{one.path}: {note.removeprefix('opreplay: ')}")
+        if isinstance(plan, TracePlan):
+            batch.add(plan)
+            for note in plan.notes:
+                tell(f"{plan.path}: {note.removeprefix('opreplay: ')}")
             continue
-        first = first or one
-        counts = file.named or not one.no_trace
-        tell(f"{'refused' if counts else 'left out'}: {one.path}: {one.message}")
-        batch.leave_out(one.path, one.message, refused=counts)
-        if counts:
-            refused.append(one)
+        unreadable.append(plan)
+        is_refused = file.named or not plan.no_trace
+        tell(f"{'refused' if is_refused else 'left out'}: {plan.path}: {plan.message}")
+        batch.leave_out(plan.path, plan.message, refused=is_refused)
+        refused += [plan] if is_refused else []
     if store is not None and store.problem is not None:
         tell(f"opreplay: plans are not kept in {store.path}: {store.problem}; --resume reads traces again")
-    if not len(batch) and first is not None:
-        error = TraceError("none of the files could be read", hint=first.hint)
-        error.exit_code = first.exit_code
+    if not len(batch) and unreadable:
+        error = TraceError("none of the files could be read", hint=unreadable[0].hint)
+        error.exit_code = unreadable[0].exit_code
         raise error
     return batch, refused
 
@@ -132,30 +123,25 @@ def _plans(
     tell: Tell,
 ) -> Iterator[TracePlan | Unreadable]:
     """The plan of each file, in order: from the store, or read here, by processes or on a cluster."""
-    from opreplay.replay.batch.merge import TracePlan
-    from opreplay.replay.batch.reading import decoded, read_plans
-
     tables: dict[str, str | None] = {}
-    kept: set[str] = set() if store is None else {path for path in paths if store.holds(path, how.files(path, tables))}
-    to_read = [path for path in paths if path not in kept]
-    if kept and store is not None:
-        tell(f"plans of {len(kept)} of {len(paths)} traces are those in {store.path}")
-    if not to_read:
-        made: Iterator[TracePlan | Unreadable] = iter(())
-    elif engine == "ray":
+    stored = {path for path in paths if store is not None and store.holds(path, how.files(path, tables))}
+    to_read = [path for path in paths if path not in stored]
+    if stored and store is not None:
+        tell(f"plans of {len(stored)} of {len(paths)} traces are those in {store.path}")
+    if engine == "ray" and to_read:
         from opreplay.replay.execute.processes.ray import map_files
 
-        made = (decoded(data) for data in map_files(to_read, how.reader(), address=address))
+        plans = (decoded(data) for data in map_files(to_read, how.reader(), address=address))
     else:
-        made = read_plans(to_read, how, processes=lanes or os.cpu_count() or 1)
+        plans = read_plans(to_read, how, processes=lanes or os.cpu_count() or 1)
     for path in paths:
-        if store is not None and path in kept:
+        if store is not None and path in stored:
             yield store.load(path)
             continue
-        one = next(made)
-        if store is not None and isinstance(one, TracePlan):
-            store.add(one)
-        yield one
+        plan = next(plans)
+        if store is not None and isinstance(plan, TracePlan):
+            store.add(plan)
+        yield plan
 
 
 def some(paths: Sequence[str]) -> str:

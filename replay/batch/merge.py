@@ -7,20 +7,20 @@ Owns the merging and the sums; reading is the caller's, running is `run`, and wh
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 import msgspec
 
-from opreplay.replay.batch.rank_collectives import collectives_of_job
 from opreplay.replay.batch.ranks import Member, labels, recognised
 from opreplay.replay.batch.stamps import Stamp
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan import passes
-from opreplay.replay.results.records import JobResult, OpResult, TraceResult
+from opreplay.replay.results.records import CollectivesResult, JobResult, OpResult, TraceResult
 from opreplay.replay.results.resume import digest
 from opreplay.replay.results.summary import whole
-from opreplay.traces.joins.ranks import RankCalls
+from opreplay.traces.joins.ranks import RankCalls, match, sum_of_rank
 from opreplay.traces.links.collectives import RankCall
 from opreplay.traces.names import printable
 
@@ -53,6 +53,7 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True):
     """It lay in a folder and is no trace, or is a copy of another file; else it was refused."""
 
 
+MOST_DISAGREEMENTS = 100
 MAX_CALLS = 500_000
 """Collectives of all traces that are kept to be matched: some 200 MB."""
 
@@ -116,9 +117,9 @@ class Batch:
             self._devices[plan.device] = None
         self._paths.append(trace.path)
         self._ranks.append((trace.rank, trace.world_size))
-        kept = trace.calls if self._kept_calls + len(trace.calls) <= MAX_CALLS else ()
-        self._kept_calls += len(kept)
-        self._calls.append((kept, trace.base_ns))
+        calls = trace.calls if self._kept_calls + len(trace.calls) <= MAX_CALLS else ()
+        self._kept_calls += len(calls)
+        self._calls.append((calls, trace.base_ns))
         weight = passes.weight_of(plan)
         uses = _Uses(plan)
         for op in plan.ops:
@@ -181,16 +182,17 @@ class Batch:
     def close(self, results: Sequence[OpResult]) -> list[TraceResult | JobResult]:
         """Sums for each trace and for each job, from the results of the merged plan's ops."""
         by_id = {result.id: result for result in results}
-        found = [by_id.get(op.id) for op in self._named()]
+        op_results = [by_id.get(op.id) for op in self._named()]
         members = self._members()
         traces = [
-            self._trace_result(name, member, uses, found)
+            self._trace_result(name, member, uses, op_results)
             for name, member, uses in zip(labels(self._paths), members, self._uses, strict=True)
         ]
-        jobs: dict[str, list[int]] = {}
+        jobs: defaultdict[str, list[int]] = defaultdict(list)
         for index, member in enumerate(members):
-            jobs.setdefault(member.job, []).append(index)
-        return [*traces, *(self._job_result(job, indices, members, traces, found) for job, indices in jobs.items())]
+            jobs[member.job].append(index)
+        of_jobs = (self._job_result(job, indices, members, traces, op_results) for job, indices in jobs.items())
+        return [*traces, *of_jobs]
 
     def damaged(self) -> list[str]:
         """Paths of the traces that could not be read in full."""
@@ -214,10 +216,10 @@ class Batch:
             out.append(op)
         return out
 
-    def _trace_result(self, name: str, member: Member, uses: _Uses, found: Sequence[OpResult | None]) -> TraceResult:
+    def _trace_result(self, name: str, member: Member, uses: _Uses, results: Sequence[OpResult | None]) -> TraceResult:
         sums = _Sums()
         for index, count, recorded_us in zip(uses.op, uses.count, uses.recorded_us, strict=True):
-            sums.add(found[index], count, recorded_us)
+            sums.add(results[index], count, recorded_us)
         return TraceResult(
             source=name,
             job=member.job,
@@ -242,42 +244,35 @@ class Batch:
         indices: Sequence[int],
         members: Sequence[Member],
         traces: Sequence[TraceResult],
-        found: Sequence[OpResult | None],
+        results: Sequence[OpResult | None],
     ) -> JobResult:
-        own = [traces[index] for index in indices]
+        job_traces = [traces[index] for index in indices]
         ops = {op for index in indices for op in self._uses[index].op}
         total = sum(self._uses[index].total for index in indices)
-        clocks = {trace.clock for trace in own}
-        recorded = [trace.recorded_us for trace in own if trace.recorded_us is not None] if len(clocks) == 1 else []
-        measured = [trace.measured_us for trace in own if trace.measured_us is not None]
-        simulated: dict[str, float] = {}
-        for trace in own:
+        covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
+        clocks = {trace.clock for trace in job_traces}
+        one_clock = len(clocks) == 1
+        recorded = [us for trace in job_traces if one_clock and (us := trace.recorded_us) is not None]
+        measured = [trace.measured_us for trace in job_traces if trace.measured_us is not None]
+        simulated: dict[str, float] = defaultdict(float)
+        for trace in job_traces:
             for soc, time_us in trace.simulated_us.items():
-                simulated[soc] = simulated.get(soc, 0.0) + time_us
+                simulated[soc] += time_us
         return JobResult(
             job=job,
-            ranks=tuple(sorted(rank for trace in own if (rank := trace.rank) is not None)),
-            world_size=own[0].world_size,
+            ranks=tuple(sorted(rank for trace in job_traces if (rank := trace.rank) is not None)),
+            world_size=job_traces[0].world_size,
             rank_from=members[indices[0]].rank_from,
             ops=len(ops),
-            rank_ops=sum(trace.ops for trace in own),
-            replayed=sum((result := found[op]) is not None and result.status == "replayed" for op in ops),
-            covered_share=(
-                None
-                if len(clocks) > 1
-                else whole(
-                    sum(one.covered_share * self._uses[index].total for one, index in zip(own, indices, strict=True))
-                    / total
-                )
-                if total
-                else 0.0
-            ),
-            clock=own[0].clock if len(clocks) == 1 else None,
+            rank_ops=sum(trace.ops for trace in job_traces),
+            replayed=sum((result := results[op]) is not None and result.status == "replayed" for op in ops),
+            covered_share=None if len(clocks) > 1 else whole(covered / total) if total else 0.0,
+            clock=job_traces[0].clock if len(clocks) == 1 else None,
             recorded_us=sum(recorded) if recorded else None,
             measured_us=sum(measured) if measured else None,
             slowest_rank_us=max(recorded, default=None),
-            simulated_us=simulated,
-            collectives=collectives_of_job(
+            simulated_us=dict(simulated),
+            collectives=_collectives_of_job(
                 [
                     RankCalls(rank=rank, calls=self._calls[index][0], origin_ns=self._calls[index][1])
                     for index in indices
@@ -322,3 +317,28 @@ def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
     would be of neither."""
     what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason, op.on_host, clock == "device"]
     return digest(msgspec.msgpack.encode(what))
+
+
+def _collectives_of_job(ranks: Sequence[RankCalls]) -> CollectivesResult | None:
+    """The collectives of several ranks matched; None where no two of them share one."""
+    if len({rank.rank for rank in ranks}) < 2:
+        return None
+    base = ranks[0].origin_ns
+    matches = match([msgspec.structs.replace(rank, origin_ns=rank.origin_ns - base) for rank in ranks])
+    if not matches.matched:
+        return None
+    matched = matches.matched
+    sums = [sum_of_rank(matched, rank.rank) for rank in sorted(ranks, key=lambda rank: rank.rank)]
+    return CollectivesResult(
+        matched=len(matched),
+        inferred=sum(collective.how != "sequence" for collective in matched),
+        skew_us=median(collective.skew_us for collective in matched),
+        waiting_us=sum(of_rank.waiting_us for of_rank in sums),
+        transfer_us=sum(of_rank.transfer_us for of_rank in sums),
+        ranks=tuple(sums),
+        clocks=matches.clocks,
+        disagreements=len(matches.disagreements),
+        disagreeing=matches.disagreements[:MOST_DISAGREEMENTS],
+        missing=max(collective.missing for collective in matched),
+        unmatched=sum(matches.unmatched.values()),
+    )

@@ -49,21 +49,21 @@ def pair(
     if len(traces) == len(donors) == 1:
         return {traces[0]: donors[0]}
     ranks = {path: _rank(path, rank_of) for path in (*traces, *donors)}
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for trace in traces:
         fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
         if not fitting and ranks[trace] is not None:
             fitting = [d for d in donors if ranks[d] == ranks[trace]]
         if fitting:
-            found[trace] = _nearest(trace, fitting)
+            pairs[trace] = _nearest(trace, fitting)
     taken: dict[str, str] = {}
-    for trace, donor in found.items():
+    for trace, donor in pairs.items():
         if donor in taken:
             raise UsageError(
                 f"{donor} fits both {taken[donor]} and {trace}", hint="Give the traces of one run at a time."
             )
         taken[donor] = trace
-    return found
+    return pairs
 
 
 def _rank(path: str, rank_of: Callable[[str], int | None]) -> int | None:
@@ -71,8 +71,8 @@ def _rank(path: str, rank_of: Callable[[str], int | None]) -> int | None:
     return rank_of(path) if named is None else named
 
 
-def _may_be(one: int | None, other: int | None) -> bool:
-    return one is None or other is None or one == other
+def _may_be(rank: int | None, other_rank: int | None) -> bool:
+    return rank is None or other_rank is None or rank == other_rank
 
 
 def _bare(path: str) -> tuple[str, ...]:
@@ -93,8 +93,8 @@ def _nearest(trace: str, donors: Sequence[str]) -> str:
     return nearest[0]
 
 
-def _in_common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[int, int]:
+def _in_common(folders: tuple[str, ...], other_folders: tuple[str, ...]) -> tuple[int, int]:
     """Folders that two paths share from the top, then from the bottom: `et/run1` is nearest to `kineto/run1`."""
-    top = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-    below = zip(reversed(one[top:]), reversed(other[top:]), strict=False)
+    top = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, other_folders, strict=False)))
+    below = zip(reversed(folders[top:]), reversed(other_folders[top:]), strict=False)
     return top, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], below))

@@ -109,7 +109,9 @@ class PlanStore:
         new: dict[int, ReplayOp] = {}
         try:
             self.connection.execute("BEGIN")
-            found = self.connection.execute("SELECT crc, body FROM traces WHERE path = ?", (trace.path,)).fetchone()
+            earlier_row = self.connection.execute(
+                "SELECT crc, body FROM traces WHERE path = ?", (trace.path,)
+            ).fetchone()
             uses = tuple(_Use(self._place(op, new), op.count, op.recorded) for op in trace.plan.ops)
             bare = msgspec.structs.replace(trace, plan=msgspec.structs.replace(trace.plan, ops=()))
             row = (trace.path, *_packed(_Entry(trace=bare, uses=uses)))
@@ -120,7 +122,7 @@ class PlanStore:
             with contextlib.suppress(sqlite3.Error):
                 self.connection.execute("ROLLBACK")
             return
-        self._before.setdefault(trace.path, found)
+        self._before.setdefault(trace.path, earlier_row)
         self._ops |= new
         self._sources[trace.path] = trace.sources
 
@@ -145,9 +147,9 @@ class PlanStore:
         """The row of an op as all traces have it, written if there is none."""
         bare = msgspec.structs.replace(op, count=1, recorded=_NOTHING)
         key = digest(msgspec.msgpack.encode(bare))
-        found = self.connection.execute("SELECT id FROM ops WHERE key = ?", (key,)).fetchone()
-        if found is not None:
-            return found[0]
+        row = self.connection.execute("SELECT id FROM ops WHERE key = ?", (key,)).fetchone()
+        if row is not None:
+            return row[0]
         done = self.connection.execute("INSERT INTO ops (key, crc, body) VALUES (?, ?, ?)", (key, *_packed(bare)))
         assert done.lastrowid is not None
         new[done.lastrowid] = bare
@@ -193,8 +195,8 @@ class PlanStore:
 
     def _entry(self, path: str) -> _Entry | None:
         """What is kept of a trace; None where a part of it is damaged."""
-        found = self.connection.execute("SELECT crc, body FROM traces WHERE path = ?", (path,)).fetchone()
-        entry = None if found is None else _unpacked(found[0], found[1], _Entry)
+        row = self.connection.execute("SELECT crc, body FROM traces WHERE path = ?", (path,)).fetchone()
+        entry = None if row is None else _unpacked(row[0], row[1], _Entry)
         usable = entry is not None and entry.trace.path == path and all(use.op in self._ops for use in entry.uses)
         return entry if usable else None
 
@@ -229,9 +231,9 @@ def _lock(connection: sqlite3.Connection) -> None:
 
 
 def _unlink(path: Path) -> None:
-    for one in (path, path.with_name(path.name + "-journal")):
+    for file in (path, path.with_name(path.name + "-journal")):
         with contextlib.suppress(OSError):
-            one.unlink()
+            file.unlink()
 
 
 def _packed(value: msgspec.Struct) -> tuple[int, bytes]:

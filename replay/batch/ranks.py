@@ -120,8 +120,8 @@ def _with_star(paths: Sequence[str]) -> list[str]:
 
 def rank_in_name(path: str) -> int | None:
     """The number after the last "rank" of a path, or None."""
-    found = _NAMED.findall(path)
-    return int(found[-1]) if found else None
+    numbers = _NAMED.findall(path)
+    return int(numbers[-1]) if numbers else None
 
 
 def without_rank(path: str, rank: int) -> str:
@@ -132,9 +132,9 @@ def without_rank(path: str, rank: int) -> str:
         return f"{path[:start]}*{path[end:]}"
     folder, name = str(PurePath(path).parent), PurePath(path).name
     numbers = list(_NUMBER.finditer(name))
-    own = [match for match in numbers if int(match[0]) == rank]
-    if own:
-        name = f"{name[: own[-1].start()]}*{name[own[-1].end() :]}"
+    matches = [match for match in numbers if int(match[0]) == rank]
+    if matches:
+        name = f"{name[: matches[-1].start()]}*{name[matches[-1].end() :]}"
     else:
         name = _NUMBER.sub("*", name)
     return str(PurePath(folder) / name)
@@ -173,5 +173,5 @@ def rank_at_start(path: str) -> int | None:
             data = zlib.decompressobj(31).decompress(data, PEEK_BYTES)
     except (TraceError, OSError, zlib.error):
         return None
-    found = _RANK.search(data)
-    return None if found is None else int(found[1])
+    match = _RANK.search(data)
+    return None if match is None else int(match[1])

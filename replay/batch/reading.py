@@ -1,7 +1,7 @@
 # pyright: strict
 """The files of a batch: found in folders, and read several at a time; a file that cannot be read costs itself only.
 
-Owns the finding and the processes that read; how one file becomes a plan is handed in.
+Owns the finding, the processes that read, and which rank of a job each file is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import distributions
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, cast
@@ -18,12 +19,17 @@ import msgspec
 
 from opreplay.replay.batch.copies import copies_of
 from opreplay.replay.batch.merge import TracePlan
+from opreplay.replay.batch.ranks import rank_at_start, rank_in_name, recognised
+from opreplay.replay.batch.stamps import stamps_of
 from opreplay.replay.execute.processes.child import Child
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with
 from opreplay.replay.plan.selection import Selection
-from opreplay.traces import Limits, expand_paths
-from opreplay.traces.errors import OpReplayError, UsageError
+from opreplay.replay.plugins import load_plugins
+from opreplay.replay.results.resume import digest, file_digest
+from opreplay.traces import Limits, Trace, expand_paths
+from opreplay.traces.errors import OpReplayError, TraceError, UnknownDialect, UsageError
+from opreplay.traces.joins.kernel_details import table_beside
 from opreplay.traces.names import printable
 
 SUFFIXES = (".json", ".json.gz")
@@ -67,7 +73,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     last: bool
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a batch."""
 
     path: str
@@ -86,18 +92,18 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return SPECIAL if not self.named and os.path.exists(self.path) and not os.path.isfile(self.path) else ""
 
 
-def find_files(patterns: Sequence[str]) -> list[Found]:
+def find_files(patterns: Sequence[str]) -> list[BatchFile]:
     """Files that paths, globs and folders mean, copies marked; a folder with all that lies below it.
 
     Raises TraceError for a glob that matches nothing, UsageError for a folder without a .json or .json.gz and for "-".
     """
-    found: dict[str, Found] = {}
+    files: dict[str, BatchFile] = {}
     for pattern in patterns:
         if pattern == "-":
             raise UsageError("a batch reads files; - is one stream", hint="Give stdin to `opreplay run -`.")
         for path in expand_paths([pattern]):
             if not os.path.isdir(path):
-                found[path] = Found(path=path, named=True)
+                files[path] = BatchFile(path=path, named=True)
                 continue
             # A link to nothing is a trace that is missing, and a pipe may be one: both are to be seen.
             inside = sorted(
@@ -106,9 +112,9 @@ def find_files(patterns: Sequence[str]) -> list[Found]:
             if not inside:
                 raise UsageError(f"there is no {' or '.join(SUFFIXES)} file in {path}")
             for file in inside:
-                found.setdefault(file, Found(path=file, named=False))
-    copies = copies_of(found)
-    return [msgspec.structs.replace(file, copy_of=copies.get(path)) for path, file in found.items()]
+                files.setdefault(file, BatchFile(path=file, named=False))
+    copies = copies_of(files)
+    return [msgspec.structs.replace(file, copy_of=copies.get(path)) for path, file in files.items()]
 
 
 def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Iterator[TracePlan | Unreadable]:
@@ -120,14 +126,14 @@ def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Itera
     children = [Child(how, module=MODULE) for _ in range(min(processes, len(paths)))]
     idle, plans = list(children), dict[int, bytes]()
     reading: dict[Child, int] = {}
-    given = 0
+    next_file = 0
     try:
         for number in range(len(paths)):
             while number not in plans:
-                while idle and given < min(len(paths), number + AHEAD * processes):
+                while idle and next_file < min(len(paths), number + AHEAD * processes):
                     child = idle.pop()
-                    child.send(ToRead(path=paths[given]))
-                    reading[child], given = given, given + 1
+                    child.send(ToRead(path=paths[next_file]))
+                    reading[child], next_file = next_file, next_file + 1
                 for child in cast("list[Child]", wait(cast("list[Any]", list(reading)))):
                     plans[reading[child]] = _received(child, paths[reading[child]])
                     del reading[child]
@@ -178,9 +184,9 @@ def decoded(data: bytes) -> TracePlan | Unreadable:
     return msgspec.msgpack.decode(data, type=TracePlan | Unreadable)
 
 
-def encoded(one: TracePlan | Unreadable) -> bytes:
+def encoded(plan: TracePlan | Unreadable) -> bytes:
     """What a `ReadOne` returns."""
-    return msgspec.msgpack.encode(one)
+    return msgspec.msgpack.encode(plan)
 
 
 class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,11 +209,7 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self) -> str:
         """A text that is the same where plans of the same files are: options, users' code, versions of packages."""
-        from importlib.metadata import distributions
-
-        from opreplay.replay.results.resume import digest, file_digest
-
-        installed = sorted(f"{one.metadata['Name']} {one.version}" for one in distributions())
+        installed = sorted(f"{package.metadata['Name']} {package.version}" for package in distributions())
         code = [file_digest(plugin) if os.path.isfile(plugin) else plugin for plugin in self.plugins]
         # The pairs of ExecutionTraces are not among them: they are among the files of each plan.
         mine = msgspec.structs.replace(self, execution_traces={})
@@ -223,9 +225,6 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _table_beside(path: str) -> str | None:
-    from opreplay.traces.errors import UsageError
-    from opreplay.traces.joins.kernel_details import table_beside
-
     try:
         return table_beside(path)
     except UsageError:  # several, of which none is used
@@ -234,14 +233,10 @@ def _table_beside(path: str) -> str | None:
 
 def _read(path: str, *, how: HowToRead) -> bytes:
     """A TracePlan, or Unreadable for a file that is refused, as msgpack."""
-    from opreplay.replay.batch.stamps import stamps_of
-    from opreplay.replay.plugins import load_plugins
-    from opreplay.traces.errors import OpReplayError, UnknownDialect
-
     before = stamps_of(how.files(path))
     try:
         load_plugins(how.plugins)
-        made = _planned(path, how)
+        plan = _planned(path, how)
     except OpReplayError as error:
         return encoded(
             Unreadable(
@@ -253,12 +248,10 @@ def _read(path: str, *, how: HowToRead) -> bytes:
             )
         )
     unchanged = before is not None and before == stamps_of(how.files(path))
-    return encoded(msgspec.structs.replace(made, sources=before if before is not None and unchanged else ()))
+    return encoded(msgspec.structs.replace(plan, sources=before if before is not None and unchanged else ()))
 
 
 def _planned(path: str, how: HowToRead) -> TracePlan:
-    from opreplay.replay.batch.merge import TracePlan
-    from opreplay.replay.batch.ranks import rank_at_start
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.inputs import join_notes, open_input, plan_of, with_recorded_children
     from opreplay.traces.links.collectives import collectives_of
@@ -281,3 +274,55 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
         calls=collectives_of(read) if read.activity is not None else (),
         base_ns=info.base_ns,
     )
+
+
+def open_ranks(
+    patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
+) -> list[tuple[int, Trace]]:
+    """(rank, trace) of each file that paths, globs and folders mean, by rank.
+
+    A file of a folder that is no trace is passed over, and told. The rank is recorded, else in the file's name, else
+    the file's place among those given, where none has one, and told. Raises UsageError for fewer than two traces, for
+    traces of several jobs, and where some have a rank and others have none; what `read` raises for a named file.
+    """
+    traces: list[tuple[str, Trace]] = []
+    for file in find_files(patterns):
+        if file.left_out:
+            tell(f"{file.path} left out: {file.left_out}")
+            continue
+        try:
+            traces.append((file.path, read(file.path)))
+        except TraceError as error:
+            if file.named:
+                raise
+            tell(f"{file.path} left out: {error}")
+    if len(traces) < 2:
+        raise UsageError(
+            f"--ranks needs the traces of two ranks or more, found {len(traces)}",
+            hint="Name them one after the other, or the folder that holds them.",
+        )
+    ranks = [rank_in_name(path) if trace.info.rank is None else trace.info.rank for path, trace in traces]
+    if all(rank is None for rank in ranks):
+        tell("no trace tells its rank: they are numbered in the order given")
+        ranks = list(range(len(traces)))
+    nameless = [path for (path, _), rank in zip(traces, ranks, strict=True) if rank is None]
+    if nameless:
+        raise UsageError(
+            f"{nameless[0]} does not tell its rank, others do", hint="Put it into its name: rank3.json.gz."
+        )
+    _one_job([path for path, _ in traces], [trace for _, trace in traces], patterns)
+    pairs = [(rank, trace) for rank, (_, trace) in zip(ranks, traces, strict=True) if rank is not None]
+    return sorted(pairs, key=lambda pair: pair[0])
+
+
+def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:
+    """Raise UsageError for a folder that holds recordings of several jobs; who names files knows what they are."""
+    if len(patterns) == len(paths):
+        return
+    members = recognised(paths, [(trace.info.rank, trace.info.world_size) for trace in traces])
+    jobs = sorted({member.job for member in members if member.rank is not None})
+    if len(jobs) > 1:
+        raise UsageError(
+            f"{len(paths)} files are of {len(jobs)} jobs: {', '.join(jobs)[:300]}",
+            hint="Name the files of one of them.",
+        )

@@ -36,17 +36,17 @@ def stamp_of(path: str) -> Stamp | None:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None  # opening a pipe would wait for its writer
         with open(path, "rb", buffering=0) as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             hasher = blake2b(file.read(END_BYTES) or b"", digest_size=16)
-            file.seek(max(0, found.st_size - END_BYTES))
+            file.seek(max(0, status.st_size - END_BYTES))
             hasher.update(file.read(END_BYTES) or b"")
     except (OSError, ValueError):
         return None
-    return Stamp(path=printable(path), size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, ends=hasher.hexdigest())
+    return Stamp(path=printable(path), size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, ends=hasher.hexdigest())
 
 
 def stamps_of(paths: Sequence[str]) -> tuple[Stamp, ...] | None:
     """The stamps of all files, or None where one has none."""
-    found = [stamp_of(path) for path in paths]
-    known = tuple(stamp for stamp in found if stamp is not None)
-    return known if len(known) == len(found) else None
+    stamps = [stamp_of(path) for path in paths]
+    known = tuple(stamp for stamp in stamps if stamp is not None)
+    return known if len(known) == len(stamps) else None

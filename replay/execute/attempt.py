@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from time import perf_counter
 
 import msgspec
@@ -15,8 +16,7 @@ import msgspec
 from opreplay.replay.arguments.float32 import without_kernel
 from opreplay.replay.arguments.shrink.choose import Fitted, fitted
 from opreplay.replay.arguments.shrink.flops import bearable_flops
-from opreplay.replay.execute.executors.base import Executor, Prepared
-from opreplay.replay.execute.fidelity import compared
+from opreplay.replay.execute.executors.base import Executor, Prepared, Profile
 from opreplay.replay.execute.measure import scaled
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.threads import measure_on_idle
@@ -26,8 +26,11 @@ from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.outcome import Outcome, unable
-from opreplay.replay.results.records import Fidelity
+from opreplay.replay.results.records import Agreement, Fidelity
 from opreplay.traces.errors import InternalError, OpReplayError, PolicyError
+
+LISTED = 8
+"""Names kept of those that are in one profile only."""
 
 
 def attempt(
@@ -113,3 +116,45 @@ def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None)
             if stopped.reason.kind != "budget":
                 raise
     return whole, executor.prepare(op, seed=seed)
+
+
+def compared(op: ReplayOp, profile: Profile, measured_us: float) -> Fidelity:
+    """Hold one profiled call against what was recorded of `op`; `measured_us` is the replay's own median."""
+    kernels, lost, new = _kernels(op, profile)
+    children: Agreement = "not recorded"
+    if op.recorded.children is not None:
+        recorded, here = op.recorded.children, profile.children
+        if recorded == here and op.recorded.below is not None and profile.below is not None:
+            recorded, here = op.recorded.below, profile.below
+        children = "match" if recorded == here else "differ"
+        if kernels in ("not recorded", "other device"):
+            lost, new = _difference(Counter(recorded), Counter(here))
+    return Fidelity(
+        kernels=kernels, children=children, missing=lost, extra=new, time_ratio=_time_ratio(op, profile, measured_us)
+    )
+
+
+def _kernels(op: ReplayOp, profile: Profile) -> tuple[Agreement, tuple[str, ...], tuple[str, ...]]:
+    """The verdict on kernels, those missing here and those that are new."""
+    recorded = Counter({k.name: max(1, round(k.count / op.count)) for k in op.recorded.kernels})
+    here = Counter({k.name: k.count for k in profile.kernels})
+    if not recorded:
+        return "other device" if here else "not recorded", (), ()
+    if not profile.has_device:
+        return "other device", (), ()
+    missing, extra = _difference(recorded, here)
+    return ("differ" if missing or extra else "match"), missing, extra
+
+
+def _difference(recorded: Counter[str], here: Counter[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple((recorded - here).keys())[:LISTED], tuple((here - recorded).keys())[:LISTED]
+
+
+def _time_ratio(op: ReplayOp, profile: Profile, measured_us: float) -> float | None:
+    recorded = op.recorded
+    if recorded.kernels and profile.kernels:
+        base = recorded.device_us_total / op.count
+        return sum(k.total_us for k in profile.kernels) / base if base > 0 else None
+    if recorded.kernels or profile.has_device or recorded.host_us_median <= 0:
+        return None
+    return measured_us / recorded.host_us_median

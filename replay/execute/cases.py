@@ -59,23 +59,22 @@ def cases_of(
 
         sink = MemorySink()
         run_plan(plan, measuring, sink=sink, simulate=simulate, on_progress=on_progress)
-        results = [_of_sound_arguments(one, failed) for one in sink.results]
+        results = [_of_sound_arguments(result, failed) for result in sink.results]
         environment = dict(sink.header.environment) if sink.header else {}
-    by_id: dict[str, OpResult] = {one.id: one for one in results}
+    by_id: dict[str, OpResult] = {result.id: result for result in results}
     texts = {op.id: call_text(op) for op in plan.ops}
     needs = {op.id: need_of(op).total for op in plan.ops}
-    rooms = {name: device.hbm_bytes for name, device in devices.items()}
     return Cases(
         cases=tuple(
             Case(
-                written=one.text,
-                sizes=dict(one.sizes),
+                written=call.text,
+                sizes=dict(call.sizes),
                 call=texts[id_],
                 result=by_id[id_],
                 unpredicted=tuple(failed.get(id_, ())),
-                too_large_for=tuple(name for name, room in rooms.items() if needs[id_] > room),
+                too_large_for=tuple(name for name, device in devices.items() if needs[id_] > device.hbm_bytes),
             )
-            for one, id_ in zip(written, ids, strict=True)
+            for call, id_ in zip(written, ids, strict=True)
         ),
         device=None if measuring is None else measuring.device,
         environment=environment,

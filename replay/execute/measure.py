@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,10 +10,10 @@ from collections.abc import Sequence
 import msgspec
 
 from opreplay.replay.execute.executors.base import Executor, Prepared
-from opreplay.replay.execute.executors.reference_load import UNSTABLE
+from opreplay.replay.execute.executors.clocks import UNSTABLE, garbage_collection_off
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sampling import SamplePlan, collect
-from opreplay.replay.execute.visits import Taken, Visits
+from opreplay.replay.execute.visits import Visits, VisitSamples
 from opreplay.replay.execute.warm_up import WarmUp, warm_up
 from opreplay.replay.host import environment
 from opreplay.replay.ir.reasons import NotReplayable, Reason
@@ -59,17 +58,16 @@ def measure(
     measurement, with a warning; NotReplayable is raised where that call imported modules. `recency` tells of the
     recorded step, where caches are to be as in it. Whatever the op raises passes through.
     """
-    clock = executor.clock
-    started = clock.now_s()
+    clock, started = executor.clock, executor.clock.now_s()
     visits, whole = visits or Visits(), options
     options = visits.share(options)
     warm = warm_up(executor, prepared, options)
     first_us = warm.took_us[0] if prepared.first_call_us is None else prepared.first_call_us
     call_us, left_s = warm.call_us, options.hard_limit_s() - (clock.now_s() - started)
-    few = len(warm.took_us) == 1 or call_us * 1e-6 > LEFT_SHARE * left_s
     if len(warm.took_us) == 1 and warm.imported:
         raise NotReplayable(Reason("budget", f"time: set-up took {first_us * 1e-6:.2g} s (--op-limit)"))
-    if few or call_us * 1e-6 > max(ONCE_S, ONCE_PER_OP_TIME * options.op_time_s):
+    longest_s = min(LEFT_SHARE * left_s, max(ONCE_S, ONCE_PER_OP_TIME * options.op_time_s))
+    if len(warm.took_us) == 1 or call_us * 1e-6 > longest_s:
         return _of_slow(warm, first_us, executor, options)
     # What calls took that set something up is not counted against the samples.
     budget_s = options.op_time_s - max(0.0, len(warm.took_us) * call_us * 1e-6 - options.op_time_s)
@@ -78,22 +76,17 @@ def measure(
     host_us = clock.launch_us(prepared.call, calls)
     executor.reset(prepared)
     plan = _plan(executor, prepared, calls, options, recency)
-    failed: list[MeasureWarning] = []
+    capture_warnings: list[MeasureWarning] = []
     if options.cuda_graph and host_us is not None and host_us > call_us and not prepared.max_calls:
-        plan, failed = _captured(executor, plan)
+        plan, capture_warnings = _captured(executor, plan)
     fewest = visits.fewest_samples(executor.threads, plan.cache)
     throttled = environment.throttle_events()
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with garbage_collection_off():
         samples = collect(
             executor, prepared, plan, options, budget_s=budget_s, left_s=LEFT_SHARE * left_s, fewest=fewest
         )
-    finally:
-        if collecting:
-            gc.enable()
     clean, interrupted = samples.chosen(enough=options.min_samples, one_thread=executor.threads == 1)
-    taken = Taken(
+    visit = VisitSamples(
         samples=tuple(clean),
         threads=executor.threads,
         cache=plan.cache,
@@ -101,45 +94,62 @@ def measure(
         repeated=len(samples.all) - len(clean),
         warnings=tuple(interrupted),
     )
-    together = visits.add(taken)
-    chosen = [sample for visit in together for sample in visit.samples]
-    in_order = [sample.took_us for sample in chosen]
-    found = summarize(sorted(in_order), calls=plan.count, resolution_us=clock.resolution_us, options=whole)
-    host = [] if plan.graph is not None else _host_warnings(host_us, found.median_us)
-    told = {warning.kind: warning for visit in together for warning in visit.warnings}
-    warnings = [*found.warnings, *failed, *told.values(), *host, *_cache_warnings(executor, plan)]
-    gauge_us = [sample.gauge_us for sample in chosen]
-    if executor.gauge is not None and all(gauge_us):
-        found = against_gauge(found, in_order, gauge_us)
-        assert found.gauge_us is not None
-        warnings += gauge_warnings(found.gauge_us, executor.gauge.best_us)
+    comparable_visits = visits.add(visit)
+    measurement = _of_visits(executor, plan, whole, comparable_visits, host_us, capture_warnings)
     if (events := environment.throttle_events() - throttled) > 0:
-        warnings.append(MeasureWarning(kind="throttled", data={"events": events}))
+        throttling = MeasureWarning(kind="throttled", data={"events": events})
+        measurement = msgspec.structs.replace(measurement, warnings=(*measurement.warnings, throttling))
+    if visits.of == 1:
+        return measurement
+    return msgspec.structs.replace(measurement, visits=tuple(visit.medians() for visit in comparable_visits))
+
+
+def _of_visits(
+    executor: Executor,
+    plan: SamplePlan,
+    options: MeasureOptions,
+    visits: Sequence[VisitSamples],
+    host_us: float | None,
+    capture_warnings: Sequence[MeasureWarning],
+) -> Measurement:
+    """The measurement that the samples of all visits amount to; `host_us` is what the host takes to launch a call."""
+    samples = [sample for visit in visits for sample in visit.samples]
+    in_order = [sample.took_us for sample in samples]
+    resolution_us = executor.clock.resolution_us
+    measurement = summarize(sorted(in_order), calls=plan.count, resolution_us=resolution_us, options=options)
+    warnings = [*measurement.warnings, *capture_warnings]
+    warnings += {warning.kind: warning for visit in visits for warning in visit.warnings}.values()
+    warnings += [] if plan.graph is not None else _host_warnings(host_us, measurement.median_us)
+    warnings += _cache_warnings(executor, plan)
+    gauge_us = [sample.gauge_us for sample in samples]
+    if executor.gauge is not None and all(gauge_us):
+        measurement = against_gauge(measurement, in_order, gauge_us)
+        assert measurement.gauge_us is not None
+        warnings += gauge_warnings(measurement.gauge_us, executor.gauge.best_us)
     return msgspec.structs.replace(
-        found,
+        measurement,
         warnings=tuple(warnings),
         cache=plan.cache,
         host_us=host_us,
         graph=plan.graph is not None,
-        first_call_us=together[0].first_call_us,
-        repeated=sum(visit.repeated for visit in together),
+        first_call_us=visits[0].first_call_us,
+        repeated=sum(visit.repeated for visit in visits),
         median_error=stats.log_error(in_order),
         threads=executor.threads,
-        visits=tuple(visit.medians() for visit in together) if visits.of > 1 else (),
     )
 
 
 def _of_slow(warm: WarmUp, first_us: float, executor: Executor, options: MeasureOptions) -> Measurement:
     """The measurement that the calls of the warm-up make of an op too slow for more."""
     share, count = warm.waited_share, float(len(warm.settled_us))
-    left_out = share if executor.threads == 1 else 0.0
-    took_us = sorted((1.0 - left_out) * us for us in warm.settled_us)
-    found = summarize(took_us, calls=1, resolution_us=executor.clock.resolution_us, options=options)
-    warnings = [*found.warnings, *warm.warnings]
+    waited_share = share if executor.threads == 1 else 0.0
+    took_us = sorted((1.0 - waited_share) * us for us in warm.settled_us)
+    summary = summarize(took_us, calls=1, resolution_us=executor.clock.resolution_us, options=options)
+    warnings = [*summary.warnings, *warm.warnings]
     if share > WAITED_SHARE:
-        data = {"interrupted": count, "samples": count, "left_out_share": left_out}
+        data = {"interrupted": count, "samples": count, "left_out_share": waited_share}
         warnings.append(MeasureWarning(kind="interrupted", data=data))
-    return msgspec.structs.replace(found, first_call_us=first_us, threads=executor.threads, warnings=tuple(warnings))
+    return msgspec.structs.replace(summary, first_call_us=first_us, threads=executor.threads, warnings=tuple(warnings))
 
 
 def calls_per_sample(call_us: float, limit: int) -> int:
@@ -159,12 +169,11 @@ def _plan(
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=calls > 1 and not prepared.max_calls)
-    if options.cache == "step" and recency is not None and size <= FEW_BYTES and recency.code <= NEAR_BYTES:
-        return msgspec.structs.replace(warm, cache="step")
     if options.cache == "step" and recency is not None:
-        lay = executor.as_in_step(prepared, recency)
-        if lay is not None:
-            return SamplePlan(calls=(prepared.call,), count=1, before=lay, cache="step")
+        if size <= FEW_BYTES and recency.code <= NEAR_BYTES:
+            return msgspec.structs.replace(warm, cache="step")
+        if (restore_caches := executor.as_in_step(prepared, recency)) is not None:
+            return SamplePlan(calls=(prepared.call,), count=1, before=restore_caches, cache="step")
     if options.cache == "warm" or not size or not cache:
         return warm
     if size >= COLD_FOOTPRINT * cache:
@@ -186,7 +195,9 @@ def _captured(executor: Executor, plan: SamplePlan) -> tuple[SamplePlan, list[Me
     return (plan, []) if graph is None else (msgspec.structs.replace(plan, graph=graph), [])
 
 
-def against_gauge(found: Measurement, in_order: Sequence[float], gauge_us: Sequence[tuple[float, ...]]) -> Measurement:
+def against_gauge(
+    measurement: Measurement, in_order: Sequence[float], gauge_us: Sequence[tuple[float, ...]]
+) -> Measurement:
     """The measurement with its time relative to the gauges; samples (us a call) and readings in the order of time.
 
     A sample is divided by the (n + 1)th root of the product of its n readings. What makes a machine slow, a neighbour
@@ -201,7 +212,7 @@ def against_gauge(found: Measurement, in_order: Sequence[float], gauge_us: Seque
     compute_us = [readings[0] for readings in gauge_us]
     half = (len(compute_us) + 1) // 2
     return msgspec.structs.replace(
-        found,
+        measurement,
         gauge_us=(statistics.median(compute_us[:half]), statistics.median(compute_us[-half:])),
         relative=statistics.median(relative),
         relative_error=stats.log_error(relative),

@@ -32,7 +32,7 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
     """Wall time after which it is broken off between two calls, whatever is on; None for as long as it takes."""
     heartbeat: str
     """Path of a file into which the process writes which op it is at."""
-    own: tuple[str, ...] = ()
+    unshared: tuple[str, ...] = ()
     """Ids of ops that get no tensor of another one, since they ended a process with them."""
 
 

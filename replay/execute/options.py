@@ -111,10 +111,10 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
 
     def hard_limit_s(self) -> float:
         """As that of a measurement, and no more than an op's share of the run's time, which is at least a second."""
-        own = MeasureOptions.hard_limit_s(self)
+        limit_s = MeasureOptions.hard_limit_s(self)
         if self.total_time_s is None or self.mode == "sequence":
-            return own
-        return min(own, max(SHARE * self.total_time_s, 1.0, 5 * self.op_time_s))
+            return limit_s
+        return min(limit_s, max(SHARE * self.total_time_s, 1.0, 5 * self.op_time_s))
 
     def late(self, limit_s: float) -> Reason:
         """Why an op has no result that was given up after `limit_s`: its own limit, or its share of the run's time."""
@@ -136,6 +136,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     """Of the ops that the recorded step calls, by id, where caches are to be as they are in it."""
     cpus: tuple[int, ...] = ()
     """Processors that this worker keeps to; all that it is given where empty."""
+
+    @property
+    def shrink_to(self) -> int | None:
+        """Bytes that an op is made smaller for; None where it is skipped instead."""
+        return self.memory_bytes if self.options.over_budget == "shrink" else None
 
     def having(self, **changes: Any) -> WorkerConfig:
         """The same with other options of the run."""

@@ -126,15 +126,11 @@ def run_plan(
         raise UsageError(f"--visits {options.visits} has no effect {where}", hint="Leave --visits out.")
     if options.mode == "sequence":
         plan = step_plan(plan)
-        chosen = sequence = (
-            sequence_engine(plan, continued, on_progress)
-            if options.ranks is None
-            else sequence_on_ranks(plan, continued, on_progress)
-        )
+        make_sequence = sequence_engine if options.ranks is None else sequence_on_ranks
+        chosen = sequence = make_sequence(plan, continued, on_progress)
         close = sequence.records
     else:
-        single = OneByOne(runner) if runner is not None else None
-        chosen = engine or single or make_engine(continued, recency)
+        chosen = engine or (OneByOne(runner) if runner is not None else make_engine(continued, recency))
         if options.ranks is not None:
             chosen = with_ranks(chosen, continued)
     results: list[OpResult] = []
@@ -149,14 +145,14 @@ def run_plan(
         if on_start is not None:
             on_start(header.environment)
         costly = ended_by_time(earlier)
-        watch = _Watch(plan, options, started, len(results), on_progress, costly)
-        for op, outcome in chosen.outcomes(left_to_do(plan.ops, results, costly), watch.decide):
+        state = _RunState(plan, options, started, len(results), on_progress, costly)
+        for op, outcome in chosen.outcomes(left_to_do(plan.ops, results, costly), state.decide):
             simulated = simulate(op) if simulate is not None else {}
             why = (failed or {}).get(op.id, ())
             result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=why)
             sink.write(result)
             results.append(result)
-            watch.done = len(results)
+            state.done = len(results)
         raise_if_asked()
         for record in close(results) if close is not None else ():
             sink.write(record)
@@ -175,7 +171,7 @@ def run_plan(
     return summary
 
 
-class _Watch:
+class _RunState:
     """Says where the run stands before each op, and which op is not to run."""
 
     def __init__(
@@ -183,25 +179,25 @@ class _Watch:
         plan: ReplayPlan,
         options: RunOptions,
         started: float,
-        kept: int,
-        tell: Callable[[Progress], None] | None,
+        done_before: int,
+        on_progress: Callable[[Progress], None] | None,
         costly: Set[str] = frozenset(),
     ) -> None:
-        self._costly = costly
-        self._total, self._options, self._started, self._kept, self._tell = len(plan.ops), options, started, kept, tell
-        self.done = kept
+        self._total, self._options, self._started = len(plan.ops), options, started
+        self._done_before, self._on_progress, self._costly = done_before, on_progress, costly
+        self.done = done_before
 
     def decide(self, op: ReplayOp) -> Outcome | None:
         """The op's outcome where the plan, or the run's time budget, says that it is not to be run. Raises
         KeyboardInterrupt where somebody asked for the end."""
         raise_if_asked()
         elapsed_s = monotonic() - self._started
-        if self._tell is not None:
-            limit_s = self._options.total_time_s
-            self._tell(_progress(self.done, self._total, op.name, elapsed_s, kept=self._kept, limit_s=limit_s))
+        limit_s = self._options.total_time_s
+        if self._on_progress is not None:
+            before = self._done_before
+            self._on_progress(_progress(self.done, self._total, op.name, elapsed_s, before, limit_s))
         if op.reason is not None:
             return unable(op.reason)
-        limit_s = self._options.total_time_s
         if limit_s is not None and elapsed_s >= limit_s:
             before = f"{WHILE_IT_RAN} before, and " if op.id in self._costly else ""
             return unable(Reason("out of time", f"{before}the run's {limit_s:g} s are spent (--total-time)"))
@@ -213,9 +209,9 @@ def _begin(sink: ResultSink, header: Header, earlier: ResultFile | None, *, agai
     if earlier is None:
         sink.write(header)
         return []
-    kept = [] if again else kept_results(earlier)
-    sink.write(Resumed(started_at=header.started_at, kept=len(kept), environment=header.environment))
-    return kept
+    earlier_results = [] if again else kept_results(earlier)
+    sink.write(Resumed(started_at=header.started_at, kept=len(earlier_results), environment=header.environment))
+    return earlier_results
 
 
 def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
@@ -271,10 +267,11 @@ def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) 
     base, limit_s = worker_config(options, recency), options.hard_limit_s()
     cpus = split_cpus(options.lanes) if options.threads is None else [()] * options.lanes
     devices = lane_devices(options.device, options.lanes, shared=options.shared_device)
-    configs = [
-        msgspec.structs.replace(base.having(device=device), cpus=own) for device, own in zip(devices, cpus, strict=True)
-    ]
     until = _end_of(options)
+    configs = (
+        msgspec.structs.replace(base.having(device=device), cpus=lane_cpus)
+        for device, lane_cpus in zip(devices, cpus, strict=True)
+    )
     return Lanes([ChildProcess(config, limit_s=limit_s, until=until) for config in configs])
 
 
@@ -345,12 +342,11 @@ def make_runner(options: RunOptions, recency: dict[str, Recency] | None = None) 
     config = worker_config(options, recency)
     if options.isolation != "none":
         return ChildProcess(config, limit_s=options.hard_limit_s(), until=_end_of(options))
-    shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
     return InProcess(
         make_executor(config),
         seed=options.seed,
-        options=config.options,
-        shrink_to=shrink_to,
+        options=options,
+        shrink_to=config.shrink_to,
         recency=config.recency,
     )
 
@@ -377,13 +373,13 @@ def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
             f"--cache step is for the CPU, not for {options.device}",
             hint="Measure cold, or replay with --mode sequence.",
         )
-    found = recency(with_outputs(plan))
-    if not found:
+    recency_by_op = recency(with_outputs(plan))
+    if not recency_by_op:
         raise UsageError(
             f"{plan.source} does not say in which order its ops ran",
             hint="--cache step needs a trace, or a plan that this version's `opreplay plan TRACE --output` wrote.",
         )
-    return found
+    return recency_by_op
 
 
 def _header(
@@ -410,18 +406,17 @@ def _header(
 
 
 def _progress(
-    done: int, total: int, current: str | None, elapsed_s: float, *, kept: int = 0, limit_s: float | None = None
+    done: int, total: int, current: str | None, elapsed_s: float, done_before: int = 0, limit_s: float | None = None
 ) -> Progress:
-    """`kept` of the ops that are done were done by the run that this one continues, in no time of its own; `limit_s` is
-    the time that the run may take."""
-    remaining = elapsed_s / (done - kept) * (total - done) if done > kept else None
-    most = None if limit_s is None else max(0.0, limit_s - elapsed_s)
-    cut = remaining is not None and most is not None and remaining > most
+    """Where a run stands that continues one which did `done_before` of the ops, and may take `limit_s`."""
+    remaining = elapsed_s / (done - done_before) * (total - done) if done > done_before else None
+    limit_left_s = None if limit_s is None else max(0.0, limit_s - elapsed_s)
+    cut = remaining is not None and limit_left_s is not None and remaining > limit_left_s
     return Progress(
         done=done,
         total=total,
         current=current,
         elapsed_s=elapsed_s,
-        remaining_s=most if cut else remaining,
+        remaining_s=limit_left_s if cut else remaining,
         cut=cut,
     )

@@ -52,32 +52,32 @@ def measure_on_idle(
     if threads is None or threads < 2:
         return measure(executor, prepared, options, recency=recency, visits=visits)
     started, waited_us = clock.now_s(), clock.threads_waited_us()
-    found = measure(executor, prepared, options, recency=recency, visits=visits)
+    measurement = measure(executor, prepared, options, recency=recency, visits=visits)
     took_s, waited_s = clock.now_s() - started, (clock.threads_waited_us() - waited_us) * 1e-6
     if waited_s > WAITED_SHARE * took_s:
         data = {"threads": float(threads), "waited_s": waited_s, "took_s": took_s}
         waiting = MeasureWarning(kind="threads waited", data=data)
-        found = msgspec.structs.replace(found, warnings=(*found.warnings, waiting))
+        measurement = msgspec.structs.replace(measurement, warnings=(*measurement.warnings, waiting))
     left_s = options.hard_limit_s() - took_s
-    if not waited(found) or left_s < ALONE_SHARE * options.hard_limit_s():
-        return found
+    if not waited(measurement) or left_s < ALONE_SHARE * options.hard_limit_s():
+        return measurement
     executor.use_threads(1)
     try:
         within = msgspec.structs.replace(options, limit_s=left_s)
         alone = measure(executor, prepared, within, recency=recency, visits=visits)
     finally:
         executor.use_threads(threads)
-    if alone.median_us >= found.median_us:
-        return found
-    data = {"threads": float(threads), "threads_us": found.median_us}
+    if alone.median_us >= measurement.median_us:
+        return measurement
+    data = {"threads": float(threads), "threads_us": measurement.median_us}
     warnings = (*alone.warnings, MeasureWarning(kind="one thread", data=data))
-    return msgspec.structs.replace(alone, first_call_us=found.first_call_us, warnings=warnings)
+    return msgspec.structs.replace(alone, first_call_us=measurement.first_call_us, warnings=warnings)
 
 
-def waited(found: Measurement) -> bool:
+def waited(measurement: Measurement) -> bool:
     """Whether the samples look like those of threads that waited for processors which other programs had."""
-    kinds = {kind_of(warning) for warning in found.warnings}
-    if kinds & {"interrupted", "threads waited"} or found.repeated > found.samples:
+    kinds = {kind_of(warning) for warning in measurement.warnings}
+    if kinds & {"interrupted", "threads waited"} or measurement.repeated > measurement.samples:
         return True
-    deciles = found.deciles_us
+    deciles = measurement.deciles_us
     return len(deciles) == 11 and deciles[1] > 0 and deciles[5] > FAR_ABOVE * deciles[1]

@@ -46,7 +46,7 @@ def visits_of(asked: int | None, facts: Mapping[str, object]) -> int:
     return BUSY if is_busy(facts) else 1
 
 
-class Taken(NamedTuple):
+class VisitSamples(NamedTuple):
     """What one visit took."""
 
     samples: tuple[Sample, ...]
@@ -69,7 +69,7 @@ class Visits:
 
     def __init__(self, of: int = 1) -> None:
         self.of = of
-        self._taken: list[Taken] = []
+        self._visits: list[VisitSamples] = []
 
     def share(self, options: MeasureOptions) -> MeasureOptions:
         """What one of the visits may take of the time and the samples of all."""
@@ -85,17 +85,17 @@ class Visits:
 
     def _min_samples(self, all_visits: int) -> int:
         """All in the first visit, after which the run may decide that there is no other."""
-        return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._taken else all_visits
+        return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._visits else all_visits
 
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
         """Samples that the next visit takes, whatever its time, for `FEWEST_SAMPLES` with these threads and caches."""
-        same = sum(len(visit.samples) for visit in self._taken if (visit.threads, visit.cache) == (threads, cache))
+        same = sum(len(visit.samples) for visit in self._visits if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)
 
-    def add(self, taken: Taken) -> list[Taken]:
+    def add(self, visit: VisitSamples) -> list[VisitSamples]:
         """All visits that measured the same, this one last."""
-        self._taken.append(taken)
-        return [one for one in self._taken if (one.threads, one.cache) == (taken.threads, taken.cache)]
+        self._visits.append(visit)
+        return [other for other in self._visits if (other.threads, other.cache) == (visit.threads, visit.cache)]
 
 
 class Book:
@@ -108,10 +108,10 @@ class Book:
         """The visits to an op so far; forgotten with the last of them."""
         if visit.number == 0:
             self._open[id_] = Visits(visit.of)
-        found = self._open.get(id_) or Visits(visit.of)
+        visits = self._open.get(id_) or Visits(visit.of)
         if visit.number + 1 >= visit.of:
             self._open.pop(id_, None)
-        return found
+        return visits
 
 
 def first_checks(options: MeasureOptions, visit: Visit) -> MeasureOptions:

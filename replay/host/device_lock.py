@@ -83,8 +83,8 @@ def lock_folder() -> Path:
     path = Path(tempfile.gettempdir()) / f"opreplay-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise EnvironmentRefused(f"{path} is not a folder of this user", hint="Remove it, or set TMPDIR.")
     return path
 
@@ -92,7 +92,7 @@ def lock_folder() -> Path:
 def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], None] | None) -> bool:
     """Take the lock, waiting for it up to `wait_s`."""
     assert fcntl is not None
-    deadline, told = monotonic() + wait_s, False
+    deadline, announced = monotonic() + wait_s, False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,9 +100,9 @@ def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], 
         except BlockingIOError:
             if monotonic() >= deadline:
                 return False
-        if not told and on_wait is not None:
+        if not announced and on_wait is not None:
             on_wait(f"waiting up to {wait_s:g} s for another opreplay{_holder(descriptor)} on {name}")
-        told = True
+        announced = True
         sleep(POLL_S)
 
 

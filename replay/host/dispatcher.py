@@ -48,5 +48,5 @@ def registered_in(full_name: str) -> str | None:
         text = str(_internal()._dispatch_dump(full_name))
     except RuntimeError:
         return None
-    found = re.search(r"^debug: registered at (.+\.py):\d+$", text, re.MULTILINE)
-    return None if found is None else found[1]
+    match = re.search(r"^debug: registered at (.+\.py):\d+$", text, re.MULTILINE)
+    return None if match is None else match[1]

@@ -33,13 +33,13 @@ def idle_cpus(look_s: float = LOOK_S) -> float | None:
     before = _ticks()
     if before is None:
         return None
-    own = _own_ticks()
+    ticks_before = _own_ticks()
     sleep(look_s)
     after = _ticks()
     if after is None or after[1] <= before[1]:
         return None
     cpus = len(os.sched_getaffinity(0))
-    idle, total = after[0] - before[0] + _own_ticks() - own, after[1] - before[1]
+    idle, total = after[0] - before[0] + _own_ticks() - ticks_before, after[1] - before[1]
     free = cpus * min(1.0, idle / total)
     quota = _quota()
     return free if quota is None else min(free, quota)

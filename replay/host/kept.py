@@ -78,25 +78,25 @@ def _path(key: str, *, make: bool) -> Path | None:
     try:
         if make:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = os.stat(base)
+        status = os.stat(base)
     except OSError:
         return None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         return None
     return base / (blake2b(key.encode(), digest_size=20).hexdigest() + _SUFFIX)
 
 
 def _make_room(base: Path) -> None:
     """Remove what was not used for longest, until the rest is within the bound."""
-    found = []
+    entries_by_age = []
     with os.scandir(base) as entries:
         for entry in entries:
             if entry.name.endswith(_SUFFIX):
                 with suppress(OSError):  # another process removed it
                     what = entry.stat()
-                    found.append((what.st_mtime_ns, what.st_size, entry.path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
+                    entries_by_age.append((what.st_mtime_ns, what.st_size, entry.path))
+    total = sum(size for _, size, _ in entries_by_age)
+    for _, size, path in sorted(entries_by_age):
         if total <= MAX_BYTES:
             break
         with suppress(OSError):

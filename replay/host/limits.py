@@ -1,5 +1,6 @@
 # pyright: strict
-"""Limits of a process that runs ops: memory, files, and that it dies with its parent."""
+"""A process that runs ops: limits of memory and files, freed memory that is kept for the next call, and that it dies
+with its parent."""
 
 from __future__ import annotations
 
@@ -20,6 +21,9 @@ SLACK_BYTES = 512 << 20
 FILE_BYTES = 256 << 20
 """Largest file that an op can write (compilers cache their kernels; nothing else has a reason to)."""
 PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Parameters of mallopt(3)."""
+NEVER = 2**31 - 1
 
 
 def limit_memory(op_bytes: int) -> None:
@@ -62,3 +66,28 @@ def limit_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     soft = FILE_BYTES if hard == resource.RLIM_INFINITY else min(FILE_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def keep_freed_memory() -> bool:
+    """Let freed blocks of any size be used again without the system; whether the C library can.
+
+    By default glibc maps blocks above a moving limit anew for each call: an op with a large result is timed with the
+    page faults of its result, or without, as the sizes of earlier ops happen to have moved the limit. A model in its
+    steady state, as one on the caching allocator of an accelerator, finds memory that was used before.
+    """
+    libc = _libc()
+    return libc is not None and bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))
+
+
+def give_back() -> None:
+    """Return what is free to the system; for the time between two ops."""
+    if (libc := _libc()) is not None:
+        libc.malloc_trim(0)
+
+
+def _libc() -> ctypes.CDLL | None:
+    """The C library where it is glibc."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None

@@ -49,6 +49,11 @@ class RecordedArg:
     unlike_strided: bool = False
     """The call's strides were recorded and this tensor has none: it is sparse, or of another layout without strides."""
 
+    @property
+    def metas(self) -> tuple[TensorMeta | None, ...]:
+        """Its tensor or those of its list; () for anything else and for a list of unknown length."""
+        return (self.tensor,) if self.kind == "tensor" else self.tensors or ()
+
 
 ABSENT = RecordedArg(kind="absent")
 
@@ -172,9 +177,12 @@ def _value_of(text: str | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """JSON-safe form of a parsed literal: tuples for lists, text for complex and non-finite numbers."""
-    if isinstance(value, list):
-        return tuple(_plain(item) for item in value)
+    """JSON-safe form of a parsed literal, with tuples for lists."""
+    return tuple(_plain(item) for item in value) if isinstance(value, list) else plain_number(value)
+
+
+def plain_number(value: Any) -> Any:
+    """A number as JSON has it: text for complex and non-finite ones; any other value as it is."""
     if isinstance(value, complex):
         return str(value).strip("()")
     if isinstance(value, float):

@@ -14,45 +14,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opreplay.initializers.base import CustomInit as CustomInit
-    from opreplay.initializers.base import InitContext as InitContext
-    from opreplay.initializers.base import InitializerError as InitializerError
-    from opreplay.initializers.base import InitReport as InitReport
-    from opreplay.initializers.base import Option as Option
-    from opreplay.initializers.extensions import register_initializer as register_initializer
-    from opreplay.replay import tile as tile
-    from opreplay.replay.ascend.custom.estimators import register_op_estimator as register_op_estimator
-    from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo as OpInvokeInfo
-    from opreplay.replay.ascend.custom.op_invoke import PerformanceModel as PerformanceModel
-    from opreplay.replay.ascend.custom.op_invoke import PerformanceProperties as PerformanceProperties
-    from opreplay.replay.ascend.custom.op_invoke import register_op_properties as register_op_properties
-    from opreplay.replay.capture.capture import capture as capture
-    from opreplay.replay.check.model import CheckResult as CheckResult
-    from opreplay.replay.execute.options import RunOptions as RunOptions
-    from opreplay.replay.ir.reasons import NotReplayable as NotReplayable
-    from opreplay.replay.resolve.user.conversions import Conversion as Conversion
-    from opreplay.replay.resolve.user.conversions import register_conversion as register_conversion
-    from opreplay.replay.resolve.user.executors import register_executor as register_executor
-    from opreplay.replay.results.measurement import Measurement as Measurement
-    from opreplay.replay.session.benchmarking import benchmark as benchmark
-    from opreplay.replay.session.call import PreparedCall as PreparedCall
-    from opreplay.replay.session.checking import check as check
-    from opreplay.replay.session.op import Op as Op
-    from opreplay.replay.session.single import op as op
-    from opreplay.replay.session.single import op_of_call as op_of_call
-    from opreplay.replay.session.single import op_of_event as op_of_event
-    from opreplay.replay.session.trace import OpenTrace as OpenTrace
-    from opreplay.replay.session.trace import open as open
-    from opreplay.replay.session.trace import plan as plan
-    from opreplay.replay.session.whole import Comparison as Comparison
-    from opreplay.replay.session.whole import Results as Results
-    from opreplay.replay.session.whole import Simulation as Simulation
-    from opreplay.replay.session.whole import compare as compare
-    from opreplay.replay.session.whole import read_results as read_results
-    from opreplay.replay.session.whole import run as run
-    from opreplay.replay.session.whole import simulate as simulate
-    from opreplay.traces.errors import OpReplayError as OpReplayError
-    from opreplay.traces.reader import read_trace as read_trace
+    from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option
+    from opreplay.initializers.extensions import register_initializer
+    from opreplay.replay import tile
+    from opreplay.replay.ascend.custom.estimators import register_op_estimator
+    from opreplay.replay.ascend.custom.op_invoke import (
+        OpInvokeInfo,
+        PerformanceModel,
+        PerformanceProperties,
+        register_op_properties,
+    )
+    from opreplay.replay.capture.capture import capture
+    from opreplay.replay.check.model import CheckResult
+    from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.ir.reasons import NotReplayable
+    from opreplay.replay.resolve.user.conversions import Conversion, register_conversion
+    from opreplay.replay.resolve.user.executors import register_executor
+    from opreplay.replay.results.measurement import Measurement
+    from opreplay.replay.session.benchmarking import benchmark
+    from opreplay.replay.session.call import PreparedCall
+    from opreplay.replay.session.checking import check
+    from opreplay.replay.session.op import Op
+    from opreplay.replay.session.single import op, op_of_call, op_of_event
+    from opreplay.replay.session.trace import OpenTrace, open, plan
+    from opreplay.replay.session.whole import Comparison, Results, Simulation, compare, read_results, run, simulate
+    from opreplay.traces.errors import OpReplayError
+    from opreplay.traces.reader import read_trace
 
     __version__: str
 
@@ -99,45 +86,31 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckResult": "replay.check.model",
-    "Comparison": "replay.session.whole",
-    "Conversion": "replay.resolve.user.conversions",
-    "CustomInit": "initializers.base",
-    "InitContext": "initializers.base",
-    "InitReport": "initializers.base",
-    "InitializerError": "initializers.base",
-    "Measurement": "replay.results.measurement",
-    "NotReplayable": "replay.ir.reasons",
-    "Op": "replay.session.op",
-    "OpInvokeInfo": "replay.ascend.custom.op_invoke",
-    "OpReplayError": "traces.errors",
-    "OpenTrace": "replay.session.trace",
-    "Option": "initializers.base",
-    "PerformanceModel": "replay.ascend.custom.op_invoke",
-    "PerformanceProperties": "replay.ascend.custom.op_invoke",
-    "PreparedCall": "replay.session.call",
-    "Results": "replay.session.whole",
-    "RunOptions": "replay.execute.options",
-    "Simulation": "replay.session.whole",
-    "check": "replay.session.checking",
-    "benchmark": "replay.session.benchmarking",
-    "capture": "replay.capture.capture",
-    "compare": "replay.session.whole",
-    "op": "replay.session.single",
-    "op_of_call": "replay.session.single",
-    "op_of_event": "replay.session.single",
-    "open": "replay.session.trace",
-    "plan": "replay.session.trace",
-    "read_results": "replay.session.whole",
-    "read_trace": "traces.reader",
-    "register_conversion": "replay.resolve.user.conversions",
-    "register_executor": "replay.resolve.user.executors",
-    "register_initializer": "initializers.extensions",
-    "register_op_estimator": "replay.ascend.custom.estimators",
-    "register_op_properties": "replay.ascend.custom.op_invoke",
-    "run": "replay.session.whole",
-    "simulate": "replay.session.whole",
-    "tile": "replay",
+    name: module
+    for module, names in {
+        "initializers.base": "CustomInit InitContext InitReport InitializerError Option",
+        "initializers.extensions": "register_initializer",
+        "replay": "tile",
+        "replay.ascend.custom.estimators": "register_op_estimator",
+        "replay.ascend.custom.op_invoke": "OpInvokeInfo PerformanceModel PerformanceProperties register_op_properties",
+        "replay.capture.capture": "capture",
+        "replay.check.model": "CheckResult",
+        "replay.execute.options": "RunOptions",
+        "replay.ir.reasons": "NotReplayable",
+        "replay.resolve.user.conversions": "Conversion register_conversion",
+        "replay.resolve.user.executors": "register_executor",
+        "replay.results.measurement": "Measurement",
+        "replay.session.benchmarking": "benchmark",
+        "replay.session.call": "PreparedCall",
+        "replay.session.checking": "check",
+        "replay.session.op": "Op",
+        "replay.session.single": "op op_of_call op_of_event",
+        "replay.session.trace": "OpenTrace open plan",
+        "replay.session.whole": "Comparison Results Simulation compare read_results run simulate",
+        "traces.errors": "OpReplayError",
+        "traces.reader": "read_trace",
+    }.items()
+    for name in names.split()
 }
 """Where each name is defined, below `opreplay`."""
 

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.report import formats
-from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, Unit, names_room, terminal
-from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
+from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, names_room, number, terminal
+from opreplay.replay.report.text import listed, plural, safe, share_text, time_text
 from opreplay.traces.times.breakdown import Breakdown, Row
-from opreplay.traces.times.peaks import TF32, Peak
+from opreplay.traces.times.peaks import TF32
 
 _OfRow = Column[Row]
 COLUMNS = (
@@ -37,58 +37,58 @@ NAMED = 3
 _SHORT = {"memory": "mem", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32, float32": "tf32+fp32"}
 
 
-def facts(found: Breakdown, top: int | None) -> dict[str, Any]:
+def facts(breakdown: Breakdown, top: int | None) -> dict[str, Any]:
     """All of it, the first `top` rows."""
-    return {**msgspec.to_builtins(found), "rows": msgspec.to_builtins(found.rows[:top]), "all_rows": len(found.rows)}
+    return {
+        **msgspec.to_builtins(breakdown),
+        "rows": msgspec.to_builtins(breakdown.rows[:top]),
+        "all_rows": len(breakdown.rows),
+    }
 
 
-def csv_text(found: Breakdown, top: int | None) -> str:
+def csv_text(breakdown: Breakdown, top: int | None) -> str:
     """One row each; times in microseconds, shares from 0 to 1."""
     columns = [_OfRow(name, lambda row, name=name: getattr(row, name)) for name in COLUMNS]
-    return formats.csv_text(Table("Rows", columns, found.rows[:top]))
+    return formats.csv_text(Table("Rows", columns, breakdown.rows[:top]))
 
 
-def render(found: Breakdown, top: int | None, *, width: int) -> RenderableType:
+def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableType:
     """A table with the first `top` rows, what the rest amounts to, and a note."""
-    shown = found.rows[:top]
-    parts: list[RenderableType] = [Text(f"{time_text(found.total_us)} of {found.clock} time by {found.by}")]
+    shown = breakdown.rows[:top]
+    parts: list[RenderableType] = [Text(f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}")]
     if shown:
         room = names_room(row.name for row in shown)
-        parts += terminal(Table("Rows", columns_of(found, shown), shown), width, room=room)[1:]
-    if rest := found.rows[len(shown) :]:
+        parts += terminal(Table("Rows", columns_of(breakdown, shown), shown), width, room=room)[1:]
+    if rest := breakdown.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
         parts.append(Text(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more", style="dim"))
-    if found.peak is not None:
-        parts.append(Text(f"peak of {found.peak.device}: {_peak_text(found.peak)}", style="dim"))
-    elif found.by == "op" and found.clock == "device":
-        parts.append(Text("no peak is known of the recorded device: --peak NAME (as MI300X) names it", style="dim"))
-    beyond = [row for row in shown if (row.peak_share or 0.0) > MOST_OF_PEAK]
-    if beyond:
-        named = ", ".join(safe(row.name) for row in beyond[:NAMED])
-        more = f" and {len(beyond) - NAMED} more" if len(beyond) > NAMED else ""
-        parts.append(
-            Text(f"! above the peak: {named}{more}: data that stayed in caches, or other sizes than those of the work")
-        )
-    if found.note:
-        parts.append(Text(found.note, style="dim"))
+    if peak := _peak_line(breakdown):
+        parts.append(Text(peak, style="dim"))
+    if beyond := [safe(row.name) for row in shown if (row.peak_share or 0.0) > MOST_OF_PEAK]:
+        why = "data that stayed in caches, or other sizes than those of the work"
+        parts.append(Text(f"! above the peak: {listed(beyond, NAMED)}: {why}"))
+    if breakdown.note:
+        parts.append(Text(breakdown.note, style="dim"))
     return Group(*parts)
 
 
-def _peak_text(peak: Peak) -> str:
+def _peak_line(breakdown: Breakdown) -> str:
+    """What the recorded device could do at most; "" where nobody asks."""
+    peak = breakdown.peak
+    if peak is None:
+        unknown = "no peak is known of the recorded device: --peak NAME (as MI300X) names it"
+        return unknown if breakdown.by == "op" and breakdown.clock == "device" else ""
     rates = ", ".join(f"{rate:,g} TFLOP/s of {dtype}" for dtype, rate in peak.tflops.items())
-    told = "; tf32 where kernels' names tell it, else float32" if TF32 in peak.tflops else ""
-    return f"{rates}; {peak.gb_per_s:,g} GB/s (datasheet, dense){told}; GB/s counts arguments and known results once"
-
-
-def _rate(form: str) -> Unit:
-    return Unit(lambda value: DASH if value is None else form.format(value))
+    rates += f"; {peak.gb_per_s:,g} GB/s (datasheet, dense)"
+    rates += "; tf32 where kernels' names tell it, else float32" if TF32 in peak.tflops else ""
+    return f"peak of {peak.device}: {rates}; GB/s counts arguments and known results once"
 
 
 def _of_peak(row: Row) -> str:
     return f"{share_text(row.peak_share)} {_SHORT.get(row.peak_kind, row.peak_kind)}".strip()
 
 
-def columns_of(found: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
+def columns_of(breakdown: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
     """What is known of the rows; the name has the room that is left."""
     columns = [
         _OfRow("share", lambda row: row.share, SHARE),
@@ -97,10 +97,10 @@ def columns_of(found: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
         _OfRow("median", lambda row: row.median_us, TIME, key="median_us", drop=4),
     ]
     maybe = [
-        _OfRow("TFLOP/s", lambda row: row.tflops_per_s, _rate("{:,.3g}"), key="tflops_per_s", drop=3),
-        _OfRow("GB/s", lambda row: row.gb_per_s, _rate("{:,.4g}"), key="gb_per_s", drop=3),
+        _OfRow("TFLOP/s", lambda row: row.tflops_per_s, number("{:,.3g}"), key="tflops_per_s", drop=3),
+        _OfRow("GB/s", lambda row: row.gb_per_s, number("{:,.4g}"), key="gb_per_s", drop=3),
         _OfRow("of peak", lambda row: row.peak_share, SHARE, key="peak_share", text=_of_peak, drop=2),
         _OfRow("kind", lambda row: row.kind or None, drop=6),
     ]
     columns += [column for column in maybe if any(column.value(row) is not None for row in rows)]
-    return [*columns, _OfRow(found.by, lambda row: row.name, key="name", form="name")]
+    return [*columns, _OfRow(breakdown.by, lambda row: row.name, key="name", form="name")]

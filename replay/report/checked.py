@@ -41,54 +41,56 @@ CASES_SHOWN = 3
 """Failing cases of a point that tables list."""
 
 
-def facts(found: CheckResult) -> dict[str, Any]:
+def facts(check: CheckResult) -> dict[str, Any]:
     """Everything, for JSON; docs/check.md says which keys stay."""
-    made: dict[str, Any] = msgspec.to_builtins(found)
-    for name, speed in (("speed", found.speed), ("speed_large", found.speed_large)):
+    body: dict[str, Any] = msgspec.to_builtins(check)
+    for name, speed in (("speed", check.speed), ("speed_large", check.speed_large)):
         if speed is not None:
-            made[name]["verdict"] = speed.verdict
-    return made
+            body[name]["verdict"] = speed.verdict
+    return body
 
 
-def first_line(found: CheckResult, failed: Sequence[PointResult]) -> str:
+def first_line(check: CheckResult, failed: Sequence[PointResult]) -> str:
     """How the check ended, in one line."""
-    by_verdict = counts(found)
+    by_verdict = counts(check)
     tally = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items() if count)
-    ended = f"fails by {', '.join(one.point for one in failed)}" if failed else "passes what is required"
-    ended = f"interrupted, {ended}" if found.interrupted and failed else "interrupted" if found.interrupted else ended
-    return f"{found.op} on {found.device}: {ended} ({tally}); held against {found.against}"
+    ended = f"fails by {', '.join(point.point for point in failed)}" if failed else "passes what is required"
+    ended = f"interrupted, {ended}" if check.interrupted and failed else "interrupted" if check.interrupted else ended
+    return f"{check.op} on {check.device}: {ended} ({tally}); held against {check.against}"
 
 
 _OfPoint = Column[PointResult]
-_POINT = _OfPoint("point", lambda one: one.point)
-_VERDICT = _OfPoint("verdict", lambda one: one.verdict, style=lambda one: STYLES[one.verdict])
-_CASES = _OfPoint("cases", lambda one: len(one.cases), COUNT)
-_DETAIL = _OfPoint("detail", lambda one: one.detail, form="fold")
+_POINT = _OfPoint("point", lambda point: point.point)
+_VERDICT = _OfPoint("verdict", lambda point: point.verdict, style=lambda point: STYLES[point.verdict])
+_CASES = _OfPoint("cases", lambda point: len(point.cases), COUNT)
+_DETAIL = _OfPoint("detail", lambda point: point.detail, form="fold")
 _OfCase = Column[tuple[PointResult, Finding]]
 
 
-def _cases_table(found: CheckResult, title: str, most: int | None = None) -> Table[tuple[PointResult, Finding]]:
+def _cases_table(check: CheckResult, title: str, limit: int | None = None) -> Table[tuple[PointResult, Finding]]:
     """Every case of every point, or the first that each fails by."""
-    rows = [(one, case) for one in found.points for case in (one.cases if most is None else one.of("fail")[:most])]
+    rows = [
+        (point, case) for point in check.points for case in (point.cases if limit is None else point.of("fail")[:limit])
+    ]
     columns = [
         _OfCase(title, lambda row: row[0].point),
-        *([_OfCase("verdict", lambda row: row[1].verdict)] if most is None else []),
+        *([_OfCase("verdict", lambda row: row[1].verdict)] if limit is None else []),
         _OfCase("case", lambda row: row[1].case, form="code"),
-        *([_OfCase("ulp", lambda row: row[1].ulp, NUMBER)] if most is None else []),
-        _OfCase("detail", lambda row: row[1].detail if most is None else end(row[1].detail, DETAIL_CHARS)),
+        *([_OfCase("ulp", lambda row: row[1].ulp, NUMBER)] if limit is None else []),
+        _OfCase("detail", lambda row: row[1].detail if limit is None else end(row[1].detail, DETAIL_CHARS)),
     ]
     return Table("Cases", columns, rows)
 
 
-def render(found: CheckResult, *, width: int) -> RenderableType:
+def render(check: CheckResult, *, width: int) -> RenderableType:
     """One row a point, below it the cases that it fails by."""
     from rich.console import Group
     from rich.text import Text
 
     rows: list[tuple[PointResult | None, str]] = []
-    for one in found.points:
-        failing = one.of("fail")
-        rows += [(one, one.detail), *((None, _case_line(case)) for case in failing[1:CASES_SHOWN])]
+    for point in check.points:
+        failing = point.of("fail")
+        rows += [(point, point.detail), *((None, f"{case.case}: {case.detail}") for case in failing[1:CASES_SHOWN])]
         if len(failing) > CASES_SHOWN:
             rows.append((None, f"and {len(failing) - CASES_SHOWN} more cases (--format json)"))
     column = Column[tuple["PointResult | None", str]]
@@ -101,72 +103,68 @@ def render(found: CheckResult, *, width: int) -> RenderableType:
         column("detail", lambda row: row[1], form="fold", style=lambda row: "" if row[0] else "dim"),
     ]
     table = terminal(Table("Points", columns, rows), width)[1:]
-    return Group(*table, *(Text(safe(line)) for line in notes(found)))
+    return Group(*table, *(Text(safe(line)) for line in notes(check)))
 
 
-def _case_line(case: Finding) -> str:
-    return f"{case.case}: {case.detail}"
-
-
-def notes(found: CheckResult) -> list[str]:
+def notes(check: CheckResult) -> list[str]:
     """Times here and on simulated devices, what was assumed, what is to be known."""
     lines: list[str] = []
-    for speed in (found.speed, found.speed_large):
+    for speed in (check.speed, check.speed_large):
         if speed is None:
             continue
         lines.append(
             f"time: {time_text(speed.op_us)} a call, the reference {time_text(speed.reference_us)}: {speed.ratio:.3f} "
             f"times as long, {speed.low:.3f} to {speed.high:.3f} ({speed.verdict}; {speed.pairs} pairs; {speed.case})"
         )
-    for soc in sorted({*found.simulated, *found.simulated_reference}):
-        mine, other = found.simulated.get(soc), found.simulated_reference.get(soc)
-        what = "the op" if "::" in found.op else "the ops of torch that it calls"
+    for soc in sorted({*check.simulated, *check.simulated_reference}):
+        mine, other = check.simulated.get(soc), check.simulated_reference.get(soc)
+        what = "the op" if "::" in check.op else "the ops of torch that it calls"
         op = "no kernels of the op are known" if mine is None else f"{time_text(mine.time_us)} for {what}"
         reference = "" if other is None else f", {time_text(other.time_us)} for what the reference calls"
-        caches = ", ".join(sorted({one.l2 for one in (mine, other) if one is not None}))
+        caches = ", ".join(sorted({prediction.l2 for prediction in (mine, other) if prediction is not None}))
         lines.append(f"simulated {soc}: {op}{reference} (L2 {caches})")
-    lines += [f"assumed: {note.argument}: {note.what}" for note in found.assumptions]
-    return [*lines, *found.notes]
+    lines += [f"assumed: {note.argument}: {note.what}" for note in check.assumptions]
+    return [*lines, *check.notes]
 
 
-def markdown(found: CheckResult, failed: Sequence[PointResult]) -> str:
+def markdown(check: CheckResult, failed: Sequence[PointResult]) -> str:
     """The same, short enough for a comment on a pull request."""
-    marked = _VERDICT.with_text(lambda one: f"{MARKS[one.verdict]} {one.verdict}")
-    detail = _OfPoint("", lambda one: end(one.detail, DETAIL_CHARS))
-    lines = [f"### opreplay check: {formats.escaped(first_line(found, failed))}"]
-    lines += formats.markdown(Table("Points", [_POINT, marked, _CASES, detail], found.points))
-    lines += formats.markdown(_cases_table(found, "fails", CASES_SHOWN))
-    return "\n".join([*lines, *formats.bullets(notes(found))]) + "\n"
+    marked = _VERDICT.with_text(lambda point: f"{MARKS[point.verdict]} {point.verdict}")
+    detail = _OfPoint("", lambda point: end(point.detail, DETAIL_CHARS))
+    lines = [f"### opreplay check: {formats.escaped(first_line(check, failed))}"]
+    lines += formats.markdown(Table("Points", [_POINT, marked, _CASES, detail], check.points))
+    lines += formats.markdown(_cases_table(check, "fails", CASES_SHOWN))
+    return "\n".join([*lines, *formats.bullets(notes(check))]) + "\n"
 
 
-def page(found: CheckResult, failed: Sequence[PointResult], command: str) -> Page:
+def page(check: CheckResult, failed: Sequence[PointResult], command: str) -> Page:
     """Every point and every case."""
     return Page(
-        title=f"opreplay: {found.op} checked",
-        headline=first_line(found, failed),
+        title=f"opreplay: {check.op} checked",
+        headline=first_line(check, failed),
         command=command,
-        facts=tuple((name, str(value)) for name, value in found.environment.items()),
+        facts=tuple((name, str(value)) for name, value in check.environment.items()),
         tables=(
-            Table("Points", [_POINT, _VERDICT, _CASES, _DETAIL], found.points),
-            _cases_table(found, "point"),
+            Table("Points", [_POINT, _VERDICT, _CASES, _DETAIL], check.points),
+            _cases_table(check, "point"),
         ),
-        notes=tuple(notes(found)),
+        notes=tuple(notes(check)),
     )
 
 
-def fidelity_facts(found: Fidelity) -> dict[str, Any]:
+def fidelity_facts(fidelity: Fidelity) -> dict[str, Any]:
     """The check of stand-ins, for JSON."""
     return {
-        "device": found.device,
-        "summary": fidelity_line(found),
-        "ops": [{**msgspec.to_builtins(row), "failed": row.failed} for row in found.rows],
+        "device": fidelity.device,
+        "summary": fidelity_line(fidelity),
+        "ops": [{**msgspec.to_builtins(row), "failed": row.failed} for row in fidelity.rows],
     }
 
 
-def fidelity_line(found: Fidelity) -> str:
+def fidelity_line(fidelity: Fidelity) -> str:
     """How many were held against what, and how many are wrong."""
     groups: dict[str, list[StandIn]] = {}
-    for row in found.rows:
+    for row in fidelity.rows:
         groups.setdefault(row.against, []).append(row)
     parts = [
         f"{len(rows)} against {against}, {sum(row.failed for row in rows)} of them fail"
@@ -175,16 +173,16 @@ def fidelity_line(found: Fidelity) -> str:
     ]
     if "" in groups:
         parts.append(f"{len(groups[''])} not tried: no call could be made up")
-    return f"{len(found.rows)} stand-ins on {found.device}: {'; '.join(parts)}"
+    return f"{len(fidelity.rows)} stand-ins on {fidelity.device}: {'; '.join(parts)}"
 
 
-def fidelity_lines(found: Fidelity) -> list[str]:
+def fidelity_lines(fidelity: Fidelity) -> list[str]:
     """Those that fail, each with its case."""
-    return [f"{row.op} against {row.against}: {row.detail}" for row in found.failed]
+    return [f"{row.op} against {row.against}: {row.detail}" for row in fidelity.failed]
 
 
-def fidelity_markdown(found: Fidelity) -> str:
+def fidelity_markdown(fidelity: Fidelity) -> str:
     """The same for a page."""
-    lines = [f"### opreplay check: {formats.escaped(fidelity_line(found))}", ""]
-    lines += [f"- {formats.code(row.op)}: {formats.escaped(end(row.detail, DETAIL_CHARS))}" for row in found.failed]
+    lines = [f"### opreplay check: {formats.escaped(fidelity_line(fidelity))}", ""]
+    lines += [f"- {formats.code(row.op)}: {formats.escaped(end(row.detail, DETAIL_CHARS))}" for row in fidelity.failed]
     return "\n".join(lines) + "\n"

@@ -73,23 +73,25 @@ def _style(row: _Call) -> str:
 
 def notes(results: Sequence[OpResult]) -> list[str]:
     """What a reader must know of the collectives: what their times hold, and that they ran on other ranks."""
-    found = of_collectives(results)
-    if not found:
+    calls = of_collectives(results)
+    if not calls:
         return []
     notes: list[str] = []
-    ran = [facts.replayed for _, facts in found if facts.replayed is not None]
+    ran = [facts.replayed for _, facts in calls if facts.replayed is not None]
     notes.append(
         "collectives: bandwidths in GB/s by the conventions of nccl-tests; a recorded time holds the wait for other "
         "ranks, wait is how long the first rank waited here for the last"
     )
-    if mapped := [one for one in ran if one.ranks_recorded is not None and one.ranks_recorded > one.ranks]:
+    if mapped := [
+        replayed for replayed in ran if replayed.ranks_recorded is not None and replayed.ranks_recorded > replayed.ranks
+    ]:
         notes.append(
             f"collectives: {len(mapped)} of {plural(len(ran), 'collective')} ran on fewer ranks than recorded: the "
             "message (of an all-to-all what leaves a rank) is as recorded; links, algorithm and number of steps are "
             "those of the ranks here, so times do not stand for the recorded group"
         )
-    if unknown := sum(one.ranks_recorded is None for one in ran):
+    if unknown := sum(replayed.ranks_recorded is None for replayed in ran):
         notes.append(f"collectives: the group of {unknown} is not recorded: all ranks here took part")
-    if cut := sum("for memory" in one.mapping for one in ran):
+    if cut := sum("for memory" in replayed.mapping for replayed in ran):
         notes.append(f"collectives: {cut} ran on a part of the message, for memory; times are scaled up to the whole")
     return notes

@@ -3,35 +3,44 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ascend.simulate.coverage import Coverage
-from opreplay.replay.report.text import share_text
+from collections.abc import Sequence
 
+from opreplay.replay.ascend.simulate.coverage import Coverage, coverage
+from opreplay.replay.report.text import share_text
+from opreplay.replay.results.records import OpResult
+
+CONFIDENCE = {"uncalibrated": "uncalibrated", "other SoC": "calibrated on another SoC only"}
+"""What is said of predictions that rest on no measurement of their device."""
 LEAST = 0.0005
 """Shares below this print as 0.0 %."""
 
 
-def coverage_text(found: Coverage, clock: str) -> str:
+def coverage_text(covered: Coverage, clock: str) -> str:
     """ "41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"; what is nothing is left out."""
     parts = [
-        (found.users, "by code of yours"),
-        (found.rules, "by rules"),
-        (found.invented, "on invented sizes"),
-        (found.bytes, "by bytes only"),
+        (covered.users, "by code of yours"),
+        (covered.rules, "by rules"),
+        (covered.invented, "on invented sizes"),
+        (covered.bytes, "by bytes only"),
     ]
     shown = [(share, how) for share, how in parts if share > 0] or [(0.0, "by rules")]
-    if found.nothing >= LEAST:
-        shown.append((found.nothing, "not predicted"))
+    if covered.nothing >= LEAST:
+        shown.append((covered.nothing, "not predicted"))
     (first, how), *others = shown
-    text = f"{share_text(first)} of {clock} {how}"
-    return ", ".join([text, *(f"{share_text(share)} {how}" for share, how in others)])
+    return ", ".join(
+        [f"{share_text(first)} of {clock} {how}", *(f"{share_text(share)} {how}" for share, how in others)]
+    )
 
 
-def coverage_facts(found: Coverage) -> dict[str, float]:
+def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, float], Coverage, str]:
+    """Op id → share of the recorded time, of the ops where none was recorded; what predictions of a device cover; and
+    what these shares are of."""
+    timed = any(r.recorded_share > 0 for r in results)
+    shares = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
+    covered = coverage((shares[r.id], r.simulated.get(soc)) for r in results)
+    return shares, covered, "recorded time" if timed else "ops"
+
+
+def coverage_facts(covered: Coverage) -> dict[str, float]:
     """Shares from 0 to 1 by what made the prediction."""
-    return {
-        "users": found.users,
-        "rules": found.rules,
-        "invented": found.invented,
-        "bytes": found.bytes,
-        "nothing": found.nothing,
-    }
+    return {name: getattr(covered, name) for name in ("users", "rules", "invented", "bytes", "nothing")}

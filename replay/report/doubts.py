@@ -39,12 +39,12 @@ NAMED = 8
 
 def marks(result: OpResult) -> list[str]:
     """The kinds of warnings that mark the result's measured time."""
-    found = [VALUES] if result.values is not None and result.values.status == "differs" else []
+    kinds = [VALUES] if result.values is not None and result.values.status == "differs" else []
     measured = result.measurement
     if measured is not None and measured.samples == 1 and measured.cache != "sequence":
-        found.append(ONE_SAMPLE)
+        kinds.append(ONE_SAMPLE)
     warnings = () if measured is None else measured.warnings
-    return [*found, *(kind for kind in map(kind_of, warnings) if kind in MARKED)]
+    return [*kinds, *(kind for kind in map(kind_of, warnings) if kind in MARKED)]
 
 
 def mark(results: Sequence[OpResult]) -> str:
@@ -67,8 +67,8 @@ def marked_notes(results: Sequence[OpResult]) -> list[str]:
     marked = [result for result in results if marks(result)]
     if not marked:
         return []
-    total_us = sum((r.measured_us or 0.0) * r.count for r in results)
-    share = sum((r.measured_us or 0.0) * r.count for r in marked) / total_us if total_us > 0 else 0.0
+    marked_us, total_us = (sum((r.measured_us or 0.0) * r.count for r in rows) for rows in (marked, results))
+    share = marked_us / total_us if total_us > 0 else 0.0
     kinds = Counter(kind for result in marked for kind in marks(result))
     why = ", ".join(f"{MARKED[kind]} ({count:,})" for kind, count in kinds.most_common())
     return [f"{MARK} {plural(len(marked), 'op')} = {share_text(share)} of the measured time may take another: {why}"]
@@ -79,19 +79,19 @@ def value_notes(results: Sequence[OpResult]) -> list[str]:
     checked = [(result, result.values) for result in results if result.values is not None]
     if not checked:
         return []
-    found = [
+    lines = [
         f"values: {safe(result.name)} differs from its own implementation ({check.against}): {safe(check.detail)}"
         for result, check in checked
         if check.status == "differs"
     ]
-    if len(found) > NAMED:
-        found = [*found[:NAMED], f"values: {plural(len(found) - NAMED, 'more op')} that differ"]
+    if len(lines) > NAMED:
+        lines = [*lines[:NAMED], f"values: {plural(len(lines) - NAMED, 'more op')} that differ"]
     counts = Counter(check.status for _, check in checked)
     parts = [f"{counts[status]:,} {text}" for status, text in STATUSES.items() if counts[status]]
     why = Counter(check.detail for _, check in checked if check.status == "not compared")
     if why:
         parts[-1] += f": {', '.join(f'{safe(text)} ({count:,})' for text, count in why.most_common(NAMED))}"
-    return [*found, f"values of {plural(len(checked), 'op')}: {'; '.join(parts)}"]
+    return [*lines, f"values of {plural(len(checked), 'op')}: {'; '.join(parts)}"]
 
 
 def thread_notes(environment: Mapping[str, object]) -> list[str]:

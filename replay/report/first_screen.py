@@ -11,10 +11,9 @@ import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
-from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
-from opreplay.replay.report.coverage import coverage_text
+from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text
 from opreplay.replay.report.text import coarse_text, middle, plural, safe, share_text, time_text
 from opreplay.replay.results.records import L2State, OpResult
 
@@ -55,74 +54,70 @@ def capture_lines(plan: ReplayPlan) -> list[str]:
 
 def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) -> list[str]:
     """The head of a report on `results`; `device` is the recorded one as the trace names it."""
-    made = [] if where is None else where_lines(where, device)
+    head = [] if where is None else where_lines(where, device)
     socs = list(dict.fromkeys(soc for result in results for soc in result.simulated_us))
-    return made + [prediction_line(soc, results) for soc in socs[:SOCS_SHOWN]]
+    return head + [prediction_line(soc, results) for soc in socs[:SOCS_SHOWN]]
 
 
 def where_lines(where: Where, device: str | None) -> list[str]:
     """What was recorded, its classes of work, and what labels hold."""
     total = time_text(where.total_us)
     if where.clock == "device":
-        busy = (
-            "" if where.busy_share is None else f", busy {share_text(where.busy_share)} of {time_text(where.span_us)}"
-        )
-        made = [f"recorded on {safe(device or 'an unnamed device')}: {total} of device work{busy}"]
+        head = [f"recorded on {safe(device or 'an unnamed device')}: {total} of device work"]
+        if where.busy_share is not None:
+            head[0] += f", busy {share_text(where.busy_share)} of {time_text(where.span_us)}"
         if where.coarse_unit_us is not None:
-            made.append(f"! {coarse_text(where.coarse_unit_us)}")
+            head.append(f"! {coarse_text(where.coarse_unit_us)}")
     else:
         what = "the file was cut short before any device work" if where.cut else "recorded on a CPU, no device work"
-        made = [f"{what}: {total} in outermost calls"]
+        head = [f"{what}: {total} in outermost calls"]
         if where.beside_us >= LEAST * where.total_us:
-            made.append(
+            head.append(
                 f"beside them, on gloo's own threads: {time_text(where.beside_us)} of collectives, the times of their "
                 "rows with --ranks; rows then sum up to more"
             )
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:
-        made.append("time: " + ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown))
+        head.append("time: " + ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown))
     before = where.launched_before_us / where.total_us if where.total_us else 0.0
     if before >= LEAST:
-        made.append(f"launched before the recording: {share_text(before)} of device time; its ops are not in it")
+        head.append(f"launched before the recording: {share_text(before)} of device time; its ops are not in it")
     share = where.labels_us / where.total_us if where.total_us else 0.0
     if share >= LEAST:
-        made.append(_labels(where, share))
-    return made
+        head.append(_labels(where, share))
+    return head
 
 
 def _labels(where: Where, share: float) -> str:
     how = "has a label and no op as owner" if where.clock == "device" else "is inside labels and outside of ops"
-    shown = [one for one in where.labels if one.share >= LEAST][:LABELS_SHOWN]
-    named = ", ".join(_label(one) for one in shown)
+    shown = [label for label in where.labels if label.share >= LEAST][:LABELS_SHOWN]
+    named = ", ".join(_label(label) for label in shown)
     return f"labels: {share_text(share)} of {where.clock} time {how}" + (f": {named}" if named else "")
 
 
-def _label(one: LabelWork) -> str:
-    kinds = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in one.classes.items() if part >= LEAST)
-    return f"{middle(safe(one.name), LABEL_CHARS)} {share_text(one.share)}" + (f" ({kinds})" if kinds else "")
+def _label(label: LabelWork) -> str:
+    kinds = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in label.classes.items() if part >= LEAST)
+    return f"{middle(safe(label.name), LABEL_CHARS)} {share_text(label.share)}" + (f" ({kinds})" if kinds else "")
 
 
 def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
     """ "910b3: 480 µs, all calls added up, 80 % band 399 µs to 578 µs; 97.0 % of recorded time by rules, ..."."""
-    timed = any(r.recorded_share > 0 for r in results)
-    share_of = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
-    found = coverage((share_of[r.id], r.simulated.get(soc)) for r in results)
+    shares, covered, clock = coverage_by_share(soc, results)
     total, low, high = predicted_total(soc, results)
-    clock = "recorded time" if timed else "ops"
+    predicted = [(r, r.simulated[soc]) for r in results if soc in r.simulated]
     parts = [
         f"{time_text(total)}, all calls added up, 80 % band {time_text(low)} to {time_text(high)}",
-        coverage_text(found, clock),
+        coverage_text(covered, clock),
     ]
-    for confidence, text in (("uncalibrated", "uncalibrated"), ("other SoC", "calibrated on another SoC only")):
-        chosen = [r for r in results if soc in r.simulated and r.simulated[soc].confidence == confidence]
+    for confidence, text in CONFIDENCE.items():
+        chosen = [(shares[r.id], p.time_us * r.count) for r, p in predicted if p.confidence == confidence]
         if chosen:
-            predicted = sum(r.simulated[soc].time_us * r.count for r in chosen) / total if total else 0.0
-            parts.append(f"{share_text(max(predicted, sum(share_of[r.id] for r in chosen)))} {text}")
-    far = [r for r in results if soc in r.simulated and r.simulated[soc].extrapolated]
-    if far:
-        parts.append(f"{plural(len(far), 'op')} extrapolated")
-    states = {r.simulated[soc].l2 for r in results if soc in r.simulated}
-    parts += [HOLDING[state] for state in HOLDING if state in states]
+            recorded, us = (sum(column) for column in zip(*chosen, strict=True))
+            parts.append(f"{share_text(max(us / total if total else 0.0, recorded))} {text}")
+    if far := sum(p.extrapolated for _, p in predicted):
+        parts.append(f"{plural(far, 'op')} extrapolated")
+    states = {p.l2 for _, p in predicted}
+    parts += [text for state, text in HOLDING.items() if state in states]
     return f"{safe(soc)}: {'; '.join(parts)}"
 
 
@@ -133,13 +128,14 @@ def predicted_total(soc: str, results: Sequence[OpResult]) -> tuple[float, float
     """
     total, up, down = 0.0, dict[str, float](), dict[str, float]()
     for result in results:
-        one = result.simulated.get(soc)
-        if one is None or one.time_us <= 0:
+        prediction = result.simulated.get(soc)
+        if prediction is None or prediction.time_us <= 0:
             continue
-        us = one.time_us * result.count
-        family = one.kernels[0] if one.kernels else one.bound
+        call_us, us = prediction.time_us, prediction.time_us * result.count
+        family = prediction.kernels[0] if prediction.kernels else prediction.bound
         total += us
-        up[family] = up.get(family, 0.0) + us * (max(one.high_us / one.time_us, 1.0) - 1.0)
-        down[family] = down.get(family, 0.0) + us * math.log(max(one.time_us / one.low_us, 1.0) if one.low_us else 1.0)
-    least = math.exp(math.hypot(*down.values()) / total) if total > 0 else 1.0
-    return total, total / least, total + math.hypot(*up.values())
+        up[family] = up.get(family, 0.0) + us * (max(prediction.high_us / call_us, 1.0) - 1.0)
+        below = max(call_us / prediction.low_us, 1.0) if prediction.low_us else 1.0
+        down[family] = down.get(family, 0.0) + us * math.log(below)
+    factor = math.exp(math.hypot(*down.values()) / total) if total > 0 else 1.0
+    return total, total / factor, total + math.hypot(*up.values())

@@ -81,7 +81,7 @@ def _columns(table: AnyTable) -> dict[str, list[Any]]:
         value = column.value(row)
         return (safe(value) or None) if isinstance(value, str) else value
 
-    return {safe(one.key or one.title): [stored(one, row) for row in table.rows] for one in table.columns}
+    return {safe(column.key or column.title): [stored(column, row) for row in table.rows] for column in table.columns}
 
 
 def parquet(table: AnyTable, about: bytes) -> bytes:
@@ -99,7 +99,7 @@ def parquet(table: AnyTable, about: bytes) -> bytes:
         ) from None
     types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "text": pyarrow.string()}
     columns = _columns(table)
-    fields = [(key, types[one.unit.kind]) for key, one in zip(columns, table.columns, strict=True)]
+    fields = [(key, types[column.unit.kind]) for key, column in zip(columns, table.columns, strict=True)]
     out = io.BytesIO()
     files.write_table(pyarrow.table(columns, schema=pyarrow.schema(fields, metadata={"opreplay": about})), out)
     return out.getvalue()
@@ -110,6 +110,6 @@ def frame(table: AnyTable) -> pandas.DataFrame:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
 
     columns, types = _columns(table), {"int": "Int64", "float": "float64", "text": "string"}
-    kinds = {key: types[one.unit.kind] for key, one in zip(columns, table.columns, strict=True)}
-    made: Any = pandas.DataFrame(columns)
-    return made.astype(kinds)
+    kinds = {key: types[column.unit.kind] for key, column in zip(columns, table.columns, strict=True)}
+    data: Any = pandas.DataFrame(columns)
+    return data.astype(kinds)

@@ -30,6 +30,12 @@ _NAMED = frozenset(
     )
 )
 """Dtypes, layouts and memory formats."""
+_RUN_BY = {
+    "reference": "# needs the library that defines {0}'s ops; opreplay ran a stand-in",
+    "executor": "# opreplay ran an executor of yours",
+    "python function": "# {1} is the function of the module that --allow-import {0}=MODULE names",
+}
+"""Way of resolution → a comment, of the op's namespace and name."""
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
 """Types that torch.randn makes."""
 
@@ -44,13 +50,9 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
     if match is None or not op.args or op.resolved_by is None:
         return ""
     lines = ["import torch", ""]
-    if op.resolved_by == "reference":
-        lines.append(f"# needs the library that defines {match[1]}'s ops; opreplay ran a stand-in")
-    elif op.resolved_by == "executor":
-        lines.append("# opreplay ran an executor of yours")
-    elif op.resolved_by == "python function":
-        lines.append(f"# {match[2]} is the function of the module that --allow-import {match[1]}=MODULE names")
-    given: list[str] = []
+    if op.resolved_by in _RUN_BY:
+        lines.append(_RUN_BY[op.resolved_by].format(match[1], match[2]))
+    arguments: list[str] = []
     for arg in op.args:
         name = _identifier(arg.name)
         if arg.tensors:
@@ -59,11 +61,11 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
             text = name
         else:
             text = _value(arg, arg.value, device)
-        given.append(f"{name}={text}" if arg.keyword_only else text)
-    overload = "" if op.overload is None else f".{op.overload or 'default'}"
-    suffix = overload if not overload or _WORD.fullmatch(overload[1:]) else ""
+        arguments.append(f"{name}={text}" if arg.keyword_only else text)
+    overload = "" if op.overload is None else op.overload or "default"
+    suffix = f".{overload}" if _WORD.fullmatch(overload) else ""
     function = f"torch.ops.{match[1]}.{match[2]}{suffix}" if op.resolved_by != "python function" else match[2]
-    lines.append(f"result = {function}({', '.join(given)})")
+    lines.append(f"result = {function}({', '.join(arguments)})")
     return "\n".join(lines) + "\n"
 
 
@@ -83,25 +85,24 @@ def _identifier(name: str) -> str:
 
 
 def _tensors(arg: ReplayArg, device: str) -> str:
-    made = ["None" if meta is None else _tensor(meta, device) for meta in arg.tensors]
-    return f"[{', '.join(made)}]" if arg.type.endswith("[]") else made[0]
+    tensors = ["None" if meta is None else _tensor(meta, device) for meta in arg.tensors]
+    return f"[{', '.join(tensors)}]" if arg.type.endswith("[]") else tensors[0]
 
 
 def _tensor(meta: TensorMeta, device: str) -> str:
     dtype = meta.dtype if _DTYPE.fullmatch(meta.dtype) else "float32"
-    shape, strides = meta.shape, meta.strides
-    plain = strides is None or len(strides) != len(shape) or strides == _contiguous(shape)
-    held = shape if plain and not meta.storage_offset else (_span(shape, strides or _contiguous(shape), meta),)
+    shape, contiguous = meta.shape, _contiguous(meta.shape)
+    strides = contiguous if meta.strides is None or len(meta.strides) != len(shape) else meta.strides
+    plain = strides == contiguous and not meta.storage_offset
+    allocated = shape if plain else (_span(shape, strides, meta),)
     about = f"dtype=torch.{dtype}, device={device!r}"
     if dtype in FLOATS:
-        text = f"torch.randn({held}, {about})"
+        text = f"torch.randn({allocated}, {about})"
     elif dtype.startswith("float"):
-        text = f"torch.randn({held}, device={device!r}).to(torch.{dtype})"
+        text = f"torch.randn({allocated}, device={device!r}).to(torch.{dtype})"
     else:
-        text = f"torch.{'ones' if dtype == 'bool' else 'zeros'}({held}, {about})"
-    if plain and not meta.storage_offset:
-        return text
-    return f"{text}.as_strided({shape}, {strides or _contiguous(shape)}, {meta.storage_offset})"
+        text = f"torch.{'ones' if dtype == 'bool' else 'zeros'}({allocated}, {about})"
+    return text if plain else f"{text}.as_strided({shape}, {strides}, {meta.storage_offset})"
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -117,7 +118,7 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...], meta: TensorMeta) ->
 
 def _value(arg: ReplayArg, value: Value, device: str) -> str:
     if isinstance(value, tuple):
-        return f"[{', '.join(_value(arg, one, device) for one in value)}]"
+        return f"[{', '.join(_value(arg, element, device) for element in value)}]"
     return _plain(arg.type.removesuffix("[]"), value, device)
 
 

@@ -20,16 +20,15 @@ SHOWN = 8
 
 def lines(results: Sequence[OpResult]) -> list[str]:
     """One line a suspect row: "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."."""
-    found = suspects(results)
-    made = [
-        f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, "
-        f"recorded {_recorded(r)}: "
+    rows = suspects(results)
+    texts = [
+        f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, recorded {_recorded(r)}: "
         f"{safe('; '.join(r.suspicions))}"
-        for r in found[:SHOWN]
+        for r in rows[:SHOWN]
     ]
-    if len(found) > SHOWN:
-        made.append(f"{MARK} and {plural(len(found) - SHOWN, 'more row')} like that")
-    return [*made, *_filled_at_random(results)]
+    if len(rows) > SHOWN:
+        texts.append(f"{MARK} and {plural(len(rows) - SHOWN, 'more row')} like that")
+    return [*texts, *_filled_at_random(results)]
 
 
 def _recorded(r: OpResult) -> str:
@@ -43,39 +42,36 @@ def _filled_at_random(results: Sequence[OpResult]) -> list[str]:
     for r in results:
         if r.status == "replayed" and r.filling is not None and r.filling.at_random:
             arguments.setdefault(r.name, {}).update(dict.fromkeys(r.filling.at_random))
-    made = [
+    texts = [
         f"{MARK} {safe(name)}: {safe(', '.join(names))} {'are' if len(names) > 1 else 'is'} filled at random; "
         "write an initializer (docs/initializers.md)"
         for name, names in list(arguments.items())[:SHOWN]
     ]
-    rest = len(arguments) - len(made)
-    return [*made, f"{MARK} and {plural(rest, 'more op')} like that"] if rest else made
+    rest = len(arguments) - len(texts)
+    return [*texts, f"{MARK} and {plural(rest, 'more op')} like that"] if rest else texts
 
 
 def rendered(texts: Iterable[str]) -> list[RenderableType]:
     """The same for a terminal."""
-    made: list[RenderableType] = [Text(text, style="yellow", overflow="fold") for text in texts]
-    return [Text(), *made] if made else []
+    parts: list[RenderableType] = [Text(text, style="yellow", overflow="fold") for text in texts]
+    return [Text(), *parts] if parts else []
 
 
 def not_comparable(header: Header | None) -> str | None:
     """A line where the trace's times are of another kind of device than the one that was measured on; else None."""
     if header is None:
         return None
-    total, device = header.trace.get("device_us_total"), header.options.get("device")
+    trace, device = header.trace, header.options.get("device")
+    total, unowned = trace.get("device_us_total"), trace.get("unowned_device_us")
     if not isinstance(total, int | float) or not isinstance(device, str):
         return None
-    here = kind_of_device(device)
-    recorded = header.trace.get("device")
-    unowned = header.trace.get("unowned_device_us")
-    if total <= 0 and isinstance(unowned, int | float) and unowned > 0:
-        name = safe(str(recorded or "an accelerator"))
-        return f"times are not comparable: of {name} only what its host took is recorded of each op, not the work"
-    where = cast("Mapping[str, object]", header.trace.get("where") or {})
-    if total <= 0 and where.get("cut"):
+    on_cpu, recorded = kind_of_device(device) == "cpu", safe(str(trace.get("device") or "an accelerator"))
+    if total > 0:
+        return f"times are not comparable: recorded on {recorded}, replayed on a CPU" if on_cpu else None
+    if isinstance(unowned, int | float) and unowned > 0:
+        return f"times are not comparable: of {recorded} only what its host took is recorded of each op, not the work"
+    if cast("Mapping[str, object]", trace.get("where") or {}).get("cut"):
         return "times may not be comparable: the file was cut short, perhaps before the work of its device"
-    if total > 0 and here == "cpu":
-        return f"times are not comparable: recorded on {safe(str(recorded or 'an accelerator'))}, replayed on a CPU"
-    if total <= 0 and here != "cpu" and header.trace.get("host_us_total"):
+    if trace.get("host_us_total") and not on_cpu:
         return f"times are not comparable: recorded on a CPU, replayed on {safe(device)}"
     return None

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from string import ascii_lowercase
 from typing import Any
 
 import msgspec
@@ -12,26 +14,29 @@ from rich.text import Text
 from opreplay.replay.ir.model import BY_PROGRAM
 from opreplay.replay.report import formats
 from opreplay.replay.report.doubts import marks, thread_notes
-from opreplay.replay.report.table import COUNT, OP, TEXT, TIME, Column, OpCell, Table, Unit, terminal
+from opreplay.replay.report.page.model import Curve, Line, Page
+from opreplay.replay.report.table import COUNT, OP, PAGE_ROWS, TEXT, TIME, Column, OpCell, Table, Unit, cut, terminal
 from opreplay.replay.report.text import plural, safe
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.records import Simulated
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
+MOST_LINES = 10
+"""Of a curve."""
 
 
-def head_line(found: Cases) -> str:
+def head_line(sweep: Cases) -> str:
     """How many of the calls have a time here and a prediction.
 
     "4 calls: 4 measured on cpu, 4 predicted on 910b3"
     """
-    cases = found.cases
+    cases = sweep.cases
     parts: list[str] = []
-    if found.device is not None:
-        parts.append(f"{sum(one.result.measured_us is not None for one in cases)} measured on {found.device}")
-    parts += [f"{sum(soc in one.result.simulated for one in cases)} predicted on {soc}" for soc in found.socs]
-    failed = sum(one.result.reason is not None for one in cases)
+    if sweep.device is not None:
+        parts.append(f"{sum(case.result.measured_us is not None for case in cases)} measured on {sweep.device}")
+    parts += [f"{sum(soc in case.result.simulated for case in cases)} predicted on {soc}" for soc in sweep.socs]
+    failed = sum(case.result.reason is not None for case in cases)
     parts += [f"{failed} failed"] if failed else []
     return f"{plural(len(cases), 'call')}: {', '.join(parts)}"
 
@@ -44,151 +49,185 @@ def notes_of(case: Case) -> list[str]:
         notes.append("predicted all the same: it failed for want of something here, not for its arguments")
     notes += case.unpredicted
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
-    notes += [f"{soc} {text}" for soc, one in result.simulated.items() for text in prediction_notes(one)]
+    notes += [f"{soc} {text}" for soc, prediction in result.simulated.items() for text in prediction_notes(prediction)]
     notes += [f"measured: {kind}" for kind in marks(result)]
-    programs = [one.what for one in result.assumptions if one.what.startswith(BY_PROGRAM)]
+    programs = [assumption.what for assumption in result.assumptions if assumption.what.startswith(BY_PROGRAM)]
     if result.resolved_by in ("reference", "equivalent", "executor") and result.measured_us is not None:
         kind = "stand-in" if result.resolved_by == "reference" else result.resolved_by
         notes.append(f"measured: {programs[0] if programs else kind}")
     return notes
 
 
-def prediction_notes(one: Simulated) -> list[str]:
+def prediction_notes(prediction: Simulated) -> list[str]:
     """What a prediction rests on where that is less than measurements of its own device."""
-    notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(one.confidence, [])
-    if one.taken_for:
-        notes = [f"by your rule {one.source}: {one.taken_for}", *notes]
-    if one.no_path:
-        return [f"has no known path for products of {one.no_path}: costed as another dtype"]
-    if one.extrapolated:
-        notes = [*notes, "extrapolated"]
-    return (
-        [*notes, "by bytes only, which flatters: half of all kernels take 1.5 times that or more"]
-        if one.by == "bytes"
-        else notes
+    notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(
+        prediction.confidence, []
     )
+    if prediction.taken_for:
+        notes = [f"by your rule {prediction.source}: {prediction.taken_for}", *notes]
+    if prediction.no_path:
+        return [f"has no known path for products of {prediction.no_path}: costed as another dtype"]
+    if prediction.extrapolated:
+        notes = [*notes, "extrapolated"]
+    if prediction.by == "bytes":
+        notes = [*notes, "by bytes only, which flatters: half of all kernels take 1.5 times that or more"]
+    return notes
 
 
 _OfCase = Column[Case]
 SIZE = Unit(lambda value: "" if value is None else str(value), "int")
-_NAME = _OfCase("op", lambda one: one.result.name)
-_INPUTS = _OfCase("inputs", lambda one: one.result.inputs)
-_CALL = _OfCase("call", lambda one: one.call, form="paste")
-_MEASURED = _OfCase("measured", lambda one: one.result.measured_us, TIME, key="measured_us")
-_NOTES = _OfCase("notes", lambda one: "; ".join(notes_of(one)))
+_NAME = _OfCase("op", lambda case: case.result.name)
+_INPUTS = _OfCase("inputs", lambda case: case.result.inputs)
+_CALL = _OfCase("call", lambda case: case.call, form="paste")
+_MEASURED = _OfCase("measured", lambda case: case.result.measured_us, TIME, key="measured_us")
+_NOTES = _OfCase("notes", lambda case: "; ".join(notes_of(case)))
 
 
-def _sizes(found: Cases) -> list[_OfCase]:
+def _sizes(sweep: Cases) -> list[_OfCase]:
     """The sizes that calls name."""
-    names = dict.fromkeys(name for one in found.cases for name in one.sizes)
+    names = dict.fromkeys(name for case in sweep.cases for name in case.sizes)
     return [
         _OfCase(
             name,
-            lambda one, name=name: one.sizes.get(name),
+            lambda case, name=name: case.sizes.get(name),
             COUNT,
-            text=lambda one, name=name: str(one.sizes.get(name, "")),
+            text=lambda case, name=name: str(case.sizes.get(name, "")),
             style="bold",
         )
         for name in names
     ]
 
 
-def _predictions(found: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
+def _predictions(sweep: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
     """Of each device: its time, then the given fields of the prediction, whose keys end with the device."""
 
     def column(soc: str, field: str, unit: Unit) -> _OfCase:
         key = f"{'simulated_us' if field == 'time_us' else field}_{soc}"
         title = soc if field == "time_us" else field
-        return _OfCase(title, lambda one: getattr(one.result.simulated.get(soc), field, None), unit, key=key)
+        return _OfCase(title, lambda case: getattr(case.result.simulated.get(soc), field, None), unit, key=key)
 
-    return [column(soc, field, unit) for soc in found.socs for field, unit in (("time_us", TIME), *fields)]
+    return [column(soc, field, unit) for soc in sweep.socs for field, unit in (("time_us", TIME), *fields)]
 
 
-def page_columns(found: Cases) -> list[_OfCase]:
+def page_columns(sweep: Cases) -> list[_OfCase]:
     """What a page shows of a call."""
-    measured = [_MEASURED] if found.device is not None else []
-    return [*_sizes(found), *measured, *_predictions(found, ("bound", TEXT)), _NAME, _INPUTS, _CALL, _NOTES]
+    measured = [_MEASURED] if sweep.device is not None else []
+    return [*_sizes(sweep), *measured, *_predictions(sweep, ("bound", TEXT)), _NAME, _INPUTS, _CALL, _NOTES]
 
 
-def csv_text(found: Cases) -> str:
+def csv_text(sweep: Cases) -> str:
     """One row a call; times in microseconds."""
     columns = [
         _NAME,
         _INPUTS,
         _CALL,
-        *_sizes(found),
+        *_sizes(sweep),
         _MEASURED,
         *(
-            _OfCase(field, lambda one, field=field: getattr(one.result.measurement, field, None))
+            _OfCase(field, lambda case, field=field: getattr(case.result.measurement, field, None))
             for field in ("ci_low_us", "ci_high_us", "samples")
         ),
         *_predictions(
-            found, ("low_us", TIME), ("high_us", TIME), ("bound", TEXT), ("confidence", TEXT), ("extrapolated", TEXT)
+            sweep, ("low_us", TIME), ("high_us", TIME), ("bound", TEXT), ("confidence", TEXT), ("extrapolated", TEXT)
         ),
-        _OfCase("reason", lambda one: one.result.reason and str(one.result.reason)),
+        _OfCase("reason", lambda case: case.result.reason and str(case.result.reason)),
         _NOTES,
     ]
-    return formats.csv_text(Table("Calls", columns, found.cases))
+    return formats.csv_text(Table("Calls", columns, sweep.cases))
 
 
-def render(found: Cases, *, width: int) -> RenderableType:
+def render(sweep: Cases, *, width: int) -> RenderableType:
     """One row a call, fitted to `width` characters; calls that differ in sizes alone begin with these."""
-    cases, sizes, marks = found.cases, _sizes(found), _marks(found)
+    cases, sizes, marks = sweep.cases, _sizes(sweep), _marks(sweep)
     columns = [
         *sizes,
-        *([_MEASURED] if found.device is not None else []),
-        *_predictions(found),
-        *([_OfCase("bound", lambda one: one.result.bound)] if found.socs else []),
+        *([_MEASURED] if sweep.device is not None else []),
+        *_predictions(sweep),
+        *([_OfCase("bound", lambda case: case.result.bound)] if sweep.socs else []),
         # Marks, whose meaning stands below the table: the reasons may be long.
-        _OfCase("", lambda one: "".join(marks[note] for note in notes_of(one))),
+        _OfCase("", lambda case: "".join(marks[note] for note in notes_of(case))),
     ]
     columns = [column for column in columns if any(map(column.shown, cases))]
-    ops = _OfCase("op", lambda one: OpCell(name=one.result.name, detail=one.result.inputs), OP)
-    texts = dict.fromkeys(one.written for one in cases)
+    ops = _OfCase("op", lambda case: OpCell(name=case.result.name, detail=case.result.inputs), OP)
+    texts = dict.fromkeys(case.written for case in cases)
     head = [Text(safe(text), style="dim") for text in texts] if sizes else []
     table = terminal(Table("Calls", [*columns, ops], cases), width)[1:]
-    return Group(*head, *table, *(Text(f"· {safe(line)}") for line in foot_lines(found)))
+    return Group(*head, *table, *(Text(f"· {safe(line)}") for line in foot_lines(sweep)))
 
 
-def _marks(found: Cases) -> dict[str, str]:
-    notes = dict.fromkeys(note for one in found.cases for note in notes_of(one))
-    return {note: _letter(number) for number, note in enumerate(notes)}
+def _marks(sweep: Cases) -> dict[str, str]:
+    notes = dict.fromkeys(note for case in sweep.cases for note in notes_of(case))
+    return {note: ascii_lowercase[number] if number < 26 else f"[{number}]" for number, note in enumerate(notes)}
 
 
-def _letter(number: int) -> str:
-    return "abcdefghijklmnopqrstuvwxyz"[number] if number < 26 else f"[{number}]"
-
-
-def foot_lines(found: Cases) -> list[str]:
+def foot_lines(sweep: Cases) -> list[str]:
     """What the marks mean, and what was assumed."""
-    lines = [f"{mark}: {note}" for note, mark in _marks(found).items()]
+    lines = [f"{mark}: {note}" for note, mark in _marks(sweep).items()]
     assumed = dict.fromkeys(
         f"{note.argument}: {note.what}"
-        for one in found.cases
-        for note in one.result.assumptions
-        if one.result.measured_us
+        for case in sweep.cases
+        for note in case.result.assumptions
+        if case.result.measured_us
     )
     lines += [f"assumed for what was measured, {text}" for text in list(assumed)[:8]]
     lines += [f"and {len(assumed) - 8} more assumptions"] if len(assumed) > 8 else []
-    held = {
+    contents = {
         "cold": "nothing of its data",
         "warm": "its own data and code, as in a loop",
         "sequence": "what calls before it leave there",
-    }.get(found.l2)
-    if found.socs and held is not None:
-        lines.append(f"caches ({found.l2}): when an op starts they hold {held}")
-    return [*lines, *thread_notes(found.environment)]
+    }.get(sweep.l2)
+    if sweep.socs and contents is not None:
+        lines.append(f"caches ({sweep.l2}): when an op starts they hold {contents}")
+    return [*lines, *thread_notes(sweep.environment)]
 
 
-def facts(found: Cases) -> dict[str, Any]:
+def page(sweep: Cases, command: str) -> Page:
+    """Everything that a page shows of them."""
+    texts = list(dict.fromkeys(case.written for case in sweep.cases))
+    return Page(
+        title=texts[0] if len(texts) == 1 else f"{len(texts)} calls",
+        headline=head_line(sweep),
+        command=command,
+        facts=tuple((soc, version) for soc, version in sweep.socs.items()),
+        curves=tuple(_curves(sweep)),
+        tables=(cut(Table("One call", page_columns(sweep), sweep.cases), PAGE_ROWS),),
+        notes=tuple(foot_lines(sweep)),
+    )
+
+
+def _curves(sweep: Cases) -> Iterator[Curve]:
+    """For each call with a size that takes several values: time over the first such size, a line for the others."""
+    for text in dict.fromkeys(case.written for case in sweep.cases):
+        of_text = [case for case in sweep.cases if case.written == text]
+        varied = [name for name in of_text[0].sizes if len({case.sizes[name] for case in of_text}) > 1]
+        if not varied:
+            continue
+        across = varied[0]
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for case in of_text:
+            fixed = ", ".join(f"{name}={case.sizes[name]}" for name in varied[1:])
+            times = {"measured": case.result.measured_us, **case.result.simulated_us}
+            for what, us in times.items():
+                if us is not None and us > 0:
+                    lines.setdefault(f"{what}, {fixed}" if fixed else what, []).append((float(case.sizes[across]), us))
+        drawn = list(lines.items())[:MOST_LINES]
+        yield Curve(
+            title=f"Time over {across}: {text}",
+            across=across,
+            lines=tuple(Line(name=name, points=tuple(sorted(points))) for name, points in drawn),
+            left_out=len(lines) - len(drawn),
+        )
+
+
+def facts(sweep: Cases) -> dict[str, Any]:
     """Everything as JSON-safe values; times in microseconds a call."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "device": found.device,
-        "environment": found.environment,
-        "socs": found.socs,
-        "l2": found.l2,
-        "cases": [_case_facts(one) for one in found.cases],
+        "device": sweep.device,
+        "environment": sweep.environment,
+        "socs": sweep.socs,
+        "l2": sweep.l2,
+        "cases": [_case_facts(case) for case in sweep.cases],
     }
 
 
@@ -205,8 +244,6 @@ def _case_facts(case: Case) -> dict[str, Any]:
         "bound": result.bound,
         "reason": result.reason and str(result.reason),
         "resolved_by": result.resolved_by,
-        "measurement": msgspec.to_builtins(result.measurement),
-        "simulated": msgspec.to_builtins(result.simulated),
-        "assumptions": msgspec.to_builtins(result.assumptions),
+        **{name: msgspec.to_builtins(getattr(result, name)) for name in ("measurement", "simulated", "assumptions")},
         "notes": notes_of(case),
     }

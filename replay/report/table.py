@@ -53,15 +53,16 @@ class Unit(msgspec.Struct, frozen=True):
     kind: Literal["text", "int", "float"] = "float"
 
 
-def _number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
+def number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
+    """Numbers in a format, a dash where there is none."""
     return Unit(lambda value: DASH if value is None else form.format(value), kind)
 
 
 TEXT = Unit(lambda value: "" if value is None else str(value), "text")
 OP = Unit(str, "text")
 """Values are OpCell."""
-COUNT = _number("{:,}", "int")
-NUMBER = _number("{:,.3g}")
+COUNT = number("{:,}", "int")
+NUMBER = number("{:,.3g}")
 SIGNED_PERCENT = Unit(lambda value: DASH if value is None else f"{100 * value:+.1f} %")
 TIME = Unit(time_text)
 """Microseconds."""
@@ -139,10 +140,10 @@ def heaviest(
     columns: Sequence[Column[Row]],
     rows: Sequence[Row],
     weight: Callable[[Row], float],
-    most: int = PAGE_ROWS,
+    limit: int = PAGE_ROWS,
 ) -> Table[Row]:
     """The heaviest rows, heaviest first, and how many others there are."""
-    order = sorted(rows, key=lambda row: -weight(row))[:most]
+    order = sorted(rows, key=lambda row: -weight(row))[:limit]
     return Table(title, columns, order, len(rows) - len(order))
 
 
@@ -153,9 +154,9 @@ def plain_table() -> RichTable:
     )
 
 
-def cut(table: Table[Row], most: int | None) -> Table[Row]:
+def cut(table: Table[Row], limit: int | None) -> Table[Row]:
     """The first rows, at most so many; None for all."""
-    rows = table.rows[:most]
+    rows = table.rows[:limit]
     return msgspec.structs.replace(table, rows=rows, left_out=table.left_out + len(table.rows) - len(rows))
 
 
@@ -168,7 +169,7 @@ def terminal(
     table: Table[Row],
     width: int = 0,
     *,
-    most: int | None = None,
+    limit: int | None = None,
     rest: str = "--output FILE holds all",
     one_line: bool = False,
     room: int = 0,
@@ -180,30 +181,34 @@ def terminal(
     an op from others of its name, and columns give way until `room` characters are left for it. `width` 0: no column
     gives way.
     """
-    table = cut(table, most)
+    table = cut(table, limit)
     if not table.rows:
         return []
     widths = {id(column): _width(column, table.rows) for column in table.columns if not column.is_flexible}
-    in_rest = any(column.unit is OP or column.form == "name" for column in table.columns)
-    if in_rest:
+    has_names = any(column.unit is OP or column.form == "name" for column in table.columns)
+    if has_names:
         room = room or (ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH)
     shown, hidden = fitting(table.columns, widths, width, room) if width else (list(table.columns), [])
     space = max(width - sum(widths.get(id(column), -GAP) + GAP for column in shown), 8) if width else 1 << 16
-    made = plain_table()
+    grid = plain_table()
     for column in shown:
-        fold = column.form == "fold"
-        made.add_column(
-            Text("\n".join(map(safe, column.title.split("\n")))),
-            justify="right" if column.is_number or column.right else "left",
-            no_wrap=not fold,
-            overflow="fold" if fold else "ellipsis",
-            width=widths.get(id(column)) if in_rest else None,
-        )
+        _add_column(grid, column, widths.get(id(column)) if has_names else None)
     for row in table.rows:
-        made.add_row(*(_cell(column, row, space, one_line=one_line) for column in shown))
+        grid.add_row(*(_cell(column, row, space, one_line=one_line) for column in shown))
     below = [f"no room at {width} columns for: {', '.join(hidden)}"] if hidden else []
     below += [more_line(table, rest)] if table.left_out and rest else []
-    return [Text(), made, *(Text(line, style="dim", overflow="fold") for line in below)]
+    return [Text(), grid, *(Text(line, style="dim", overflow="fold") for line in below)]
+
+
+def _add_column(grid: RichTable, column: Column[Row], width: int | None) -> None:
+    fold = column.form == "fold"
+    grid.add_column(
+        Text("\n".join(map(safe, column.title.split("\n")))),
+        justify="right" if column.is_number or column.right else "left",
+        no_wrap=not fold,
+        overflow="fold" if fold else "ellipsis",
+        width=width,
+    )
 
 
 def _width(column: Column[Row], rows: Sequence[Row]) -> int:
@@ -228,7 +233,7 @@ def fitting(
         if width - sum(widths.get(id(c), -GAP) + GAP for c in shown) >= room:
             break
         shown = [c for c in shown if c is not column]
-    return shown, [safe(c.title) for c in columns if c.named and not any(c is one for one in shown)]
+    return shown, [safe(c.title) for c in columns if c.named and not any(c is other for other in shown)]
 
 
 def names_room(names: Iterable[str]) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from opreplay.replay.ir.describe import DASH, digits, time_text
@@ -13,6 +14,7 @@ __all__ = [
     "DASH",
     "digits",
     "end",
+    "listed",
     "middle",
     "plural",
     "quotient",
@@ -99,6 +101,13 @@ def ratio_text(value: float | None, base: float | None) -> str:
 def plural(count: int, word: str) -> str:
     """ "1 op", "2 ops"."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def listed(names: Sequence[str], limit: int, noun: str = "") -> str:
+    """ "a, b and 3 others": the first names, at most `limit`, and how many more there are."""
+    rest = len(names) - limit
+    more = plural(rest, noun) if noun else f"{rest:,} more"
+    return ", ".join(names[:limit]) + (f" and {more}" if rest > 0 else "")
 
 
 def coarse_text(unit_us: float) -> str:

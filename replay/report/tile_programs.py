@@ -12,195 +12,197 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.report.table import COUNT, OP, SIGNED_PERCENT, TEXT, TIME, Column, OpCell, Table, Unit, terminal
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.parts import bars_by_name
+from opreplay.replay.report.table import (
+    COUNT,
+    OP,
+    SHARE,
+    SIGNED_PERCENT,
+    TEXT,
+    TIME,
+    Column,
+    OpCell,
+    Table,
+    Unit,
+    terminal,
+)
 from opreplay.replay.report.text import DASH, plural, safe
 from opreplay.replay.tile.chip import LineTime, TileTime
 from opreplay.replay.tile.measured import Calibration
-from opreplay.replay.tile.study import Looked, Study
+from opreplay.replay.tile.study import Broken, Looked, Study
 
 MOST_SHOWN = 60
 """Rows of a sweep that a terminal gets."""
 MOST_REFUSED = 8
 
 
-def facts(found: Study, *, lines: bool = False) -> dict[str, Any]:
+def facts(study: Study, *, lines: bool = False) -> dict[str, Any]:
     """Everything, JSON-safe: stable keys are those of docs/tile.md."""
     return {
-        "cases": [_case_facts(one, lines) for one in found.looked],
-        "skipped_shapes": found.skipped,
-        "tuned": found.tuned,
-        "confidence": "uncalibrated" if uncalibrated(found.looked) else "calibrated",
-        "l2": found.l2,
-        "calibrations": [_calibration_facts(one) for one in found.calibrations],
-        "measured_left_out": list(found.unused),
+        "cases": [_case_facts(row, lines) for row in study.looked],
+        "skipped_shapes": study.skipped,
+        "tuned": study.tuned,
+        "confidence": "uncalibrated" if uncalibrated(study.looked) else "calibrated",
+        "l2": study.l2,
+        "calibrations": [_calibration_facts(calibration) for calibration in study.calibrations],
+        "measured_left_out": list(study.unused),
     }
 
 
 def uncalibrated(looked: Sequence[Looked]) -> bool:
     """Whether the time of any case asked for, or of none, is uncalibrated."""
-    times = [one.time for one in looked if one.time is not None and not one.case.checked_only]
+    times = [row.time for row in looked if row.time is not None and not row.case.checked_only]
     return not times or any(time.confidence != "calibrated" for time in times)
 
 
-def _calibration_facts(one: Calibration) -> dict[str, Any]:
+def _calibration_facts(calibration: Calibration) -> dict[str, Any]:
     return {
-        "kernel": one.program,
-        "soc": one.soc,
-        "cases": one.cases,
-        "rows": len(one.compared),
-        "factor": None if one.refused else one.factor,
-        "band": None if one.refused else math.exp(one.width),
-        "refused": one.refused,
+        "kernel": calibration.program,
+        "soc": calibration.soc,
+        "cases": calibration.cases,
+        "rows": len(calibration.compared),
+        "factor": None if calibration.refused else calibration.factor,
+        "band": None if calibration.refused else math.exp(calibration.width),
+        "refused": calibration.refused,
     }
 
 
-_TIMES = (
-    "time_us",
-    "low_us",
-    "high_us",
-    "in_l2",
-    "overlapped_us",
-    "serial_us",
-    "launch_us",
-    "hbm_us",
-    "l2_us",
-    "bound",
-    "cores",
-)
+_TIMES = ("time_us", "low_us", "high_us", "in_l2", "overlapped_us", "serial_us", "launch_us", "hbm_us", "l2_us")
+_LIMITS = ("bound", "cores")
+_MEASURED = {
+    "measured_us": "measured_us",
+    "predicted_us": "predicted_us",
+    "measured_error": "error",
+    "held_out_error": "held_out_error",
+    "measured_l2": "l2",
+}
+"""Key → field of what was measured."""
 
 
-def _case_facts(one: Looked, lines: bool) -> dict[str, Any]:
-    time = one.time if one.error is None or one.error.limit == "values" else None
+def _case_facts(row: Looked, lines: bool) -> dict[str, Any]:
+    time = row.time if row.error is None or row.error.limit == "values" else None
     facts: dict[str, Any] = {
-        "kernel": one.case.program.name,
-        "op": one.case.program.op,
-        "case": one.case.text,
-        "settings": {**one.case.program.settings, **one.case.settings},
-        "soc": one.soc,
-        "checked_only": one.case.checked_only,
-        **{name: getattr(time, name, None) for name in _TIMES},
+        "kernel": row.case.program.name,
+        "op": row.case.program.op,
+        "case": row.case.text,
+        "settings": {**row.case.program.settings, **row.case.settings},
+        "soc": row.soc,
+        "checked_only": row.case.checked_only,
+        **{name: getattr(time, name, None) for name in (*_TIMES, *_LIMITS)},
         "pipes": time.pipes if time else {},
-        "values": value_text(one),
-        "within_tolerance": one.values.allowed if one.values is not None else None,
-        "values_note": one.note,
-        "buffers": _buffer_facts(time),
-        "built_in_us": one.built_in_us,
+        "values": value_text(row),
+        "within_tolerance": row.values.allowed if row.values is not None else None,
+        "values_note": row.note,
+        "buffers": {place: {"used": n, "there": size} for place, (n, size) in (time.buffers if time else {}).items()},
+        "built_in_us": row.built_in_us,
         "notes": list(time.notes) if time else [],
         "confidence": time.confidence if time else "uncalibrated",
         "factor": time.factor if time else None,
         "extrapolated": bool(time.outside) if time else None,
         "outside": time.outside if time else "",
-        "measured_us": getattr(one.measured, "measured_us", None),
-        "predicted_us": getattr(one.measured, "predicted_us", None),
-        "measured_error": getattr(one.measured, "error", None),
-        "held_out_error": getattr(one.measured, "held_out_error", None),
-        "measured_l2": getattr(one.measured, "l2", None),
-        "error": msgspec.to_builtins(one.error),
+        **{key: getattr(row.measured, field, None) for key, field in _MEASURED.items()},
+        "error": msgspec.to_builtins(row.error),
     }
     if lines:
         facts["lines"] = msgspec.to_builtins(time.lines if time else ())
     return facts
 
 
-def _buffer_facts(time: TileTime | None) -> dict[str, dict[str, int]]:
-    buffers = time.buffers if time else {}
-    return {place: {"used": used, "there": there} for place, (used, there) in buffers.items()}
-
-
-def value_text(one: Looked) -> str | float | None:
+def value_text(row: Looked) -> str | float | None:
     """ "same", the largest absolute difference, or None where values were not compared."""
-    if one.values is None:
+    if row.values is None:
         return None
-    return "same" if one.values.same else one.values.error
+    return "same" if row.values.same else row.values.error
 
 
-def headline(found: Study) -> str:
+def headline(study: Study) -> str:
     """How many cases there were and what became of them."""
-    broken = [one for one in found.looked if one.failed]
-    checked = [one for one in found.looked if one.values is not None]
-    tried = [one for one in found.looked if one.case.checked_only]
-    text = f"{plural(len(found.looked) - len(tried), 'case')}, {plural(len(tried), 'default shape')} for values"
+    broken = [row for row in study.looked if row.failed]
+    checked = [row for row in study.looked if row.values is not None]
+    tried = [row for row in study.looked if row.case.checked_only]
+    text = f"{plural(len(study.looked) - len(tried), 'case')}, {plural(len(tried), 'default shape')} for values"
     if checked:
-        same = sum(1 for one in checked if one.values is not None and one.values.same)
+        same = sum(1 for row in checked if row.values is not None and row.values.same)
         text += f"; values of {len(checked)} checked, {same} the same, the others within their dtype's tolerance"
     if broken:
         text += f"; {plural(len(broken), 'case')} broken"
     return text
 
 
-def render(found: Study, width: int, *, lines: bool = False) -> RenderableType:
+def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
     """Tables: the cases asked for, what broke, and on request the lines of the first one on each device."""
-    asked = [one for one in found.looked if not one.case.checked_only]
-    plain = [one for one in asked if one.measured is None]
-    measured = [one for one in asked if one.measured is not None]
+    asked = [row for row in study.looked if not row.case.checked_only]
+    plain = [row for row in asked if row.measured is None]
+    measured = [row for row in asked if row.measured is not None]
     more = "--format json holds all"
-    parts = terminal(cases_table(plain), width, most=MOST_SHOWN, rest=more)
+    parts = terminal(cases_table(plain), width, limit=MOST_SHOWN, rest=more)
     if measured:
-        parts += terminal(measured_table(measured), width, most=MOST_SHOWN, rest=more)
+        parts += terminal(measured_table(measured), width, limit=MOST_SHOWN, rest=more)
         parts.append(Text("held out: by the factor that the other cases alone give", style="dim"))
     parts = parts[1:]
-    refused = [one for one in found.looked if one.error is not None]
+    refused = [row for row in study.looked if row.error is not None]
     if refused:
         parts += [Text(), _refused(refused)]
     if lines:
-        for one in of_first_case(asked):
-            if one.time is not None:
-                table = lines_table(one, one.time)
+        for row in of_first_case(asked):
+            if row.time is not None:
+                table = lines_table(row, row.time)
                 parts += [Text(), Text(safe(table.title), style="bold"), *terminal(table)[1:]]
-    parts += [Text(), *(Text(safe(note), style="dim") for note in _notes(found, asked, plain, lines=lines))]
+    parts += [Text(), *(Text(safe(note), style="dim") for note in _notes(study, asked, plain, lines=lines))]
     return Group(*parts)
 
 
-def _notes(found: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, lines: bool) -> list[str]:
+def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, lines: bool) -> list[str]:
     """What the tables do not say. Of measured cases the calibration says how far off they are."""
     notes: list[str] = []
-    if lines and len({_named(one) for one in asked}) > 1:
+    if lines and len({_named(row) for row in asked}) > 1:
         notes.append("lines are those of the first case that fits; --format json has them all")
-    said = [note for one in asked if one.time is not None for note in one.time.notes]
+    said = [note for row in asked if row.time is not None for note in row.time.notes]
     if said:
         notes.append("iterations of loops that repeat others were counted, not run (how many: --format json)")
     notes += [f"warning: {note}" for note in dict.fromkeys(said) if "looks at positions" in note]
-    notes += list(dict.fromkeys(f"values not run: {one.note}" for one in asked if one.note))
-    if found.skipped:
-        notes.append(f"{plural(found.skipped, 'default shape')} left out: the reference refuses them")
-    return [*notes, *filter(None, (band_text(plain), l2_text(found, plain))), *calibration_notes(found)]
+    notes += list(dict.fromkeys(f"values not run: {row.note}" for row in asked if row.note))
+    if study.skipped:
+        notes.append(f"{plural(study.skipped, 'default shape')} left out: the reference refuses them")
+    return [*notes, *filter(None, (band_text(plain), l2_text(study, plain))), *calibration_notes(study)]
 
 
-def calibration_notes(found: Study) -> list[str]:
+def calibration_notes(study: Study) -> list[str]:
     """What measured times say of the programs, where they do not, and that values are the CPU's."""
-    notes = [_calibration_text(one) for one in found.calibrations]
-    asked = [one for one in found.looked if not one.case.checked_only and one.time is not None]
-    for one in asked:
-        if one.time is not None and one.time.outside:
+    notes = [_calibration_text(calibration) for calibration in study.calibrations]
+    asked = [row for row in study.looked if not row.case.checked_only and row.time is not None]
+    for row in asked:
+        if row.time is not None and row.time.outside:
             notes.append(
-                f"extrapolated, uncalibrated: {one.case.program.name} {one.case.text} on {one.soc}: {one.time.outside}"
+                f"extrapolated, uncalibrated: {row.case.program.name} {row.case.text} on {row.soc}: {row.time.outside}"
             )
-    if len(notes) > len(found.calibrations) + MOST_REFUSED:
-        more = len(notes) - len(found.calibrations) - MOST_REFUSED
+    if len(notes) > len(study.calibrations) + MOST_REFUSED:
+        more = len(notes) - len(study.calibrations) - MOST_REFUSED
         notes = [*notes[:-more], f"and {plural(more, 'more extrapolated case')} in --format json"]
-    notes += [f"measured times left out: {text}" for text in found.unused]
-    own = {(one.program, one.soc) for one in found.calibrations}
-    if any((one.case.program.name, one.soc) not in own for one in asked) or not asked:
-        some = "the other" if own else "these"
+    notes += [f"measured times left out: {text}" for text in study.unused]
+    measured = {(calibration.program, calibration.soc) for calibration in study.calibrations}
+    if any((row.case.program.name, row.soc) not in measured for row in asked) or not asked:
+        some = "the other" if measured else "these"
         notes.append(f"times are uncalibrated: nothing of {some} programs was measured (--measured)")
     return [*notes, "values are of the CPU's arithmetic"]
 
 
-def _calibration_text(one: Calibration) -> str:
-    name = f"{one.program} on {one.soc}"
-    if one.refused:
-        return f"{name} is uncalibrated: {one.refused}"
+def _calibration_text(calibration: Calibration) -> str:
+    name = f"{calibration.program} on {calibration.soc}"
+    if calibration.refused:
+        return f"{name} is uncalibrated: {calibration.refused}"
     return (
-        f"{name} is calibrated: {one.cases} cases are measured to take {one.factor:.3g} times the predicted, by "
-        "which all its times are multiplied; 80 % lie within a factor of "
-        f"{math.exp(one.width):.2f}, as found by leaving out one case at a time"
+        f"{name} is calibrated: {calibration.cases} cases are measured to take {calibration.factor:.3g} times the "
+        "predicted, by which all its times are multiplied; 80 % lie within a factor of "
+        f"{math.exp(calibration.width):.2f}, as found by leaving out one case at a time"
     )
 
 
 _OfLooked = Column[Looked]
-SETTINGS = _OfLooked("settings", lambda one: " ".join(f"{name}={value}" for name, value in one.case.settings.items()))
-DEVICE = _OfLooked("device", lambda one: one.soc)
-CASE = _OfLooked("case", lambda one: OpCell(name=one.case.program.name, detail=one.case.text), OP)
+SETTINGS = _OfLooked("settings", lambda row: " ".join(f"{name}={value}" for name, value in row.case.settings.items()))
+DEVICE = _OfLooked("device", lambda row: row.soc)
+CASE = _OfLooked("case", lambda row: OpCell(name=row.case.program.name, detail=row.case.text), OP)
 
 
 def varied(column: _OfLooked, rows: Sequence[Looked]) -> list[_OfLooked]:
@@ -212,9 +214,9 @@ def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
     """Measured beside predicted: by the program alone, and by the factor of the other cases."""
 
     def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _OfLooked:
-        return _OfLooked(title, lambda one: getattr(one.measured, field), unit, key=field, drop=drop)
+        return _OfLooked(title, lambda row: getattr(row.measured, field), unit, key=field, drop=drop)
 
-    rows = [one for one in looked if one.measured is not None]
+    rows = [row for row in looked if row.measured is not None]
     cores = column("most cores", "cores", Unit(lambda value: "all" if value is None else str(value), "int"), 2)
     columns = [
         *varied(SETTINGS, rows),
@@ -230,40 +232,40 @@ def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
     return Table("Measured beside predicted by the program alone, and by the factor of the other cases", columns, rows)
 
 
-def _named(one: Looked) -> tuple[str, str, str]:
-    return one.case.program.name, one.case.text, repr(sorted(one.case.settings.items()))
+def _named(row: Looked) -> tuple[str, str, str]:
+    return row.case.program.name, row.case.text, repr(sorted(row.case.settings.items()))
 
 
 def of_first_case(looked: Sequence[Looked]) -> list[Looked]:
     """The first case with a time, on each device that it fits: in a sweep with the settings that are best there."""
-    good = [one for one in looked if one.time is not None and not one.failed]
-    first = [one for one in good if _named(one)[:2] == _named(good[0])[:2]]
-    return list({one.soc: one for one in reversed(first)}.values())[::-1]
+    good = [row for row in looked if row.time is not None and not row.failed]
+    first = [row for row in good if _named(row)[:2] == _named(good[0])[:2]]
+    return list({row.soc: row for row in reversed(first)}.values())[::-1]
 
 
 def band_text(looked: Sequence[Looked]) -> str:
     """How far times may be off; "" without any."""
-    factors = [one.time.high_us / one.time.time_us for one in looked if one.time is not None and one.time.time_us > 0]
+    factors = [row.time.high_us / row.time.time_us for row in looked if row.time is not None and row.time.time_us > 0]
     if not factors:
         return ""
     return f"80 % of such predictions lie between 1/{max(factors):.2g} and {max(factors):.2g} times the measured time"
 
 
-def l2_text(found: Study, looked: Sequence[Looked]) -> str:
+def l2_text(study: Study, looked: Sequence[Looked]) -> str:
     """What L2 holds when the kernels start; "" without any times."""
-    shares = [100 * one.time.in_l2 for one in looked if one.time is not None]
+    shares = [100 * row.time.in_l2 for row in looked if row.time is not None]
     if not shares:
         return ""
-    least, most = f"{min(shares):.0f}", f"{max(shares):.0f}"
-    part = least if least == most else f"{least} to {most}"
-    return f"{part} % of what a kernel touches is taken to be in L2 when it starts (--l2 {found.l2}; cold: none)"
+    low, high = f"{min(shares):.0f}", f"{max(shares):.0f}"
+    part = low if low == high else f"{low} to {high}"
+    return f"{part} % of what a kernel touches is taken to be in L2 when it starts (--l2 {study.l2}; cold: none)"
 
 
 def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
     """Values and times of cases, and what bounds them."""
 
     def column(title: str, value: Callable[[TileTime], Any], unit: Unit, drop: float = 0) -> _OfLooked:
-        return _OfLooked(title, lambda one: None if (t := _time(one)) is None else value(t), unit, drop=drop)
+        return _OfLooked(title, lambda row: None if (t := _time(row)) is None else value(t), unit, drop=drop)
 
     columns = [
         *varied(SETTINGS, rows),
@@ -275,21 +277,21 @@ def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
         _OfLooked("bound", _bound),
         column("cores", lambda time: time.cores, COUNT, 6),
         column("fullest", _fullest, TEXT, 3),
-        _OfLooked("built-in", lambda one: one.built_in_us, TIME, drop=2),
+        _OfLooked("built-in", lambda row: row.built_in_us, TIME, drop=2),
         CASE,
     ]
     return Table("Cases", columns, rows)
 
 
-def _time(one: Looked) -> TileTime | None:
+def _time(row: Looked) -> TileTime | None:
     """None of a case that broke."""
-    return one.time if one.error is None else None
+    return row.time if row.error is None else None
 
 
-def _bound(one: Looked) -> str:
-    if one.error is not None:
-        return f"broken: {one.error.limit}"
-    return DASH if one.time is None else one.time.bound
+def _bound(row: Looked) -> str:
+    if row.error is not None:
+        return f"broken: {row.error.limit}"
+    return DASH if row.time is None else row.time.bound
 
 
 def _fullest(time: TileTime) -> str:
@@ -301,32 +303,32 @@ def _fullest(time: TileTime) -> str:
     return f"{place} {100 * shares[place]:.0f} %"
 
 
-def shown_values(one: Looked) -> str:
+def shown_values(row: Looked) -> str:
     """Values as a word or a number."""
-    if one.error is not None and one.error.limit == "values":
+    if row.error is not None and row.error.limit == "values":
         return "differ"
-    found = value_text(one)
-    return DASH if found is None else found if isinstance(found, str) else f"± {found:.2g}"
+    values = value_text(row)
+    return DASH if values is None else values if isinstance(values, str) else f"± {values:.2g}"
 
 
 def _refused(looked: Sequence[Looked]) -> RenderableType:
     parts: list[Text] = []
     seen: dict[str, int] = {}
-    for one in looked:
-        assert one.error is not None
-        text = f"{one.error.file}:{one.error.line}: {one.error.message}"
+    for row in looked:
+        assert row.error is not None
+        text = f"{row.error.file}:{row.error.line}: {row.error.message}"
         seen[text] = seen.get(text, 0) + 1
         if seen[text] == 1 and len(seen) <= MOST_REFUSED:
-            parts.append(Text(safe(f"{one.case.program.name} {one.case.text}:"), style="bold"))
+            parts.append(Text(safe(f"{row.case.program.name} {row.case.text}:"), style="bold"))
             parts.append(Text(safe(f"  {text}"), style="red"))
-            if one.error.hint:
-                parts.append(Text(safe(f"  {one.error.hint}"), style="dim"))
+            if row.error.hint:
+                parts.append(Text(safe(f"  {row.error.hint}"), style="dim"))
     if len(seen) > MOST_REFUSED:
         parts.append(Text(f"and {len(seen) - MOST_REFUSED} other errors in --format json", style="dim"))
     return Group(*parts)
 
 
-def lines_table(one: Looked, time: TileTime) -> Table[LineTime]:
+def lines_table(row: Looked, time: TileTime) -> Table[LineTime]:
     """The lines of a case, busiest first."""
     core = time.time_us - time.launch_us
     column = Column[LineTime]
@@ -337,7 +339,7 @@ def lines_table(one: Looked, time: TileTime) -> Table[LineTime]:
         column("share", lambda line: f"{100 * line.busy_us / core:.0f} %" if core else DASH, right=True),
         column("source", lambda line: _source(line.file, line.line), form="fold"),
     ]
-    title = f"{one.case.program.name} {one.case.text} on {one.soc}, busiest core, by line"
+    title = f"{row.case.program.name} {row.case.text} on {row.soc}, busiest core, by line"
     return Table(title, columns, sorted(time.lines, key=lambda line: -line.busy_us))
 
 
@@ -348,13 +350,81 @@ def _source(file: str, line: int) -> str:
         return ""
 
 
-def timeline(one: Looked) -> dict[str, Any]:
+def page(study: Study, command: str) -> Page:
+    """Everything of a study that a page shows."""
+    good = [row for row in study.looked if row.time is not None and row.error is None]
+    asked = [row for row in good if not row.case.checked_only]
+    series: dict[str, dict[str, float]] = {}
+    for row in asked:
+        assert row.time is not None
+        series.setdefault(row.soc, {})[_name(row)] = row.time.time_us
+    return Page(
+        title="opreplay: tile programs",
+        headline=headline(study),
+        command=command,
+        bars=(bars_by_name("Time by case", series),),
+        tables=(
+            _cases(good),
+            measured_table(asked),
+            _pipes(asked),
+            *(lines_table(row, row.time) for row in of_first_case(asked) if row.time is not None),
+            _broken(study),
+        ),
+        notes=tuple(calibration_notes(study)),
+    )
+
+
+def _cases(looked: Sequence[Looked]) -> Table[Looked]:
+    """Those of the terminal, with all settings and buffers."""
+    table = cases_table(looked)
+    columns = [column for column in table.columns if column.title not in ("settings", "fullest")]
+    return msgspec.structs.replace(table, columns=[*columns, _SETTINGS, _BUFFERS])
+
+
+_SETTINGS = Column[Looked](
+    "settings", lambda row: " ".join(f"{k}={v}" for k, v in {**row.case.program.settings, **row.case.settings}.items())
+)
+_BUFFERS = Column[Looked]("buffers", lambda row: _buffers(row.time) if row.time is not None else None)
+
+
+def _buffers(time: TileTime) -> str:
+    return " ".join(f"{place} {100 * used // there} %" for place, (used, there) in time.buffers.items())
+
+
+def _pipes(looked: Sequence[Looked]) -> Table[tuple[Looked, str, float]]:
+    column = Column[tuple[Looked, str, float]]
+    columns = [
+        column("case", lambda row: _name(row[0])),
+        column("device", lambda row: row[0].soc),
+        column("pipe", lambda row: row[1]),
+        column("busy", lambda row: row[2], SHARE),
+    ]
+    rows = [(row, pipe, share) for row in looked if row.time for pipe, share in row.time.pipes.items()]
+    return Table("Busy shares of pipes", columns, rows)
+
+
+def _broken(study: Study) -> Table[tuple[Looked, Broken]]:
+    column = Column[tuple[Looked, Broken]]
+    columns = [
+        column("case", lambda row: _name(row[0])),
+        column("limit", lambda row: row[1].limit),
+        column("line", lambda row: row[1].line, COUNT),
+        column("what", lambda row: row[1].message),
+    ]
+    return Table("Broken", columns, [(row, row.error) for row in study.looked if row.error is not None])
+
+
+def _name(row: Looked) -> str:
+    return f"{row.case.program.name} {row.case.text}"
+
+
+def timeline(row: Looked) -> dict[str, Any]:
     """The pipes of the busiest core as Chrome's trace events, in microseconds."""
-    assert one.time is not None
-    pipes = sorted({span.pipe for span in one.time.spans})
+    assert row.time is not None
+    pipes = sorted({span.pipe for span in row.time.spans})
     rows = {pipe: i + 1 for i, pipe in enumerate(pipes)}
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"{one.case.program.name} on {one.soc}, a core"}}
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"{row.case.program.name} on {row.soc}, a core"}}
     ]
     events += [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": pipe}} for pipe, tid in rows.items()
@@ -369,6 +439,6 @@ def timeline(one: Looked) -> dict[str, Any]:
             "dur": span.dur_us,
             "args": {"line": span.line},
         }
-        for span in one.time.spans
+        for span in row.time.spans
     ]
     return {"traceEvents": events, "displayTimeUnit": "ns"}

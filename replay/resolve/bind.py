@@ -7,9 +7,8 @@ Owns the forms of values in the IR. Does not own the choice of overload (`match`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -83,31 +82,19 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
     pairs = list(zip(match.spec.args, match.recorded, strict=False))
     _refuse_layouts(pairs)
     bound: dict[str, ReplayArg] = {}
-    open_: list[tuple[ArgSpec, RecordedArg]] = []
     for arg, rec in pairs:
-        made = None if _may_be_a_list(arg, rec, context) else _known(arg, rec)
-        if made is None:
-            open_.append((arg, rec))
-        else:
-            bound[arg.name] = checking_bounds(made, notes)
-    _complete_dtypes(match.spec.name, bound, pairs, context, notes)
-    for arg, rec in open_:
-        made, note = _guessed(arg, rec, match, bound, context)
-        bound[arg.name] = made
-        if note is not None:
-            notes.append(Assumption(argument=arg.name, what=note))
-    for arg in match.spec.args[len(match.recorded) :]:
-        shown = "None" if arg.default is None else repr(arg.default)
-        notes.append(Assumption(argument=arg.name, what=f"{shown}: added to the schema after the recording"))
-    if any(not rec.strides_recorded and _has_shape(rec) for _, rec in pairs):
-        notes.append(Assumption(argument="*", what="contiguous strides"))
+        recorded = None if _may_be_a_list(arg, rec, context) else _known(arg, rec)
+        if recorded is not None:
+            bound[arg.name] = checking_bounds(recorded, notes)
+    _complete_dtypes(match.spec.name, bound, context, notes)
+    for arg, rec in pairs:
+        if arg.name not in bound:
+            bound[arg.name], note = _guessed(arg, rec, match, bound, context)
+            if note is not None:
+                notes.append(Assumption(argument=arg.name, what=note))
+    notes += _defaults_and_strides(match)
     args = tuple(bound[arg.name] for arg, _ in pairs)
-    if not all(meta is None or _is_possible(meta) for arg in args for meta in arg.tensors):
-        raise Unbound(Reason("metadata missing", "a possible shape: a size or stride is negative or too large"))
-    for arg in args:
-        refused = refuse_value(arg.name, arg.value)
-        if refused is not None:
-            raise Unbound(refused)
+    _refuse_values(args)
     alike = aliasing.alike(args)
     if alike:
         notes.append(Assumption(argument="*", what=f"{', '.join(alike)} are taken for different tensors"))
@@ -126,9 +113,18 @@ def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
     if odd is not None:
         raise Unbound(Reason("layout not recorded", f"{odd} has sizes and no strides: it is sparse or opaque"))
     for arg, rec in pairs:
-        for meta in (rec.tensor, *(rec.tensors or ())):
+        for meta in rec.metas:
             if meta is not None and meta.dtype in QUANTIZED:
                 raise Unbound(Reason("metadata missing", f"scale of {arg.name}, a quantized tensor ({meta.dtype})"))
+
+
+def _refuse_values(args: Sequence[ReplayArg]) -> None:
+    """Raises Unbound for a tensor of impossible metadata and for a value that the policy does not allow."""
+    if not all(_is_possible(meta) for arg in args for meta in arg.tensors):
+        raise Unbound(Reason("metadata missing", "a possible shape: a size or stride is negative or too large"))
+    for arg in args:
+        if (reason := refuse_value(arg.name, arg.value)) is not None:
+            raise Unbound(reason)
 
 
 def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
@@ -142,30 +138,28 @@ def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tupl
 
 def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
     name = f"arg{i}"
-    if rec.kind in ("tensor", "tensors"):
-        metas = (rec.tensor,) if rec.kind == "tensor" else rec.tensors or ()
-        typed = tuple(m if m is None or m.dtype else msgspec.structs.replace(m, dtype=float_dtype) for m in metas)
-        if typed and all(m is None or _is_possible(m) for m in typed):
-            return ReplayArg(name=name, type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=typed)
-    value = rec.value if rec.kind in ("scalar", "scalars") and rec.value is not MISSING else None
-    if isinstance(value, int) and value not in _INT64:
-        value = None
-    if isinstance(value, tuple):
-        items = cast("tuple[Any, ...]", value)
-        known = all(isinstance(one, bool | float | str) or (isinstance(one, int) and one in _INT64) for one in items)
-        plain = items if items and known else None
-        return ReplayArg(name=name, type=f"{_plain_type(plain[0])}[]" if plain else "Scalar", value=plain)
-    return ReplayArg(name=name, type=_plain_type(value), value=value)
+    if rec.metas and all(_is_possible(meta) for meta in rec.metas):
+        arg = ReplayArg(name=name, type="Tensor" if rec.kind == "tensor" else "Tensor[]", tensors=rec.metas)
+        return with_dtypes(arg, [float_dtype] * len(rec.metas))
+    value = cast("Value", rec.value)
+    items = value if isinstance(value, tuple) else (value,)
+    types = [_plain_type(item) for item in items]
+    if not types or "" in types:
+        return ReplayArg(name=name, type="Scalar")
+    return ReplayArg(name=name, type=f"{types[0]}[]" if isinstance(value, tuple) else types[0], value=value)
 
 
 def _plain_type(value: object) -> str:
-    """The schema type that a recorded value has by itself; "Scalar" for none."""
+    """The schema type that a recorded value has by itself; "" for MISSING, nested lists and too large integers."""
     if value in ("inf", "-inf", "nan"):
         return "float"
-    return type(value).__name__ if isinstance(value, bool | int | float | str) else "Scalar"
+    is_plain = isinstance(value, bool | float | str) or (isinstance(value, int) and value in _INT64)
+    return type(value).__name__ if is_plain else ""
 
 
-def _is_possible(meta: TensorMeta) -> bool:
+def _is_possible(meta: TensorMeta | None) -> bool:
+    if meta is None:
+        return True
     numbers = (*meta.shape, *(meta.strides or ()), meta.storage_offset)
     return len(meta.shape) <= MAX_RANK and all(0 <= n < 2**63 for n in numbers) and not beyond_memory(meta)
 
@@ -173,7 +167,7 @@ def _is_possible(meta: TensorMeta) -> bool:
 def refuse_absurd(recorded: Sequence[RecordedArg]) -> None:
     """Raises Unbound for a tensor of more elements than any memory holds."""
     for place, rec in enumerate(recorded):
-        for meta in (rec.tensor,) if rec.tensor is not None else rec.tensors or ():
+        for meta in rec.metas:
             if meta is not None and beyond_memory(meta):
                 raise Unbound(absurd_sizes(f"argument {place}", meta.shape))
 
@@ -189,52 +183,67 @@ def _alignment_notes(match: Match) -> list[Assumption]:
     return notes
 
 
-def _has_shape(rec: RecordedArg) -> bool:
-    if rec.tensor is not None:
-        return bool(rec.tensor.shape)
-    return bool(rec.tensors) and any(meta is not None and meta.shape for meta in rec.tensors or ())
+def _defaults_and_strides(match: Match) -> list[Assumption]:
+    """Notes on arguments that the schema has gained, and on strides that were not recorded."""
+    notes = [
+        Assumption(argument=arg.name, what=f"{arg.default!r}: added to the schema after the recording")
+        for arg in match.spec.args[len(match.recorded) :]
+    ]
+    metas = (meta for rec in match.recorded if not rec.strides_recorded for meta in rec.metas)
+    if any(meta is not None and meta.shape for meta in metas):
+        notes.append(Assumption(argument="*", what="contiguous strides"))
+    return notes
 
 
-def _make(arg: ArgSpec, *, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None) -> ReplayArg:
+def argument_of(
+    arg: ArgSpec, *, kind: str | None = None, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None
+) -> ReplayArg:
+    """An argument as the schema has it, of IR type `kind` where that is another one."""
     return ReplayArg(
-        name=arg.name, type=arg.kind, tensors=tensors, value=value, keyword_only=arg.keyword_only, mutated=arg.mutated
+        name=arg.name,
+        type=kind or arg.kind,
+        tensors=tensors,
+        value=value,
+        keyword_only=arg.keyword_only,
+        mutated=arg.mutated,
     )
+
+
+def _with_tensors(arg: ArgSpec, tensors: tuple[TensorMeta | None, ...]) -> ReplayArg:
+    """The argument of these tensors; () as the value tells an empty list from an absent one."""
+    return argument_of(arg, tensors=tensors, value=None if tensors else ())
 
 
 def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
     """The argument where the trace says it in full; None where something has to be filled in."""
     if rec.kind == "tensor":
-        return _make(arg, tensors=(rec.tensor,)) if arg.kind == "Tensor" else None
+        return _with_tensors(arg, rec.metas) if arg.kind == "Tensor" else None
     if rec.kind == "tensors":
-        if rec.tensors is None:
-            return None
-        return _make(arg, tensors=rec.tensors, value=None if rec.tensors else ())
-    if rec.kind == "scalar" and arg.name in MESSAGES:
-        return None
-    if rec.kind in ("scalar", "scalars") and rec.value is not MISSING:
-        return _make(arg, value=encode(arg, rec.value))
-    if rec.kind == "absent" and arg.optional and arg.kind not in ("str", "Device"):
-        return _make(arg)
-    return None
+        return None if rec.tensors is None else _with_tensors(arg, rec.tensors)
+    if rec.kind == "absent":
+        return argument_of(arg) if arg.optional and arg.kind not in ("str", "Device") else None
+    return None if rec.value is MISSING or arg.name in MESSAGES else argument_of(arg, value=encode(arg, rec.value))
 
 
 def encode(arg: ArgSpec, value: Value) -> Value:
-    """A recorded plain value in the form that the IR has for this type."""
-    codes = _CODES.get(arg.kind)
-    if codes is not None:
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(codes):
-            return codes[value]
-        return value
+    """A recorded plain value in the form that the IR has for this type. Raises Unbound for one beyond 64 bits."""
+    if arg.kind in _CODES:
+        return named(arg.kind, value)
     if arg.kind == "bool":
         return bool(value)
+    items = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(item, int) and item not in _INT64 for item in items):
+        raise Unbound(Reason("metadata missing", f"argument {arg.name} is no 64-bit integer"))
     if arg.kind.endswith("[]"):
-        items = value if isinstance(value, tuple) else (value,)
-        for item in items:
-            _check_int(arg, item)
         return items
-    _check_int(arg, value)
-    if arg.kind == "int" and isinstance(value, bool):
-        return int(value)
+    return int(value) if arg.kind == "int" and isinstance(value, bool) else value
+
+
+def named(kind: str, value: Value) -> Value:
+    """A value for an argument of type `kind`: the code of an enumeration by name, all else as it is."""
+    codes = _CODES.get(kind, ())
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(codes):
+        return codes[value]
     return value
 
 
@@ -246,39 +255,35 @@ def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
     return msgspec.structs.replace(arg, value=False)
 
 
-def _check_int(arg: ArgSpec, value: object) -> None:
-    if isinstance(value, int) and value not in _INT64:
-        raise Unbound(Reason("metadata missing", f"argument {arg.name} is no 64-bit integer"))
-
-
-def _complete_dtypes(
-    name: str,
-    bound: dict[str, ReplayArg],
-    pairs: Sequence[tuple[ArgSpec, RecordedArg]],
-    context: Context,
-    notes: list[Assumption],
-) -> None:
+def _complete_dtypes(op: str, bound: dict[str, ReplayArg], context: Context, notes: list[Assumption]) -> None:
     """Fill in element types that were not recorded: those of a tensor list are not."""
     # Guesses are many rules, which a plan that is kept needs none of.
     from opreplay.replay.resolve.guess import guess as inference
     from opreplay.replay.resolve.guess import lists
 
-    siblings = [m.dtype for a in bound.values() if a.type == "Tensor" for m in a.tensors if m is not None and m.dtype]
-    for arg, rec in pairs:
-        made = bound.get(arg.name)
-        if made is None or (rec.list_dtypes_known and (rec.tensor is None or rec.tensor.dtype)):
+    siblings = _known_dtypes(arg for arg in bound.values() if arg.type == "Tensor")
+    for name, arg in bound.items():
+        if _has_dtypes(arg):
             continue
-        shapes = [meta.shape for meta in made.tensors if meta is not None]
-        told = None
-        if arg.kind == "Tensor[]" and arg.name not in COUNTS and len(shapes) == len(made.tensors):
-            told = lists.element_types(shapes, name.partition("::")[2], bound, context)
-        if told is not None:
-            dtypes, why = told
+        shapes = [meta.shape for meta in arg.tensors if meta is not None]
+        by_shapes = None
+        if arg.type == "Tensor[]" and name not in COUNTS and len(shapes) == len(arg.tensors):
+            by_shapes = lists.element_types(shapes, op.partition("::")[2], bound, context)
+        if by_shapes is not None:
+            dtypes, why = by_shapes
         else:
-            dtype, why = COUNTS.get(arg.name) or inference.list_dtype(siblings, context)
-            dtypes = (dtype,) * len(made.tensors)
-        bound[arg.name] = _with_dtypes(made, dtypes)
-        notes.append(Assumption(argument=arg.name, what=f"{', '.join(dict.fromkeys(dtypes))}: {why}"))
+            dtype, why = COUNTS.get(name) or inference.list_dtype(siblings, context)
+            dtypes = (dtype,) * len(arg.tensors)
+        bound[name] = with_dtypes(arg, dtypes)
+        notes.append(Assumption(argument=name, what=f"{', '.join(dict.fromkeys(dtypes))}: {why}"))
+
+
+def _known_dtypes(args: Iterable[ReplayArg]) -> list[str]:
+    return [meta.dtype for arg in args for meta in arg.tensors if meta is not None and meta.dtype]
+
+
+def _has_dtypes(arg: ReplayArg) -> bool:
+    return all(meta is None or meta.dtype for meta in arg.tensors)
 
 
 def _guessed(
@@ -286,28 +291,39 @@ def _guessed(
 ) -> tuple[ReplayArg, str | None]:
     """An argument whose value the trace does not hold, and the note on it."""
     from opreplay.replay.resolve.guess import guess as inference
-    from opreplay.replay.resolve.guess import lists
 
-    if rec.kind == "absent" and arg.kind == "Tensor" and not arg.optional and arg == match.spec.args[0]:
+    if arg == match.spec.args[0] and _is_undefined(arg, rec):
         raise Unbound(Reason("metadata missing", f"shape of {arg.name} (nested and undefined tensors have none)"))
     guess = None
     if not (arg.optional and arg.kind == "MemoryFormat" and rec.kind == "unknown"):  # it may as well be None
         guess = inference.guess(match.spec, arg, bound, context)
-    if guess is None and arg.optional:
-        return _make(arg), "None: the recorded value is not known" if rec.value is MISSING else None
     if guess is None:
-        what = "shapes of tensor list" if arg.kind == "Tensor[]" else "value of"
-        why = f"{lists.TOO_LONG}, and an empty one looks the same; an ExecutionTrace has it: --execution-trace"
-        more = f" ({why})" if _is_long(rec, context) else ""
-        raise Unbound(Reason("metadata missing", f"{what} {arg.name}{more}"))
-    made = _from_guess(arg, guess)
-    if _is_long(rec, context):
-        guess = replace(guess, why=guess.why + _told_apart(context))
-    if all(meta is None or meta.dtype for meta in made.tensors):
-        return made, guess.why
-    siblings = [m.dtype for a in bound.values() for m in a.tensors if m is not None and m.dtype]
-    dtype, why = inference.list_dtype(siblings, context)
-    return _with_dtypes(made, (dtype,) * len(made.tensors)), f"{guess.why}; {dtype}: {why}"
+        return _not_guessed(arg, rec, context)
+    completed, why = _from_guess(arg, guess), guess.why
+    if _is_long(rec, context) and context.calls > 1:
+        calls = f"{context.calls} calls count as this op"
+        why += f"; {calls}, whether or not their lists are equal: --execution-trace tells"
+    if _has_dtypes(completed):
+        return completed, why
+    dtype, why_dtype = inference.list_dtype(_known_dtypes(bound.values()), context)
+    return with_dtypes(completed, (dtype,) * len(completed.tensors)), f"{why}; {dtype}: {why_dtype}"
+
+
+def _is_undefined(arg: ArgSpec, rec: RecordedArg) -> bool:
+    """Whether nothing is recorded for a tensor that the op needs."""
+    return rec.kind == "absent" and arg.kind == "Tensor" and not arg.optional
+
+
+def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[ReplayArg, str | None]:
+    """None for an optional argument, and the note on it. Raises Unbound for any other one."""
+    from opreplay.replay.resolve.guess import lists
+
+    if arg.optional:
+        return argument_of(arg), "None: the recorded value is not known" if rec.value is MISSING else None
+    what = "shapes of tensor list" if arg.kind == "Tensor[]" else "value of"
+    why = f"{lists.TOO_LONG}, and an empty one looks the same; an ExecutionTrace has it: --execution-trace"
+    more = f" ({why})" if _is_long(rec, context) else ""
+    raise Unbound(Reason("metadata missing", f"{what} {arg.name}{more}"))
 
 
 def _is_long(rec: RecordedArg, context: Context) -> bool:
@@ -315,13 +331,7 @@ def _is_long(rec: RecordedArg, context: Context) -> bool:
     return rec.kind == "tensors" and rec.tensors is None and context.lists_recorded
 
 
-def _told_apart(context: Context) -> str:
-    if context.calls < 2:
-        return ""
-    return f"; {context.calls} calls count as this op, whether or not their lists are equal: --execution-trace tells"
-
-
-def _with_dtypes(arg: ReplayArg, dtypes: Sequence[str]) -> ReplayArg:
+def with_dtypes(arg: ReplayArg, dtypes: Sequence[str]) -> ReplayArg:
     """The argument with `dtypes`, one a tensor, for those whose element type is open."""
     tensors = tuple(
         meta if meta is None or meta.dtype else msgspec.structs.replace(meta, dtype=dtype)
@@ -333,14 +343,7 @@ def _with_dtypes(arg: ReplayArg, dtypes: Sequence[str]) -> ReplayArg:
 def _from_guess(arg: ArgSpec, guess: Guess) -> ReplayArg:
     if guess.tensors is not None:
         # A tensor like another one is not the same memory.
-        made = tuple(m and msgspec.structs.replace(m, storage=None) for m in guess.tensors)
-        return _make(arg, tensors=made, value=None if made else ())
+        return _with_tensors(arg, tuple(meta and msgspec.structs.replace(meta, storage=None) for meta in guess.tensors))
     if arg.kind in ("Tensor", "Tensor[]"):
-        return _make(arg)
-    return _make(arg, value=encode(arg, guess.value))
-
-
-def named(kind: str, value: Value) -> Value:
-    """A value for an argument of type `kind`: the code of an enumeration by name, all else as it is."""
-    codes = _CODES.get(kind)
-    return codes[value] if codes is not None and type(value) is int and 0 <= value < len(codes) else value
+        return argument_of(arg)
+    return argument_of(arg, value=encode(arg, guess.value))

@@ -11,7 +11,7 @@ import msgspec
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.verify import verify_argument
-from opreplay.replay.resolve.bind import named
+from opreplay.replay.resolve.bind import Unbound, named
 from opreplay.replay.resolve.kernels import way_on
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
@@ -36,46 +36,37 @@ _WIDENS = {
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
     """The plan with an overload for `device`, or a reason, for each op that has neither; others stay as they are."""
-    ops = tuple(
-        op if op.reason is not None or op.resolved_by is not None else _resolve(op, policy, device) for op in plan.ops
-    )
+    ops = tuple(op if op.reason or op.resolved_by else _resolved(op, policy, device) for op in plan.ops)
     return msgspec.structs.replace(plan, ops=ops)
 
 
+def _resolved(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
+    try:
+        return _resolve(op, policy, device)
+    except Unbound as stopped:
+        return msgspec.structs.replace(op, reason=stopped.reason)
+
+
 def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
+    """The op with its overload, or with what a user registered for it. Raises Unbound."""
     parts = split_name(op.name)
     if parts is None:
-        return _refused(op, Reason("label, not an op"))
-    reason = refuse_name(op.name, policy)
-    if reason is not None:
-        return _refused(op, reason)
-    name = f"{parts[0]}::{parts[1]}"
+        raise Unbound(Reason("label, not an op"))
+    if (reason := refuse_name(op.name, policy)) is not None:
+        raise Unbound(reason)
     if _overrides(op.name):
         return _by_user(op, Reason("failed", "no executor"))
-    found = candidates(name, policy)
-    if found.reason is not None:
-        return _by_user(op, found.reason)
-    if found.function is not None:
-        return _called_by_position(op, found.function)
-    fits = [spec for spec in found.specs if (parts[2] is None or spec.overload == parts[2]) and _fits(spec, op.args)]
-    if not fits:
-        return _refused(op, Reason("metadata missing", "no overload takes arguments of these names and types"))
-    spec = min(fits, key=lambda spec: _cost(spec, op.args))
-    reason = refuse_arguments(name, [(arg.name, arg.type_text) for arg in spec.args])
-    for arg in op.args:
-        reason = reason or refuse_value(arg.name, arg.value)
-    if reason is not None:
-        return _refused(op, reason)
-    given = {arg.name: arg for arg in op.args}
-    adopted = [_adopt(given[wanted.name], wanted) for wanted in spec.args if wanted.name in given]
-    args = named_after_gaps(spec, adopted)
-    try:
-        for arg in args:
-            verify_argument(f"argument {arg.name}", arg)
-    except FormatError as error:
-        return _refused(op, Reason("metadata missing", str(error)))
-    dtypes = {arg.name: arg.tensors[0].dtype for arg in args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
-    way = way_on(device, name, spec, found, dtypes, {arg.name: arg.value for arg in args})
+    name = f"{parts[0]}::{parts[1]}"
+    overloads = candidates(name, policy)
+    if overloads.reason is not None:
+        return _by_user(op, overloads.reason)
+    if overloads.function is not None:
+        return _called_by_position(op, overloads.function)
+    spec = _cheapest([spec for spec in overloads.specs if parts[2] in (None, spec.overload)], op.args)
+    _refuse(spec, op.args)
+    args = _adopted(spec, op.args)
+    dtypes = {arg.name: meta.dtype for arg in args if arg.type == "Tensor" for meta in arg.tensors if meta}
+    way = way_on(device, name, spec, overloads, dtypes, {arg.name: arg.value for arg in args})
     if way.reason is not None:
         return _by_user(op, way.reason)
     return msgspec.structs.replace(
@@ -93,13 +84,13 @@ def _overrides(name: str) -> bool:
 
 
 def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
-    """The op for a user's executor where there is one, with the arguments as the file has them; else refused."""
+    """The op for a user's executor, with the arguments as the file has them. Raises Unbound where there is none."""
     try:
         entry = EXECUTORS.find(op.name)
     except UsageError as error:
-        return _refused(op, Reason("failed", str(error)))
+        raise Unbound(Reason("failed", str(error))) from None
     if entry is None:
-        return _refused(op, reason)
+        raise Unbound(reason)
     args = tuple(msgspec.structs.replace(arg, mutated=arg.mutated or arg.name in entry.mutates) for arg in op.args)
     args = as_lists(args) if entry.lists else args
     note = entry.note
@@ -108,25 +99,37 @@ def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
 
 def _called_by_position(op: ReplayOp, function: PythonFunction) -> ReplayOp:
     """The op for a Python function without a schema, with the arguments in the order that the file has them in."""
-    refusal = refused_text(op.args)
-    if refusal is not None:
-        return _refused(op, refusal)
+    if (reason := refused_text(op.args)) is not None:
+        raise Unbound(reason)
     args = tuple(msgspec.structs.replace(arg, keyword_only=False) for arg in op.args)
     notes = (*op.assumptions, function.note)
     return msgspec.structs.replace(op, args=args, resolved_by="python function", assumptions=notes)
 
 
-def _refused(op: ReplayOp, reason: Reason) -> ReplayOp:
-    return msgspec.structs.replace(op, reason=reason)
+def _refuse(spec: OpSpec, args: tuple[ReplayArg, ...]) -> None:
+    """Raises Unbound for an overload or a value that the policy does not allow."""
+    reason = refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
+    for arg in args:
+        reason = reason or refuse_value(arg.name, arg.value)
+    if reason is not None:
+        raise Unbound(reason)
+
+
+def _cheapest(specs: list[OpSpec], args: tuple[ReplayArg, ...]) -> OpSpec:
+    """The overload that leaves out or widens the fewest arguments. Raises Unbound where none takes them."""
+    fits = [spec for spec in specs if _fits(spec, args)]
+    if not fits:
+        raise Unbound(Reason("metadata missing", "no overload takes arguments of these names and types"))
+    return min(fits, key=lambda spec: _cost(spec, args))
 
 
 def _fits(spec: OpSpec, args: tuple[ReplayArg, ...]) -> bool:
-    """Whether the overload has every given argument, and needs no other."""
+    """Whether the overload has all of these arguments, and needs no other."""
     wanted = {arg.name: arg for arg in spec.args}
-    given = {arg.name for arg in args}
     if any(arg.name not in wanted or not _takes(wanted[arg.name], arg) for arg in args):
         return False
-    return all(arg.name in given or arg.has_default for arg in spec.args)
+    names = {arg.name for arg in args}
+    return all(arg.name in names or arg.has_default for arg in spec.args)
 
 
 def _takes(wanted: ArgSpec, arg: ReplayArg) -> bool:
@@ -136,9 +139,21 @@ def _takes(wanted: ArgSpec, arg: ReplayArg) -> bool:
 
 
 def _cost(spec: OpSpec, args: tuple[ReplayArg, ...]) -> int:
-    """Arguments that are left out or of a wider type: fewest wins."""
+    """Arguments that are left out, and twice those that the overload has of a wider type."""
     kinds = {arg.name: arg.kind for arg in spec.args}
     return len(spec.args) - len(args) + 2 * sum(kinds[arg.name] != arg.type for arg in args)
+
+
+def _adopted(spec: OpSpec, args: tuple[ReplayArg, ...]) -> tuple[ReplayArg, ...]:
+    """The arguments in the schema's order and form. Raises Unbound where their values do not fit their types."""
+    by_name = {arg.name: arg for arg in args}
+    adopted = [_adopt(by_name[wanted.name], wanted) for wanted in spec.args if wanted.name in by_name]
+    try:
+        for arg in adopted:
+            verify_argument(f"argument {arg.name}", arg)
+    except FormatError as error:
+        raise Unbound(Reason("metadata missing", str(error))) from None
+    return named_after_gaps(spec, adopted)
 
 
 def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:

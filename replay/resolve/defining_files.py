@@ -24,30 +24,29 @@ def defining_file(name: str, overload: str, files: Collection[str]) -> Path | No
     """The one of `files` (resolved paths) that defines "ns::op", or None. Reads no file but these."""
     if not files:
         return None
-    where = _place(name, overload)
-    own = _among(where, files)
-    if own is None and where is not None and Path(where).resolve() == _torch_library():
+    file = _place(name, overload)
+    if file == _torch_library():
         # torch.library.define does it in the caller's place: then the file is the one that calls it.
         return next((Path(file) for file in files if _calls_for(file, name)), None)
-    return own
+    return file if str(file) in files else None
 
 
 def definition_of(name: str, overload: str) -> Path | None:
     """The file in Python that put "ns::op" into torch, torch.library's own where no more is known of the caller; None
     where C++ did, or another file of torch's.
     """
-    where = _place(name, overload)
-    file = None if where is None else Path(where).resolve()
+    file = _place(name, overload)
     return None if file is None or (_torch_library().parent in file.parents and file != _torch_library()) else file
 
 
-def _place(name: str, overload: str) -> str | None:
-    """Where an op was defined; a `custom_op` is defined where its function is."""
+def _place(name: str, overload: str) -> Path | None:
+    """The file that defines an op; a `custom_op` is defined where its function is."""
     defined: Any = getattr(import_module("torch._library.custom_ops"), "OPDEFS").get(name)  # noqa: B009 - untyped
     if defined is not None:
         code = getattr(inspect.unwrap(defined._init_fn), "__code__", None)
-        return None if code is None else str(code.co_filename)
-    return registered_in(f"{name}.{overload}" if overload else name)
+        return None if code is None else Path(code.co_filename).resolve()
+    file = registered_in(f"{name}.{overload}" if overload else name)
+    return None if file is None else Path(file).resolve()
 
 
 def _torch_library() -> Path:
@@ -70,11 +69,6 @@ def registered_by(op: ReplayOp) -> str | None:
         return sources[str(file)]
     where = definition_of(op.called, op.overload or "")
     return None if where is None else where.name
-
-
-def _among(where: str | None, files: Collection[str]) -> Path | None:
-    file = None if where is None else Path(where).resolve()
-    return file if file is not None and str(file) in files else None
 
 
 def _calls_for(file: str, name: str) -> bool:

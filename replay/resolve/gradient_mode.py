@@ -16,6 +16,7 @@ import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, ReplayOp
+from opreplay.replay.ir.sizes import tensors_of
 
 ASKS_ITSELF = frozenset({"aten::mkldnn_rnn_layer"})
 """Ops with a derivative whose kernel asks for the mode: it keeps a workspace for the backward (mkldnn/RNN.cpp)."""
@@ -24,11 +25,7 @@ ASKS_ITSELF = frozenset({"aten::mkldnn_rnn_layer"})
 def with_gradient_mode(op: ReplayOp) -> ReplayOp:
     """The op of a plan, marked where it is to run with gradients on; asks torch's dispatcher."""
     with_gradients = op.recorded.gradient_calls or 0
-    if not with_gradients or 2 * with_gradients < op.count or op.reason is not None:
-        return op
-    if op.resolved_by not in ("jit", "torch.ops", "import") or any(arg.mutated for arg in op.args):
-        return op
-    if not _has_floats(op) or not depends_on_gradients(op.called, op.overload or ""):
+    if not with_gradients or 2 * with_gradients < op.count or not _takes_gradients(op):
         return op
     calls = "" if with_gradients == op.count else f" in {with_gradients:,} of {op.count:,} calls"
     what = f"gradients on, as recorded{calls}; every floating argument requires them"
@@ -37,8 +34,13 @@ def with_gradient_mode(op: ReplayOp) -> ReplayOp:
     )
 
 
-def _has_floats(op: ReplayOp) -> bool:
-    return any(meta is not None and aliasing.is_floating(meta.dtype) for arg in op.args for meta in arg.tensors)
+def _takes_gradients(op: ReplayOp) -> bool:
+    """Whether it is an op of the dispatcher that takes floats, writes to no argument, and goes by the mode."""
+    if op.reason is not None or op.resolved_by not in ("jit", "torch.ops", "import"):
+        return False
+    if any(arg.mutated for arg in op.args) or not any(aliasing.is_floating(meta.dtype) for meta in tensors_of(op)):
+        return False
+    return depends_on_gradients(op.called, op.overload or "")
 
 
 @cache

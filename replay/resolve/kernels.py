@@ -27,27 +27,27 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def way_on(
-    device: str, name: str, spec: OpSpec, found: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
+    device: str, name: str, spec: OpSpec, overloads: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
 ) -> Way:
-    """How `spec`, one of the overloads `found` for the op `name`, runs on `device`; `dtypes` by name of the tensors.
+    """How `spec`, one of the `overloads` of the op `name`, runs on `device`; `dtypes` by name of the tensors.
 
-    A device of which this torch build has no kernels at all says nothing about single ops: then as it was found.
+    A device of which this torch build has no kernels at all says nothing about single ops: then the overload itself.
     """
     form = legacy_form(name, spec.overload)
     if form is not None:
         return Way(resolved_by="equivalent", via=form.via)
-    as_found = Way(resolved_by=found.resolved_by, via=found.via)
+    as_listed = Way(resolved_by=overloads.resolved_by, via=overloads.via)
     if not device_has_kernels(device):
-        return as_found
+        return as_listed
     kernel = has_kernel(spec, device)
     equivalent = equivalent_for(name, dtypes, values, has_kernel=kernel, device=device)
     if equivalent is not None:
         return Way(resolved_by="equivalent", via=equivalent.via)
     if not kernel:
         return msgspec.structs.replace(
-            as_found, reason=Reason("failed", f"{spec.full_name} has no kernel for {device}")
+            as_listed, reason=Reason("failed", f"{spec.full_name} has no kernel for {device}")
         )
-    return as_found
+    return as_listed
 
 
 _LAYOUTS = {
@@ -68,9 +68,7 @@ _CHECKED_INSIDE = {
 
 def wanted_layout(spec: OpSpec) -> str | None:
     """The layout without which no kernel of this overload can be called, or None where strided tensors will do."""
-    if not spec.args or spec.args[0].kind != "Tensor":
-        return None
-    if not spec.registered:
+    if not spec.args or spec.args[0].kind != "Tensor" or not spec.registered:
         return None
     return _CHECKED_INSIDE.get(spec.name) or _only_layout(spec.full_name)
 

@@ -27,7 +27,9 @@ DROPPED_ARGUMENT = 8.0
 
 _COMPLEX = re.compile(r"[-+0-9.einfa]+j")
 _DEVICE = re.compile(r"[a-z]+(:\d{1,3})?")
-_CODES = len(SCALAR_TYPE_CODES)
+_CODES = {"ScalarType": len(SCALAR_TYPE_CODES), "Layout": 8, "MemoryFormat": 8, "bool": 2}
+"""How many integers stand for a value of these types."""
+_SCALAR_LISTS = ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]")
 _IMPOSSIBLE = None
 
 
@@ -67,9 +69,9 @@ def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[Record
 
     TorchScript records what lies on its stack, so that a tensor below the arguments looks like one argument more.
     """
-    if match.skipped or not any(arg.out for arg in match.spec.args):
+    if match.skipped or not match.spec.has_out:
         return None
-    rival = best_match([spec for spec in specs if not any(arg.out for arg in spec.args)], recorded)
+    rival = best_match([spec for spec in specs if not spec.has_out], recorded)
     return rival if rival is not None and rival.skipped else None
 
 
@@ -79,41 +81,38 @@ def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
     for spec in specs:
         if spec == match.spec or len(spec.args) != len(match.spec.args) or _sum(spec, match.recorded) is None:
             continue
-        for own, other, rec in zip(match.spec.args, spec.args, match.recorded, strict=False):
-            if rec.kind == "absent" and own.kind != "str" and other.kind == "str":
-                return own
+        for arg, other, rec in zip(match.spec.args, spec.args, match.recorded, strict=False):
+            if rec.kind == "absent" and arg.kind != "str" and other.kind == "str":
+                return arg
     return None
 
 
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
     """How one overload fits, aligned at the front or, where more was recorded than it takes, at the end."""
-    given, wanted = len(recorded), len(spec.args)
-    if given == wanted:
-        cost = _sum(spec, recorded)
-        return None if cost is None else Match(spec=spec, cost=cost, recorded=tuple(recorded))
-    if given < wanted:
-        gained = spec.args[given:]
+    wanted = len(spec.args)
+    extra = len(recorded) - wanted
+    if extra == 0:
+        return _matched(spec, recorded, 0.0)
+    if extra < 0:
+        gained = spec.args[extra:]
         if any(arg.out or not (arg.has_default or arg.optional) for arg in gained):
             return None
-        cost = _sum(spec, recorded)
-        if cost is None:
-            return None
-        return Match(spec=spec, cost=cost + CHANGED_ARITY + DEFAULTED_ARGUMENT * len(gained), recorded=tuple(recorded))
-    extra = given - wanted
-    last = tuple(recorded[extra:])
-    cost = _sum(spec, last)
-    if cost is not None:
-        cost += CHANGED_ARITY + SKIPPED_ARGUMENT * extra
-        if any(arg.out for arg in spec.args):
-            cost += SKIPPED_TO_OUT
-        return Match(spec=spec, cost=cost, recorded=last, skipped=extra)
-    if any(rec.kind in ("tensor", "tensors") for rec in recorded[wanted:]):
-        return None  # A dropped tensor would make another op of it.
-    first = tuple(recorded[:wanted])
-    cost = _sum(spec, first)
+        return _matched(spec, recorded, CHANGED_ARITY + DEFAULTED_ARGUMENT * len(gained))
+    to_out = SKIPPED_TO_OUT if spec.has_out else 0.0
+    match = _matched(spec, recorded[extra:], CHANGED_ARITY + SKIPPED_ARGUMENT * extra + to_out, skipped=extra)
+    # A dropped tensor would make another op of it.
+    if match is not None or any(rec.kind in ("tensor", "tensors") for rec in recorded[wanted:]):
+        return match
+    return _matched(spec, recorded[:wanted], CHANGED_ARITY + DROPPED_ARGUMENT * extra, dropped=extra)
+
+
+def _matched(
+    spec: OpSpec, recorded: Sequence[RecordedArg], surcharge: float, *, skipped: int = 0, dropped: int = 0
+) -> Match | None:
+    cost = _sum(spec, recorded)
     if cost is None:
         return None
-    return Match(spec=spec, cost=cost + CHANGED_ARITY + DROPPED_ARGUMENT * extra, recorded=first, dropped=extra)
+    return Match(spec=spec, cost=cost + surcharge, recorded=tuple(recorded), skipped=skipped, dropped=dropped)
 
 
 def _sum(spec: OpSpec, recorded: Sequence[RecordedArg]) -> float | None:
@@ -148,15 +147,9 @@ def _scalar_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
     if value is MISSING:
         return _UNREAD_SCALAR.get(kind)
     if isinstance(value, bool):
-        return {"bool": 0.0, "Scalar": 1.0, "int": 4.0, "ScalarType": _IMPOSSIBLE}.get(kind, _IMPOSSIBLE)
+        return {"bool": 0.0, "Scalar": 1.0, "int": 4.0}.get(kind, _IMPOSSIBLE)
     if isinstance(value, int):
-        if kind == "ScalarType":
-            return 0.0 if 0 <= value < _CODES else _IMPOSSIBLE
-        if kind in ("Layout", "MemoryFormat"):
-            return 0.0 if 0 <= value < 8 else _IMPOSSIBLE
-        if kind == "bool":
-            return 3.0 if value in (0, 1) else _IMPOSSIBLE
-        return {"int": 0.0, "Scalar": 0.5, "float": 1.5, "complex": 3.0, "int[]": 6.0}.get(kind, _IMPOSSIBLE)
+        return _INT.get(kind, _IMPOSSIBLE) if kind not in _CODES or 0 <= value < _CODES[kind] else _IMPOSSIBLE
     if isinstance(value, float) or value in ("inf", "-inf", "nan"):
         return {"float": 0.0, "Scalar": 0.0, "complex": 2.0}.get(kind, _IMPOSSIBLE)
     return _text_cost(kind, value) if isinstance(value, str) else _IMPOSSIBLE
@@ -171,6 +164,18 @@ def _text_cost(kind: str, text: str) -> float | None:
     return 0.0 if kind == "str" else _IMPOSSIBLE
 
 
+_INT: dict[str, float] = {
+    "int": 0.0,
+    "ScalarType": 0.0,
+    "Layout": 0.0,
+    "MemoryFormat": 0.0,
+    "Scalar": 0.5,
+    "float": 1.5,
+    "bool": 3.0,
+    "complex": 3.0,
+    "int[]": 6.0,
+}
+"""Costs of an integer."""
 _UNREAD_SCALAR: dict[str, float] = {
     "int": 0.0,
     "Scalar": 0.0,
@@ -188,21 +193,13 @@ def _scalars_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
     kind, value = arg.kind, rec.value
     if kind == "Tensor[]" and value == ():
         return 1.0  # an empty list shows no type
-    if kind not in ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]"):
-        return _IMPOSSIBLE
-    if value is MISSING:
-        return 0.0
-    if not value:
-        return 0.0
-    bools = all(isinstance(item, bool) for item in value)
-    if kind == "bool[]":
-        return 0.0 if bools else _IMPOSSIBLE
-    if bools:
-        return 2.0 if kind == "Scalar[]" else _IMPOSSIBLE
-    ints = all(isinstance(item, int) for item in value)
-    if kind == "int[]":
-        return 0.0 if ints else _IMPOSSIBLE  # int[2] is no fixed size: torch accepts any length that fits the input
-    return {"float[]": 1.0 if ints else 0.0, "Scalar[]": 0.5, "complex[]": 2.0}[kind]
+    if value is MISSING or not value:
+        return 0.0 if kind in _SCALAR_LISTS else _IMPOSSIBLE
+    if all(isinstance(item, bool) for item in value):
+        return {"bool[]": 0.0, "Scalar[]": 2.0}.get(kind, _IMPOSSIBLE)
+    if all(isinstance(item, int) for item in value):  # int[2] is no fixed size: any length that fits the input will do
+        return {"int[]": 0.0, "float[]": 1.0, "Scalar[]": 0.5, "complex[]": 2.0}.get(kind, _IMPOSSIBLE)
+    return {"float[]": 0.0, "Scalar[]": 0.5, "complex[]": 2.0}.get(kind, _IMPOSSIBLE)
 
 
 _ABSENT_COST: dict[str, float] = {

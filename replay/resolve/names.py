@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
@@ -72,92 +72,85 @@ def candidates(name: str, policy: Policy) -> Candidates:
     refused = refuse_name(name, policy)
     if refused is not None:
         return Candidates(reason=refused)
-    found = _lookup(f"{namespace}::{op}", policy)
-    if overload is not None and found.function is not None:
-        return Candidates(reason=Reason("library missing", f"{found.function.module} registers no {name}"))
-    if overload is not None and found.specs:
-        exact = tuple(spec for spec in found.specs if (spec.overload or "default") == overload)
-        if not exact:
-            there = ", ".join(sorted({spec.overload or "default" for spec in found.specs}))
-            why = f"{namespace}::{op} has no overload {overload} here, but {there}"
-            return Candidates(reason=Reason("library missing", why))
-        return Candidates(specs=exact, resolved_by=found.resolved_by, via=found.via)
-    return found
+    overloads = _lookup(f"{namespace}::{op}", policy)
+    if overload is None or overloads.reason is not None:
+        return overloads
+    if overloads.function is not None:
+        return Candidates(reason=Reason("library missing", f"{overloads.function.module} registers no {name}"))
+    exact = tuple(spec for spec in overloads.specs if spec.torch_name == overload)
+    if not exact:
+        known = ", ".join(sorted({spec.torch_name for spec in overloads.specs}))
+        why = f"{namespace}::{op} has no overload {overload} here, but {known}"
+        return Candidates(reason=Reason("library missing", why))
+    return replace(overloads, specs=exact)
 
 
 def _lookup(name: str, policy: Policy) -> Candidates:
-    specs = schema.specs_of(name) + _old_forms(name)
-    if specs:
-        by: Resolution = "jit"
-        if is_reference(name):
-            by = "reference"
-        elif _imported_for(name.partition("::")[0], policy):
-            by = "import"
-        elif _registered_in_python(specs[0]):
-            by = "torch.ops"
-        return Candidates(specs=specs, resolved_by=by)
-    if name in RENAMED:
-        found = _lookup(RENAMED[name], policy)
-        return Candidates(specs=found.specs, resolved_by="equivalent", via=RENAMED[name], reason=found.reason)
     namespace = name.partition("::")[0]
-    function = None
+    if specs := schema.specs_of(name) + _old_forms(name):
+        return Candidates(specs=specs, resolved_by=_registered_by(specs[0], namespace, policy))
+    if name in RENAMED:
+        renamed = _lookup(RENAMED[name], policy)
+        return Candidates(specs=renamed.specs, resolved_by="equivalent", via=RENAMED[name], reason=renamed.reason)
+    why_no_function = None
     if _import_library(namespace, policy):
-        specs = schema.specs_of(name)
-        if specs:
+        if specs := schema.specs_of(name):
             return Candidates(specs=specs, resolved_by="import")
         if namespace in policy.allow_imports:
             function = python_function(name, sys.modules[policy.allow_imports[namespace]])
-    if isinstance(function, PythonFunction):
-        return Candidates(resolved_by="python function", function=function)
+            if isinstance(function, PythonFunction):
+                return Candidates(resolved_by="python function", function=function)
+            why_no_function = function
     if register_namespace(namespace):
         schema.forget()
         canonical = canonical_name(name)
-        specs = schema.specs_of(canonical)
-        if specs:
+        if specs := schema.specs_of(canonical):
             return Candidates(specs=specs, resolved_by="reference", via=canonical if canonical != name else None)
-    return Candidates(reason=function or _why_unknown(name, namespace, policy))
+    return Candidates(reason=why_no_function or _why_unknown(name, namespace, policy))
 
 
-def _imported_for(namespace: str, policy: Policy) -> bool:
-    """Whether the library of a namespace was imported, here or by whatever ran before: the same op, the same stage."""
-    return namespace in _imported or any(module in sys.modules for module in policy.modules_for(namespace))
-
-
-def _registered_in_python(spec: OpSpec) -> bool:
-    """Whether code in Python defined the op by torch.library; torch's own count as torch's."""
-    return spec.name.partition("::")[0] not in TORCH_NAMESPACES and registered_in(spec.full_name) is not None
+def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:
+    """What put an op into the dispatcher's table; a library counts as imported whoever imported it."""
+    if is_reference(spec.name):
+        return "reference"
+    if namespace in _imported or any(module in sys.modules for module in policy.modules_for(namespace)):
+        return "import"
+    in_python = namespace not in TORCH_NAMESPACES and registered_in(spec.full_name) is not None
+    return "torch.ops" if in_python else "jit"
 
 
 @lru_cache(maxsize=1024)
 def _old_forms(name: str) -> tuple[OpSpec, ...]:
     """The overloads that torch 1.8 to 1.13 had under this name and has no more."""
-
     texts = [f"aten::{row.schema}" for row in portable.legacy_of(name)]
     return tuple(schema.compile_schema(parse_schema(text), registered=False) for text in texts)
 
 
 def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
-    if namespace in _imported and policy.modules_for(namespace):
-        return Reason("library missing", f"{', '.join(_imported[namespace])} has no {name}")
+    detail = _missing_library(name, namespace, policy)
+    if detail is not None:
+        return Reason("library missing", detail)
+    return Reason("policy", f"namespace {namespace} is on no list (--allow-import {namespace}=MODULE, --plugin FILE)")
+
+
+def _missing_library(name: str, namespace: str, policy: Policy) -> str | None:
     modules = policy.modules_for(namespace)
-    broken = next((why for module in modules if (why := _import_failure(module))), None)
-    if broken is not None:
-        return Reason("library missing", broken)
-    library = library_of(namespace)
-    if library is not None:
-        return Reason("library missing", library)
-    if modules and namespace in policy.allow_imports:
-        return Reason("library missing", f"{modules[0]} not importable: is it on PYTHONPATH?")
+    if modules and namespace in _imported:
+        return f"{', '.join(_imported[namespace])} has no {name}"
+    detail = next(filter(None, map(_import_failure, modules)), None) or library_of(namespace)
+    if detail is not None:
+        return detail
     if modules:
-        return Reason("library missing", modules[0].partition(".")[0])
-    if schema.specs_of("aten::add") and namespace in ("aten", "prims", "quantized"):
+        is_users = namespace in policy.allow_imports
+        return f"{modules[0]} not importable: is it on PYTHONPATH?" if is_users else modules[0].partition(".")[0]
+    if namespace in ("aten", "prims", "quantized"):
         import torch
 
-        return Reason("library missing", f"torch {torch.__version__.partition('+')[0]} has no {name}")
+        return f"torch {torch.__version__.partition('+')[0]} has no {name}"
     if known := _registered(namespace):
         near = near_names(name) or tuple(sorted(known)[:MOST_NEAR])
-        return Reason("library missing", f"what registers {namespace} here has no {name}; it has {', '.join(near)}")
-    return Reason("policy", f"namespace {namespace} is on no list (--allow-import {namespace}=MODULE, --plugin FILE)")
+        return f"what registers {namespace} here has no {name}; it has {', '.join(near)}"
+    return None
 
 
 MOST_NEAR = 3
@@ -238,12 +231,9 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
 
     Checks name, overload and argument values against the dispatcher's table and the policy again. Raises NotReplayable.
     """
-    if op.reason is not None:
-        raise NotReplayable(op.reason)
+    _stop_for(op.reason)
     for arg in op.args:
-        value_refused = refuse_value(arg.name, arg.value)
-        if value_refused is not None:
-            raise NotReplayable(value_refused)
+        _stop_for(refuse_value(arg.name, arg.value))
     if op.resolved_by == "executor":
         executor = EXECUTORS.find(op.called)
         if executor is None:
@@ -252,35 +242,37 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
     if op.resolved_by == "python function":
         return _function_of(op, policy)
     equivalent = portable.equivalent_of(op)
-    name = op.name if equivalent is not None else op.via or op.name
-    found = candidates(name, policy)
-    if found.reason is not None:
-        raise NotReplayable(found.reason)
-    spec = next((spec for spec in found.specs if spec.overload == (op.overload or "")), None)
+    spec = _checked_overload(op, op.name if equivalent is not None else op.via or op.name, policy)
+    return _overload(spec) if equivalent is None else equivalent.load()
+
+
+def _checked_overload(op: ReplayOp, name: str, policy: Policy) -> OpSpec:
+    """The overload of `name` that an op of a plan is a call of. Raises NotReplayable."""
+    overloads = candidates(name, policy)
+    _stop_for(overloads.reason)
+    spec = next((spec for spec in overloads.specs if spec.overload == (op.overload or "")), None)
     if spec is None:
         raise NotReplayable(Reason("failed", f"{name} has no overload {op.overload!r} here"))
-    verdict = refused(spec)
-    if verdict is not None:
-        raise NotReplayable(verdict)
+    _stop_for(refused(spec))
     unknown = {arg.name for arg in op.args} - {arg.name for arg in spec.args}
     if unknown:
         raise NotReplayable(Reason("failed", f"{spec.full_name} has no argument {min(unknown)}"))
-    if equivalent is not None:
-        return equivalent.load()
-    return _overload(spec)
+    return spec
+
+
+def _stop_for(reason: Reason | None) -> None:
+    if reason is not None:
+        raise NotReplayable(reason)
 
 
 def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
     """The user's Python function that an op of a plan names, looked up and checked as the first time."""
-    found = candidates(op.called, policy)
-    reason = found.reason or refused_text(op.args)
-    if reason is not None:
-        raise NotReplayable(reason)
-    if found.function is None:
-        raise NotReplayable(
-            Reason("failed", f"{op.called} has a schema here, and the plan's call was made without one")
-        )
-    return found.function.function
+    entry = candidates(op.called, policy)
+    _stop_for(entry.reason or refused_text(op.args))
+    if entry.function is None:
+        why = f"{op.called} has a schema here, and the plan's call was made without one"
+        raise NotReplayable(Reason("failed", why))
+    return entry.function.function
 
 
 def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
@@ -300,4 +292,4 @@ def _overload(spec: OpSpec) -> Callable[..., Any]:
     import torch
 
     namespace, _, name = spec.name.partition("::")
-    return getattr(getattr(getattr(torch.ops, namespace), name), spec.overload or "default")
+    return getattr(getattr(getattr(torch.ops, namespace), name), spec.torch_name)

@@ -37,22 +37,16 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
 
     The arguments stay in their places: the n-th of the call is the n-th of `op`.
     """
-    if op.resolved_by == "reference":
-        return not_compared("a stand-in ran, and the library is not here")
-    if op.resolved_by == "equivalent":
-        return not_compared(f"{op.name} is not here; {op.via or 'an equivalent'} ran")
-    if op.via is not None and op.via != op.name:
-        return not_compared(f"it was converted to {op.via}, with other arguments")
-    if op.resolved_by != "executor":
-        return ValueCheck(status="own")
-    if op.name.partition("::")[2].startswith(UNINITIALIZED):
-        return not_compared("its results are not initialised")
-    found = candidates(op.name, policy)
-    if found.reason is not None:
-        return not_compared(str(found.reason))
-    if found.function is not None:
+    verdict = _verdict_before_lookup(op)
+    if verdict is not None:
+        return verdict
+    overloads = candidates(op.name, policy)
+    if overloads.reason is not None:
+        return not_compared(str(overloads.reason))
+    if overloads.function is not None:
         return not_compared(f"{op.name} has no schema")
-    match = best_match([spec for spec in found.specs if refused(spec) is None], [_recorded(arg) for arg in op.args])
+    specs = [spec for spec in overloads.specs if refused(spec) is None]
+    match = best_match(specs, [_recorded(arg) for arg in op.args])
     if match is None:
         return not_compared(f"no overload of {op.name} takes the executor's arguments")
     try:
@@ -63,34 +57,48 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
     return OwnCall(
         op=msgspec.structs.replace(
             op,
-            resolved_by=found.resolved_by,
-            via=found.via,
+            resolved_by=overloads.resolved_by,
+            via=overloads.via,
             overload=match.spec.overload,
             schema=match.spec.text,
             args=_with_values(args, op.args),
         ),
-        against="stand-in" if found.resolved_by == "reference" else against,
+        against="stand-in" if overloads.resolved_by == "reference" else against,
     )
+
+
+def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
+    """The verdict that needs no schema: on what is its own implementation, and on what has none to compare with."""
+    if op.resolved_by == "reference":
+        return not_compared("a stand-in ran, and the library is not here")
+    if op.resolved_by == "equivalent":
+        return not_compared(f"{op.name} is not here; {op.via or 'an equivalent'} ran")
+    if op.via is not None and op.via != op.name:
+        return not_compared(f"it was converted to {op.via}, with other arguments")
+    if op.resolved_by != "executor":
+        return ValueCheck(status="own")
+    if op.name.partition("::")[2].startswith(UNINITIALIZED):
+        return not_compared("its results are not initialised")
+    return None
 
 
 def _recorded(arg: ReplayArg) -> RecordedArg:
     """An argument of the plan as one that was recorded, to find the overload that takes it."""
-    if arg.type == "Tensor":
-        meta = arg.tensors[0] if arg.tensors else None
-        return ABSENT if meta is None else RecordedArg(kind="tensor", tensor=meta)
-    if arg.type == "Tensor[]":
-        return ABSENT if arg.value is None and not arg.tensors else RecordedArg(kind="tensors", tensors=arg.tensors)
-    if arg.value is None:
+    if arg.type == "Tensor" and any(arg.tensors):
+        return RecordedArg(kind="tensor", tensor=arg.tensors[0])
+    if arg.type == "Tensor[]" and (arg.tensors or arg.value is not None):
+        return RecordedArg(kind="tensors", tensors=arg.tensors)
+    if arg.type == "Tensor" or arg.value is None:
         return ABSENT
     if isinstance(arg.value, tuple):
         return RecordedArg(kind="scalars", value=arg.value)
     return RecordedArg(kind="scalar", value=MISSING if isinstance(arg.value, str) else arg.value)
 
 
-def _with_values(args: Sequence[ReplayArg], given: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """The bound arguments with the values that the executor got, where the types are the same."""
-    made = [
-        msgspec.structs.replace(arg, value=of.value) if arg.type == of.type and not arg.tensors else arg
-        for arg, of in zip(args, given, strict=False)
+def _with_values(args: Sequence[ReplayArg], sources: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
+    """The arguments with the values of `sources` in the same places, where the types are the same."""
+    valued = [
+        msgspec.structs.replace(arg, value=source.value) if arg.type == source.type and not arg.tensors else arg
+        for arg, source in zip(args, sources, strict=False)
     ]
-    return (*made, *args[len(made) :])
+    return (*valued, *args[len(valued) :])

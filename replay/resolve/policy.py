@@ -143,7 +143,6 @@ VENDOR_STRING_ARGUMENTS: frozenset[str] = frozenset(
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9_:.,+> -]{0,128}")
 """Modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or control characters."""
-_MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,10 +172,9 @@ def refuse_name(name: str, policy: Policy) -> Reason | None:
         return Reason("policy", f"namespace {namespace}")
     if namespace in COLLECTIVE_NAMESPACES and not policy.collectives:
         return Reason("policy", f"namespace {namespace} outside collective mode")
-    if f"{namespace}::{op}" not in SAFE_DESPITE_NAME:
-        for word in UNSAFE_WORDS:
-            if word in op:
-                return Reason("policy", f"name contains {word!r}")
+    word = next((word for word in UNSAFE_WORDS if word in op), None)
+    if word is not None and f"{namespace}::{op}" not in SAFE_DESPITE_NAME:
+        return Reason("policy", f"name contains {word!r}")
     return None
 
 
@@ -189,9 +187,8 @@ def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason 
     for argument, type_text in arguments:
         if argument in REFUSED_ARGUMENTS:
             return Reason("policy", f"argument {argument!r}")
-        for refused in REFUSED_TYPES:
-            if refused in type_text:
-                return Reason("policy", f"argument {argument!r} of type {type_text}")
+        if any(refused in type_text for refused in REFUSED_TYPES):
+            return Reason("policy", f"argument {argument!r} of type {type_text}")
         if _base(type_text) == "str" and not _may_be_string(namespace, name, argument):
             return Reason("policy", f"string argument {argument!r} not on the list")
         if re.fullmatch(r"(Optional\[|List\[)*t\w*\]*", type_text):

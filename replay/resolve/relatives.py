@@ -72,37 +72,37 @@ class RelativesIndex:
         Every pass accumulates each parameter's once, so that all counts are multiples of the number of passes.
         """
         trace = self._trace
-        found = [i for i, s in enumerate(trace.signatures) if s.name == ACCUMULATE and s.dims and s.dims[0]]
-        if not found:
+        labels = [i for i, s in enumerate(trace.signatures) if s.name == ACCUMULATE and s.dims and s.dims[0]]
+        if not labels:
             return ()
-        counts = np.bincount(trace.ops.signature, minlength=len(trace.signatures))[found].tolist()
+        counts = np.bincount(trace.ops.signature, minlength=len(trace.signatures))[labels].tolist()
         passes = max(1, reduce(gcd, counts))
-        each = [trace.signatures[i] for i, n in zip(found, counts, strict=True) for _ in range(n // passes)]
-        return tuple(each[:MAX_CHILDREN])
+        gradients = [trace.signatures[i] for i, n in zip(labels, counts, strict=True) for _ in range(n // passes)]
+        return tuple(gradients[:MAX_CHILDREN])
 
     def around(self, row: int) -> Relatives:
         """What surrounds one row of `Trace.ops`."""
         above, node = self._above(row), self._node(row)
         forward = self._forward((row, *above))
-        inside = () if node is None else self._rows_in(node)[:MAX_INNER]
-        if len(inside) == 1 and self._signature(int(inside[0])).name.endswith("_backward"):  # which calls others
-            inside = (*inside, *self._rows_in(int(inside[0]))[:MAX_INNER])
-        children = self._rows_in(row)[:MAX_CHILDREN]
+        backward = [] if node is None else self._rows_in(node, MAX_INNER)
+        if len(backward) == 1 and self._signature(backward[0]).name.endswith("_backward"):  # which calls others
+            backward += self._rows_in(backward[0], MAX_INNER)
+        children = self._rows_in(row, MAX_CHILDREN)
         following, levels, labels = self._following(row)
         return Relatives(
             name=self._signature(row).name,
             parent=self._signature(above[0]) if above else None,
-            children=tuple(self._signature(int(r)) for r in children),
-            inner=tuple(self._signature(r) for r in self._inner(children)),
-            following=tuple(self._signature(r) for r in following),
+            children=self._signatures(children),
+            inner=self._signatures(self._inner(children)),
+            following=self._signatures(following),
             levels=tuple(levels),
-            ancestors=tuple(self._signature(r) for r in above),
-            places=tuple(self._place(r) for r in (row, *above[:-1])) if above else (),
+            ancestors=self._signatures(above),
+            places=tuple(map(self._place, (row, *above)[: len(above)])),
             labels=tuple(labels),
             above=lambda number: self.around(above[number]),
             forward=None if forward is None else self._signature(forward),
             before=None if forward is None else lambda: self.around(forward),
-            backward=tuple(self._signature(int(r)) for r in inside),
+            backward=self._signatures(backward),
             gradients=self.gradients,
         )
 
@@ -129,23 +129,28 @@ class RelativesIndex:
         """The row of the node that goes back through a call, whose first argument is as large as the call's result; of
         a composite, that of its last call."""
         for _ in range(INNER_DEPTH):
-            name = _plain(self._signature(row).name.partition("::")[2])
-            found: int | None = None
-            for other in self._same_number(row) if name else ():
-                one = self._signature(other)
-                node = _NODE.fullmatch(one.name)
-                if node is not None and node[1].lower() == name and one.dims:
-                    found = other
-                elif one.name == self._signature(row).name and other > row:
-                    found = None
-                    break  # the later one recorded the node
-            if found is not None:
-                return found
-            inside = self._rows_in(row)[-1:].tolist()
-            if not inside or self._trace.ops.sequence is None:
+            node = self._node_of_number(row)
+            if node is not None:
+                return node
+            calls = self._rows_in(row)
+            if not calls or self._trace.ops.sequence is None:
                 return None
-            row = inside[0]
+            row = calls[-1]
         return None
+
+    def _node_of_number(self, row: int) -> int | None:
+        """The row of the node with the number and the name of a call; None where a later such call recorded it."""
+        called = self._signature(row).name
+        name = _plain(called.partition("::")[2])
+        node_row: int | None = None
+        for other in self._same_number(row) if name else ():
+            signature = self._signature(other)
+            node = _NODE.fullmatch(signature.name)
+            if node is not None and node[1].lower() == name and signature.dims:
+                node_row = other
+            elif signature.name == called and other > row:
+                return None
+        return node_row
 
     def _forward(self, rows: tuple[int, ...]) -> int | None:
         """The row of the forward call of the innermost of these rows that is a node of a backward pass: the last call
@@ -163,12 +168,12 @@ class RelativesIndex:
 
     def _above(self, row: int) -> list[int]:
         """The rows that enclose one, the innermost first."""
-        found: list[int] = []
+        ancestors: list[int] = []
         row = int(self._parents[row])
-        while row >= 0 and len(found) < MAX_ANCESTORS:
-            found.append(row)
+        while row >= 0 and len(ancestors) < MAX_ANCESTORS:
+            ancestors.append(row)
             row = int(self._parents[row])
-        return found
+        return ancestors
 
     def _place(self, row: int) -> int:
         """How many calls of the same name come before one under the same parent."""
@@ -181,64 +186,67 @@ class RelativesIndex:
     def _names(self) -> Rows:
         """A number for the name of each row."""
         numbers: dict[str, int] = {}
-        of_signatures = [numbers.setdefault(one.name, len(numbers)) for one in self._trace.signatures]
+        of_signatures = [numbers.setdefault(signature.name, len(numbers)) for signature in self._trace.signatures]
         return np.array(of_signatures, np.int64)[self._trace.ops.signature]
 
-    def _inner(self, rows: Rows) -> list[int]:
+    def _inner(self, rows: list[int]) -> list[int]:
         """What the children call, and those in turn, a few levels down."""
-        found: list[int] = []
-        level = rows[:MAX_INNER].tolist()
+        inner: list[int] = []
+        level = rows[:MAX_INNER]
         for _ in range(INNER_DEPTH):
-            level = [int(r) for row in level for r in self._rows_in(row)[:MAX_INNER]][:MAX_INNER]
-            found += level
-        return found
+            level = [r for row in level for r in self._rows_in(row, MAX_INNER)][:MAX_INNER]
+            inner += level
+        return inner
 
     def _following(self, row: int) -> tuple[list[int], list[int], list[str]]:
         """(rows, how far up each is, names of labels) of the next calls: of the same parent; after the last of these,
         those that follow the parent."""
-        found: list[int] = []
+        rows: list[int] = []
         levels: list[int] = []
         labels: list[str] = []
         for level in range(MAX_DEPTH):
             # What a call gives, the node that goes back through it is given.
             node = self._node(row)
             if node is not None:
-                found.append(node)
+                rows.append(node)
                 levels.append(level + 1 if level else NOT_INSIDE)
             place = int(self._places[row])
-            later = self._by_group[place + 1 : place + 1 + FOLLOWING - len(found) + FOLLOWING]
+            later = self._by_group[place + 1 : place + 1 + FOLLOWING - len(rows) + FOLLOWING]
             for r in later[self._groups[later] == self._groups[row]].tolist():
-                if len(found) >= FOLLOWING:
+                if len(rows) >= FOLLOWING:
                     break
                 if not self._signature(r).dims:
                     labels.append(self._signature(r).name)
                 sized = self._sized(r)
                 if sized is not None:
-                    found.append(sized)
+                    rows.append(sized)
                     levels.append(level)
             row = int(self._parents[row])
-            if row < 0 or len(found) >= FOLLOWING:
+            if row < 0 or len(rows) >= FOLLOWING:
                 break
-        return found, levels, labels
+        return rows, levels, labels
 
     def _sized(self, row: int) -> int | None:
         """The row, or the first one inside that has sizes."""
         for _ in range(INNER_DEPTH + 1):
             if self._signature(row).dims:
                 return row
-            inside = self._rows_in(row)[:1].tolist()
-            if not inside:
+            calls = self._rows_in(row, 1)
+            if not calls:
                 return None
-            row = inside[0]
+            row = calls[0]
         return None
 
-    def _rows_in(self, group: int) -> Rows:
+    def _rows_in(self, group: int, limit: int | None = None) -> list[int]:
         low = np.searchsorted(self._sorted_groups, group, side="left")
         high = np.searchsorted(self._sorted_groups, group, side="right")
-        return self._by_group[low:high]
+        return self._by_group[low:high][:limit].tolist()
 
     def _signature(self, row: int) -> OpSignature:
         return self._trace.signatures[int(self._trace.ops.signature[row])]
+
+    def _signatures(self, rows: list[int]) -> tuple[OpSignature, ...]:
+        return tuple(map(self._signature, rows))
 
 
 def _plain(name: str) -> str:

@@ -92,10 +92,7 @@ class Resolver:
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
         """Users' conversions and executors that override, then what is built in, then the others of the user's."""
-        try:
-            conversion, executor = CONVERSIONS.find(op.name), EXECUTORS.find(op.name)
-        except UsageError as error:
-            raise Unbound(Reason("failed", str(error))) from None
+        conversion, executor = _registered(op.name)
         if conversion is not None and conversion.override:
             converted = self._convert(op, conversion, recorded, context)
             if converted is not None:
@@ -105,9 +102,9 @@ class Resolver:
                 return self._executed(op, executor, recorded, context)
         try:
             self._refuse(signature, context.kernels)
-            made = self._resolve(op, signature.name, recorded, signature.overload, context)
+            resolved = self._resolve(op, signature.name, recorded, signature.overload, context)
         except Unbound:
-            converted = None if conversion is None else self._convert(op, conversion, recorded, context)
+            converted = self._convert(op, conversion, recorded, context)
             if converted is not None:
                 return converted
             if executor is None or signature.dims is None:
@@ -118,51 +115,62 @@ class Resolver:
             for entry in (conversion, executor)
             if entry is not None and not entry.override
         )
-        return msgspec.structs.replace(made, assumptions=made.assumptions + unused) if unused else made
+        return msgspec.structs.replace(resolved, assumptions=resolved.assumptions + unused)
 
-    def _convert(self, op: ReplayOp, entry: OpFunction, recorded: Recordeds, context: Context) -> ReplayOp | None:
-        """The op as a user's conversion makes it, or None where that does not apply to the call."""
+    def _convert(
+        self, op: ReplayOp, entry: OpFunction | None, recorded: Recordeds, context: Context
+    ) -> ReplayOp | None:
+        """The op as a user's conversion makes it, or None where there is none that applies to the call."""
+        if entry is None:
+            return None
+        call = RecordedCall(name=op.name, args=tuple(recorded), kernels=context.kernels, batch=op.batch)
         try:
-            made = convert(
-                entry, RecordedCall(name=op.name, args=tuple(recorded), kernels=context.kernels, batch=op.batch)
-            )
+            target = convert(entry, call)
         except ConversionFailed as failed:
             raise Unbound(Reason("failed", str(failed))) from failed
-        if made is None:
+        if target is None:
             return None
-        parts = split_name(made.op)
-        base = made.op if parts is None else f"{parts[0]}::{parts[1]}"
+        to = "" if target.op == op.name else f" to {target.op}"
+        note = Assumption(argument="*", what=f"{op.name} converted{to} by {entry.shown}: {target.note}")
+        return self._call_target(
+            msgspec.structs.replace(op, assumptions=(*op.assumptions, note)), entry, target, context
+        )
+
+    def _call_target(self, op: ReplayOp, entry: OpFunction, target: Converted, context: Context) -> ReplayOp:
+        """The op as a call of what a conversion returned, by a user's executor or as a recorded one."""
+        parts = split_name(target.op)
+        if parts is None:
+            executor = EXECUTORS.find(target.op)
+            if executor is None:
+                raise Unbound(Reason("failed", f"conversion {entry.shown}: {target.op!r} is no op"))
+            return self._executed(op, executor, target.args, context, via=target.op, by_name=target.by_name)
+        base = f"{parts[0]}::{parts[1]}"
         executor = EXECUTORS.find(base)
-        if parts is None and executor is None:
-            raise Unbound(Reason("failed", f"conversion {entry.shown}: {made.op!r} is no op"))
-        refused_name = None if parts is None else refuse_name(made.op, self._policy)
-        if refused_name is not None:
-            raise Unbound(refused_name)
-        to = "" if made.op == op.name else f" to {made.op}"
-        shown = Assumption(argument="*", what=f"{op.name} converted{to} by {entry.shown}: {made.note}")
-        noted = msgspec.structs.replace(op, assumptions=(*op.assumptions, shown))
-        if executor is not None and (executor.override or parts is None):
-            return self._executed(noted, executor, made.args, context, via=base, by_name=made.by_name)
-        overload = None if parts is None else parts[2]
+        if (reason := refuse_name(target.op, self._policy)) is not None:
+            raise Unbound(reason)
+        if executor is not None and executor.override:
+            return self._executed(op, executor, target.args, context, via=base, by_name=target.by_name)
         try:
-            args, overload = self._ordered(base, made, overload) if made.by_name else (made.args, overload)
-            resolved = self._resolve(noted, made.op, args, overload, context)
+            args, overload = self._ordered(base, target, parts[2])
+            resolved = self._resolve(op, target.op, args, overload, context)
         except Unbound:
             if executor is None:
                 raise
-            return self._executed(noted, executor, made.args, context, via=base, by_name=made.by_name)
+            return self._executed(op, executor, target.args, context, via=base, by_name=target.by_name)
         if resolved.resolved_by == "equivalent" and base in EQUIVALENTS:
             what = f"{base} has no kernel for {self._device}; convert to {resolved.via}"
             raise Unbound(Reason("failed", f"conversion {entry.shown}: {what}"))
         return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
 
-    def _ordered(self, name: str, made: Converted, overload: str | None) -> tuple[Recordeds, str]:
+    def _ordered(self, name: str, target: Converted, overload: str | None) -> tuple[Recordeds, str | None]:
         """Arguments that a conversion named in the order of the first overload that has them, and that overload."""
+        if not target.by_name:
+            return target.args, overload
         for spec in candidates(name, self._policy).specs:
-            args = in_schema_order(spec, made.args, made.by_name)
+            args = in_schema_order(spec, target.args, target.by_name)
             if args is not None and overload in (None, spec.overload) and best_match([spec], args) is not None:
                 return args, spec.overload
-        raise Unbound(Reason("failed", f"no overload of {name} takes arguments named {', '.join(made.by_name)}"))
+        raise Unbound(Reason("failed", f"no overload of {name} takes arguments named {', '.join(target.by_name)}"))
 
     def _executed(
         self,
@@ -194,55 +202,50 @@ class Resolver:
         self, op: ReplayOp, name: str, recorded: Recordeds, overload: str | None, context: Context
     ) -> ReplayOp:
         """`op` with the overload of `name` that fits the recorded arguments, and these by name."""
-        found = candidates(name, self._policy)
-        if found.reason is not None:
-            raise Unbound(found.reason)
-        if found.function is not None:
-            return self._executed(op, found.function, recorded, context, via=name)
-        match = best_match(found.specs, recorded, overload or named_overload(name, recorded, context))
-        if match is not None and refused(match.spec) is not None:
-            other = best_match([spec for spec in found.specs if refused(spec) is None], recorded, overload)
-            match = other if other is not None and other.cost <= match.cost else match
-        if match is None:
-            raise Unbound(Reason("failed", _no_fit(name, found.specs, recorded)))
-        verdict = refused(match.spec)
-        if verdict is not None:
-            raise Unbound(verdict)
-        made = self._bound(op, name, match, found, context)
-        unread = None if overload is not None or tells_overload(name, context) else text_rival(match, found.specs)
-        if unread is not None:
+        overloads = candidates(name, self._policy)
+        if overloads.reason is not None:
+            raise Unbound(overloads.reason)
+        if overloads.function is not None:
+            return self._executed(op, overloads.function, recorded, context, via=name)
+        wanted = overload or named_overload(name, recorded, context)
+        match = _allowed_match(name, overloads.specs, recorded, wanted)
+        resolved = self._bound(op, name, match, overloads, context)
+        if overload is not None:
+            return resolved
+        if not tells_overload(name, context) and (unread := text_rival(match, overloads.specs)) is not None:
             what = "None: another overload takes a text here, and texts are not recorded"
-            noted = (*made.assumptions, Assumption(argument=unread.name, what=what))
-            made = msgspec.structs.replace(made, assumptions=noted)
-        rival = stack_rival(match, found.specs, recorded) if overload is None else None
-        if rival is None or refused(rival.spec) is not None or not self._is_wrong(made):
-            return made
+            noted = (*resolved.assumptions, Assumption(argument=unread.name, what=what))
+            resolved = msgspec.structs.replace(resolved, assumptions=noted)
+        rival = stack_rival(match, overloads.specs, recorded)
+        if rival is None or refused(rival.spec) is not None or not self._is_wrong(resolved):
+            return resolved
         with suppress(Unbound):
-            other = self._bound(op, name, rival, found, context)
-            return made if self._is_wrong(other) else other
-        return made
+            other = self._bound(op, name, rival, overloads, context)
+            return resolved if self._is_wrong(other) else other
+        return resolved
 
     def _is_wrong(self, op: ReplayOp) -> bool:
         """Whether meta tensors speak against the call as it was understood."""
         return check_ops([op], self._policy)[0].status in META_WRONG
 
-    def _bound(self, op: ReplayOp, name: str, match: Match, found: Candidates, context: Context) -> ReplayOp:
+    def _bound(self, op: ReplayOp, name: str, match: Match, overloads: Candidates, context: Context) -> ReplayOp:
         """`op` as a call of the matched overload, in the way that the device has for it."""
         layout = wanted_layout(match.spec)
         if layout is not None:
             raise Unbound(Reason("layout not recorded", f"the op takes {layout} tensors alone"))
         pairs = list(zip(match.spec.args, match.recorded, strict=False))
-        values = {arg.name: encode(arg, rec.value) for arg, rec in pairs if _is_told(rec)}
+        scalars = [(arg, rec) for arg, rec in pairs if rec.kind == "scalar"]
+        values = {arg.name: encode(arg, rec.value) for arg, rec in scalars if rec.value is not MISSING}
         dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
-        way = way_on(self._device, name, match.spec, found, dtypes, values)
+        way = way_on(self._device, name, match.spec, overloads, dtypes, values)
         if way.reason is not None:
             raise Unbound(way.reason)
         args, assumptions = bind(match, context)
         args, cast = autocast.settle(name, args, context)
         if way.resolved_by == "reference":
-            made_up = invented_by(canonical_name(name))
-            cast = (*cast, *(Assumption(argument=one.argument, what=one.what) for one in made_up))
-            if not made_up:
+            invented = _invented_weights(name)
+            cast += invented
+            if not invented:
                 assumptions += tuple(Assumption(argument="*", what=what) for what in assumed_by(way.via or name))
         return msgspec.structs.replace(
             op,
@@ -255,19 +258,20 @@ class Resolver:
         )
 
     def _refuse(self, signature: OpSignature, kernels: tuple[str, ...]) -> None:
-        """Reasons that need no schema."""
-        reason = not_an_op(signature, on_device=bool(kernels))
+        """Raises Unbound for reasons that need no schema."""
+        name = signature.name
+        reason = None if self._is_allowed_collective(name) else not_an_op(signature, on_device=bool(kernels))
         if reason is not None and reason.kind == "label, not an op":
             reason = work_of_label(kernels) or reason
-        parts = split_name(signature.name)
-        if reason is not None and self._policy.collectives and parts and parts[0] in COLLECTIVE_NAMESPACES:
-            reason = None
-        if reason is None and parts is not None:
-            reason = refuse_name(signature.name, self._policy)
-        if reason is None and signature.dims is None and not self._takes_nothing(signature.name):
+        reason = reason or refuse_name(name, self._policy)
+        if reason is None and signature.dims is None and not self._takes_nothing(name):
             reason = Reason("metadata missing", "shapes")
         if reason is not None:
             raise Unbound(reason)
+
+    def _is_allowed_collective(self, name: str) -> bool:
+        parts = split_name(name)
+        return self._policy.collectives and parts is not None and parts[0] in COLLECTIVE_NAMESPACES
 
     def _takes_nothing(self, name: str) -> bool:
         """Whether an op without shapes has none because it takes no arguments."""
@@ -277,19 +281,45 @@ class Resolver:
 def _records_lists(trace: Trace) -> bool:
     """Whether sizes of lists of tensors are recorded: wherever strides are, or where there is one."""
     return any(
-        one.strides is not None or any(dims and isinstance(dims[0], tuple) for dims in one.dims or ())
-        for one in trace.signatures
+        signature.strides is not None or any(dims and isinstance(dims[0], tuple) for dims in signature.dims or ())
+        for signature in trace.signatures
     )
 
 
 def _tells_number_lists(trace: Trace) -> bool:
     """Whether some list of numbers has a type; a trace without any types tells nothing either way."""
-    typed = [one.types for one in trace.signatures if one.types is not None]
+    typed = [signature.types for signature in trace.signatures if signature.types is not None]
     return not typed or any(kind.endswith("List") and kind != "TensorList" for types in typed for kind in types)
 
 
-def _is_told(rec: RecordedArg) -> bool:
-    return rec.kind == "scalar" and rec.value is not MISSING
+def _invented_weights(name: str) -> tuple[Assumption, ...]:
+    weights = invented_by(canonical_name(name))
+    return tuple(Assumption(argument=weight.argument, what=weight.what) for weight in weights)
+
+
+def _registered(name: str) -> tuple[OpFunction | None, UserExecutor | None]:
+    """A user's conversion and executor of an op. Raises Unbound where two patterns match its name."""
+    try:
+        return CONVERSIONS.find(name), EXECUTORS.find(name)
+    except UsageError as error:
+        raise Unbound(Reason("failed", str(error))) from None
+
+
+def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, overload: str | None) -> Match:
+    """The overload that fits best, `overload` if it fits; where the policy refuses it, one that fits as well.
+
+    Raises Unbound where none fits, or none that is allowed.
+    """
+    match = best_match(specs, recorded, overload)
+    if match is None:
+        raise Unbound(Reason("failed", _no_fit(name, specs, recorded)))
+    reason = refused(match.spec)
+    if reason is None:
+        return match
+    other = best_match([spec for spec in specs if refused(spec) is None], recorded)
+    if other is None or other.cost > match.cost:
+        raise Unbound(reason)
+    return other
 
 
 def _no_fit(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds) -> str:

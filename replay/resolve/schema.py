@@ -16,7 +16,7 @@ import msgspec
 
 from opreplay.replay.host.dispatcher import has_kernel, registered_schemas
 from opreplay.replay.ir.model import ReplayArg, Value
-from opreplay.traces.literals import plain_float
+from opreplay.replay.ir.recorded_call import plain_number
 
 _LIST = "[]"
 _KINDS = {
@@ -75,6 +75,16 @@ class OpSpec:
     """At least one result is a list of tensors."""
     registered: bool = True
     """Whether torch's dispatcher has it; not an overload that only older versions of torch had."""
+
+    @property
+    def torch_name(self) -> str:
+        """The overload's name in torch.ops: "Tensor"; "default" for the default overload."""
+        return self.overload or "default"
+
+    @property
+    def has_out(self) -> bool:
+        """Whether it writes its result to an `out=`."""
+        return any(arg.out for arg in self.args)
 
     @property
     def full_name(self) -> str:
@@ -156,12 +166,8 @@ def _compile_argument(argument: Any) -> ArgSpec:
 
 def _plain(value: Any) -> Value:
     """A default as a JSON-safe value; the few objects without one (a device) as their text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return plain_float(value)
-    if isinstance(value, complex):
-        return str(value).strip("()")
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return plain_number(value)
     if isinstance(value, list | tuple):
         items = cast("Sequence[Any]", value)
         return tuple(item if isinstance(item, bool | int | float | str) else str(item) for item in items)

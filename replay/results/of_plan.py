@@ -27,8 +27,8 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
         if kernel.type is not None:
             count, total_us = by_type.get(kernel.type, (0, 0.0))
             by_type[kernel.type] = (count + kernel.count, total_us + kernel.total_us)
-    made = (NpuKernel(type=type_, count=count, total_us=total_us) for type_, (count, total_us) in by_type.items())
-    return tuple(sorted(made, key=lambda kernel: -kernel.total_us))
+    kernels = (NpuKernel(type=type_, count=count, total_us=total_us) for type_, (count, total_us) in by_type.items())
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.total_us))
 
 
 def kernel_classes(op: ReplayOp) -> dict[str, float]:
@@ -77,7 +77,7 @@ def result_of(
     alike = device is not None and kind_of_device(device) == recorded_kind(plan)
     compared = simulated if plan.device_us_total > 0 else {}
     # An op that takes more of the whole than was recorded changes a conclusion as well.
-    other_us = [measured_us or 0.0 if alike else 0.0, *(one.time_us for one in compared.values())]
+    other_us = [measured_us or 0.0 if alike else 0.0, *(prediction.time_us for prediction in compared.values())]
     return OpResult(
         id=op.id,
         name=op.name,
@@ -123,23 +123,23 @@ def collective_facts(
     plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]
 ) -> CollectiveFacts:
     """Sizes and rates of an op that is a collective, recorded beside measured beside simulated."""
-    one, ran = op.collective, outcome.collective
-    assert one is not None
-    ranks = one.group_size or (ran.ranks if ran is not None else 0)
-    recorded_us = _recorded_us(plan, op) / op.count
+    collective, ran = op.collective, outcome.collective
+    assert collective is not None
+    kind, size_bytes = collective.kind, collective.size_bytes
+    ranks = collective.group_size or (ran.ranks if ran is not None else 0)
     measured = None
     if ran is not None and outcome.measurement is not None:
         # The times of a message that ran in part are scaled up to the whole.
-        size = round(ran.elements * one.itemsize / outcome.measurement.part)
-        measured = bandwidth(one.kind, size, ran.ranks, outcome.measurement.median_us)
+        ran_bytes = round(ran.elements * collective.itemsize / outcome.measurement.part)
+        measured = bandwidth(kind, ran_bytes, ran.ranks, outcome.measurement.median_us)
         if measured is not None and outcome.bus_factor is not None:
             rate = measured.algorithm_gb_s * outcome.bus_factor
             measured = msgspec.structs.replace(measured, bus_gb_s=rate)
-    rates = {soc: bandwidth(one.kind, one.size_bytes, ranks, made.time_us) for soc, made in simulated.items()}
+    rates = {soc: bandwidth(kind, size_bytes, ranks, prediction.time_us) for soc, prediction in simulated.items()}
     return CollectiveFacts(
-        collective=one,
-        size_bytes=one.size_bytes,
-        recorded=bandwidth(one.kind, one.size_bytes, ranks, recorded_us),
+        collective=collective,
+        size_bytes=size_bytes,
+        recorded=bandwidth(kind, size_bytes, ranks, _recorded_us(plan, op) / op.count),
         measured=measured,
         simulated={soc: rate for soc, rate in rates.items() if rate is not None},
         replayed=ran,

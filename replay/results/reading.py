@@ -54,7 +54,7 @@ class MemorySink:
 
     def records(self) -> list[Record]:
         """All that is kept but the summary, in the order of a file."""
-        head, sequence = ([] if one is None else [one] for one in (self.header, self.sequence))
+        head, sequence = ([] if record is None else [record] for record in (self.header, self.sequence))
         return [*head, *self.results, *self.traces, *self.jobs, *sequence]
 
     def write(self, record: Record) -> None:
@@ -153,11 +153,18 @@ def read_result_file(path: str | Path) -> ResultFile:
 
 def _contradiction(record: object) -> str:
     """What of a measurement no clock can have said: times below zero, or an interval whose end comes first."""
-    found = record.measurement if isinstance(record, OpResult) else None
-    if found is None:
+    measurement = record.measurement if isinstance(record, OpResult) else None
+    if measurement is None:
         return ""
-    low, high = found.ci_low_us or 0.0, found.ci_high_us
-    times = (found.median_us, found.iqr_us, found.min_us, found.max_us, low, found.relative or 0.0)
+    low, high = measurement.ci_low_us or 0.0, measurement.ci_high_us
+    times = (
+        measurement.median_us,
+        measurement.iqr_us,
+        measurement.min_us,
+        measurement.max_us,
+        low,
+        measurement.relative or 0.0,
+    )
     return "a time of the measurement" if min(times) < 0 or (high is not None and high < low) else ""
 
 

@@ -84,16 +84,17 @@ def refuse_another(earlier: ResultFile, header: Header) -> None:
     differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if not differing:
         return
-    told: list[str] = []
+    parts: list[str] = []
     for key in differing:
         if key == "options" and (named := _differing_options(earlier.header.options, header.options)):
-            told += named
+            parts += named
         elif key in WORDS:
-            told.append(WORDS[key])
+            parts.append(WORDS[key])
         else:
-            told.append(f"{key} ({before.get(key) or 'none'} before, {now.get(key) or 'none'} now)")
+            parts.append(f"{key} ({before.get(key) or 'none'} before, {now.get(key) or 'none'} now)")
     raise UsageError(
-        f"not a continuation: {', '.join(told)} differ", hint="Give what the first run was given, or name another file."
+        f"not a continuation: {', '.join(parts)} differ",
+        hint="Give what the first run was given, or name another file.",
     )
 
 

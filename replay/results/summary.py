@@ -53,7 +53,7 @@ def _unpredicted(soc: str, results: Sequence[OpResult]) -> float:
     """Share of the recorded time, else of the ops, that has no prediction for a SoC."""
     timed = any(result.recorded_share > 0 for result in results)
     return 1.0 - whole(
-        sum(one.recorded_share if timed else 1 / len(results) for one in results if soc in one.simulated_us)
+        sum(result.recorded_share if timed else 1 / len(results) for result in results if soc in result.simulated_us)
     )
 
 

@@ -54,17 +54,17 @@ def suspicions(
     """
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
-    found: list[str] = []
+    contradictions: list[str] = []
     if measured_us is not None and not LOW <= measured_us / recorded_us <= HIGH:
         ratio = measured_us / recorded_us
         cause = _uneven(op, recorded_us, measured_us) or _measured_cause(op, recorded_us, ratio, refilled)
-        found.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {cause}")
-    for soc, one in simulated:
-        ratio = one.time_us / recorded_us
+        contradictions.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {cause}")
+    for soc, prediction in simulated:
+        ratio = prediction.time_us / recorded_us
         if not LOW <= ratio <= HIGH:
-            cause = _uneven(op, recorded_us, one.time_us) or _simulated_cause(op, one, recorded_us, ratio)
-            found.append(f"{soc} ÷ recorded is {ratio:.2g}: {cause}")
-    return tuple(found)
+            cause = _uneven(op, recorded_us, prediction.time_us) or _simulated_cause(op, prediction, recorded_us, ratio)
+            contradictions.append(f"{soc} ÷ recorded is {ratio:.2g}: {cause}")
+    return tuple(contradictions)
 
 
 def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
@@ -98,16 +98,16 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
     return other
 
 
-def _simulated_cause(op: ReplayOp, one: Simulated, recorded_us: float, ratio: float) -> str:
-    if one.by == "bytes":
+def _simulated_cause(op: ReplayOp, prediction: Simulated, recorded_us: float, ratio: float) -> str:
+    if prediction.by == "bytes":
         return "no rule knows the op, its bytes alone were charged"
-    if one.by in ("user estimator", "user properties", "tile program", "user rule"):
-        return f"by your {one.source}"
+    if prediction.by in ("user estimator", "user properties", "tile program", "user rule"):
+        return f"by your {prediction.source}"
     if ratio > 1 and recorded_us < SHORT_US:
         return "the recorded call is shorter than a launch there"
-    if not one.kernels:
+    if not prediction.kernels:
         return "the rule takes it for a view, which costs nothing; it was recorded with work"
-    if op.ranks is not None or "hcom_" in one.kernels[0]:
+    if op.ranks is not None or "hcom_" in prediction.kernels[0]:
         return "recorded communication holds the wait for other ranks"
     if op.assumptions:
         first = op.assumptions[0]

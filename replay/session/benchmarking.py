@@ -70,18 +70,20 @@ def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
     """Where a call with these tensors computes. Raises UsageError where that is not sure."""
     import torch
 
-    found = sorted({str(tensor.device) for tensor in tensors})
+    devices = sorted({str(tensor.device) for tensor in tensors})
     kinds = {tensor.device.type for tensor in tensors}
-    if len(found) > 1:
+    if len(devices) > 1:
         raise UsageError(
-            f"tensors lie on {' and '.join(found)}",
+            f"tensors lie on {' and '.join(devices)}",
             hint="Time a closure over them, and name the device.",
         )
     if named is not None and kinds - {torch.device(named).type}:
-        raise UsageError(f"the tensors lie on {found[0]}, not on {named}", hint="Leave the device out.")
-    if named is not None or found:
-        return named or found[0]
-    here = [kind for kind in ACCELERATORS if (one := getattr(torch, kind, None)) is not None and one.is_available()]
+        raise UsageError(f"the tensors lie on {devices[0]}, not on {named}", hint="Leave the device out.")
+    if named is not None or devices:
+        return named or devices[0]
+    here = [
+        kind for kind in ACCELERATORS if (backend := getattr(torch, kind, None)) is not None and backend.is_available()
+    ]
     if here:
         raise UsageError(
             f"no tensor tells whether {here[0]} is to be waited for",

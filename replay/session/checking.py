@@ -99,28 +99,28 @@ def _recorded(
     """The calls of an op in a trace that are tried, and a word on the others. Raises UsageError for none."""
     name = op.partition(".")[0] if "::" in op else op
     opened = trace if isinstance(trace, OpenTrace) else _opened(trace, name, device)
-    found = [one for one in opened.plan.ops if one.name == name]
-    if not found and isinstance(opened.read, ReplayPlan):
+    calls = [call for call in opened.plan.ops if call.name == name]
+    if not calls and isinstance(opened.read, ReplayPlan):
         chosen = opened.read.selection
         raise UsageError(
             f"the plan has no {name}: it is of ops selected by {chosen}",
             hint="Give the trace, or make the plan with --select all." if chosen != "all" else "",
         )
-    if not found:
+    if not calls:
         raise UsageError(f"the trace calls no {name}", hint="`opreplay inspect TRACE` lists what it calls.")
-    sound = [one for one in found if one.reason is None]
+    sound = [call for call in calls if call.reason is None]
     if not sound:
-        raise UsageError(f"no call of {name} in the trace can be made again: {found[0].reason}")
-    fits = [one for one in sound if COPIES * need_of(one).total <= room]
+        raise UsageError(f"no call of {name} in the trace can be made again: {calls[0].reason}")
+    fits = [call for call in sound if COPIES * need_of(call).total <= room]
     if not fits:
-        need = min(need_of(one).total for one in sound)
+        need = min(need_of(call).total for call in sound)
         raise UsageError(
             f"the smallest recorded call of {name} needs {COPIES} times {need:,} bytes, there are {room:,}",
             hint="Write a smaller call down: --shapes.",
         )
     notes: list[str] = []
-    if len(found) > len(sound):
-        notes.append(f"{len(found) - len(sound)} recorded calls cannot be made again: {_reason(found)}")
+    if len(calls) > len(sound):
+        notes.append(f"{len(calls) - len(sound)} recorded calls cannot be made again: {_reason(calls)}")
     if len(sound) > len(fits):
         notes.append(f"{len(sound) - len(fits)} recorded calls are too large for this machine's memory")
     if len(fits) > MOST_RECORDED:
@@ -136,8 +136,8 @@ def _opened(trace: Source, name: str, device: str) -> OpenTrace:
     return open_trace(read, device=device, select="all", include=(name,))
 
 
-def _reason(found: Sequence[ReplayOp]) -> str:
-    return str(next(one.reason for one in found if one.reason is not None))
+def _reason(calls: Sequence[ReplayOp]) -> str:
+    return str(next(call.reason for call in calls if call.reason is not None))
 
 
 def _refuse_what_workers_lack(op: str) -> None:

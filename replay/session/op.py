@@ -106,10 +106,10 @@ class Op(Shown):
         from opreplay.replay.ascend.simulate.devices import simulate_on
         from opreplay.replay.ops.work.expected import expected_contents
 
-        made = simulate_on(self.ir, devices_of(soc), expected_contents(), l2)
-        if not made:
+        predictions = simulate_on(self.ir, devices_of(soc), expected_contents(), l2)
+        if not predictions:
             raise NotReplayable(self.reason or Reason("metadata missing", "no arguments to predict a time from"))
-        return next(iter(made.values()))
+        return next(iter(predictions.values()))
 
     def explain(self, *soc: str) -> Explained:
         """All that is known of the op: arguments by name, what was assumed, and the kernels that it becomes on each
@@ -118,9 +118,9 @@ class Op(Shown):
         from opreplay.replay.ops.work.expected import expected_contents
 
         devices, contents = devices_of(soc or DEFAULT_SOC), expected_contents()
-        held = contents(self.ir)
+        op_contents = contents(self.ir)
         return Explained(
-            self._plan, {name: explain_op(self.ir, device, held, "cold") for name, device in devices.items()}
+            self._plan, {name: explain_op(self.ir, device, op_contents, "cold") for name, device in devices.items()}
         )
 
     def export(
@@ -136,10 +136,18 @@ class Op(Shown):
         Without `keep_names` it names nothing of the model. Raises NotReplayable for an op that torch alone cannot run,
         UsageError for a place that is taken unless `force`.
         """
-        from opreplay.replay.export import write_bundle
-        from opreplay.replay.session.exporting import bundle_of
+        from opreplay.replay.export import make_bundle, write_bundle
+        from opreplay.replay.host.environment import default_op_bytes
+        from opreplay.replay.ops.inputs import open_registry
+        from opreplay.replay.resolve.policy import Policy
 
-        bundle = bundle_of(self._plan, self._setting, keep_names=keep_names, max_op_bytes=max_op_bytes)
+        bundle = make_bundle(
+            self._plan,
+            open_registry(),
+            policy=Policy(allow_imports=self._setting.allow_imports),
+            memory_bytes=max_op_bytes or default_op_bytes(),
+            keep_names=keep_names,
+        )
         if bundle.left_out:
             raise NotReplayable(self.reason or Reason("policy", f"not in a bundle: {bundle.left_out[0].reason}"))
         write_bundle(bundle, Path(path), force=force)
@@ -176,7 +184,7 @@ def _explained(plan: ReplayPlan, devices: dict[str, Explanation]) -> RenderableT
     from opreplay.replay.report.views.explain import render
     from opreplay.replay.report.views.plan import planned_results
 
-    simulated = {name: one.simulated for name, one in devices.items()}
+    simulated = {name: explanation.simulated for name, explanation in devices.items()}
     (result,) = planned_results(plan, lambda op: simulated, max_op_bytes=None)
     return render(plan.ops[0], result, devices)
 

@@ -74,11 +74,11 @@ def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) 
     on = device or metas.device
     call = CallText(
         name=name,
-        args=tuple(_value(one, metas) for one in args),
-        kwargs={key: _value(one, metas) for key, one in kwargs.items()},
+        args=tuple(_value(value, metas) for value in args),
+        kwargs={key: _value(value, metas) for key, value in kwargs.items()},
     )
-    made = op_of_written(call, policy, device=on)
-    plan = ReplayPlan(source="call", selection="all", device_us_total=0.0, host_us_total=0.0, ops=(made,))
+    resolved_op = op_of_written(call, policy, device=on)
+    plan = ReplayPlan(source="call", selection="all", device_us_total=0.0, host_us_total=0.0, ops=(resolved_op,))
     return Op(with_outputs(plan, policy=policy), Setting(device=on))
 
 
@@ -89,7 +89,7 @@ def _value(value: Any, metas: _Metas) -> CallValue:
     if isinstance(value, torch.Tensor):
         return metas.of(value)
     if isinstance(value, (list, tuple)):
-        return [_value(one, metas) for one in value]
+        return [_value(item, metas) for item in value]
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
     if isinstance(value, torch.device):

@@ -113,7 +113,7 @@ def open(
     Raises TraceError for a file that cannot be read, UsageError for arguments that make no sense together.
     """
     load_plugins(plugins, custom_op_dirs=custom_op_dirs)
-    own = (*plugins, *custom_op_files(custom_op_dirs))
+    plugin_names = (*plugins, *custom_op_files(custom_op_dirs))
     if isinstance(source, (Trace, ReplayPlan)):
         read: Trace | ReplayPlan = source
     else:
@@ -129,7 +129,9 @@ def open(
         allow_imports=dict(allow_imports or {}),
         phase=phase,
     )
-    return OpenTrace(read, selection, Setting(device=device, allow_imports=dict(allow_imports or {}), plugins=own))
+    return OpenTrace(
+        read, selection, Setting(device=device, allow_imports=dict(allow_imports or {}), plugins=plugin_names)
+    )
 
 
 def opened(source: Source | OpenTrace, *, device: str = "cpu", plugins: Sequence[str] = ()) -> OpenTrace:

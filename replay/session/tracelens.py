@@ -85,12 +85,12 @@ class EventReplayer:
         return copy.deepcopy(entry)
 
     def _prepare(self) -> PreparedCall:
-        made = self.op.prepare(options=self._options)
+        call = self.op.prepare(options=self._options)
         if not self.auto_init:
-            for tensor in tensors_in([*made.args, *made.kwargs.values()]):
+            for tensor in tensors_in([*call.args, *call.kwargs.values()]):
                 if not tensor.is_floating_point() and not tensor.is_complex():
                     tensor.zero_()
-        return made
+        return call
 
 
 def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -99,14 +99,14 @@ def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     from opreplay.replay.ops.register import canonical_name
 
     rules = [rule for rule in open_registry() if {name, canonical_name(name)} & set(rule.op_patterns)]
-    made: list[str] = []
+    settings: list[str] = []
     for key, value in options.items():
         having = [rule.name for rule in rules if key in {option.name for option in rule.options}]
         if "." not in key and not having:
             known = ", ".join(option.name for rule in rules for option in rule.options) or "none"
             raise UsageError(f"no initializer of {name} has an option {key!r}", hint=f"Its options: {known}.")
-        made += [f"{key}={value}"] if "." in key else [f"{rule}.{key}={value}" for rule in having]
-    return tuple(made)
+        settings += [f"{key}={value}"] if "." in key else [f"{rule}.{key}={value}" for rule in having]
+    return tuple(settings)
 
 
 def benchmark_func(

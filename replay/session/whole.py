@@ -144,18 +144,18 @@ def run(
                 on_progress=on_progress,
                 trace=trace_facts(read.read),
                 beside=bool(beside),
-                devices=tuple(f"{one.name} {one.version}" for one in devices.values()),
+                devices=tuple(f"{device.name} {device.version}" for device in devices.values()),
             )
     finally:
         sink.close()
-    kept = sink.memory
-    assert kept.header is not None  # written before the first op
+    memory = sink.memory
+    assert memory.header is not None  # written before the first op
     return Results(
         ResultFile(
-            header=kept.header,
-            results=tuple(kept.results),
-            summary=kept.summary,
-            sequence=kept.sequence,
+            header=memory.header,
+            results=tuple(memory.results),
+            summary=memory.summary,
+            sequence=memory.sequence,
             complete_bytes=0,
         )
     )
@@ -212,17 +212,17 @@ def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) 
     contents = expected_contents()
     plan = opened(trace).plan
     steps = simulate_plan(plan, list(devices.values()), contents)
-    problems = [f"cannot hold the batch that the trace tells: {one}" for one in contents.impossible.values()]
-    problems += [f"predicted for less than ran, it may be: {one}" for one in contents.unrecorded.values()]
-    problems += [f"contents cannot be made, so shapes alone decide: {one}" for one in contents.problems.values()]
+    problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
+    problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]
+    problems += [f"contents cannot be made, so shapes alone decide: {text}" for text in contents.problems.values()]
     return Simulation(plan, steps, tuple(problems))
 
 
 class Comparison(Shown):
     """Two runs op by op, largest change of total time first."""
 
-    def __init__(self, found: Judged) -> None:
-        self.found = found
+    def __init__(self, judged: Judged) -> None:
+        self.found = judged
         """Everything: totals, spread, differences of machines and options."""
 
     @property
@@ -273,8 +273,10 @@ def compare(
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
 
     sides = [
-        [] if one is None else [one.file if isinstance(one, Results) else open_operand(str(one), progress=nullcontext)]
-        for one in (before, after)
+        []
+        if operand is None
+        else [operand.file if isinstance(operand, Results) else open_operand(str(operand), progress=nullcontext)]
+        for operand in (before, after)
     ]
 
     return Comparison(

@@ -55,7 +55,7 @@ def test_the_names_of_opreplay_are_those_that_it_says(sources) -> None:
     (root,) = (source for source in sources if source.module == "opreplay")
     (typing_only,) = (node for node in root.tree.body if isinstance(node, ast.If))
     seen = {
-        alias.asname: f"{node.module}.{alias.name}"
+        alias.name: f"{node.module}.{alias.name}"
         for node in typing_only.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

@@ -51,9 +51,9 @@ def fitted(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitte
 
 def _in_part(op: ReplayOp, limit_bytes: int, max_flops: float, why: str) -> Fitted:
     """`op` on some of its slices, or as it is where it has none."""
-    found = sliced(op, lambda smaller: need_of(smaller).total <= limit_bytes and product_flops(smaller) <= max_flops)
-    if found is None:
+    best_cut = sliced(op, lambda smaller: need_of(smaller).total <= limit_bytes and product_flops(smaller) <= max_flops)
+    if best_cut is None:
         return Fitted(op=op)
-    part, share, what = found
+    part, share, what = best_cut
     said = f"{what}: {why}; times are scaled up"
     return Fitted(op=part, part=share, assumptions=(Assumption(argument="size", what=said),))

@@ -33,20 +33,20 @@ def product_flops(op: ReplayOp) -> float:
     short = op.name.removeprefix("aten::")
     tensors = {a.name: a.tensors[0] for a in op.args if a.type == "Tensor" and a.tensors and a.tensors[0] is not None}
     if short in _PRODUCTS:
-        left, right = (tensors.get(name) for name in _PRODUCTS[short])
-        return _matmul(left, right) if left is not None and right is not None else 0.0
+        first, second = (tensors.get(name) for name in _PRODUCTS[short])
+        return _matmul(first, second) if first is not None and second is not None else 0.0
     if short == "linear" and "input" in tensors and "weight" in tensors:
         return 2.0 * math.prod(tensors["input"].shape) * tensors["weight"].shape[0]
     if "scaled_dot_product" in short and {"query", "key", "value"} <= set(tensors):
         query, key = tensors["query"].shape, tensors["key"].shape
         return 4.0 * math.prod(query) * key[-2] if len(query) == len(key) == 4 else 0.0
     if "convolution" in short and "weight" in tensors:
-        made = tensors.get("grad_output") or (op.outputs[0] if op.outputs else None)
+        result = tensors.get("grad_output") or (op.outputs[0] if op.outputs else None)
         each = 4.0 if "backward" in short else 2.0
-        return each * math.prod(made.shape) * math.prod(tensors["weight"].shape[1:]) if made is not None else 0.0
+        return each * math.prod(result.shape) * math.prod(tensors["weight"].shape[1:]) if result is not None else 0.0
     return 0.0
 
 
-def _matmul(left: TensorMeta, right: TensorMeta) -> float:
-    columns = right.shape[-1] if len(right.shape) > 1 else 1
-    return 2.0 * math.prod(left.shape) * columns
+def _matmul(first: TensorMeta, second: TensorMeta) -> float:
+    columns = second.shape[-1] if len(second.shape) > 1 else 1
+    return 2.0 * math.prod(first.shape) * columns

@@ -113,20 +113,20 @@ def pools_of(op: ReplayOp) -> dict[str, int]:
     named = any(tensors.get(name) is not None for name in PLACES)
     if not named or not any(word in short for word in PLACED_OPS):
         return {}
-    found = {
+    caches = {
         name: _block_dim(meta) for name, meta in tensors.items() if name in CACHES and meta and len(meta.shape) > 1
     }
-    if not found:
+    if not caches:
         return {}
-    rows = {_meta(op, name).shape[dim] for name, dim in found.items()}
+    rows = {_meta(op, name).shape[dim] for name, dim in caches.items()}
     largest = max(rows)
-    found = {name: dim for name, dim in found.items() if _meta(op, name).shape[dim] == largest}
+    caches = {name: dim for name, dim in caches.items() if _meta(op, name).shape[dim] == largest}
     scales = {
         name: 0
         for name, meta in tensors.items()
         if meta and "scale" in name.lower() and meta.shape and meta.shape[0] == largest
     }
-    return {**found, **scales}
+    return {**caches, **scales}
 
 
 def _table(op: ReplayOp, table: str, indices: str) -> dict[str, int]:
@@ -192,13 +192,13 @@ def _cut_argument(arg: ReplayArg, dim: int, rows: int) -> ReplayArg:
 
 def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Strides without gaps that keep the order of dimensions in memory; a stride of 0 stays one."""
-    made = [0] * len(shape)
+    dense = [0] * len(shape)
     step = 1
     for dim in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):
         if strides[dim]:
-            made[dim] = step
+            dense[dim] = step
             step *= max(1, shape[dim])
-    return tuple(made)
+    return tuple(dense)
 
 
 def _outputs(op: ReplayOp, pools: dict[str, int]) -> tuple[TensorMeta | None, ...] | None:

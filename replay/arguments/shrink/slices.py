@@ -48,10 +48,10 @@ def sliced(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
     for cut in rule(op) if rule is not None else ():
         if cut.size < 2:
             continue
-        kept = _most_that_fit(op, cut, fits)
-        share = kept / cut.size
-        if kept and share >= MIN_PART and (best is None or share > best[1]):
-            best = (_apply(op, cut, kept), share, f"{kept} of {cut.size} {cut.what}")
+        count = _most_that_fit(op, cut, fits)
+        share = count / cut.size
+        if count and share >= MIN_PART and (best is None or share > best[1]):
+            best = (_apply(op, cut, count), share, f"{count} of {cut.size} {cut.what}")
     return best
 
 
@@ -63,13 +63,13 @@ def _most_that_fit(op: ReplayOp, cut: Cut, fits: Fits) -> int:
     return low
 
 
-def _apply(op: ReplayOp, cut: Cut, kept: int) -> ReplayOp:
-    args = tuple(_cut_argument(arg, cut, kept) if arg.name in cut.dims else arg for arg in op.args)
+def _apply(op: ReplayOp, cut: Cut, count: int) -> ReplayOp:
+    args = tuple(_cut_argument(arg, cut, count) if arg.name in cut.dims else arg for arg in op.args)
     outputs = op.outputs
     if outputs is not None and cut.out is not None:
         at = cut.out
         outputs = tuple(
-            _cut_tensor(m, at, kept)
+            _cut_tensor(m, at, count)
             if m is not None and -len(m.shape) <= at < len(m.shape) and m.shape[at] == cut.size
             else m
             for m in outputs
@@ -77,19 +77,19 @@ def _apply(op: ReplayOp, cut: Cut, kept: int) -> ReplayOp:
     return msgspec.structs.replace(op, args=args, outputs=outputs)
 
 
-def _cut_argument(arg: ReplayArg, cut: Cut, kept: int) -> ReplayArg:
+def _cut_argument(arg: ReplayArg, cut: Cut, count: int) -> ReplayArg:
     dim = cut.dims[arg.name]
     if arg.type == "int[]":
         assert isinstance(arg.value, tuple)
-        value = tuple(kept if i == dim else n for i, n in enumerate(arg.value))
+        value = tuple(count if i == dim else n for i, n in enumerate(arg.value))
         return msgspec.structs.replace(arg, value=value)
-    return msgspec.structs.replace(arg, tensors=tuple(m and _cut_tensor(m, dim, kept) for m in arg.tensors))
+    return msgspec.structs.replace(arg, tensors=tuple(m and _cut_tensor(m, dim, count) for m in arg.tensors))
 
 
-def _cut_tensor(meta: TensorMeta, dim: int, kept: int) -> TensorMeta:
+def _cut_tensor(meta: TensorMeta, dim: int, count: int) -> TensorMeta:
     """A dense tensor of fewer slices; its dimensions keep their order in memory."""
     at = dim % len(meta.shape)
-    shape = tuple(kept if i == at else n for i, n in enumerate(meta.shape))
+    shape = tuple(count if i == at else n for i, n in enumerate(meta.shape))
     strides = None if meta.strides is None else dense_strides(shape, meta.strides)
     return msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
 
@@ -152,26 +152,26 @@ def _first(*names: str, rank: int = 2) -> Rule:
     return rule
 
 
-def _product(left: str, right: str, *, right_columns: int = 1, bias: str | None = None) -> Rule:
+def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None = None) -> Rule:
     """Matrix products: fewer rows of the left side or fewer columns of the right one."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = _tensors(op)
-        a, b = tensors.get(left), tensors.get(right)
+        a, b = tensors.get(first), tensors.get(second)
         if a is None or b is None or len(b.shape) != 2 or len(a.shape) < 2:
             return
         other = tensors.get(bias) if bias is not None else None
-        rows, columns = a.shape[0], b.shape[right_columns]
-        dims = {left: 0}
+        rows, columns = a.shape[0], b.shape[column_dim]
+        dims = {first: 0}
         if other is not None and bias is not None and len(other.shape) == len(a.shape) and other.shape[0] == rows:
             dims[bias] = 0
         # What has one entry a row or column beside the bias, such as scales and out=, would have to be cut as well.
-        if all(m.shape[:1] != (rows,) for name, m in tensors.items() if name not in (*dims, right)):
+        if all(m.shape[:1] != (rows,) for name, m in tensors.items() if name not in (*dims, second)):
             yield Cut(size=rows, dims=dims, out=0, what="rows")
-        dims = {right: right_columns}
+        dims = {second: column_dim}
         if other is not None and bias is not None and other.shape[-1:] == (columns,):
             dims[bias] = -1
-        if all(m.shape[-1:] != (columns,) for name, m in tensors.items() if name not in (*dims, left)):
+        if all(m.shape[-1:] != (columns,) for name, m in tensors.items() if name not in (*dims, first)):
             yield Cut(size=columns, dims=dims, out=-1, what="columns")
 
     return rule
@@ -357,7 +357,7 @@ RULES: dict[str, Rule] = {
     "mm": _product("self", "mat2"),
     "addmm": _product("mat1", "mat2", bias="self"),
     "_addmm_activation": _product("mat1", "mat2", bias="self"),
-    "linear": _product("input", "weight", right_columns=0, bias="bias"),
+    "linear": _product("input", "weight", column_dim=0, bias="bias"),
     "matmul": _product("self", "other"),
     **dict.fromkeys(_ATTENTION, _heads),
     **dict.fromkeys(_SAMPLES, _first("input", "self", "grad_output", rank=3)),

@@ -90,20 +90,24 @@ def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tu
 
 def _cut(op: ReplayOp, base: TensorMeta, cut: tuple[int, int], at: int | None) -> ReplayOp:
     """The call with cut[1] in place of the size of dimension cut[0], and what is asked for at `at` smaller alike."""
-    dim, kept = cut
-    shape = tuple(kept if d == dim else n for d, n in enumerate(base.shape))
+    dim, length = cut
+    shape = tuple(length if d == dim else n for d, n in enumerate(base.shape))
     strides = None if base.strides is None else dense_strides(shape, base.strides)
     small = msgspec.structs.replace(base, shape=shape, strides=strides, storage_offset=0, storage=None)
     if at is None:
         return _with(op, small, {})
     values = {arg.name: arg.value for arg in op.args}
     asked: Any = values.get("size", values.get("shape"))
-    sizes = tuple(n * kept // base.shape[dim] if d == at and n > 0 else n for d, n in enumerate(asked))
+    sizes = tuple(n * length // base.shape[dim] if d == at and n > 0 else n for d, n in enumerate(asked))
     changed: dict[str, Any] = {"size": sizes, "shape": sizes}
-    given: Any = values.get("stride")
-    said = cast("tuple[Any, ...]", given) if isinstance(given, tuple) else None
-    if said is not None and len(said) == len(asked) and all(isinstance(s, int) for s in said):
-        changed["stride"] = dense_strides(sizes, said)
+    recorded_strides: Any = values.get("stride")
+    strides_asked = cast("tuple[Any, ...]", recorded_strides) if isinstance(recorded_strides, tuple) else None
+    if (
+        strides_asked is not None
+        and len(strides_asked) == len(asked)
+        and all(isinstance(s, int) for s in strides_asked)
+    ):
+        changed["stride"] = dense_strides(sizes, strides_asked)
         changed["storage_offset"] = 0
     return _with(op, small, changed)
 

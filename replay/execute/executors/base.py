@@ -16,7 +16,7 @@ from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.records import Filling
 
 if TYPE_CHECKING:
-    from opreplay.replay.execute.executors.reference_load import Gauge
+    from opreplay.replay.execute.executors.clocks import Gauge
     from opreplay.replay.execute.executors.sequence_tools import SequenceParts
 
 

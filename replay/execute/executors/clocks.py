@@ -1,9 +1,12 @@
 # pyright: strict
-"""The clocks: the host's counter, and events of a device with its own queue; own no stopping rule."""
+"""The clocks, the host's counter and events of a device with its own queue, and fixed pieces of work that are timed
+beside samples, to tell a slower machine from a slower op; own no stopping rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from time import get_clock_info, perf_counter, perf_counter_ns
@@ -18,6 +21,8 @@ HOLD_US_PER_CALL = 10.0
 the host was found to take longer for a launch, `HOLD_MARGIN` times that."""
 HOLD_MARGIN = 1.25
 MAX_HOLD_US = 20000.0
+UNSTABLE = 1.15
+"""Readings further apart than this ratio are worth a warning; on a quiet machine they agree within 3 %."""
 
 
 class HostClock:
@@ -187,3 +192,36 @@ class Clock(Protocol):
     def threads_waited_us(self) -> float:
         """What all threads that compute have waited for processors so far, together; 0 where the host does not."""
         ...
+
+
+class Gauge:
+    """The same work whatever the op, on the device that runs the ops.
+
+    `compute` stays in the nearest cache; `memory`, where there is one, goes through memory outside the caches. What
+    slows the machine may slow one of them alone: a neighbour on the same core, or on the same memory bus.
+    """
+
+    def __init__(self, compute: Callable[[], Any], memory: Callable[[], Any] | None = None) -> None:
+        self._compute, self._memory = compute, memory
+        self.best_us: float | None = None
+        """The least reading of `compute` so far: the machine at its fastest in this run."""
+
+    def read(self, clock: Clock, *, memory: bool = False) -> tuple[float, ...]:
+        """Microseconds that the work takes now: `compute`, and then `memory` where that is asked for and there."""
+        compute_us = clock.time_calls(self._compute, 1)
+        self.best_us = compute_us if self.best_us is None else min(self.best_us, compute_us)
+        if not memory or self._memory is None:
+            return (compute_us,)
+        return compute_us, clock.time_calls(self._memory, 1)
+
+
+@contextmanager
+def garbage_collection_off() -> Generator[None, None, None]:
+    """Python's garbage collector off while calls are timed."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.execute.executors.base import Profile
-from opreplay.replay.execute.executors.reference_load import Gauge
-from opreplay.replay.execute.executors.sequence_tools import Filled, Found, SequenceParts
+from opreplay.replay.execute.executors.clocks import Gauge
+from opreplay.replay.execute.executors.sequence_tools import Filled, ResolvedOp, SequenceParts
 from opreplay.replay.execute.executors.timers import HostTimer
 from opreplay.replay.host.interruptions import Interruptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
@@ -140,13 +140,13 @@ class FakeExecutor:
         return None
 
     def for_sequences(self) -> SequenceParts:
-        def found(op: ReplayOp) -> Found:
+        def resolve(op: ReplayOp) -> ResolvedOp:
             if op.name == "fake::budget":
                 raise NotReplayable(Reason("budget", "needs 3.2 GB, limit 1.0 GB (--max-op-memory)"))
             return op, self._behaviour(op.name), ()
 
         return SequenceParts(
-            found=found,
+            resolve=resolve,
             fill=_filled,
             tools=NoTensors(),
             synchronize=self.synchronize,
@@ -228,6 +228,6 @@ def _raise() -> None:
 
 
 def _allocate() -> None:
-    held: list[bytearray] = []
+    blocks: list[bytearray] = []
     while True:
-        held.append(bytearray(64 << 20))
+        blocks.append(bytearray(64 << 20))

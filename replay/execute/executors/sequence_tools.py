@@ -14,7 +14,7 @@ from opreplay.replay.ir.model import Assumption, ReplayOp
 from opreplay.replay.results.records import Filling
 from opreplay.traces.model import TensorMeta
 
-Found = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
+ResolvedOp = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
 """An op as the device runs it, what to call, and what was changed."""
 
 
@@ -66,10 +66,10 @@ class Tools(Protocol):
 class SequenceParts:
     """An executor as a sequence sees it."""
 
-    found: Callable[[ReplayOp], Found]
+    resolve: Callable[[ReplayOp], ResolvedOp]
     """Raises NotReplayable."""
     fill: Callable[[ReplayOp, Callable[..., Any], int, tuple[Assumption, ...]], Filled]
-    """Makes all arguments of what `found` gave, from a seed. Raises NotReplayable."""
+    """Makes all arguments of what `resolve` returned, from a seed. Raises NotReplayable."""
     tools: Tools
     timer: Timer
     free_bytes: Callable[[], int | None]

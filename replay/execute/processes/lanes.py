@@ -69,39 +69,41 @@ class OneByOne:
     def _visited(self, ops: Sequence[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
         """Ops in their order, each as soon as its last visit and those of all before it are over; where the run ends
         before, with what the visits until then came to."""
-        found: dict[int, Outcome] = {}
-        coming: set[int] = set()
-        told = 0
+        outcomes: dict[int, Outcome] = {}
+        unfinished: set[int] = set()
+        next_index = 0
         try:
             for step in range(len(ops) + (self._visits - 1) * APART):
                 for number in range(self._visits):
-                    at = step - number * APART
-                    if number == 0 and at < len(ops):
-                        known = decide(ops[at])
-                        found[at], again = self._first(ops[at]) if known is None else (known, False)
-                        coming |= {at} if again else set()
-                    elif at in coming:
-                        found[at], again = self._again(ops[at], found[at], number, decide)
-                        coming -= set() if again else {at}
-                while told in found and told not in coming:
-                    told += 1
-                    yield ops[told - 1], found.pop(told - 1)
+                    index = step - number * APART
+                    if number == 0 and index < len(ops):
+                        outcomes[index], again = self._first(ops[index], decide)
+                    elif index in unfinished:
+                        outcomes[index], again = self._again(ops[index], outcomes[index], number, decide)
+                    else:
+                        continue
+                    (unfinished.add if again else unfinished.discard)(index)
+                while next_index in outcomes and next_index not in unfinished:
+                    next_index += 1
+                    yield ops[next_index - 1], outcomes.pop(next_index - 1)
         except GeneratorExit:
             raise
         except BaseException:
-            yield from ((ops[at], outcome) for at, outcome in sorted(found.items()))
+            yield from ((ops[index], outcome) for index, outcome in sorted(outcomes.items()))
             raise
 
-    def _first(self, op: ReplayOp) -> tuple[Outcome, bool]:
+    def _first(self, op: ReplayOp, decide: Decide) -> tuple[Outcome, bool]:
         """The outcome of the first visit, and whether there is to be another."""
+        if (decided := decide(op)) is not None:
+            return decided, False
         started = monotonic()
         outcome = self._runner.measure(op, Visit(of=self._visits))
         around_s = monotonic() - started - (outcome.measure_s or 0.0)
-        found = outcome.measurement
-        if found is None or not found.visits or around_s * self._visits > SETUP * self._op_time_s:
+        measurement = outcome.measurement
+        if measurement is None or not measurement.visits or around_s * self._visits > SETUP * self._op_time_s:
             return outcome, False
-        spent_s = (found.samples + found.repeated) * found.calls_per_sample * found.median_us * 1e-6
-        return outcome, spent_s < self._op_time_s
+        calls = (measurement.samples + measurement.repeated) * measurement.calls_per_sample
+        return outcome, calls * measurement.median_us * 1e-6 < self._op_time_s
 
     def _again(self, op: ReplayOp, before: Outcome, number: int, decide: Decide) -> tuple[Outcome, bool]:
         """The outcome with one more visit, unless the run has no time for it, and whether there is to be another; what

@@ -107,7 +107,7 @@ class RayLanes:
         self._config = config.having(threads=self._share.cpus)
         self._limit_s, self._wanted, self._address = limit_s, lanes, address
         self._ray = import_ray(address)
-        self._own = False
+        self._started_here = False
         self._actors: list[Any] = []
         self._starting: dict[Any, Any] = {}
         self._idle: list[Any] = []
@@ -115,7 +115,7 @@ class RayLanes:
 
     def start(self) -> dict[str, object]:
         """Connect, start the actors and wait for the first. Raises EnvironmentRefused or UsageError."""
-        self._own = connect(self._ray, self._address, lanes=self._wanted)
+        self._started_here = connect(self._ray, self._address, lanes=self._wanted)
         lanes = self._wanted or max(1, self._share.lanes_in(self._ray.available_resources()))
         for _ in range(lanes):
             self._add_actor()
@@ -195,7 +195,7 @@ class RayLanes:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
         self._actors = []
-        if self._own:
+        if self._started_here:
             self._ray.shutdown()
 
     def _answered(self, busy: dict[Any, tuple[Any, ReplayOp, int, float]]) -> list[Any]:
@@ -224,8 +224,9 @@ class RayLanes:
 
     def _add_actor(self) -> None:
         """Ask for one more worker; it takes ops once it has said that it is ready."""
-        made = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
-        actor = made.remote(msgspec.msgpack.encode(self._config), self._limit_s, _folder(self._own, self._address))
+        actor_class = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
+        folder = _folder(self._started_here, self._address)
+        actor = actor_class.remote(msgspec.msgpack.encode(self._config), self._limit_s, folder)
         self._actors.append(actor)
         self._starting[actor.start.remote()] = actor
 
@@ -234,21 +235,21 @@ def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: st
     """`read` of each path on the cluster, in order, one CPU each, a few ahead of what is taken; the files must lie
     where the workers can read them. Raises EnvironmentRefused when a worker is lost more than Ray retries."""
     ray = import_ray(address)
-    own = connect(ray, address, lanes=None)
+    started_here = connect(ray, address, lanes=None)
     remote, reader = ray.remote(num_cpus=1, max_retries=1)(_read), ray.put(read)
-    flying: deque[Any] = deque()
+    pending: deque[Any] = deque()
     waiting = deque(paths)
     ahead = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
     try:
-        while waiting or flying:
-            while waiting and len(flying) < ahead:
-                flying.append(remote.remote(reader, waiting.popleft(), _folder(own, address)))
+        while waiting or pending:
+            while waiting and len(pending) < ahead:
+                pending.append(remote.remote(reader, waiting.popleft(), _folder(started_here, address)))
             try:
-                yield ray.get(flying.popleft())
+                yield ray.get(pending.popleft())
             except ray.exceptions.RayError as error:
                 raise EnvironmentRefused(f"a Ray worker could not read a trace: {_line(error)}") from None
     finally:
-        if own:
+        if started_here:
             ray.shutdown()
 
 
@@ -280,23 +281,23 @@ def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
         return False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
-        mine: dict[str, Any] = {"address": address}
+        settings: dict[str, Any] = {"address": address}
     else:
         cpus = max(lanes or 1, os.cpu_count() or 1)
-        mine = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": LOCAL_IP}
+        settings = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": LOCAL_IP}
     try:
         with _away() if address is None else contextlib.nullcontext():
-            made = ray.init(**mine, **quiet)
+            context = ray.init(**settings, **quiet)
     except Exception as error:  # Ray raises Exception itself when a node does not start in time
         raise EnvironmentRefused(f"no Ray cluster at {address or 'this machine'}: {_line(error)}") from None
     if address is None:
-        _refuse_reachable(ray, made.address_info["node_ip_address"])
+        _refuse_reachable(ray, context.address_info["node_ip_address"])
     return True
 
 
-def _folder(own: bool, address: str | None) -> str | None:
+def _folder(started_here: bool, address: str | None) -> str | None:
     """Where workers of a cluster of this run, on this machine, find files as this process does."""
-    return os.getcwd() if own and address is None else None
+    return os.getcwd() if started_here and address is None else None
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ class ChildProcess:
             until=until,
         )
         self._task: Task | None = None
-        self._shaken_start = -1
+        self._raised_in_start = -1
         """The child, by its number, in which an op raised last."""
         self._tries = 0
         self._raises = 0
@@ -145,7 +145,7 @@ class ChildProcess:
             self._hand_out(self._task)
             return None
         if outcome.suspect:
-            self._shaken_start = self._workers.starts
+            self._raised_in_start = self._workers.starts
         if outcome.poisoned:
             self.kill()
         self._task = None
@@ -184,10 +184,10 @@ class ChildProcess:
             self._raises += 1
         if is_lost(outcome) or (death is not None and death.signalled):
             return self._tries == 1
-        shaken = self._shaken_start == self._workers.starts
+        raised_before = self._raised_in_start == self._workers.starts
         late = death is not None and death.how != "died"
         # An answer of this op is counted by now.
         alone = self._workers.answers <= (death is None)
-        if self._tries > 1 or alone or (late and not shaken):
+        if self._tries > 1 or alone or (late and not raised_before):
             return False
         return death is not None or outcome.poisoned or (raised and self._raises < RAISES_RETRIED)

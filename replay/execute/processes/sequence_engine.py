@@ -35,9 +35,9 @@ class Blame:
     try where the process was ended from outside."""
 
     def __init__(self) -> None:
-        self.own: set[str] = set()
+        self.unshared: set[str] = set()
         """Ids of ops that ended a process with tensors of others."""
-        self.gone: dict[str, Reason] = {}
+        self.reasons: dict[str, Reason] = {}
         """Why what is left out from now on was not replayed."""
         self.deaths = 0
         self._deaths_at = Counter[str | None]()
@@ -46,7 +46,7 @@ class Blame:
         """Whether the sequence is tried again after a death, in new processes; `ids` of what it may have been at, and
         the reason to give for it."""
         self.deaths += 1
-        self.gone.update({ids[at]: raised for at, raised in death.raised.items()})
+        self.reasons.update({ids[at]: raised for at, raised in death.raised.items()})
         culprit = None if death.at is None or death.at >= len(ids) or death.raised else ids[death.at]
         self._deaths_at[culprit] += not death.raised
         if death.how == "over" or self.deaths > DEATHS:
@@ -55,9 +55,9 @@ class Blame:
             return bool(death.raised) or self._deaths_at[None] == 1
         if death.signalled and self._deaths_at[culprit] == 1 and death.cause.kind != "failed":
             return True
-        if culprit in self.own or death.cause.kind != "failed":
-            self.gone[culprit] = reason
-        self.own.add(culprit)
+        if culprit in self.unshared or death.cause.kind != "failed":
+            self.reasons[culprit] = reason
+        self.unshared.add(culprit)
         return True
 
 
@@ -150,16 +150,16 @@ class SequenceEngine:
         """The outcome, after as many new processes as it takes."""
         blame = self.blame
         while True:
-            left = [op for op in ops if op.id not in blame.gone]
-            answer = self._tried(left)
+            remaining = [op for op in ops if op.id not in blame.reasons]
+            answer = self._tried(remaining)
             if isinstance(answer, SequenceOutcome):
-                return msgspec.structs.replace(answer, reasons={**blame.gone, **answer.reasons})
-            if not blame.is_worth_another_try(answer, [op.id for op in left], answer.cause):
+                return msgspec.structs.replace(answer, reasons={**blame.reasons, **answer.reasons})
+            if not blame.is_worth_another_try(answer, [op.id for op in remaining], answer.cause):
                 why = f"the sequence ended its process {blame.deaths} times: {answer.cause.detail}"
                 lost = answer.cause.kind == "worker lost"
                 reason = Reason("worker lost", why) if lost else Reason("failed", why)
-                rest = {op.id: reason for op in left}
-                return SequenceOutcome(times={}, reasons={**rest, **blame.gone}, calls=0)
+                rest = {op.id: reason for op in remaining}
+                return SequenceOutcome(times={}, reasons={**rest, **blame.reasons}, calls=0)
 
     def _tried(self, ops: list[ReplayOp]) -> SequenceOutcome | Death:
         sequence = self._plan.sequence
@@ -177,7 +177,7 @@ class SequenceEngine:
                 time_s=time_s,
                 left_s=left_s,
                 heartbeat=path,
-                own=tuple(self.blame.own),
+                unshared=tuple(self.blame.unshared),
                 calls=tuple(index[sequence.ids[call]] for call in sequence.calls if sequence.ids[call] in index),
                 memories=tuple(
                     both

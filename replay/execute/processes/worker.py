@@ -20,9 +20,9 @@ from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import PassDone, Ready, Refused, SequenceOutcome, SequenceTask, Task
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.visits import Book, first_checks
-from opreplay.replay.host import allocator, environment
+from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
-from opreplay.replay.host.limits import die_with, limit_files, limit_memory
+from opreplay.replay.host.limits import die_with, give_back, keep_freed_memory, limit_files, limit_memory
 from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import OpReplayError
 
@@ -44,7 +44,7 @@ def serve(descriptor: int, parent: int) -> None:
             send(channel, Refused.of(error))
             return
         limit_files()
-        keeps = config.options.device == "cpu" and config.keep_freed and allocator.keep_freed_memory()
+        keeps = config.options.device == "cpu" and config.keep_freed and keep_freed_memory()
         send(channel, Ready(facts=executor.facts()))
         book = Book()
         decoder = msgspec.msgpack.Decoder(Task | SequenceTask)
@@ -54,22 +54,34 @@ def serve(descriptor: int, parent: int) -> None:
                 send(channel, run_sequence(executor, config, task, partial(send, channel)))
                 continue
             if keeps:
-                allocator.give_back()
-            if config.options.device == "cpu":
-                limit_memory(config.memory_bytes)
-            op = task.op
-            shrink_to = config.memory_bytes if config.options.over_budget == "shrink" else None
-            outcome = attempt(
-                executor,
-                op,
-                seed=config.options.seed,
-                options=first_checks(config.options, task.visit),
-                shrink_to=shrink_to,
-                recency=config.recency.get(op.id),
-                visits=book.of(op.id, task.visit),
-            )
-            send(channel, _checked(executor, outcome) if outcome.suspect else outcome)
+                give_back()
+            send(channel, _run_op(executor, config, task, book))
         executor.close()
+
+
+def _run_op(executor: Executor, config: WorkerConfig, task: Task, book: Book) -> Outcome:
+    """What becomes of one op."""
+    if config.options.device == "cpu":
+        limit_memory(config.memory_bytes)
+    outcome = attempt(
+        executor,
+        task.op,
+        seed=config.options.seed,
+        options=first_checks(config.options, task.visit),
+        shrink_to=config.shrink_to,
+        recency=config.recency.get(task.op.id),
+        visits=book.of(task.op.id, task.visit),
+    )
+    return _checked(executor, outcome) if outcome.suspect else outcome
+
+
+def _checked(executor: Executor, outcome: Outcome) -> Outcome:
+    """The outcome of an op that raised, marked when the device is lost with it, as a CUDA context is."""
+    try:
+        executor.synchronize()
+    except Exception:
+        return msgspec.structs.replace(outcome, poisoned=True)
+    return outcome
 
 
 def run_sequence(
@@ -83,12 +95,3 @@ def run_sequence(
     return serve_sequence(
         executor, task, seed=config.options.seed, options=config.options, op_bytes=config.memory_bytes, tell=tell
     )
-
-
-def _checked(executor: Executor, outcome: Outcome) -> Outcome:
-    """The outcome of an op that raised, marked when the device is lost with it, as a CUDA context is."""
-    try:
-        executor.synchronize()
-    except Exception:
-        return msgspec.structs.replace(outcome, poisoned=True)
-    return outcome

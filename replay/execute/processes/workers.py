@@ -203,8 +203,8 @@ class Workers:
             speaking = self._listen([self.peers[place] for place in self._waiting], left_s)
             places = [place for place in self._waiting if self.peers[place] in speaking]
             if not self.is_ready:
-                return self._meet(places)
-            answer = self._hear(places)
+                return self._receive_ready(places)
+            answer = self._receive_answers(places)
         except BaseException:
             self.end()
             raise
@@ -230,11 +230,11 @@ class Workers:
         self._waiting, self._replies, self._failed = list(range(len(self.peers))), {}, None
         self._patient_until = inf
 
-    def _meet(self, places: Sequence[int]) -> None:
+    def _receive_ready(self, places: Sequence[int]) -> None:
         """Take the first words of processes. Raises UsageError or EnvironmentRefused as `step`."""
         late = monotonic() >= self.deadline and not places
         for place in self._waiting[:] if late else places:
-            if why := self.peers[place].overdue() if late else self._first_word(place):
+            if why := self.peers[place].overdue() if late else self._receive_first(place):
                 return self._start_again(self._name(place), why)
         if self._refused is not None and any(peer.was_killed for peer in self.peers):
             return self._start_again("a rank", str(self._refused))
@@ -250,7 +250,7 @@ class Workers:
             self._hand_out()
         return None
 
-    def _first_word(self, place: int) -> str:
+    def _receive_first(self, place: int) -> str:
         """Why a process that has something to say is not ready; "" where it is, or may have missed another one."""
         self._waiting.remove(place)
         peer = self.peers[place]
@@ -286,7 +286,7 @@ class Workers:
         silent = min(self._moved + self._limit_s, self._until, self._patient_until)
         return silent if self._beats is None else min(silent, monotonic() + POLL_S)
 
-    def _hear(self, places: Sequence[int]) -> list[Any] | Death | None:
+    def _receive_answers(self, places: Sequence[int]) -> list[Any] | Death | None:
         """What processes answer to their tasks."""
         for place in places:
             peer = self.peers[place]

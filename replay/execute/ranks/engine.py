@@ -57,39 +57,39 @@ class WithRanks:
         finally:
             self._others.close()
 
-    def _outcome(self, one: Collective) -> Outcome:
+    def _outcome(self, collective: Collective) -> Outcome:
         config = self._config
         try:
-            share = mapped(one, config.world, max_bytes=config.memory_bytes * config.world)
+            share = mapped(collective, config.world, max_bytes=config.memory_bytes * config.world)
         except TooFewRanks as error:
             return unable(Reason("collective", f"{error}: --ranks 2"))
         self._number += 1
         answer = self._ranks.run([RankTask(number=self._number, share=share)] * config.world)
         if isinstance(answer, Death):
             return unable(reason_of(answer, config.world, config.measure.hard_limit_s()))
-        return outcome_of(one, share, answer, backend=config.backend, options=config.measure)
+        return outcome_of(collective, share, answer, backend=config.backend, options=config.measure)
 
 
 def outcome_of(
-    one: Collective, share: Share, replies: Sequence[RankReply], *, backend: str, options: MeasureOptions
+    collective: Collective, share: Share, replies: Sequence[RankReply], *, backend: str, options: MeasureOptions
 ) -> Outcome:
     """What the replies of all ranks come to: a sample takes as long as it takes the slowest rank."""
-    took = [reply for reply in replies if reply.took_part]
-    samples = [max(each) for each in zip(*(reply.samples_us for reply in took), strict=True)]
+    members = [reply for reply in replies if reply.took_part]
+    samples = [max(times_us) for times_us in zip(*(reply.samples_us for reply in members), strict=True)]
     if not samples:
         return unable(Reason("failed", "no rank took a sample"))
-    measurement = summarize(sorted(samples), calls=took[0].calls, resolution_us=RESOLUTION_US, options=options)
-    first = max((reply.first_us or 0.0 for reply in took), default=0.0)
+    measurement = summarize(sorted(samples), calls=members[0].calls, resolution_us=RESOLUTION_US, options=options)
+    first = max((reply.first_us or 0.0 for reply in members), default=0.0)
     measurement = msgspec.structs.replace(measurement, first_call_us=first, cache="warm")
-    wrong = next((reply.wrong for reply in took if reply.wrong), "")
-    unchecked = any(reply.wrong is None for reply in took)
-    issue = [us for reply in took for us in reply.issue_us]
-    notes = [share.note, *dict.fromkeys(reply.assumed for reply in took)]
-    transfer, waited, by, slowest = waiting(share, took)
+    wrong = next((reply.wrong for reply in members if reply.wrong), "")
+    unchecked = any(reply.wrong is None for reply in members)
+    issue = [us for reply in members for us in reply.issue_us]
+    notes = [share.note, *dict.fromkeys(reply.assumed for reply in members)]
+    transfer, waited, by, slowest = waiting(share, members)
     replayed = Replayed(
         backend=backend,
-        ranks=len(took),
-        ranks_recorded=one.group_size,
+        ranks=len(members),
+        ranks_recorded=collective.group_size,
         elements=share.elements,
         mapping="; ".join(filter(None, notes)),
         transfer_us=transfer,
@@ -110,7 +110,7 @@ def outcome_of(
         collective=replayed,
         bus_factor=share.bus_factor,
         assumptions=assumed,
-        measure_s=sum(samples) * took[0].calls * 1e-6,
+        measure_s=sum(samples) * members[0].calls * 1e-6,
     )
 
 
@@ -121,10 +121,8 @@ def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, f
     waited until the last one did. Between clocks the rank that took shortest is the one that came last, and its time is
     the transfer; that is so where no rank can be done before all have come, so not for what has a root.
     """
-    stamps = [(reply.arrived_ns, reply.done_ns) for reply in replies if reply.arrived_ns]
-    if len(stamps) < len(replies) or not stamps:
-        return None, None, "", None
-    calls = range(min(len(arrived) for arrived, _ in stamps))
+    stamps = [(reply.arrived_ns, reply.done_ns) for reply in replies]
+    calls = range(min((len(arrived) for arrived, _ in stamps), default=0))
     if not calls:
         return None, None, "", None
     if len({reply.host for reply in replies}) == 1:

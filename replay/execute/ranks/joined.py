@@ -2,7 +2,7 @@
 """Ranks that a launcher started, on one machine or many: rank 0 says what to run, the others run it and answer.
 
 Each process that was launched keeps the rank itself in a child, so that a rank that dies or hangs is replaced as one of
-this machine is. Words between them go through the launcher's store: to each rank commands in order, and its answers.
+this machine is. Messages between them go through the launcher's store: to each rank commands in order, and its answers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     reply: RankReply | None = None
 
 
-class Words:
+class MessageStore:
     """Commands and answers in a store. Raises EnvironmentRefused where it cannot be reached."""
 
     def __init__(self, place: Launched) -> None:
@@ -75,12 +75,12 @@ class Words:
                 f"rank {place.rank} does not reach {place.address}:{place.port}: {str(error).splitlines()[0]}",
                 hint="MASTER_ADDR and MASTER_PORT are to name the machine of rank 0.",
             ) from None
-        self._said: dict[int, int] = {}
+        self._command_counts: dict[int, int] = {}
 
     def say(self, rank: int, command: Command) -> None:
         """Tell one rank."""
-        number = self._said.get(rank, 0)
-        self._said[rank] = number + 1
+        number = self._command_counts.get(rank, 0)
+        self._command_counts[rank] = number + 1
         self.put(f"command/{rank}/{number}", command)
 
     def put(self, key: str, message: msgspec.Struct) -> None:
@@ -98,29 +98,29 @@ def answer_key(config: RankConfig, number: int) -> str:
     return f"answer/{config.prefix}/{config.rank}/{number}"
 
 
-class RankElsewhere:
+class RemoteRank:
     """A rank of another launched process, as `Child` is one of this process."""
 
     is_stopped = False
 
-    def __init__(self, words: Words, config: RankConfig) -> None:
-        self._words, self._config = words, config
+    def __init__(self, words: MessageStore, config: RankConfig) -> None:
+        self._messages, self._config = words, config
         self.facts: dict[str, object] | None = None
         self.was_killed = False
         self._died = ""
         self._heard = 0
         self._ready_by = monotonic() + START_S
-        self._words.say(config.rank, Command(kind="start", config=config))
+        self._messages.say(config.rank, Command(kind="start", config=config))
 
     def has_spoken(self) -> bool:
-        return self._words.has(answer_key(self._config, self._heard))
+        return self._messages.has(answer_key(self._config, self._heard))
 
     def send(self, message: msgspec.Struct) -> None:
         assert isinstance(message, RankTask)
-        self._words.say(self._config.rank, Command(kind="task", task=message))
+        self._messages.say(self._config.rank, Command(kind="task", task=message))
 
     def receive(self) -> Ready | RankReply | None:
-        answer = self._words.get(answer_key(self._config, self._heard), Answer)
+        answer = self._messages.get(answer_key(self._config, self._heard), Answer)
         self._heard += 1
         self._died, self.was_killed = answer.died, answer.killed
         if answer.ready:
@@ -139,7 +139,7 @@ class RankElsewhere:
 
     def end(self, *, grace_s: float) -> None:
         with contextlib.suppress(RuntimeError):
-            self._words.say(self._config.rank, Command(kind="end"))
+            self._messages.say(self._config.rank, Command(kind="end"))
 
 
 class JoinedRanks(Workers):
@@ -149,7 +149,7 @@ class JoinedRanks(Workers):
         """`config` is that of every rank but for its number, device and store, which follow from `place`."""
         super().__init__(self._launched, limit_s=limit_s, listen=_spoken)
         self._place, self._config = place, config
-        self._words = Words(place)
+        self._messages = MessageStore(place)
         self._groups = 0
         self._is_open = True
 
@@ -162,7 +162,7 @@ class JoinedRanks(Workers):
         )
         yield Child(own_config(config, self._place))
         for rank in range(1, self._place.world):
-            yield RankElsewhere(self._words, msgspec.structs.replace(config, rank=rank))
+            yield RemoteRank(self._messages, msgspec.structs.replace(config, rank=rank))
 
     def close(self) -> None:
         if not self._is_open:
@@ -171,7 +171,7 @@ class JoinedRanks(Workers):
         super().close()
         with contextlib.suppress(RuntimeError):
             for rank in range(1, self._place.world):
-                self._words.say(rank, Command(kind="quit"))
+                self._messages.say(rank, Command(kind="quit"))
 
 
 def _spoken(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
@@ -181,7 +181,7 @@ def _spoken(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
     while True:
         left_s = max(0.0, min(POLL_S, deadline - monotonic()))
         speaking = readable(children, left_s) if children else []
-        speaking += [peer for peer in peers if isinstance(peer, RankElsewhere) and peer.has_spoken()]
+        speaking += [peer for peer in peers if isinstance(peer, RemoteRank) and peer.has_spoken()]
         if speaking or monotonic() >= deadline:
             return speaking
         if not children:
@@ -208,11 +208,11 @@ def answer_of(child: Child) -> Answer:
     return Answer(died=cause or "closed its channel", killed=child.was_killed)
 
 
-class _Keeper:
+class _LocalRank:
     """The rank that this launched process keeps in a child for rank 0."""
 
-    def __init__(self, words: Words, place: Launched) -> None:
-        self._words, self._place = words, place
+    def __init__(self, words: MessageStore, place: Launched) -> None:
+        self._messages, self._place = words, place
         self._child: Child | None = None
         self._config: RankConfig | None = None
         self._answers = 0
@@ -239,7 +239,7 @@ class _Keeper:
         if self._child is None or self._config is None or not self._owes:
             sleep(POLL_S)
         elif wait([self._child.fileno()], POLL_S):
-            self._words.put(answer_key(self._config, self._answers), answer_of(self._child))
+            self._messages.put(answer_key(self._config, self._answers), answer_of(self._child))
             self._answers, self._owes = self._answers + 1, False
 
     def end(self, *, grace_s: float = 0.0) -> None:
@@ -253,8 +253,8 @@ def serve_joined(place: Launched) -> None:
 
     Raises EnvironmentRefused where rank 0 is not reached, or gone.
     """
-    words = Words(place)
-    keeper = _Keeper(words, place)
+    words = MessageStore(place)
+    keeper = _LocalRank(words, place)
     number, last = 0, monotonic()
     try:
         while True:

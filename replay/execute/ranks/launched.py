@@ -36,30 +36,30 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch's convention, which torchrun and Ray Train follow; Slurm's
     own variables stand in where these are missing. Raises EnvironmentRefused for numbers that are none.
     """
-    given = os.environ if environment is None else environment
-    rank = _first(given, "RANK", "SLURM_PROCID")
-    world = _first(given, "WORLD_SIZE", "SLURM_NTASKS")
-    address = given.get("MASTER_ADDR") or given.get("SLURM_LAUNCH_NODE_IPADDR")
+    variables = os.environ if environment is None else environment
+    rank = _first(variables, "RANK", "SLURM_PROCID")
+    world = _first(variables, "WORLD_SIZE", "SLURM_NTASKS")
+    address = variables.get("MASTER_ADDR") or variables.get("SLURM_LAUNCH_NODE_IPADDR")
     if rank is None or world is None or world < 2 or not address:
         return None
     if rank >= world:
         raise EnvironmentRefused(f"RANK is {rank}, WORLD_SIZE {world}", hint="Ranks are 0 to WORLD_SIZE - 1.")
-    local = _first(given, "LOCAL_RANK", "SLURM_LOCALID")
+    local = _first(variables, "LOCAL_RANK", "SLURM_LOCALID")
     return Launched(
         rank=rank,
         world=world,
         local_rank=rank if local is None else local,
-        local_world=_first(given, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or world,
+        local_world=_first(variables, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or world,
         address=address,
-        port=_first(given, "MASTER_PORT") or DEFAULT_PORT,
-        hosted=given.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
+        port=_first(variables, "MASTER_PORT") or DEFAULT_PORT,
+        hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
     )
 
 
-def _first(given: Mapping[str, str], *names: str) -> int | None:
+def _first(variables: Mapping[str, str], *names: str) -> int | None:
     for name in names:
         # Slurm writes "2(x3),1": three nodes with two tasks, then one with one.
-        text = re.split(r"[(,]", given.get(name, ""))[0].strip()
+        text = re.split(r"[(,]", variables.get(name, ""))[0].strip()
         if not text:
             continue
         if not text.isdecimal() or len(text) > 9:

@@ -117,7 +117,7 @@ class Rank:
         try:
             memory = max(step.config.memory_bytes, step.task.budget_bytes or 0)
             limit_memory(memory + config.memory_bytes)
-            groups = {one.share.members: self._group(one.share.members) for one in step.collectives}
+            groups = {call.share.members: self._group(call.share.members) for call in step.collectives}
             return run_step(
                 step,
                 config.rank,
@@ -170,16 +170,16 @@ class Rank:
         first_us = (perf_counter() - started) * 1e6
         wrong = buffers.wrong() if config.check else None
         buffers.input.zero_()  # sums of sums would grow without end
-        found = measured(buffers, config.measure, wait)
+        times = measured(buffers, config.measure, wait)
         return RankReply(
             number=task.number,
             rank=config.rank,
-            samples_us=tuple(found.samples_us),
-            calls=found.calls,
+            samples_us=tuple(times.samples_us),
+            calls=times.calls,
             first_us=first_us,
-            issue_us=tuple(found.issue_us),
-            arrived_ns=tuple(found.arrived_ns),
-            done_ns=tuple(found.done_ns),
+            issue_us=tuple(times.issue_us),
+            arrived_ns=tuple(times.arrived_ns),
+            done_ns=tuple(times.done_ns),
             host=_host(),
             wrong=wrong,
             assumed=assumed,

@@ -7,6 +7,7 @@ Owns what is tried again and what the ranks' passes come to. How a rank runs the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from statistics import median
@@ -23,7 +24,7 @@ from opreplay.replay.execute.processes.sequence_engine import Blame, SequenceEng
 from opreplay.replay.execute.processes.workers import Death, Heartbeats
 from opreplay.replay.execute.ranks.crew import local_ranks, reason_of
 from opreplay.replay.execute.ranks.engine import outcome_of
-from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
+from opreplay.replay.execute.ranks.messages import RankConfig
 from opreplay.replay.ir.model import Assumption, CollectiveCall, Reason, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.plan.step.beside import with_collectives_beside, without_calls
 from opreplay.replay.results.outcome import Outcome, unable
@@ -33,11 +34,11 @@ from opreplay.replay.results.stats import median_interval, quantile
 OWN_TENSORS = Assumption(argument="tensors", what="its own: no call of the step reads what it leaves")
 
 
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
+class MappedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """A collective of the step that ranks can run."""
 
     op: ReplayOp
-    one: Collective
+    collective: Collective
     share: Share
 
 
@@ -85,24 +86,21 @@ class SequenceOnRanks:
         """Each op of the step; those that `decide` has an outcome for are left out of it."""
         every = list(ops)
         calls = [op for op in every if op.collective is None]
-        found = {op.id: outcome for op, outcome in self._alone.outcomes(calls, decide)}
-        beside: dict[str, Beside] = {}
+        outcomes = {op.id: outcome for op, outcome in self._alone.outcomes(calls, decide)}
+        mapped_collectives: list[MappedCollective] = []
         for op in every:
             if op.collective is None:
                 continue
-            outcome = decide(op)
-            if outcome is None:
-                made = self._mapped(op, op.collective)
-                if isinstance(made, Beside):
-                    beside[op.id] = made
-                    continue
-                outcome = unable(made)
-            found[op.id] = outcome
-        calls = [op for op in calls if found[op.id].status == "replayed"]
-        found.update(self._on_ranks(calls, beside, found))
+            collective = decide(op) or self._mapped(op, op.collective)
+            if isinstance(collective, MappedCollective):
+                mapped_collectives.append(collective)
+            else:
+                outcomes[op.id] = collective
+        calls = [op for op in calls if outcomes[op.id].status == "replayed"]
+        outcomes |= self._on_ranks(calls, mapped_collectives, outcomes)
         self._ranks.close()
         for op in every:
-            yield op, found[op.id]
+            yield op, outcomes[op.id]
 
     def records(self, results: Sequence[OpResult]) -> tuple[SequenceResult, ...]:
         """The record of the sequence as a whole, with the ranks' passes where there are any."""
@@ -110,15 +108,16 @@ class SequenceOnRanks:
         if not self._replies:
             return (whole,)
         replayed = {result.id for result in results if result.status == "replayed"}
-        ran = [one for one in self._ran if one.id in replayed]
-        sums, walls = self._slowest("sums_us"), self._slowest("walls_us")
+        ran = [call for call in self._ran if call.id in replayed]
+        of_calls = [reply.calls for reply in self._replies if reply.calls is not None]
+        sums = _slowest(outcome.sums_us for outcome in of_calls)
+        walls = _slowest(outcome.walls_us for outcome in of_calls)
         low, high = median_interval(sorted(sums)) or (None, None)
-        flight, waited = _median(self._replies, "in_flight_us"), _median(self._replies, "waited_us")
-        hidden = _median(self._replies, "hidden_us")
-        slow = max(range(len(self._replies)), key=lambda rank: flight[rank])
-        passes = zip(self._replies[slow].hidden_us, self._replies[slow].in_flight_us, strict=True)
-        shares = sorted(part / whole for part, whole in passes if whole > 0) or [0.0]
-        recorded = sum(one.us for one in ran)
+        slowest = max(self._replies, key=lambda reply: median(reply.in_flight_us))
+        passes = zip(slowest.hidden_us, slowest.in_flight_us, strict=True)
+        shares = sorted(hidden / in_flight for hidden, in_flight in passes if in_flight > 0) or [0.0]
+        waits = Counter(call.how for call in ran)
+        recorded = sum(call.us for call in ran)
         everything = self._plan.device_us_total or self._plan.host_us_total
         calls = self._replies[0].calls
         shared = SharedStepResult(
@@ -127,17 +126,17 @@ class SequenceOnRanks:
             collectives=len(self._sequence.collectives),
             collectives_replayed=len(ran),
             recorded_us=recorded,
-            waits_recorded=sum(one.how == "recorded" for one in ran),
-            waits_inferred=sum(one.how == "order" for one in ran),
-            waits_unknown=sum(one.how == "unknown" for one in ran),
-            in_flight_us=flight[slow],
-            waited_us=waited[slow],
-            hidden_us=hidden[slow],
+            waits_recorded=waits["recorded"],
+            waits_inferred=waits["order"],
+            waits_unknown=waits["unknown"],
+            in_flight_us=median(slowest.in_flight_us),
+            waited_us=median(slowest.waited_us),
+            hidden_us=median(slowest.hidden_us),
             hidden_share_low=quantile(shares, 0.1),
             hidden_share_high=quantile(shares, 0.9),
-            calls_alone_us=median(_slowest(self._replies, "alone_sums_us")),
-            wall_alone_us=median(_slowest(self._replies, "alone_walls_us")),
-            collectives_alone_us=median(_slowest(self._replies, "collectives_alone_us")),
+            calls_alone_us=median(_slowest(reply.alone_sums_us for reply in self._replies)),
+            wall_alone_us=median(_slowest(reply.alone_walls_us for reply in self._replies)),
+            collectives_alone_us=median(_slowest(reply.collectives_alone_us for reply in self._replies)),
             unseen=max(reply.unseen for reply in self._replies),
             restarts=self._blame.deaths,
         )
@@ -156,41 +155,42 @@ class SequenceOnRanks:
             ),
         )
 
-    def _mapped(self, op: ReplayOp, one: Collective) -> Beside | Reason:
+    def _mapped(self, op: ReplayOp, collective: Collective) -> MappedCollective | Outcome:
         try:
-            share = mapped(one, self._world, max_bytes=self._rank_config.memory_bytes * self._world)
+            share = mapped(collective, self._world, max_bytes=self._rank_config.memory_bytes * self._world)
         except TooFewRanks as error:
-            return Reason("collective", f"{error}: --ranks 2")
+            return unable(Reason("collective", f"{error}: --ranks 2"))
         if share.part < 1.0:
-            return Reason("budget", f"{share.note}: no step has a part of it (--max-op-memory)")
-        return Beside(op=op, one=one, share=share)
+            return unable(Reason("budget", f"{share.note}: no step has a part of it (--max-op-memory)"))
+        return MappedCollective(op=op, collective=collective, share=share)
 
     def _on_ranks(
-        self, calls: list[ReplayOp], beside: Mapping[str, Beside], alone: Mapping[str, Outcome]
+        self, calls: list[ReplayOp], collectives: Sequence[MappedCollective], alone: Mapping[str, Outcome]
     ) -> dict[str, Outcome]:
         """Outcomes of calls and collectives on the ranks, after as many new groups as it takes."""
         blame = self._blame
         while True:
-            left = [op for op in calls if op.id not in blame.gone]
-            here = [one for id_, one in beside.items() if id_ not in blame.gone]
-            lost = {id_: unable(reason) for id_, reason in blame.gone.items()}
-            if not here:
+            remaining = [op for op in calls if op.id not in blame.reasons]
+            parts = [part for part in collectives if part.op.id not in blame.reasons]
+            lost = {id_: unable(reason) for id_, reason in blame.reasons.items()}
+            if not parts:
                 return lost
-            step, self._ran = self._step(left, here)
-            with Heartbeats(self._world, calls=len(left)) as beats:
+            step, self._ran = self._step(remaining, parts)
+            with Heartbeats(self._world, calls=len(remaining)) as beats:
                 tasks = [msgspec.structs.replace(step.task, heartbeat=path) for path in beats.paths()]
                 answer = self._ranks.run([msgspec.structs.replace(step, task=task) for task in tasks], beats)
             if not isinstance(answer, Death):
                 self._replies = answer
-                return lost | self._outcomes(answer, left, here, alone)
+                return lost | self._outcomes(answer, remaining, parts, alone)
             reason = reason_of(answer, self._world, self._limit_s)
-            if not blame.is_worth_another_try(answer, [op.id for op in [*left, *(one.op for one in here)]], reason):
-                at_fault = {id_: unable(why) for id_, why in blame.gone.items()}
-                return {one.op.id: unable(reason) for one in here} | at_fault
+            ids = [op.id for op in remaining] + [part.op.id for part in parts]
+            if not blame.is_worth_another_try(answer, ids, reason):
+                at_fault = {id_: unable(why) for id_, why in blame.reasons.items()}
+                return {part.op.id: unable(reason) for part in parts} | at_fault
 
-    def _step(self, ops: list[ReplayOp], here: list[Beside]) -> tuple[SharedStep, list[CollectiveCall]]:
+    def _step(self, ops: list[ReplayOp], parts: list[MappedCollective]) -> tuple[SharedStep, list[CollectiveCall]]:
         """What every rank is to run, and the recorded collectives in it."""
-        number = {one.op.id: at for at, one in enumerate(here)}
+        number = {part.op.id: at for at, part in enumerate(parts)}
         sequence = without_calls(self._sequence, {op.id for op in ops} | set(number))
         index = {op.id: at for at, op in enumerate(ops)}
         task = SequenceTask(
@@ -200,38 +200,38 @@ class SequenceOnRanks:
             budget_bytes=self._budget_bytes,
             # What is left of the run's time also has to do for starting and for passes that do not count.
             time_s=min(
-                self._config.options.op_time_s * (len(ops) + len(here)), max(0.0, self._until - monotonic()) / 2
+                self._config.options.op_time_s * (len(ops) + len(parts)), max(0.0, self._until - monotonic()) / 2
             ),
             heartbeat="",
-            own=tuple(self._alone.blame.own | self._blame.own),
+            unshared=tuple(self._alone.blame.unshared | self._blame.unshared),
         )
         collectives = tuple(
             SharedCall(
-                op=number[one.id],
-                share=here[number[one.id]].share,
-                at=one.at,
-                wait=one.wait,
-                at_once=one.at == one.wait and one.how != "order",
+                op=number[call.id],
+                share=parts[number[call.id]].share,
+                at=call.at,
+                wait=call.wait,
+                at_once=call.at == call.wait and call.how != "order",
             )
-            for one in sequence.collectives
+            for call in sequence.collectives
         )
         step = SharedStep(number=self._blame.deaths + 1, config=self._config, task=task, collectives=collectives)
         return step, list(sequence.collectives)
 
     def _outcomes(
         self,
-        found: Sequence[SharedStepOutcome],
+        replies: Sequence[SharedStepOutcome],
         calls: list[ReplayOp],
-        here: list[Beside],
+        parts: list[MappedCollective],
         alone: Mapping[str, Outcome],
     ) -> dict[str, Outcome]:
         """Of calls the times of the first rank; of collectives those of all, from being asked for to the end."""
-        out: dict[str, Outcome] = {}
-        first, backend = found[0].calls, self._rank_config.backend
+        outcomes: dict[str, Outcome] = {}
+        first, backend = replies[0].calls, self._rank_config.backend
         for op in calls:
             times = None if first is None else first.times.get(op.id)
             if times is not None:
-                out[op.id] = msgspec.structs.replace(
+                outcomes[op.id] = msgspec.structs.replace(
                     alone[op.id],
                     measurement=times.measurement,
                     initializer=times.initializer,
@@ -240,33 +240,21 @@ class SequenceOnRanks:
                 )
             else:
                 reasons = {} if first is None else first.reasons
-                out[op.id] = unable(reasons.get(op.id, Reason("failed", "no times from the first rank")))
-        for at, one in enumerate(here):
-            replies = [_reply(reply.collectives, at) for reply in found]
-            known = [reply for reply in replies if reply is not None]
-            made = outcome_of(one.one, one.share, known, backend=backend, options=self._config.options)
-            if made.measurement is not None:
-                cached = msgspec.structs.replace(made.measurement, cache="sequence")
-                made = msgspec.structs.replace(made, measurement=cached)
-            out[one.op.id] = msgspec.structs.replace(made, assumptions=(*made.assumptions, OWN_TENSORS))
-        return out
-
-    def _slowest(self, name: str) -> list[float]:
-        """Of each pass what the slowest rank took."""
-        return _slowest([reply.calls for reply in self._replies if reply.calls is not None], name)
+                outcomes[op.id] = unable(reasons.get(op.id, Reason("failed", "no times from the first rank")))
+        for at, part in enumerate(parts):
+            of_part = [of_rank for reply in replies for of_rank in reply.collectives if of_rank.number == at]
+            outcome = outcome_of(part.collective, part.share, of_part, backend=backend, options=self._config.options)
+            if outcome.measurement is not None:
+                cached = msgspec.structs.replace(outcome.measurement, cache="sequence")
+                outcome = msgspec.structs.replace(outcome, measurement=cached)
+            assumptions = (*outcome.assumptions, OWN_TENSORS)
+            outcomes[part.op.id] = msgspec.structs.replace(outcome, assumptions=assumptions)
+        return outcomes
 
 
-def _reply(collectives: Sequence[RankReply], number: int) -> RankReply | None:
-    return next((one for one in collectives if one.number == number), None)
-
-
-def _slowest(of: Sequence[object], name: str) -> list[float]:
-    return [max(each) for each in zip(*(getattr(one, name) for one in of), strict=True)]
-
-
-def _median(of: Sequence[object], name: str) -> list[float]:
-    """Of each rank the median of its passes."""
-    return [median(getattr(one, name)) for one in of]
+def _slowest(times_us: Iterable[Sequence[float]]) -> list[float]:
+    """Of each pass what the slowest rank took, from the times of each rank."""
+    return [max(of_pass) for of_pass in zip(*times_us, strict=True)]
 
 
 def calls_alone(plan: ReplayPlan) -> ReplayPlan:

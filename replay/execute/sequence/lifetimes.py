@@ -56,8 +56,8 @@ def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = m
     room = budget_bytes - min(max(results_bytes, largest), budget_bytes)
     shared, recycled = _recycled(linked, sizes, room)
     shared = _made_anew(shared, sizes, budget_bytes - largest)
-    made = _Sweep(ops, sizes, shared, budget_bytes).result()
-    return msgspec.structs.replace(made, recycled=recycled)
+    plan = _Sweep(ops, sizes, shared, budget_bytes).result()
+    return msgspec.structs.replace(plan, recycled=recycled)
 
 
 def need_bytes(op: ReplayOp) -> int:
@@ -77,47 +77,47 @@ class _Sizes:
         self.whole = [need_bytes(op) for op in ops]
 
     def outside(self, linked: Linked) -> list[int]:
-        return [self.inputs[one.op][one.argument] for one in linked.outside]
+        return [self.inputs[tensor.op][tensor.argument] for tensor in linked.outside]
 
 
 def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
     """Tensors from outside within `room` bytes as far as sharing goes: one argument of one op keeps at least one."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, one in enumerate(linked.outside):
-        groups[one.op, one.argument].append(number)
+    for number, tensor in enumerate(linked.outside):
+        groups[tensor.op, tensor.argument].append(number)
     excess = sum(sizes.outside(linked)) - room
     target = list(range(len(linked.outside)))
-    gone = 0
+    recycled = 0
     for (op, argument), numbers in sorted(groups.items(), key=lambda item: -sizes.inputs[item[0][0]][item[0][1]]):
         size = sizes.inputs[op][argument]
         if excess <= 0 or size == 0:
             break
         removed = min(len(numbers) - 1, math.ceil(excess / size))
-        kept = len(numbers) - removed
+        slots = len(numbers) - removed
         for turn, number in enumerate(numbers):
-            target[number] = numbers[turn % kept]
+            target[number] = numbers[turn % slots]
         excess -= removed * size
-        gone += removed
-    return _renumbered(linked, target), gone
+        recycled += removed
+    return _renumbered(linked, target), recycled
 
 
 def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
     """The largest tensors from outside made for each call, until the others take at most `room` bytes."""
-    held = sizes.outside(linked)
-    total = sum(held)
-    target = list(range(len(held)))
-    for number in sorted(target, key=lambda number: -held[number]):
+    tensor_bytes = sizes.outside(linked)
+    total = sum(tensor_bytes)
+    target = list(range(len(tensor_bytes)))
+    for number in sorted(target, key=lambda number: -tensor_bytes[number]):
         if total <= room:
             break
-        total -= held[number]
+        total -= tensor_bytes[number]
         target[number] = -1
-    return linked if total == sum(held) else _renumbered(linked, target)
+    return linked if total == sum(tensor_bytes) else _renumbered(linked, target)
 
 
 def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
     """With tensor `target[n]` in place of the one from outside numbered n; -1 is one made for its call."""
-    kept = sorted(set(target) - {-1})
-    number = {old: new for new, old in enumerate(kept)}
+    remaining = sorted(set(target) - {-1})
+    number = {old: new for new, old in enumerate(remaining)}
 
     def moved(source: Source) -> Source:
         if source.kind != "outside":
@@ -128,7 +128,7 @@ def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
     return msgspec.structs.replace(
         linked,
         sources=tuple(tuple(map(moved, sources)) for sources in linked.sources),
-        outside=tuple(linked.outside[old] for old in kept),
+        outside=tuple(linked.outside[old] for old in remaining),
     )
 
 
@@ -161,14 +161,14 @@ class _Sweep:
         remade = 0
         for place, index in enumerate(self._linked.calls):
             early: list[Value] = []
-            found = self._fitting(place, index, self._linked.sources[place], early)
-            remade += sum(source.kind == "own" for source in found)
+            call_sources = self._fitting(place, index, self._linked.sources[place], early)
+            remade += sum(source.kind == "own" for source in call_sources)
             if early:
                 # What is dropped for the sake of this call is gone before it: after the one before.
                 drops[-1] = (*drops[-1], *early)
-            sources.append(found)
-            self._add_results(place, index, found)
-            drops.append(self._after(place, index, found))
+            sources.append(call_sources)
+            self._add_results(place, index, call_sources)
+            drops.append(self._after(place, index, call_sources))
         linked = msgspec.structs.replace(self._linked, sources=tuple(sources))
         return MemoryPlan(
             linked=linked,
@@ -180,21 +180,21 @@ class _Sweep:
 
     def _fitting(self, place: int, index: int, sources: tuple[Source, ...], early: list[Value]) -> tuple[Source, ...]:
         """The sources of a call as they can be had within the limit; `early` gets what had to go."""
-        found = tuple(self._still_there(source) for source in sources)
-        while self._total(index, found) > self._limit:
-            used = {self._memory_of[source.value] for source in found if source.value is not None}
+        available = tuple(self._still_there(source) for source in sources)
+        while self._total(index, available) > self._limit:
+            used = {self._memory_of[source.value] for source in available if source.value is not None}
             free = [memory for memory in self._values if memory not in used]
             if free:
                 early += self._evict(max(free, key=lambda memory: (self._next_use(memory, place), memory)))
                 continue
-            if not used and all(source.kind in ("own", "absent") for source in found):
-                raise ValueError(f"call {place} needs {self._total(index, found)} bytes, budget {self._limit:.0f}")
+            if not used and all(source.kind in ("own", "absent") for source in available):
+                raise ValueError(f"call {place} needs {self._total(index, available)} bytes, budget {self._limit:.0f}")
             # Views can lie in memory that is much larger than they are: then nothing but the call's own is kept.
             for memory in used:
                 early += self._evict(memory)
-            found = tuple(source if source.kind == "absent" else Source("own") for source in found)
-        self._peak = max(self._peak, self._total(index, found))
-        return found
+            available = tuple(source if source.kind == "absent" else Source("own") for source in available)
+        self._peak = max(self._peak, self._total(index, available))
+        return available
 
     def _still_there(self, source: Source) -> Source:
         return Source("own") if source.value is not None and source.value not in self._memory_of else source
@@ -202,10 +202,10 @@ class _Sweep:
     def _total(self, index: int, sources: Sequence[Source]) -> int:
         """All that is there while the call runs."""
         # An initializer makes all arguments of a call, though only some of them are asked for.
-        made = sum(self._sizes.inputs[index]) if any(source.kind == "own" for source in sources) else 0
-        shared = bool(sources) and self._in_place[index] and sources[0].kind != "absent" and not made
+        argument_bytes = sum(self._sizes.inputs[index]) if any(source.kind == "own" for source in sources) else 0
+        shared = bool(sources) and self._in_place[index] and sources[0].kind != "absent" and not argument_bytes
         results = 0 if shared else sum(self._sizes.outputs[index])
-        return self._outside_bytes + self._live + made + results
+        return self._outside_bytes + self._live + argument_bytes + results
 
     def _evict(self, memory: int) -> list[Value]:
         values = self._values.pop(memory)
@@ -217,12 +217,12 @@ class _Sweep:
 
     def _next_use(self, memory: int, place: int) -> int:
         """First call after `place` that uses what lies there."""
-        found = NEVER
+        next_use = NEVER
         for value in self._values[memory]:
             uses = self._uses[value]
             at = bisect_right(uses, place)
-            found = min(found, uses[at] if at < len(uses) else NEVER)
-        return found
+            next_use = min(next_use, uses[at] if at < len(uses) else NEVER)
+        return next_use
 
     def _add_results(self, place: int, index: int, sources: Sequence[Source]) -> None:
         """Take the results in; those of a view or of an op in place lie where its first argument does."""

@@ -8,7 +8,6 @@ Then the passes follow that count.
 
 from __future__ import annotations
 
-import gc
 import math
 import mmap
 import struct
@@ -24,6 +23,7 @@ import msgspec
 
 from opreplay.replay.arguments.shrink.choose import fitted
 from opreplay.replay.execute.executors.base import Executor
+from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
 from opreplay.replay.execute.measure import summarize
 from opreplay.replay.execute.messages import OpTimes, PassDone, SequenceOutcome, SequenceTask
@@ -127,9 +127,9 @@ class SequenceRun:
         """As the device runs them, where it does."""
         self._functions: dict[int, Callable[..., Any]] = {}
         self._forms: dict[int, Form] = {}
-        self._said: dict[int, tuple[str, Filling | None, tuple[Assumption, ...]]] = {}
+        self._fillings: dict[int, tuple[str, Filling | None, tuple[Assumption, ...]]] = {}
         self._ruled: set[str] = set()
-        self._own: set[str] = set(task.own)
+        self._unshared: set[str] = set(task.unshared)
         self._unknown: set[tuple[str, int]] = set()
         self._plan: MemoryPlan | None = None
         self._made_up: dict[int, tuple[Assumption, ...]] = {}
@@ -157,15 +157,15 @@ class SequenceRun:
             number += 1
             tell(PassDone(passes=0, spent_s=0.0, time_s=self._task.time_s))
             program, started = self._linked(), perf_counter()
-            found = program.first_pass(self._parts.timer, self.at_call)
+            findings = program.first_pass(self._parts.timer, self.at_call)
             self._parts.timer.end()
             self._pass_s = perf_counter() - started
-            if not found:
+            if not findings:
                 return program
-            for index, error in found.raised.items():
+            for index, error in findings.raised.items():
                 self._check_device(error)
                 self._raised(index, error, last=number >= ROUNDS)
-            self._unknown |= found.unknown
+            self._unknown |= findings.unknown
             del program  # its tensors are gone before others are made
 
     def measured(self, program: Program, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
@@ -175,47 +175,44 @@ class SequenceRun:
         samples: dict[int, array[float]] = defaultdict(lambda: array("d"))
         sums: list[float] = []
         walls: list[float] = []
-        most = max(MIN_PASSES, min(options.max_samples, SAMPLES // max(1, len(calls))))
+        max_passes = max(MIN_PASSES, min(options.max_samples, SAMPLES // max(1, len(calls))))
         refilled = 0
         interrupted: Counter[int] = Counter()
         self._warm_up(program)
-        collecting = gc.isenabled()
-        gc.disable()
         try:
-            started = perf_counter()
-            while calls and len(sums) < most:
-                before, aside_s, begun = program.refilled, program.aside_s, perf_counter()
-                try:
-                    program.run_pass(self._parts.timer, self.at_call)
-                except TimeIsUp:
-                    break
-                times = self._parts.timer.end()
-                wall_us = (perf_counter() - begun - (program.aside_s - aside_s)) * 1e6
-                if program.raised:
-                    # What it made in earlier passes was of another program.
-                    self.leave_out(program.raised)
-                    del program
-                    program = self.settled(tell)
-                    calls = self.calls()
-                    samples.clear()
-                    interrupted.clear()
-                    sums, walls = [], []
-                    continue
-                walls.append(wall_us)
-                sums.append(sum(times))
-                for index, time_us in zip(calls, times, strict=True):
-                    samples[index].append(time_us)
-                interrupted.update(calls[at] for at in self._parts.timer.interrupted())
-                program.mend()
-                refilled = max(refilled, program.refilled - before)
-                spent = perf_counter() - started
-                tell(PassDone(passes=len(sums), spent_s=spent, time_s=self._task.time_s))
-                if self._enough(sums, spent, options):
-                    break
+            with garbage_collection_off():
+                started = perf_counter()
+                while calls and len(sums) < max_passes:
+                    before, aside_s, begun = program.refilled, program.aside_s, perf_counter()
+                    try:
+                        program.run_pass(self._parts.timer, self.at_call)
+                    except TimeIsUp:
+                        break
+                    times = self._parts.timer.end()
+                    wall_us = (perf_counter() - begun - (program.aside_s - aside_s)) * 1e6
+                    if program.raised:
+                        # What it made in earlier passes was of another program.
+                        self.leave_out(program.raised)
+                        del program
+                        program = self.settled(tell)
+                        calls = self.calls()
+                        samples.clear()
+                        interrupted.clear()
+                        sums, walls = [], []
+                        continue
+                    walls.append(wall_us)
+                    sums.append(sum(times))
+                    for index, time_us in zip(calls, times, strict=True):
+                        samples[index].append(time_us)
+                    interrupted.update(calls[at] for at in self._parts.timer.interrupted())
+                    program.mend()
+                    refilled = max(refilled, program.refilled - before)
+                    spent = perf_counter() - started
+                    tell(PassDone(passes=len(sums), spent_s=spent, time_s=self._task.time_s))
+                    if self._enough(sums, spent, options):
+                        break
         finally:
             self._beat(-1)
-            if collecting:
-                gc.enable()
         self.made_up(program)
         return self.outcome(samples, sums, walls, refilled, options, resolution_us, interrupted)
 
@@ -272,14 +269,14 @@ class SequenceRun:
         whole = part.op if part.part == 1.0 else op
         if (reason := budget.over_budget(whole, self._op_bytes)) is not None:
             raise NotReplayable(reason)
-        found, function, notes = self._parts.found(whole)
-        if (need := need_bytes(found)) > self._limit:
+        resolved, function, notes = self._parts.resolve(whole)
+        if (need := need_bytes(resolved)) > self._limit:
             needs, limit = budget.readable(need), budget.readable(self._limit)
             raise NotReplayable(Reason("budget", f"needs {needs}, all tensors may take {limit} (--max-live-memory)"))
-        filled = self._parts.fill(found, function, self._seed, notes)
+        filled = self._parts.fill(resolved, function, self._seed, notes)
         self._ops[index], self._functions[index] = filled.op, function
         self._forms[index] = Form(filled, self._parts.tools)
-        self._said[index] = (filled.initializer, filled.filling, (*part.assumptions, *filled.assumptions))
+        self._fillings[index] = (filled.initializer, filled.filling, (*part.assumptions, *filled.assumptions))
         if filled.ruled:
             self._ruled.add(op.id)
 
@@ -292,7 +289,9 @@ class SequenceRun:
         pairs = zip(self._task.calls, self._task.memories, strict=False)
         memories = [both for index, both in pairs if index in place]
         self._beat(-1)  # what takes long here is the fault of no op
-        linked = link(ops, calls, memories=memories, fixed_integers=self._ruled, own=self._own, unknown=self._unknown)
+        linked = link(
+            ops, calls, memories=memories, fixed_integers=self._ruled, own=self._unshared, unknown=self._unknown
+        )
         self._links = counts(linked)
         self._beat(-1)
         self._plan = plan_memory(ops, linked, self._limit)
@@ -307,9 +306,9 @@ class SequenceRun:
     def _raised(self, at: int, error: Exception, *, last: bool) -> None:
         """An op that raised gets arguments of its own; one that had them is left out."""
         op = self._ops[self._numbers[at]]
-        if op.id in self._own or last:
+        if op.id in self._unshared or last:
             self.reasons[op.id] = reason_for(error)
-        self._own.add(op.id)
+        self._unshared.add(op.id)
 
     def _check_device(self, error: Exception) -> None:
         """Raises LostDevice when the device is lost with the error, as a CUDA context is."""
@@ -340,15 +339,15 @@ class SequenceRun:
         """
         assert self._plan is not None
         times: dict[str, OpTimes] = {}
-        for index, taken in samples.items():
-            op, (initializer, filling, said) = self._task.ops[index], self._said[index]
+        for index, samples_us in samples.items():
+            op, (initializer, filling, said) = self._task.ops[index], self._fillings[index]
             if op.id in self.reasons:
                 continue
-            found = summarize(sorted(taken), calls=1, resolution_us=resolution_us, options=options)
-            warnings = (*found.warnings, *_interrupted((interrupted or {}).get(index, 0), len(taken)))
-            found = msgspec.structs.replace(found, cache="sequence", warnings=warnings)
+            measurement = summarize(sorted(samples_us), calls=1, resolution_us=resolution_us, options=options)
+            warnings = (*measurement.warnings, *_interrupted((interrupted or {}).get(index, 0), len(samples_us)))
+            measurement = msgspec.structs.replace(measurement, cache="sequence", warnings=warnings)
             said += self._made_up.get(index, ())
-            times[op.id] = OpTimes(measurement=found, initializer=initializer, filling=filling, assumptions=said)
+            times[op.id] = OpTimes(measurement=measurement, initializer=initializer, filling=filling, assumptions=said)
         shared = self._plan
         return SequenceOutcome(
             times=times,

@@ -62,7 +62,7 @@ class Program:
         self._names = [[name for name, _, _ in tensors_of(op)] for op in ops]
         self._readers = self._first_readers()
         self._outside = self._made(fill)
-        self._kept = self._kept_results()
+        self._used_outputs = self._outputs_in_use()
         self._refill: dict[int, list[int]] = defaultdict(list)
         """Results that are not finite by place of their call."""
         self._unfit: dict[int, list[int]] = {}
@@ -75,9 +75,9 @@ class Program:
 
     def first_pass(self, timer: Timer, at: Callable[[int], None]) -> Findings:
         """One pass that looks at everything: what raises, what is not as planned, what is not finite."""
-        found = Findings()
-        self._pass(timer, at, found)
-        return found
+        findings = Findings()
+        self._pass(timer, at, findings)
+        return findings
 
     def run_pass(self, timer: Timer, at: Callable[[int], None], beside: Callable[[int], None] | None = None) -> None:
         """One pass as quick as it goes; `at` is told the index of the op before each call.
@@ -92,11 +92,11 @@ class Program:
         mended = 0
         for number in self._written():
             tensor = self._outside[number]
-            one, reader = self._plan.linked.outside[number], self._readers.get(number)
+            origin, reader = self._plan.linked.outside[number], self._readers.get(number)
             if reader is not None and not self._tools.in_domain(tensor, *self._name(*reader)):
                 self._tools.fit(tensor, *self._name(*reader))
             elif not self._tools.is_finite(tensor):
-                self._tools.copy_into(tensor, tensors_in(self._fill(one.op))[one.argument])
+                self._tools.copy_into(tensor, tensors_in(self._fill(origin.op))[origin.argument])
             else:
                 continue
             mended += 1
@@ -107,7 +107,7 @@ class Program:
         self,
         timer: Timer,
         at: Callable[[int], None],
-        found: Findings | None,
+        findings: Findings | None,
         beside: Callable[[int], None] | None = None,
     ) -> None:
         linked = self._plan.linked
@@ -123,17 +123,17 @@ class Program:
             args, named = form.arguments(tensors)
             try:
                 returned = timer.timed(form.function, args, named)
-                if found is not None and self._is_unfit(place, returned, tensors):
+                if findings is not None and self._is_unfit(place, returned, tensors):
                     self._fit(place, index, tensors)
                     returned = form.function(*args, **named)
             except Exception as error:
                 # The op costs itself; what it would have made is made anew for those that use it. Its traceback would
                 # keep all tensors of the program, also when another one is made.
                 error.__traceback__ = error.__context__ = error.__cause__ = None
-                (self.raised if found is None else found.raised).setdefault(index, error)
+                (self.raised if findings is None else findings.raised).setdefault(index, error)
                 returned = None
             del args, named, tensors
-            self._take(place, index, returned, alive, found)
+            self._take(place, index, returned, alive, findings)
             del returned
             for value in self._plan.drops[place]:
                 alive.pop(value, None)
@@ -142,7 +142,7 @@ class Program:
 
     def _arguments(self, index: int, sources: tuple[Source, ...], alive: dict[Value, Any]) -> list[Any]:
         """The tensor arguments of a call, lists flattened."""
-        made: list[Any] | None = None
+        fresh: list[Any] | None = None
         tensors: list[Any] = []
         for argument, source in enumerate(sources):
             meta = self._metas[index][argument]
@@ -155,8 +155,8 @@ class Program:
                 tensor = alive[source.value]
                 tensors.append(tensor if source.kind == "result" or meta is None else self._tools.seen_as(tensor, meta))
             else:
-                made = self._anew(index) if made is None else made
-                tensors.append(made[argument])
+                fresh = self._anew(index) if fresh is None else fresh
+                tensors.append(fresh[argument])
         return tensors
 
     def _is_unfit(self, place: int, returned: Any, tensors: Sequence[Any]) -> bool:
@@ -201,41 +201,41 @@ class Program:
     def _first_readers(self) -> dict[int, tuple[int, int]]:
         """Number of a tensor from outside → (op, argument) that first reads it and wants it in a domain, also after
         calls that write to it in place."""
-        found: dict[int, tuple[int, int]] = {}
+        readers: dict[int, tuple[int, int]] = {}
         lies_in: dict[Value, int] = {}
         for place, (index, sources) in enumerate(zip(self._plan.linked.calls, self._plan.linked.sources, strict=True)):
             numbers = [lies_in.get(s.value, -1) if s.value is not None else s.number for s in sources]
             for argument in self._domains[index]:
                 if numbers[argument] >= 0:
-                    found.setdefault(numbers[argument], (index, argument))
+                    readers.setdefault(numbers[argument], (index, argument))
             op = self._ops[index]
             written = [at for at, (_, mutated, _) in enumerate(tensors_of(op)) if mutated]
             same = written[:1] if len(self._results[index]) == 1 else ()
             for argument in [0] if op.name in VIEWS and numbers else same:
                 if numbers[argument] >= 0:
                     lies_in[Value(place, 0)] = numbers[argument]
-        return found
+        return readers
 
     def _anew(self, index: int) -> list[Any]:
         """All tensor arguments of an op, made for one call."""
         started = perf_counter()
-        made = tensors_in(self._fill(index))
+        tensors = tensors_in(self._fill(index))
         self.aside_s += perf_counter() - started
-        return made
+        return tensors
 
-    def _take(self, place: int, index: int, returned: Any, alive: dict[Value, Any], found: Findings | None) -> None:
+    def _take(self, place: int, index: int, returned: Any, alive: dict[Value, Any], findings: Findings | None) -> None:
         """Keep the results that a later call uses."""
-        kept, refill = self._kept[place], self._refill.get(place)
-        if not kept and not refill and found is None:
+        used_outputs, refill = self._used_outputs[place], self._refill.get(place)
+        if not used_outputs and not refill and findings is None:
             return
         results = self._tools.flat(returned)
-        for output in kept:
+        for output in used_outputs:
             meta = self._results[index][output]
             if output < len(results) and meta is not None and self._tools.fits(results[output], meta):
                 alive[Value(place, output)] = results[output]
-            elif found is not None and index not in found.raised:
-                found.unknown.add((self._ops[index].id, output))
-        if found is not None:
+            elif findings is not None and index not in findings.raised:
+                findings.unknown.add((self._ops[index].id, output))
+        if findings is not None:
             refill = [output for output, result in enumerate(results) if not self._tools.is_finite(result)]
             if refill:
                 self._refill[place] = refill
@@ -249,9 +249,9 @@ class Program:
     def _made(self, fill: Fill) -> list[Any]:
         """The tensors from outside: the first of each argument is what the initializer made, the others are copies."""
         wanted: dict[int, list[int]] = defaultdict(list)
-        for number, one in enumerate(self._plan.linked.outside):
-            wanted[one.op].append(number)
-        made: list[Any] = [None] * len(self._plan.linked.outside)
+        for number, origin in enumerate(self._plan.linked.outside):
+            wanted[origin.op].append(number)
+        by_number: list[Any] = [None] * len(self._plan.linked.outside)
         for index, numbers in wanted.items():
             filled = fill(index)
             # What another rule made, such as indices, or the user gave, stays.
@@ -259,17 +259,17 @@ class Program:
             first = min(self._plan.linked.outside[number].occurrence for number in numbers)
             memos: dict[int, dict[int, Any]] = defaultdict(dict)
             for number in numbers:
-                one = self._plan.linked.outside[number]
-                tensor = tensors[one.argument]
+                origin = self._plan.linked.outside[number]
+                tensor = tensors[origin.argument]
                 # Arguments of one call that share memory share it in the copies too.
-                own = one.occurrence == first
-                made[number] = tensor if own else copy.deepcopy(tensor, memos[one.occurrence])
+                is_first = origin.occurrence == first
+                by_number[number] = tensor if is_first else copy.deepcopy(tensor, memos[origin.occurrence])
                 reader = self._readers.get(number)
-                if plain and (spread := self._spread(index, one.argument)) is not None:
-                    self._tools.refill(made[number], spread)
-                if plain and reader is not None and one.argument not in self._domains[index]:
-                    self._tools.fit(made[number], *self._name(*reader))
-        return made
+                if plain and (spread := self._spread(index, origin.argument)) is not None:
+                    self._tools.refill(by_number[number], spread)
+                if plain and reader is not None and origin.argument not in self._domains[index]:
+                    self._tools.fit(by_number[number], *self._name(*reader))
+        return by_number
 
     def _spread(self, index: int, argument: int) -> float | None:
         """By what values of a matrix are made smaller, so that those of N(0, 1) stay of that size through layers and
@@ -282,30 +282,30 @@ class Program:
             return None
         return (meta.shape[0] * math.prod(meta.shape[1:])) ** -0.25
 
-    def _kept_results(self) -> list[tuple[int, ...]]:
+    def _outputs_in_use(self) -> list[tuple[int, ...]]:
         """By place of the call: which results a later one uses."""
-        kept: dict[int, set[int]] = defaultdict(set)
+        used_outputs: dict[int, set[int]] = defaultdict(set)
         for sources in self._plan.linked.sources:
             for source in sources:
                 if source.value is not None:
-                    kept[source.value.call].add(source.value.output)
-        return [tuple(sorted(kept.get(place, ()))) for place in range(len(self._plan.linked.calls))]
+                    used_outputs[source.value.call].add(source.value.output)
+        return [tuple(sorted(used_outputs.get(place, ()))) for place in range(len(self._plan.linked.calls))]
 
     def _written(self) -> list[int]:
         """Numbers of the tensors from outside that a call writes to."""
         written = [[mutated for _, mutated, _ in tensors_of(op)] for op in self._ops]
-        found: dict[int, None] = {}
+        numbers: dict[int, None] = {}
         for index, sources in zip(self._plan.linked.calls, self._plan.linked.sources, strict=True):
             for source, mutated in zip(sources, written[index], strict=True):
                 if mutated and source.kind == "outside":
-                    found[source.number] = None
-        return list(found)
+                    numbers[source.number] = None
+        return list(numbers)
 
 
 def tensors_in(filled: Filled) -> list[Any]:
     """The tensor arguments that the initializer made, lists flattened."""
     values = [(arg, filled.args[arg.name]) for arg in filled.op.args if arg.tensors]
-    return [one for arg, value in values for one in ([value] if arg.type == "Tensor" else value)]
+    return [tensor for arg, value in values for tensor in ([value] if arg.type == "Tensor" else value)]
 
 
 class Form:

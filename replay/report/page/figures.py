@@ -47,25 +47,21 @@ class RooflineFigure(msgspec.Struct, frozen=True, kw_only=True):
     """Ops that neither compute nor move: views, launches alone."""
 
 
-def roofline(found: Roofline) -> RooflineFigure:
+def roofline(model: Roofline) -> RooflineFigure:
     """Arithmetic over memory time (1: the ridge) against the share of the device's arithmetic peak that is reached.
 
     The roof is min(1, x): the roofline model in units of the device's own peaks (Williams, Waterman, Patterson 2009).
     """
 
     def x_of(value: float) -> float:
-        low, high = _DECADES_X
-        share = (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
-        return MARGIN + share * (WIDTH - MARGIN - 12)
+        return MARGIN + _share_of_decades(value, *_DECADES_X) * (WIDTH - MARGIN - 12)
 
     def y_of(value: float) -> float:
-        low, high = _DECADES_Y
-        share = (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
-        return HEIGHT - MARGIN - share * (HEIGHT - MARGIN - 12)
+        return HEIGHT - MARGIN - _share_of_decades(value, *_DECADES_Y) * (HEIGHT - MARGIN - 12)
 
     marks: list[Mark] = []
     left_out = 0
-    for point in found.points:
+    for point in model.points:
         if point.time_us <= 0.0 or point.arithmetic_us + point.memory_us <= 0.0:
             left_out += 1
             continue
@@ -84,17 +80,17 @@ def roofline(found: Roofline) -> RooflineFigure:
     corners = [(10 ** _DECADES_X[0], 10 ** _DECADES_X[0]), (1.0, 1.0), (10 ** _DECADES_X[1], 1.0)]
     roof = "M" + " L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in corners)
     return RooflineFigure(
-        device=found.device,
+        device=model.device,
         marks=tuple(sorted(marks, key=lambda mark: -mark.r)),
         roof=roof,
         left_out=left_out,
-        x_ticks=tuple(Ticks(at=round(x_of(10.0**d), 1), text=_power(d)) for d in range(-3, 3)),
+        x_ticks=tuple(Ticks(at=round(x_of(10.0**d), 1), text=f"{10.0**d:g}") for d in range(-3, 3)),
         y_ticks=tuple(Ticks(at=round(y_of(10.0**d), 1), text=f"{100 * 10.0**d:g} %") for d in range(-3, 1)),
     )
 
 
-def _power(decade: int) -> str:
-    return f"{10.0**decade:g}"
+def _share_of_decades(value: float, low: float, high: float) -> float:
+    return (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
 
 
 class LaneFigure(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,16 +110,16 @@ class StripFigure(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[LaneFigure, ...]
 
 
-def strip(found: Strip) -> StripFigure:
+def strip(model: Strip) -> StripFigure:
     """Rectangles on whole pixels, neighbours of one kind drawn as one, so that size does not grow with the step."""
-    scale = _PIXELS / found.until_us if found.until_us > 0 else 0.0
+    scale = _PIXELS / model.until_us if model.until_us > 0 else 0.0
     lanes: list[LaneFigure] = []
-    for lane in found.lanes:
+    for lane in model.lanes:
         spans: defaultdict[str, list[list[int]]] = defaultdict(list)
-        for one in sorted(lane.stretches, key=lambda stretch: stretch.start_us):
-            low = min(max(int(one.start_us * scale), 0), _PIXELS - 1)
-            high = min(max(math.ceil(one.end_us * scale), low + 1), _PIXELS)
-            of_kind = spans[one.kind]
+        for stretch in sorted(lane.stretches, key=lambda stretch: stretch.start_us):
+            low = min(max(int(stretch.start_us * scale), 0), _PIXELS - 1)
+            high = min(max(math.ceil(stretch.end_us * scale), low + 1), _PIXELS)
+            of_kind = spans[stretch.kind]
             if of_kind and low <= of_kind[-1][1]:
                 of_kind[-1][1] = max(of_kind[-1][1], high)
             else:
@@ -133,7 +129,7 @@ def strip(found: Strip) -> StripFigure:
             for kind, of_kind in sorted(spans.items())
         )
         lanes.append(LaneFigure(name=lane.name, paths=paths))
-    return StripFigure(title=found.title, width=_PIXELS, until_us=found.until_us, lanes=tuple(lanes))
+    return StripFigure(title=model.title, width=_PIXELS, until_us=model.until_us, lanes=tuple(lanes))
 
 
 class LineFigure(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,9 +155,9 @@ class CurveFigure(msgspec.Struct, frozen=True, kw_only=True):
 _MOST_TICKS = 9
 
 
-def curve(found: Curve) -> CurveFigure:
+def curve(model: Curve) -> CurveFigure:
     """Both axes in powers, so that what grows with the size is a straight line."""
-    points = [point for line in found.lines for point in line.points]
+    points = [point for line in model.lines for point in line.points]
     x_of = _log_scale([x for x, _ in points], MARGIN, WIDTH - 12)
     y_of = _log_scale([y for _, y in points], HEIGHT - MARGIN, 12)
     lines = tuple(
@@ -169,26 +165,30 @@ def curve(found: Curve) -> CurveFigure:
             name=line.name,
             path="M" + " L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in line.points),
             marks=tuple(
-                (round(x_of(x), 1), round(y_of(y), 1), f"{line.name}: {found.across}={x:.0f}, {time_text(y)}")
+                (round(x_of(x), 1), round(y_of(y), 1), f"{line.name}: {model.across}={x:.0f}, {time_text(y)}")
                 for x, y in line.points
             ),
         )
-        for line in found.lines
+        for line in model.lines
     )
     sizes = sorted({x for x, _ in points})
     every = math.ceil(len(sizes) / _MOST_TICKS)
-    low, high = (min((y for _, y in points), default=1.0), max((y for _, y in points), default=1.0))
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1.0, 2.0, 5.0) if len(decades) < 4 else (1.0,)
-    levels = [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high] or [low]
     return CurveFigure(
-        title=found.title,
-        across=found.across,
+        title=model.title,
+        across=model.across,
         lines=lines,
         x_ticks=tuple(Ticks(at=round(x_of(x), 1), text=f"{x:.0f}") for x in sizes[::every]),
-        y_ticks=tuple(Ticks(at=round(y_of(y), 1), text=time_text(y)) for y in levels),
-        left_out=found.left_out,
+        y_ticks=tuple(Ticks(at=round(y_of(y), 1), text=time_text(y)) for y in _levels([y for _, y in points])),
+        left_out=model.left_out,
     )
+
+
+def _levels(values: list[float]) -> list[float]:
+    """Round values between the least and the greatest."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1.0, 2.0, 5.0) if len(decades) < 4 else (1.0,)
+    return [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high] or [low]
 
 
 def _log_scale(values: list[float], begin: float, end: float) -> Callable[[float], float]:

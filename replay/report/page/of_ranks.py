@@ -25,29 +25,35 @@ MOST_STRIPS = 16
 
 def page(study: JobStudy, command: str) -> Page:
     """Everything of a job's step that a page shows; timelines are the recorded ones, on the job's clock."""
-    found = study.timeline
+    timeline = study.timeline
     drawn = rank_processes(study)
-    until = max(float(one.end_us.max(initial=0.0)) for one in drawn)
+    until = max(float(process.end_us.max(initial=0.0)) for process in drawn)
     return Page(
-        title=f"Timeline of {found.ranks[0].step} on {len(found.ranks)} ranks",
-        headline=head_line(found),
+        title=f"Timeline of {timeline.ranks[0].step} on {len(timeline.ranks)} ranks",
+        headline=head_line(timeline),
         command=command,
         facts=(
-            ("recorded step", time_text(found.recorded_step_us)),
-            ("re-timed step", time_text(found.retimed_step_us)),
-            *((name, text) for name, text, _ in sum_facts(found) if text),
-            *((name, time_text(one.step_us)) for name, one in found.socs.items()),
+            ("recorded step", time_text(timeline.recorded_step_us)),
+            ("re-timed step", time_text(timeline.retimed_step_us)),
+            *((name, text) for name, text, _ in sum_facts(timeline) if text),
+            *((name, time_text(times.step_us)) for name, times in timeline.socs.items()),
             *(
-                (f"what if {one.change}", what_if_text(one, {name: soc.step_us for name, soc in found.socs.items()}))
-                for one in found.what_if
+                (
+                    f"what if {change.change}",
+                    what_if_text(change, {name: soc.step_us for name, soc in timeline.socs.items()}),
+                )
+                for change in timeline.what_if
             ),
         ),
-        strips=tuple(Strip(title=one.title, until_us=until, lanes=lanes(one)) for one in drawn[:MOST_STRIPS]),
+        strips=tuple(
+            Strip(title=process.title, until_us=until, lanes=lanes(process)) for process in drawn[:MOST_STRIPS]
+        ),
         tables=tuple(
-            cut(table, MOST_ROWS) for table in (ranks_table(found), collectives_table(found), path_table(found))
+            cut(table, MOST_ROWS)
+            for table in (ranks_table(timeline), collectives_table(timeline), path_table(timeline))
         ),
         notes=(
-            *note_lines(found),
-            *disagreements(found),
+            *note_lines(timeline),
+            *disagreements(timeline),
         ),
     )

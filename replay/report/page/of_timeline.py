@@ -32,69 +32,76 @@ MOST_ROWS = 300
 
 def page(study: Study, command: str) -> Page:
     """Everything of a step that a page shows."""
-    found = study.timeline
-    made_of = processes(study)
-    until = max([float(one.end_us.max(initial=0.0)) for one in made_of])
-    columns = {"recorded": found.categories_us} | {name: one.categories_us for name, one in found.socs.items()}
+    timeline = study.timeline
+    drawn = processes(study)
+    until = max([float(process.end_us.max(initial=0.0)) for process in drawn])
+    columns = {"recorded": timeline.categories_us} | {
+        name: simulated.categories_us for name, simulated in timeline.socs.items()
+    }
     rows = [(title, field) for title, field, part in CATEGORY_ROWS if not part or "overlapped" in field]
     by_category = {
-        name: {title: float(getattr(made, field)) for title, field in rows} for name, made in columns.items()
+        name: {title: float(getattr(times, field)) for title, field in rows} for name, times in columns.items()
     }
-    work = {one.title.removeprefix("simulated "): _work(one) for one in made_of}
+    work = {process.title.removeprefix("simulated "): _work(process) for process in drawn}
     return Page(
-        title=f"Timeline of {found.step.name}: {found.source}",
-        headline=head_line(found),
+        title=f"Timeline of {timeline.step.name}: {timeline.source}",
+        headline=head_line(timeline),
         command=command,
         facts=(
-            ("recorded step", time_text(found.recorded_step_us)),
-            ("re-timed step", time_text(found.retimed_step_us)),
-            ("error with median latencies", f"{100 * found.structure_error_typical:+.2f} %"),
+            ("recorded step", time_text(timeline.recorded_step_us)),
+            ("re-timed step", time_text(timeline.retimed_step_us)),
+            ("error with median latencies", f"{100 * timeline.structure_error_typical:+.2f} %"),
             *(
-                (name, f"{time_text(one.step_us)} with gaps, 80 % band {band_text(one)}")
-                for name, one in found.socs.items()
+                (name, f"{time_text(simulated.step_us)} with gaps, 80 % band {band_text(simulated)}")
+                for name, simulated in timeline.socs.items()
             ),
-            *((name, text) for name, text, _ in head_facts(found) if text),
+            *((name, text) for name, text, _ in head_facts(timeline) if text),
             *(
-                (f"what if {one.change}", what_if_text(one, {name: soc.step_us for name, soc in found.socs.items()}))
-                for one in found.what_if
+                (
+                    f"what if {change.change}",
+                    what_if_text(change, {name: soc.step_us for name, soc in timeline.socs.items()}),
+                )
+                for change in timeline.what_if
             ),
         ),
-        strips=tuple(Strip(title=one.title, until_us=until, lanes=lanes(one)) for one in made_of),
+        strips=tuple(Strip(title=process.title, until_us=until, lanes=lanes(process)) for process in drawn),
         bars=(
             bars_by_name("What the device did", by_category),
             bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
         ),
-        tables=(cut(path_table(found), MOST_ROWS), cut(slack_table(found), MOST_ROWS)),
-        notes=tuple(note_lines(found)),
+        tables=(cut(path_table(timeline), MOST_ROWS), cut(slack_table(timeline), MOST_ROWS)),
+        notes=tuple(note_lines(timeline)),
     )
 
 
-def what_if_text(one: WhatIf | JobChange, socs_us: Mapping[str, float]) -> str:
+def what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> str:
     """What a change makes of the step, and of that on each simulated device, of `socs_us` without it."""
-    if not one.matched:
+    if not change.matched:
         return "matches nothing"
-    parts = [f"{time_text(one.step_us)}, gains {time_text(one.gain_us)}"]
-    parts += [f"on {name} {time_text(us)}, gains {time_text(socs_us[name] - us)}" for name, us in one.socs_us.items()]
+    parts = [f"{time_text(change.step_us)}, gains {time_text(change.gain_us)}"]
+    parts += [
+        f"on {name} {time_text(us)}, gains {time_text(socs_us[name] - us)}" for name, us in change.socs_us.items()
+    ]
     return "; ".join(parts)
 
 
-def _work(one: Process) -> dict[str, float]:
+def _work(process: Process) -> dict[str, float]:
     out: defaultdict[str, float] = defaultdict(float)
-    for node in np.flatnonzero(one.graph.nodes.name >= 0).tolist():
-        out[one.names.task(node)] += float(one.end_us[node] - one.start_us[node])
+    for node in np.flatnonzero(process.graph.nodes.name >= 0).tolist():
+        out[process.names.task(node)] += float(process.end_us[node] - process.start_us[node])
     return dict(out)
 
 
-def lanes(one: Process) -> tuple[Lane, ...]:
+def lanes(process: Process) -> tuple[Lane, ...]:
     """The busiest lanes; of host threads the time in ops, of streams their tasks."""
-    graph, nodes = one.graph, one.graph.nodes
-    spent = np.bincount(nodes.lane, weights=one.end_us - one.start_us, minlength=len(graph.lanes))
+    graph, nodes = process.graph, process.graph.nodes
+    spent = np.bincount(nodes.lane, weights=process.end_us - process.start_us, minlength=len(graph.lanes))
     chosen = sorted(np.argsort(-spent)[:MOST_LANES].tolist())
     out: list[Lane] = []
     for lane in chosen:
         stretches: list[Stretch] = []
         for node in np.flatnonzero(nodes.lane == lane).tolist():
-            start, end = float(one.start_us[node]), float(one.end_us[node])
+            start, end = float(process.start_us[node]), float(process.end_us[node])
             if nodes.name[node] >= 0:
                 stretches.append(Stretch(start_us=start, end_us=end, kind=NODE_KINDS[int(nodes.kind[node])]))
             elif nodes.kind[node] == HOST and nodes.slices[node]:

@@ -26,12 +26,12 @@ def render(page: Page) -> str:
     text = resources.files("opreplay.replay.report.page").joinpath(TEMPLATE).read_text(encoding="utf-8")
     values: dict[str, Any] = {
         "page": page,
-        "strips": [strip(one) for one in page.strips],
-        "rooflines": [roofline(one) for one in page.rooflines],
-        "curves": [curve(one) for one in page.curves],
+        "strips": [strip(figure) for figure in page.strips],
+        "rooflines": [roofline(figure) for figure in page.rooflines],
+        "curves": [curve(figure) for figure in page.curves],
         "width": WIDTH,
         "height": HEIGHT,
         "margin": MARGIN,
-        "most": [max((v or 0.0 for bar in one.bars for v in bar.values_us), default=0.0) for one in page.bars],
+        "most": [max((v or 0.0 for bar in figure.bars for v in bar.values_us), default=0.0) for figure in page.bars],
     }
     return environment.from_string(text).render(values)

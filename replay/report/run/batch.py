@@ -48,9 +48,9 @@ def rendered(
     traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: int, rows: int | None = MAX_ROWS
 ) -> list[RenderableType]:
     """The tables for a terminal, at most `rows` rows of each, None for all, with the notes on each below it."""
-    named = [msgspec.structs.replace(one, source=short(one.source)) for one in traces]
-    of_ranks = [msgspec.structs.replace(one, job=short(one.job)) for one in jobs]
-    of_traces, of_jobs, of_collectives = (terminal(one, width, most=rows) for one in tables(named, of_ranks))
+    named = [msgspec.structs.replace(trace, source=short(trace.source)) for trace in traces]
+    of_ranks = [msgspec.structs.replace(job, job=short(job.job)) for job in jobs]
+    of_traces, of_jobs, of_collectives = (terminal(table, width, limit=rows) for table in tables(named, of_ranks))
     jobs = with_ranks(jobs)[:rows]
     return [
         *of_traces,
@@ -77,7 +77,7 @@ def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
     """Times of all calls of a trace together; simulated ones on each SoC."""
     socs = tuple(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
     columns = [
-        _OfTrace("trace", lambda t: t.source, text=_name_of_trace, form="name"),
+        _OfTrace("trace", lambda t: t.source, text=lambda t: f"! {t.source}" if t.losses else t.source, form="name"),
         _OfTrace("rank", lambda t: t.rank, text=lambda t: "" if t.rank is None else str(t.rank), right=True),
         _OfTrace("ops", lambda t: t.ops, COUNT),
         _OfTrace("replayed", lambda t: t.replayed, COUNT),
@@ -93,11 +93,6 @@ def _simulated(soc: str) -> _OfTrace:
     return _OfTrace(soc, lambda t: t.simulated_us.get(soc), TIME, key=f"simulated_us_{soc}")
 
 
-def _name_of_trace(trace: TraceResult) -> str:
-    """The name with a `!` where not all of the file could be read."""
-    return f"! {trace.source}" if trace.losses else trace.source
-
-
 def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
     """Recorded times, with their clocks where rows have several: "3.1 ms device", "12 ms host"."""
     clocks = {row.clock for row in rows} - {None}
@@ -111,7 +106,7 @@ def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
 
 def part_lines(traces: Sequence[TraceResult]) -> list[str]:
     """Of what part of the recorded time the sums are, where that is not all and something tells."""
-    timed = [one for one in traces if one.recorded_us is not None and one.total_us is not None]
+    timed = [trace for trace in traces if trace.recorded_us is not None and trace.total_us is not None]
     of = [
         f"{share_text(some / whole)} of {clock} time" for clock, some, whole in _by_clock(timed) if some < MOST * whole
     ]
@@ -128,10 +123,10 @@ def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
     return [
         (
             clock,
-            sum(one.recorded_us or 0.0 for one in traces if one.clock == clock),
-            sum(one.total_us or 0.0 for one in traces if one.clock == clock),
+            sum(trace.recorded_us or 0.0 for trace in traces if trace.clock == clock),
+            sum(trace.total_us or 0.0 for trace in traces if trace.clock == clock),
         )
-        for clock in dict.fromkeys(one.clock for one in traces)
+        for clock in dict.fromkeys(trace.clock for trace in traces)
         if clock is not None
     ]
 
@@ -139,13 +134,13 @@ def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
 def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
     """Which files could not be read in full, the first of them one by one."""
     damaged = [trace for trace in traces if trace.losses]
-    told = [
+    lines = [
         f"! {trace.source}: reading lost {', '.join(f'{why} ({n:,})' for why, n in trace.losses.items())}: "
         "its numbers are of the rest"
         for trace in damaged[:MOST_DAMAGED]
     ]
-    rest = len(damaged) - len(told)
-    return [*told, f"! {plural(rest, 'more trace')} not read in full; --format json holds all"] if rest else told
+    rest = len(damaged) - len(lines)
+    return [*lines, f"! {plural(rest, 'more trace')} not read in full; --format json holds all"] if rest else lines
 
 
 def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
@@ -186,12 +181,12 @@ def disagreement_lines(jobs: Sequence[JobResult]) -> list[str]:
     """What ranks of a job record differently of one collective."""
     lines: list[str] = []
     for job in jobs:
-        found = job.collectives
-        for one in found.disagreeing[:MOST_DISAGREEMENTS] if found is not None else ():
-            told = ", ".join(f"rank {rank}: {value}" for rank, value in list(one.values.items())[:6])
-            lines.append(f"{job.job}: {one.what} of collective {one.collective} disagree: {told}")
-        if found is not None and found.disagreements > MOST_DISAGREEMENTS:
-            lines.append(f"{job.job}: {found.disagreements - MOST_DISAGREEMENTS} more disagreements")
+        collectives = job.collectives
+        for disagreement in collectives.disagreeing[:MOST_DISAGREEMENTS] if collectives is not None else ():
+            values = ", ".join(f"rank {rank}: {value}" for rank, value in list(disagreement.values.items())[:6])
+            lines.append(f"{job.job}: {disagreement.what} of collective {disagreement.collective} disagree: {values}")
+        if collectives is not None and collectives.disagreements > MOST_DISAGREEMENTS:
+            lines.append(f"{job.job}: {collectives.disagreements - MOST_DISAGREEMENTS} more disagreements")
     return lines
 
 
@@ -199,18 +194,18 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
     """What to know of how collectives were matched."""
     lines: list[str] = []
     for job in jobs:
-        found = job.collectives
-        if found is None:
+        collectives = job.collectives
+        if collectives is None:
             continue
-        missing = max(found.missing, (job.world_size or 0) - len(found.ranks))
-        if found.inferred:
+        missing = max(collectives.missing, (job.world_size or 0) - len(collectives.ranks))
+        if collectives.inferred:
             lines.append(
-                f"{job.job}: {found.inferred} of {found.matched} collectives carry no sequence number: matched by "
-                "order or overlap in time (inferred)"
+                f"{job.job}: {collectives.inferred} of {collectives.matched} collectives carry no sequence number: "
+                "matched by order or overlap in time (inferred)"
             )
-        if found.unmatched:
+        if collectives.unmatched:
             lines.append(
-                f"{job.job}: {plural(found.unmatched, 'collective')} of these traces without a counterpart on "
+                f"{job.job}: {plural(collectives.unmatched, 'collective')} of these traces without a counterpart on "
                 "another rank given: in no number here"
             )
         if missing > 0:
@@ -218,10 +213,10 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
                 f"{job.job}: {plural(missing, 'rank')} not given: waiting for them is in the transfer, so waiting is "
                 "at least, and transfer at most, what is shown"
             )
-        if moved := [clock for clock in found.clocks if clock.corrected]:
-            most = max(moved, key=lambda clock: abs(clock.shift_us))
-            told = f"that of rank {most.rank} by {most.shift_us:+,.1f} µs"
-            lines.append(f"{job.job}: {plural(len(moved), 'clock')} moved, {told}")
+        if moved := [clock for clock in collectives.clocks if clock.corrected]:
+            furthest = max(moved, key=lambda clock: abs(clock.shift_us))
+            shift = f"{furthest.rank} by {furthest.shift_us:+,.1f} µs"
+            lines.append(f"{job.job}: {plural(len(moved), 'clock')} moved, that of rank {shift}")
     return lines
 
 

@@ -9,22 +9,25 @@ from typing import cast
 
 import msgspec
 
-from opreplay.replay.ascend.simulate.coverage import coverage
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ops.invented import WEIGHTS
+from opreplay.replay.ops.work.amounts import work_text
 from opreplay.replay.report import collectives
-from opreplay.replay.report.coverage import LEAST, coverage_text
+from opreplay.replay.report.coverage import CONFIDENCE, LEAST, coverage_by_share, coverage_text
 from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes, value_notes
-from opreplay.replay.report.run.fidelity import fidelity_notes
-from opreplay.replay.report.text import end, plural, safe, share_text, time_text
-from opreplay.replay.results.measurement import kind_of
-from opreplay.replay.results.records import Header, OpResult, Simulated, Summary
-from opreplay.replay.results.summary import reasons_of
+from opreplay.replay.report.text import end, listed, plural, safe, share_text, time_text
+from opreplay.replay.results import stats
+from opreplay.replay.results.measurement import Measurement, kind_of
+from opreplay.replay.results.records import Fidelity, Header, OpResult, Simulated, Status, Summary
 
+DIFFERING = 3
+"""Ops that differ from the recorded ones and are named."""
 LISTED = 4
 """Kinds that a note names before it says how many more there are."""
 MOST_FILES = 10
 """That were not read and are told one by one."""
+WORK_CHARS = 400
+"""Longer than every text of a counter; only a damaged file has longer ones."""
 DETAIL_CHARS = 60
 """Of one detail of a reason where several share a line."""
 
@@ -74,28 +77,35 @@ def coverage_line(
     "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed"
     """
     clock = "device" if has_device_time(header, results) or (header is None and not results) else "host"
+    clocks = clock_counts(header)
     # An ExecutionTrace holds no times; a share of nothing would read as if nothing were covered.
-    timed = summary.recorded_us > 0 or not results or any(clock_counts(header).get(one) for one in ("device", "host"))
-    share = f" = {share_text(summary.covered_share)} of {clock} time" if timed else ", no times recorded"
-    share += split_of_share(results) if timed else ""
-    parts = [f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share}"]
-    for status in ("skipped", "failed"):
-        kinds = Counter(r.why_not().kind for r in results if r.status == status)
-        if not kinds:
-            continue
-        text = f"{kinds.total():,} {status}"
-        named = ", ".join(f"{count:,} {safe(kind)}" for kind, count in kinds.most_common() if kind != status)
-        parts.append(f"{text}: {named}" if named else text)
-    if unknown := {soc: one for soc, one in summary.unpredicted_share.items() if one >= LEAST}:
-        of = "" if timed and summary.recorded_us else " of the ops"
-        shares = dict.fromkeys(share_text(one) for one in unknown.values())
-        several = len(shares) > 1 or len(unknown) < len(summary.unpredicted_share)
-        told = (f"{share_text(one)} for {safe(soc)}" for soc, one in unknown.items()) if several else shares
-        parts.append(f"{', '.join(told)}{of} not predicted")
+    timed = summary.recorded_us > 0 or not results or clocks.get("device") or clocks.get("host")
+    share = f" = {share_text(summary.covered_share)} of {clock} time{split_of_share(results)}"
+    parts = [
+        f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share if timed else ', no times recorded'}",
+        *(kinds for status in ("skipped", "failed") if (kinds := _reason_kinds(status, results))),
+    ]
+    if unpredicted := _unpredicted(summary):
+        parts.append(f"{unpredicted}{'' if timed and summary.recorded_us else ' of the ops'} not predicted")
     missing = summary.ops - summary.replayed - summary.skipped - summary.failed
     if summary.interrupted:
         parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")
     return "; ".join(parts)
+
+
+def _reason_kinds(status: Status, results: Sequence[OpResult]) -> str:
+    """ "18 skipped: 9 library missing, 6 policy, 3 budget"; "" where no op has the status."""
+    kinds = Counter(r.why_not().kind for r in results if r.status == status)
+    named = ", ".join(f"{count:,} {safe(kind)}" for kind, count in kinds.most_common() if kind != status)
+    return f"{kinds.total():,} {status}{f': {named}' if named else ''}" if kinds else ""
+
+
+def _unpredicted(summary: Summary) -> str:
+    """ "7.0 % for 910b3, 2.0 % for 910b4", a share alone where it is that of all devices; "" where all is predicted."""
+    shares = {soc: share_text(share) for soc, share in summary.unpredicted_share.items() if share >= LEAST}
+    if len(set(shares.values())) > 1 or len(shares) < len(summary.unpredicted_share):
+        return ", ".join(f"{share} for {safe(soc)}" for soc, share in shares.items())
+    return next(iter(shares.values()), "")
 
 
 STAND_INS = frozenset({"reference", "equivalent", "executor"})
@@ -117,18 +127,11 @@ def split_of_share(results: Sequence[OpResult]) -> str:
     return f" = {share_text(torch)} torch + {share_text(instead)} stand-ins{weights}"
 
 
-def not_replayed(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
-    """What each reason accounts for, most time first."""
-    return reasons_of(results)
-
-
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
     """The details of a reason with their numbers of ops, the heaviest first: "vllm (5), aiter (4) and 3 others"."""
     if total.kind == "collective" and not total.details:
         return "one process alone cannot: `run --ranks N` starts N"
-    named = [f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details[:LISTED]]
-    rest = len(total.details) - len(named)
-    return ", ".join(named) + (f" and {plural(rest, 'other')}" if rest else "")
+    return listed([f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details], LISTED, "other")
 
 
 def clock_counts(header: Header | None) -> dict[str, int]:
@@ -141,15 +144,15 @@ def clock_notes(header: Header | None) -> list[str]:
     """Which traces of a batch are in no recorded sum, as their clock is another one."""
     counts = clock_counts(header)
     on_device, on_host, untimed = (counts.get(clock, 0) for clock in ("device", "host", "none"))
-    found: list[str] = []
+    lines: list[str] = []
     if on_device and on_host:
-        found.append(
+        lines.append(
             f"clocks: {plural(on_host, 'trace')} of {sum(counts.values()):,} {'has' if on_host == 1 else 'have'} host "
             "time alone: in no share and no recorded sum, which are of device time"
         )
     if untimed and (on_device or on_host):
-        found.append(f"clocks: {plural(untimed, 'trace')} of {sum(counts.values()):,} without recorded times")
-    return found
+        lines.append(f"clocks: {plural(untimed, 'trace')} of {sum(counts.values()):,} without recorded times")
+    return lines
 
 
 def totals(results: Sequence[OpResult], *, device: bool, header: Header | None = None) -> list[Totals]:
@@ -186,32 +189,32 @@ def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
 
 def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
-    found = doubt_notes(header, results, device=has_device_time(header, results))
-    found += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
-    found += initializer_notes(results)
-    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
-    warnings = Counter(kind_of(w) for r in results if r.measurement for w in r.measurement.warnings)
-    if warnings:
-        noisy = sum(bool(r.measurement and r.measurement.warnings) for r in results)
-        found.append(f"measuring: warnings on {plural(noisy, 'op')}: {_listed(warnings)}")
-    if outliers := [r.measurement for r in results if r.measurement and r.measurement.outliers]:
-        samples = sum(r.measurement.samples for r in results if r.measurement)
-        far = sum(measured.outliers for measured in outliers)
-        found.append(f"measuring: {far:,} of {samples:,} samples far out, on {plural(len(outliers), 'op')}; all count")
-    found += fidelity_notes(results)
-    if summary.interrupted:
-        found.append(INTERRUPTED)
-    return found
+    lines = doubt_notes(header, results, device=has_device_time(header, results))
+    lines += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
+    lines += initializer_notes(results)
+    lines += [note for soc in socs_of(results) for note in confidence_notes(soc, results)]
+    lines += [*_measuring_notes([r.measurement for r in results if r.measurement]), *fidelity_notes(results)]
+    return [*lines, INTERRUPTED] if summary.interrupted else lines
+
+
+def _measuring_notes(measurements: Sequence[Measurement]) -> list[str]:
+    """Kinds of warnings, and samples far out."""
+    lines: list[str] = []
+    if warnings := Counter(kind_of(warning) for m in measurements for warning in m.warnings):
+        noisy = sum(bool(m.warnings) for m in measurements)
+        lines.append(f"measuring: warnings on {plural(noisy, 'op')}: {_listed(warnings)}")
+    if far := [m.outliers for m in measurements if m.outliers]:
+        samples = f"{sum(far):,} of {sum(m.samples for m in measurements):,} samples far out"
+        lines.append(f"measuring: {samples}, on {plural(len(far), 'op')}; all count")
+    return lines
 
 
 def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
     """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
-    found = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
-    found += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
-    found += busy_notes({} if header is None else header.environment)
-    if summary.interrupted:
-        found.append(INTERRUPTED)
-    return found
+    lines = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
+    lines += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
+    lines += busy_notes({} if header is None else header.environment)
+    return [*lines, INTERRUPTED] if summary.interrupted else lines
 
 
 LEAST_CLASS = 0.005
@@ -225,26 +228,26 @@ def _trace_notes(header: Header | None) -> list[str]:
         return []
     where = header.trace.get("where")
     kinds = cast("Mapping[str, Mapping[str, float]]", where).get("unowned") if isinstance(where, Mapping) else None
-    found = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
+    lines = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)
         if isinstance(counts, Mapping) and counts:
             known = cast("Mapping[str, int]", counts)
-            found.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
-    return [*found, *clock_notes(header), *_files_not_read(header)]
+            lines.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
+    return [*lines, *clock_notes(header), *_files_not_read(header)]
 
 
 def _files_not_read(header: Header) -> list[str]:
     """The files of a batch that are not in it, each with its reason; refused ones first."""
-    given = header.trace.get("not_read")
-    files = cast("list[dict[str, object]]", given) if isinstance(given, list) else []
-    found: list[str] = []
+    not_read = header.trace.get("not_read")
+    files = cast("list[dict[str, object]]", not_read) if isinstance(not_read, list) else []
+    lines: list[str] = []
     for left_out, verb in ((False, "refused"), (True, "left out")):
-        some = [one for one in files if bool(one.get("left_out")) == left_out]
-        told = [f"{verb}: {safe(str(one.get('file')))}: {safe(str(one.get('why')))}" for one in some[:MOST_FILES]]
-        rest = len(some) - len(told)
-        found += [*told, f"{verb}: {plural(rest, 'more file')}; --format json holds all"] if rest else told
-    return found
+        some = [file for file in files if bool(file.get("left_out")) == left_out]
+        reasons = [f"{verb}: {safe(str(file.get('file')))}: {safe(str(file.get('why')))}" for file in some[:MOST_FILES]]
+        rest = len(some) - len(reasons)
+        lines += [*reasons, f"{verb}: {plural(rest, 'more file')}; --format json holds all"] if rest else reasons
+    return lines
 
 
 def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, float] | None = None) -> list[str]:
@@ -263,15 +266,15 @@ def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, floa
         ]
     share = share_text(unowned_us / total_us)
     why = "as with captured graphs, communication streams and launches before the recording"
-    told = [(name, part) for name, part in (kinds or {}).items() if part >= LEAST_CLASS]
-    what = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in told[:CLASSES_SHOWN])
+    named = [(name, part) for name, part in (kinds or {}).items() if part >= LEAST_CLASS]
+    what = ", ".join(f"{safe(name)} {share_text(part)}" for name, part in named[:CLASSES_SHOWN])
     what = f" ({what})" if what else ""
     return [f"no op: {share} of device time is in kernels whose op is not recorded{what}, {why}"]
 
 
 def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
     """What ran in place of the recorded op."""
-    found: list[str] = []
+    lines: list[str] = []
     words = {
         "equivalent": "through a portable equivalent",
         "reference": "by opreplay's reference implementation of a vendor op",
@@ -280,8 +283,8 @@ def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
     for how, text in words.items():
         used = Counter(r.via or r.name for r in results if r.resolved_by == how and r.status == "replayed")
         if used:
-            found.append(f"stand-ins: {plural(used.total(), 'op')} {text}: {_listed(used)}")
-    return found
+            lines.append(f"stand-ins: {plural(used.total(), 'op')} {text}: {_listed(used)}")
+    return lines
 
 
 def assumption_notes(results: Sequence[OpResult]) -> list[str]:
@@ -303,20 +306,15 @@ def initializer_notes(results: Sequence[OpResult]) -> list[str]:
 
 def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """How much of the recorded time was predicted for that SoC, by what, and resting on no measurement of it."""
-    timed = any(r.recorded_share > 0 for r in results)
-    share_of = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
-    found = coverage((share_of[r.id], r.simulated.get(soc)) for r in results)
-    clock = "recorded time" if timed else "ops"
-    parts = [f"{found.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(found, clock)}"]
-    simulated = [(r.simulated[soc], share_of[r.id]) for r in results if soc in r.simulated]
-    for confidence, text in (("uncalibrated", "uncalibrated"), ("other SoC", "calibrated on another SoC only")):
-        chosen = [share for s, share in simulated if s.confidence == confidence]
-        if chosen:
+    shares, covered, clock = coverage_by_share(soc, results)
+    parts = [f"{covered.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(covered, clock)}"]
+    predictions = [(r.simulated[soc], shares[r.id]) for r in results if soc in r.simulated]
+    for confidence, text in CONFIDENCE.items():
+        if chosen := [share for prediction, share in predictions if prediction.confidence == confidence]:
             parts.append(f"{plural(len(chosen), 'op')} = {share_text(sum(chosen))} {text}")
-    far = [share for s, share in simulated if s.extrapolated]
-    if far:
+    if far := [share for prediction, share in predictions if prediction.extrapolated]:
         parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated, far from what was measured")
-    if len(parts) == 1 and found.ops == len(results) and not found.bytes and not found.users:
+    if len(parts) == 1 and covered.ops == len(results) and not covered.bytes and not covered.users:
         return []
     return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]
 
@@ -324,17 +322,19 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """What of a device's predictions may change a decision: the user's own, and those of what it cannot do."""
     used = Counter(
-        f"{one.by} {one.source}" + (f" ({one.taken_for})" if one.taken_for else "")
+        f"{prediction.by} {prediction.source}" + (f" ({prediction.taken_for})" if prediction.taken_for else "")
         for r in results
-        if (one := r.simulated.get(soc)) is not None and one.by is not None and one.by.startswith(("user ", "tile "))
+        if (prediction := r.simulated.get(soc)) is not None
+        and prediction.by is not None
+        and prediction.by.startswith(("user ", "tile "))
     )
-    found = [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
-    return [*found, *no_path_notes(soc, [(r.simulated[soc], r.recorded_share) for r in results if soc in r.simulated])]
+    lines = [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
+    return [*lines, *no_path_notes(soc, [(r.simulated[soc], r.recorded_share) for r in results if soc in r.simulated])]
 
 
 def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> list[str]:
     """Products of dtypes that the device does not multiply, of (prediction, share of the recorded time)."""
-    without = [(one.no_path, share) for one, share in predictions if one.no_path]
+    without = [(prediction.no_path, share) for prediction, share in predictions if prediction.no_path]
     if not without:
         return []
     kinds = ", ".join(safe(dtype) for dtype in dict.fromkeys(dtype for dtype, _ in without))
@@ -347,6 +347,71 @@ def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> l
 
 
 def _listed(counts: Counter[str]) -> str:
-    named = [f"{safe(what)} ({count:,})" for what, count in counts.most_common(LISTED)]
-    rest = len(counts) - len(named)
-    return ", ".join(named) + (f" and {plural(rest, 'other kind')}" if rest else "")
+    return listed([f"{safe(what)} ({count:,})" for what, count in counts.most_common()], LISTED, "other kind")
+
+
+def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
+    """One line on kernels or child ops and times over all ops, and one that names ops that differ."""
+    checked = [(r, r.fidelity) for r in results if r.fidelity is not None]
+    if not checked:
+        return []
+    kernels, children = _compared(f.kernels for _, f in checked), _compared(f.children for _, f in checked)
+    parts = [f"{what}: {text}" for what, text in (("kernels", kernels), ("child ops", children)) if text]
+    if ratios := sorted(f.time_ratio for _, f in checked if f.time_ratio is not None):
+        low, middle, high = (stats.quantile(ratios, q) for q in (0.25, 0.5, 0.75))
+        parts.append(f"times {middle:.2f}× those recorded (quartiles {low:.2f}× to {high:.2f}×)")
+    lines = [f"fidelity of {plural(len(checked), 'op')}: {'; '.join(parts) or 'nothing recorded to compare with'}"]
+    differing = [_difference(r, f) for r, f in checked if "differ" in (f.kernels, f.children)]
+    return lines + ([f"fidelity: differ most by time: {'; '.join(differing[:DIFFERING])}"] if differing else [])
+
+
+def fidelity_cell(result: OpResult) -> str:
+    """ "kernels match", "child ops differ: -aten::t"; empty where nothing was compared."""
+    fidelity = result.fidelity
+    if fidelity is None:
+        return ""
+    said = [
+        f"{what} {verdict}"
+        for what, verdict in (("kernels", fidelity.kernels), ("child ops", fidelity.children))
+        if verdict in ("match", "differ")
+    ]
+    if fidelity.time_ratio is not None:
+        said.append(f"time {fidelity.time_ratio:.3g}×")
+    return ", ".join([*said, *([fidelity.note] if fidelity.note else [])])
+
+
+def _compared(verdicts: Iterable[str]) -> str:
+    """ "3 match, 1 differ"; empty where there was nothing to compare."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[v]:,} {v}" for v in ("match", "differ") if counts[v])
+
+
+def _difference(result: OpResult, fidelity: Fidelity) -> str:
+    changes = [*(f"-{safe(name)}" for name in fidelity.missing), *(f"+{safe(name)}" for name in fidelity.extra)]
+    return f"{safe(result.name)} ({listed(changes, DIFFERING) or 'other order'})"
+
+
+def work_cell(result: OpResult) -> str:
+    """ "8,192 of 65,536 context tokens (12.5 %); ..."; a warning first where the op does none; "" where not counted."""
+    if result.work is None or not result.work.amounts:
+        return ""
+    text = end(safe(work_text(result.work)), WORK_CHARS)
+    return f"no work: {text}" if result.work.idle else text
+
+
+def counted(results: Sequence[OpResult]) -> list[OpResult]:
+    """The results whose work was counted."""
+    return [result for result in results if work_cell(result)]
+
+
+def work_notes(results: Sequence[OpResult]) -> list[str]:
+    """Warnings: ops that do no work, and values that break a convention."""
+    idle = [result.name for result in counted(results) if result.work is not None and result.work.idle]
+    lines = [f"warning: {plural(len(idle), 'op')} without work: {_distinct(idle)}"] if idle else []
+    odd = [(result.name, result.work.warnings) for result in results if result.work and result.work.warnings]
+    wrong = [f"{name}: {warning}" for name, warnings in odd for warning in warnings]
+    return lines + ([f"warning: the values of {plural(len(odd), 'op')} are odd: {_distinct(wrong)}"] if wrong else [])
+
+
+def _distinct(texts: Sequence[str]) -> str:
+    return listed([end(safe(text), WORK_CHARS) for text in dict.fromkeys(texts)], LISTED, "other")

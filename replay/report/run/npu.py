@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from opreplay.replay.report.table import COUNT, TIME, Column, Table, terminal
-from opreplay.replay.report.text import DASH, end, plural, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, end, listed, plural, safe, share_text, time_text
 from opreplay.replay.results.records import OpResult
 from opreplay.traces.links.npu_kernels import OpKernels, OwnedKernel
 
@@ -23,6 +23,11 @@ KERNELS_SHOWN = 4
 DIFFERING_SHOWN = 10
 TYPES_LISTED = 6
 NO_OP = "(no op)"
+AGREEMENTS = {
+    "same": "the same kernels",
+    "close": "the same but for versions and helper kernels",
+    "differs": "other kernels",
+}
 _TYPE_CHARS = 32
 _TENSOR_CHARS = 48
 
@@ -81,34 +86,24 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
     """How many ops are lowered to the kernels that were recorded, and a table of those that are not."""
     if not compared:
         return []
-    total_us = sum(one.recorded_us for one in compared) or 1.0
-    words = {
-        "same": "the same kernels",
-        "close": "the same but for versions and helper kernels",
-        "differs": "other kernels",
-    }
+    total_us = sum(op.recorded_us for op in compared) or 1.0
     counts: list[str] = []
-    for verdict, text in words.items():
-        chosen = [one.recorded_us for one in compared if one.verdict == verdict]
-        if chosen:
+    for verdict, text in AGREEMENTS.items():
+        if chosen := [op.recorded_us for op in compared if op.verdict == verdict]:
             counts.append(f"{len(chosen):,} ({share_text(sum(chosen) / total_us)} of the time) {text}")
     head = Text(f"lowering against {plural(len(compared), 'op')} with recorded kernel types: {', '.join(counts)}")
     column = Column["KernelAgreement"]
     columns = [
-        column("lowered to other kernels", lambda one: one.name, chars=32),
-        column("recorded", lambda one: one.recorded_us, TIME),
-        column("kernels recorded", lambda one: launches(one.recorded), form="fold"),
-        column("kernels simulated", lambda one: launches(one.lowered), form="fold"),
+        column("lowered to other kernels", lambda op: op.name, chars=32),
+        column("recorded", lambda op: op.recorded_us, TIME),
+        column("kernels recorded", lambda op: launches(op.recorded), form="fold"),
+        column("kernels simulated", lambda op: launches(op.lowered), form="fold"),
     ]
-    other = [one for one in compared if one.verdict == "differs"][:DIFFERING_SHOWN]
+    other = [op for op in compared if op.verdict == "differs"][:DIFFERING_SHOWN]
     return [Text(), head, *terminal(Table("Lowered to other kernels", columns, other))]
 
 
 def launches(types: Mapping[str, float]) -> str:
     """Kernel types with launches a call, where these are not one: "TransData ×3, Conv2D"."""
-    shown = [
-        end(safe(type_), _TYPE_CHARS) + ("" if count == 1 else f" ×{count:.3g}")
-        for type_, count in list(types.items())[:TYPES_LISTED]
-    ]
-    rest = len(types) - len(shown)
-    return (", ".join(shown) or DASH) + (f" and {rest} more" if rest else "")
+    names = [f"{end(safe(type_), _TYPE_CHARS)}{'' if n == 1 else f' ×{n:.3g}'}" for type_, n in types.items()]
+    return listed(names, TYPES_LISTED) or DASH

@@ -9,9 +9,7 @@ import msgspec
 
 from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.report.doubts import mark
-from opreplay.replay.report.run.facts import is_untimed, recorded_us, socs_of
-from opreplay.replay.report.run.fidelity import fidelity_cell
-from opreplay.replay.report.run.work import work_cell
+from opreplay.replay.report.run.facts import fidelity_cell, is_untimed, recorded_us, socs_of, work_cell
 from opreplay.replay.report.table import COUNT, LEAST_NAME, OP, RATIO, SHARE, TIME, Column, OpCell, op_line
 from opreplay.replay.report.text import DASH, quotient, time_text
 from opreplay.replay.results.records import OpResult
@@ -39,11 +37,9 @@ BOUND = OpColumn("bound", lambda r: r.bound, text=lambda r: r.bound or DASH, sty
 VIA = OpColumn("via", lambda r: r.via)
 REASON = OpColumn("not replayed because", lambda r: r.reason and str(r.reason), key="reason")
 CALL = OpColumn("for opreplay op", lambda r: r.call, key="call", form="paste")
-WORK = OpColumn("work", work_cell, form="fold", style=lambda r: "yellow" if _is_odd(r) else "")
-
-
-def _is_odd(result: OpResult) -> bool:
-    return result.work is not None and bool(result.work.idle or result.work.warnings)
+WORK = OpColumn(
+    "work", work_cell, form="fold", style=lambda r: "yellow" if r.work and (r.work.idle or r.work.warnings) else ""
+)
 
 
 def recorded(*, device: bool) -> OpColumn:
@@ -66,8 +62,8 @@ def bound_of(soc: str) -> OpColumn:
     """What bounds a call on a simulated device, and how well that is known."""
 
     def text(result: OpResult) -> str:
-        one = result.simulated.get(soc)
-        return "" if one is None else f"{one.bound}, {one.confidence}"
+        prediction = result.simulated.get(soc)
+        return "" if prediction is None else f"{prediction.bound}, {prediction.confidence}"
 
     return OpColumn(f"{soc} bound", text)
 

@@ -11,39 +11,10 @@ from rich.text import Text
 
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.report import collectives, doubts, first_screen, formats, suspects
-from opreplay.replay.report.run import batch, npu, sequence
-from opreplay.replay.report.run.facts import (
-    Totals,
-    coverage_line,
-    decisive_notes,
-    detail_text,
-    has_device_time,
-    is_untimed,
-    not_replayed,
-    notes,
-    socs_of,
-    totals,
-)
-from opreplay.replay.report.run.ops import (
-    BOUND,
-    CALLS,
-    MEASURED,
-    NAME,
-    RATIO_TITLE,
-    RECORDED_SHARE,
-    WORK,
-    OpColumn,
-    file_columns,
-    inputs_and_numbers,
-    op_column,
-    predictions,
-    ratio,
-    recorded,
-    recorded_title,
-    recordings,
-    simulated,
-)
-from opreplay.replay.report.run.work import counted, work_notes
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
+from opreplay.replay.report.page.render import render as render_page
+from opreplay.replay.report.run import batch, facts, npu, ops, sequence
 from opreplay.replay.report.table import (
     COUNT,
     RATIO,
@@ -54,6 +25,7 @@ from opreplay.replay.report.table import (
     Table,
     cut,
     decisive,
+    heaviest,
     more_line,
     notes_lines,
     terminal,
@@ -61,6 +33,7 @@ from opreplay.replay.report.table import (
 from opreplay.replay.report.text import quotient, share_text, shown_json, time_text
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
+from opreplay.replay.results.summary import reasons_of
 
 MAX_ROWS = 40
 """Rows printed before the rest is summed up; files hold all of them."""
@@ -83,15 +56,15 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def by_device(self) -> bool:
         """Whether recorded times and shares are of the device."""
-        return has_device_time(self.header, self.results)
+        return facts.has_device_time(self.header, self.results)
 
     @property
     def first_line(self) -> str:
-        return coverage_line(self.header, self.results, self.summary)
+        return facts.coverage_line(self.header, self.results, self.summary)
 
     @property
     def notes(self) -> list[str]:
-        return [*work_notes(self.results), *notes(self.header, self.results, self.summary)]
+        return [*facts.work_notes(self.results), *facts.notes(self.header, self.results, self.summary)]
 
 
 def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> Run | None:
@@ -120,29 +93,31 @@ def render(run: Run, width: int, *, everything: bool = True, rows: int | None = 
     parts += first_screen.rendered(first_screen.lines(where, str(name) if name else None, results))
     parts += suspects.rendered(suspects.lines(results))
     shown = results[:rows]
-    measured = [MEASURED, *([ratio(MEASURED, device=device)] if width >= RATIOS_FROM else [])]
+    measured = [ops.MEASURED, *([ops.ratio(ops.MEASURED, device=device)] if width >= RATIOS_FROM else [])]
     columns = [
-        *recordings(shown, device=device),
+        *ops.recordings(shown, device=device),
         *measured,
-        *predictions(socs_of(shown), ratios=width >= RATIOS_FROM, device=device),
-        op_column(shown),
+        *ops.predictions(facts.socs_of(shown), ratios=width >= RATIOS_FROM, device=device),
+        ops.op_column(shown),
     ]
     parts += terminal(Table("Ops", columns, shown), width, one_line=True)
     parts += rest_line(results, rows)
     for table in tables(run):
-        parts += terminal(table, width, most=rows)
-    warnings = work_notes(results)
-    chosen = [*warnings, *decisive_notes(run.header, results, run.summary)]
+        parts += terminal(table, width, limit=rows)
+    warnings = facts.work_notes(results)
+    chosen = [*warnings, *facts.decisive_notes(run.header, results, run.summary)]
     parts += notes_lines(run.notes if everything else decisive(run.notes, chosen))
     return Group(*parts)
 
 
 def markdown(run: Run) -> str:
     """The first line, all tables with all rows, and notes, for issues and pull requests."""
-    results, socs = run.results, socs_of(run.results)
-    why = OpColumn("note", lambda r: str(r.why_not()) if r.status != "replayed" else f"via {r.via}" if r.via else "")
-    columns = [NAME, inputs_and_numbers(results), CALLS, RECORDED_SHARE, recorded(device=run.by_device), MEASURED]
-    columns += [*map(simulated, socs), BOUND, why]
+    results, socs = run.results, facts.socs_of(run.results)
+    why = ops.OpColumn(
+        "note", lambda r: str(r.why_not() if r.status != "replayed" else f"via {r.via}" if r.via else "")
+    )
+    columns = [ops.NAME, ops.inputs_and_numbers(results), ops.CALLS, ops.RECORDED_SHARE]
+    columns += [ops.recorded(device=run.by_device), ops.MEASURED, *map(ops.simulated, socs), ops.BOUND, why]
     lines = [formats.escaped(run.first_line)]
     for table in (Table("Ops", columns, results), *tables(run)):
         lines += formats.markdown(table)
@@ -162,7 +137,7 @@ def markdown(run: Run) -> str:
 
 def file_table(run: Run) -> Table[OpResult]:
     """One row an op, with all that CSV, Parquet and data frames hold of it."""
-    return Table("Ops", file_columns(run.results), run.results, noun="op")
+    return Table("Ops", ops.file_columns(run.results), run.results, noun="op")
 
 
 def csv(run: Run) -> str:
@@ -199,37 +174,80 @@ def json(run: Run) -> str:
     return shown_json(body)
 
 
+def page(run: Run, command: str) -> Page:
+    """Everything of a run that a page shows."""
+    header, results, device = run.header, run.results, run.by_device
+    socs = facts.socs_of(results)
+    source = str(header.trace.get("source") or header.trace.get("path") or "a trace")
+    measured = [ops.MEASURED] if any(r.measured_us is not None for r in results) else []
+    times = [ops.recorded(device=device), *measured, *map(ops.simulated, socs)]
+    columns = [ops.NAME, ops.INPUTS, ops.RECORDED_SHARE, ops.CALLS, ops.recorded(device=device), ops.MEASURED]
+    columns += [column for soc in socs for column in (ops.simulated(soc), ops.bound_of(soc))]
+    columns.append(ops.ratio(ops.MEASURED, device=device))
+    columns += [ops.REASON, ops.CALL] if any(r.reason for r in results) else [ops.CALL]
+    return Page(
+        title=f"opreplay: {source}",
+        headline=run.first_line,
+        command=command,
+        facts=(
+            ("started", header.started_at),
+            ("opreplay", header.opreplay_version),
+            ("machine", str(header.environment.get("cpu") or header.environment.get("device") or "–")),
+            *((total.label, _total_text(total)) for total in facts.totals(results, device=device, header=header)),
+        ),
+        bars=(bars_by_name("Time by op, all calls", {column.title: sums(results, column) for column in times}),),
+        rooflines=tuple(roofline(soc, results) for soc in socs),
+        tables=(
+            heaviest("Ops", columns, results, lambda r: r.recorded_share),
+            *tables(run),
+            *batch.tables(run.traces, run.jobs),
+            *([sequence.table(run.sequence)] if run.sequence is not None else []),
+        ),
+        notes=(*run.notes, *batch.notes(run.traces, run.jobs)),
+    )
+
+
+def _total_text(total: facts.Totals) -> str:
+    times = {"recorded": total.recorded_us, "measured": total.measured_us, **total.simulated_us}
+    return ", ".join(f"{clock} {time_text(us)}" for clock, us in times.items())
+
+
+def html(run: Run, command: str) -> str:
+    """One page that works offline."""
+    return render_page(page(run, command))
+
+
 def tables(run: Run) -> list[AnyTable]:
     """What stands below the ops: sums, reasons, NPU kernels, work, collectives; some without rows."""
     results = run.results
-    work = Table("Work", [RECORDED_SHARE, NAME, WORK], counted(results), noun="op")
-    of_collectives = collectives.table(results, socs_of(results))
+    work = Table("Work", [ops.RECORDED_SHARE, ops.NAME, ops.WORK], facts.counted(results), noun="op")
+    of_collectives = collectives.table(results, facts.socs_of(results))
     return [totals_table(run), reasons_table(results), npu.results_table(results), work, of_collectives]
 
 
-_Clock = tuple[str, Callable[[Totals], float | None]]
+_Clock = tuple[str, Callable[[facts.Totals], float | None]]
 """Its title, and what it reads in a sum."""
 
 
 def totals_table(run: Run) -> Table[_Clock]:
     """All calls together, one row a clock, with ratios to the recorded time."""
     results, device = run.results, run.by_device
-    title, timed = recorded_title(device=device), not all(map(is_untimed, results))
+    title, timed = ops.recorded_title(device=device), not all(map(facts.is_untimed, results))
     columns = [Column[_Clock]("all calls", lambda clock: clock[0])]
-    for total in totals(results, device=device, header=run.header) if results else ():
+    for total in facts.totals(results, device=device, header=run.header) if results else ():
         columns += _total_columns(total, doubts.mark(results), recorded=title if timed else None)
     clocks: list[_Clock] = [(title, lambda total: total.recorded_us)] if timed else []
-    clocks.append((MEASURED.title, lambda total: total.measured_us))
-    clocks.extend((soc, lambda total, soc=soc: total.simulated_us.get(soc)) for soc in socs_of(results))
+    clocks.append((ops.MEASURED.title, lambda total: total.measured_us))
+    clocks.extend((soc, lambda total, soc=soc: total.simulated_us.get(soc)) for soc in facts.socs_of(results))
     return Table("All calls", columns, clocks if results else [])
 
 
-def _total_columns(total: Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:
+def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:
     """A sum on each clock and, where the recorded clock is named, its ratio to the recorded time."""
 
     def text(clock: _Clock) -> str:
         us = clock[1](total)
-        return time_text(us) + (mark if clock[0] == MEASURED.title and us is not None else "")
+        return time_text(us) + (mark if clock[0] == ops.MEASURED.title and us is not None else "")
 
     def ratio(clock: _Clock) -> float | None:
         return quotient(clock[1](total), total.recorded_us)
@@ -237,13 +255,13 @@ def _total_columns(total: Totals, mark: str, *, recorded: str | None) -> list[Co
     def ratio_text(clock: _Clock) -> str:
         return "" if clock[0] == recorded else RATIO.text(ratio(clock))
 
-    ratios = [Column[_Clock](RATIO_TITLE, ratio, RATIO, text=ratio_text, style="dim")] if recorded else []
+    ratios = [Column[_Clock](ops.RATIO_TITLE, ratio, RATIO, text=ratio_text, style="dim")] if recorded else []
     return [Column[_Clock](total.label, lambda clock: clock[1](total), TIME, text=text), *ratios]
 
 
 def reasons_table(results: Sequence[OpResult]) -> Table[ReasonTotal]:
     """Why ops are not replayed, one row a reason with unique ops, calls and share of the recorded time."""
-    return totals_by_kind("not replayed", not_replayed(results))
+    return totals_by_kind("not replayed", reasons_of(results))
 
 
 def totals_by_kind(title: str, rows: Sequence[ReasonTotal]) -> Table[ReasonTotal]:
@@ -254,7 +272,7 @@ def totals_by_kind(title: str, rows: Sequence[ReasonTotal]) -> Table[ReasonTotal
         column("ops", lambda total: total.ops, COUNT),
         column("calls", lambda total: total.calls, COUNT),
         column("share", lambda total: total.share, SHARE),
-        column("why", detail_text, form="fold", style="dim"),
+        column("why", facts.detail_text, form="fold", style="dim"),
     ]
     return Table(title.capitalize(), columns, rows)
 

@@ -26,27 +26,27 @@ Row = tuple[str, float | None, float | None, str]
 
 def rows(sequence: SequenceResult) -> list[Row]:
     """The recorded step and its calls, then the same of the replay."""
-    made: list[Row] = []
+    lines: list[Row] = []
     if sequence.recorded_step_us > 0:
-        made.append(("recorded step", sequence.recorded_step_us, None, "wall time"))
+        lines.append(("recorded step", sequence.recorded_step_us, None, "wall time"))
     on_device = sequence.recorded_us != sequence.recorded_host_us
     clock = "device time" if on_device else "host time"
     if sequence.recorded_us > 0:
-        made.append(("its calls that were replayed", sequence.recorded_us, None, f"{clock}, recorded"))
+        lines.append(("its calls that were replayed", sequence.recorded_us, None, f"{clock}, recorded"))
     if on_device:
-        made.append(("the same on the host", sequence.recorded_host_us, None, "host time, recorded"))
+        lines.append(("the same on the host", sequence.recorded_host_us, None, "host time, recorded"))
     interval = "median of few passes: no interval" if sequence.passes else ""
     if sequence.sum_low_us is not None and sequence.sum_high_us is not None:
         interval = f"median of the passes; 95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
-    made.append(("replayed, sum of the calls", sequence.sum_us, sequence.recorded_us, interval))
+    lines.append(("replayed, sum of the calls", sequence.sum_us, sequence.recorded_us, interval))
     if sequence.medians_us is not None:
-        made.append((MEDIANS, sequence.medians_us, sequence.recorded_us, _difference(sequence)))
-    made.append(("replayed, whole pass", sequence.wall_us, sequence.recorded_step_us, "wall time"))
+        lines.append((MEDIANS, sequence.medians_us, sequence.recorded_us, _difference(sequence)))
+    lines.append(("replayed, whole pass", sequence.wall_us, sequence.recorded_step_us, "wall time"))
     if (shared := sequence.shared) is not None:
         hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
         if shared.recorded_us > 0:
-            made.append(("its collectives, recorded", shared.recorded_us, None, "added up, with the wait for ranks"))
-        made += [
+            lines.append(("its collectives, recorded", shared.recorded_us, None, "added up, with the wait for ranks"))
+        lines += [
             (
                 "collectives in flight",
                 shared.in_flight_us,
@@ -57,7 +57,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
             ("the calls without them", shared.wall_alone_us, None, "a whole pass"),
             ("the collectives without calls", shared.collectives_alone_us, None, "one after the other"),
         ]
-    return made
+    return lines
 
 
 FASTER = 0.9
@@ -99,38 +99,38 @@ def first_line(sequence: SequenceResult) -> str:
 
 def notes(sequence: SequenceResult) -> list[str]:
     """What was left out, and what was assumed of the tensors."""
-    found: list[str] = []
+    lines: list[str] = []
     if sequence.left_out_share > ROUNDING:
-        found.append(f"not in the sequence: {share_text(sequence.left_out_share)} of the recorded time")
+        lines.append(f"not in the sequence: {share_text(sequence.left_out_share)} of the recorded time")
     if sequence.calls_nested:
-        found.append(f"inside other calls, which run them: {plural(sequence.calls_nested, 'call')}")
+        lines.append(f"inside other calls, which run them: {plural(sequence.calls_nested, 'call')}")
     if sequence.calls_cut:
-        found.append(f"beyond the limit of a sequence, and left out: {plural(sequence.calls_cut, 'call')}")
+        lines.append(f"beyond the limit of a sequence, and left out: {plural(sequence.calls_cut, 'call')}")
     tensors = sequence.tensors
     arguments = tensors.results + tensors.views + tensors.outside_arguments + tensors.remade
     if arguments:
         how = f"{tensors.recorded:,} as recorded, others inferred from shapes" if tensors.recorded else "inferred"
         all_outside = tensors.outside + tensors.recycled
-        found.append(
+        lines.append(
             f"tensors ({how}): of {plural(arguments, 'argument')} {tensors.results:,} were results of "
             f"earlier calls, {tensors.views:,} views of such, {tensors.outside_arguments:,} from outside; "
             f"{plural(all_outside, 'tensor')} from outside"
         )
-        found.append(f"memory: at most {readable(tensors.peak_bytes)} of {readable(tensors.budget_bytes)} at a time")
+        lines.append(f"memory: at most {readable(tensors.peak_bytes)} of {readable(tensors.budget_bytes)} at a time")
         if tensors.recycled:
-            found.append(f"recycled: {tensors.recycled:,} of {plural(all_outside, 'tensor')} in the memory of others")
+            lines.append(f"recycled: {tensors.recycled:,} of {plural(all_outside, 'tensor')} in the memory of others")
         if tensors.remade:
-            found.append(f"made anew for their call in each pass: {plural(tensors.remade, 'argument')}")
+            lines.append(f"made anew for their call in each pass: {plural(tensors.remade, 'argument')}")
         if tensors.refilled:
-            found.append(
+            lines.append(
                 "not finite or outside the domain of what reads them, and refilled outside the timing: "
                 f"{plural(tensors.refilled, 'tensor')} a pass"
             )
     if sequence.shared is not None:
-        found += _of_ranks(sequence.shared, sequence.sum_us, sequence.wall_us)
+        lines += _of_ranks(sequence.shared, sequence.sum_us, sequence.wall_us)
     if sequence.restarts:
-        found.append(f"begun again in a new process: {plural(sequence.restarts, 'time')}")
-    return found
+        lines.append(f"begun again in a new process: {plural(sequence.restarts, 'time')}")
+    return lines
 
 
 def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | None) -> list[str]:
@@ -140,37 +140,37 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
         (shared.waits_inferred, "before the first call that began after they had ended in the recording (inferred)"),
         (shared.waits_unknown, "at once, since nothing tells where: more of them may be hidden than was"),
     ]
-    found = [f"collectives waited for {where}: {count:,}" for count, where in ways if count]
+    lines = [f"collectives waited for {where}: {count:,}" for count, where in ways if count]
     if sum_us and shared.calls_alone_us:
-        found.append(
+        lines.append(
             f"calls take {ratio_text(sum_us, shared.calls_alone_us)} what they do without collectives beside them; "
             f"every one of the {plural(shared.ranks, 'rank')} runs the step of this trace at the same time"
         )
         if sum_us < FASTER * shared.calls_alone_us:
-            found.append(
+            lines.append(
                 f"{MARK} nothing is faster with collectives beside it: other programs interrupted the passes without "
                 "them, and may have these; measure where processors are idle"
             )
     if sum_us and wall_us:
         rest_us = wall_us - sum_us - shared.waited_us
         between = f"{time_text(rest_us)} between calls" if rest_us > 0 else "no time between calls"
-        found.append(
+        lines.append(
             f"a whole pass is {time_text(sum_us)} in calls, {time_text(shared.waited_us)} waiting and {between} (where "
             "collectives are asked for and tensors freed); each is a median of its own over passes, and of the rank "
             "where it is longest, so that the three need not add up; what collectives hide is beside the calls, in none"
         )
     low, high = shared.hidden_share_low, shared.hidden_share_high
     if low is not None and high is not None and high - low > VARIES:
-        found.append(
+        lines.append(
             f"{MARK} the hidden share varies from pass to pass, as ranks and their threads share the processors: take "
             "it for no property of the step"
         )
-    found.append("collectives have tensors of their own: no call reads what they leave")
+    lines.append("collectives have tensors of their own: no call reads what they leave")
     if shared.unseen:
-        found.append(f"end only seen when waited for, so in flight for less: {plural(shared.unseen, 'collective')}")
+        lines.append(f"end only seen when waited for, so in flight for less: {plural(shared.unseen, 'collective')}")
     if shared.restarts:
-        found.append(f"begun again with new ranks: {plural(shared.restarts, 'time')}")
-    return found
+        lines.append(f"begun again with new ranks: {plural(shared.restarts, 'time')}")
+    return lines
 
 
 def table(sequence: SequenceResult) -> Table[Row]:

@@ -70,12 +70,15 @@ def render(found: JobTimeline, width: int = 80, *, everything: bool = True) -> R
     that may change a decision alone, and how many more there are."""
     collectives = collectives_table(found)
     waited = time_text(sum(one.waiting_us for one in collectives.rows[COLLECTIVES_SHOWN:]))
-    parts: list[RenderableType] = [facts_grid(sum_facts(found)), *terminal(ranks_table(found), width, most=RANKS_SHOWN)]
-    parts += terminal(collectives, width, most=COLLECTIVES_SHOWN, rest=f"{waited} of waiting")
+    parts: list[RenderableType] = [
+        facts_grid(sum_facts(found)),
+        *terminal(ranks_table(found), width, limit=RANKS_SHOWN),
+    ]
+    parts += terminal(collectives, width, limit=COLLECTIVES_SHOWN, rest=f"{waited} of waiting")
     lines = [Text(safe(line), style="bold red") for line in disagreements(found)]
     parts += [Text(), *lines] if lines else []
     parts += terminal(_socs(found))
-    parts += terminal(path_table(found), width, most=PATH_SHOWN, rest=rest_of_path(found.critical_path))
+    parts += terminal(path_table(found), width, limit=PATH_SHOWN, rest=rest_of_path(found.critical_path))
     changes = [(one.change, one) for one in found.what_if]
     table = changes_table("what if, on every rank", changes, found.retimed_step_us, found.socs)
     parts += terminal(table, width, room=WHAT_IF_WIDTH)

@@ -77,13 +77,13 @@ def render(found: Timeline, width: int = 80, *, everything: bool = True) -> Rend
     a decision alone, and how many more there are."""
     parts: list[RenderableType] = [facts_grid(head_facts(found)), *terminal(_categories(found, width))]
     parts += terminal(_socs(found), width)
-    parts += terminal(path_table(found), width, most=PATH_SHOWN, rest=rest_of_path(found.critical_path))
+    parts += terminal(path_table(found), width, limit=PATH_SHOWN, rest=rest_of_path(found.critical_path))
     if len(found.critical_path_modules_us) > 1:
         modules = list(found.critical_path_modules_us.items())
         parts += terminal(_times_table("critical path by module", modules), width)
     python = [(_FOLDERS.sub("", name), us) for name, us in found.critical_path_python_us.items()]
     parts += terminal(_times_table("of it Python, between ops", python), width)
-    parts += terminal(slack_table(found), width, most=SLACK_SHOWN, rest="")
+    parts += terminal(slack_table(found), width, limit=SLACK_SHOWN, rest="")
     changes: list[_Change] = [(one.change, one) for one in found.what_if]
     changes += [("all of these", found.what_if_together)] if found.what_if_together is not None else []
     parts += terminal(changes_table("what if", changes, found.retimed_step_us, found.socs), width, room=WHAT_IF_WIDTH)

@@ -23,40 +23,42 @@ FEW = 12
 def _facts(compared: Sequence[Compared]) -> dict[str, Any] | None:
     if not compared:
         return None
-    families = {name: errors_facts(one) for name, one in errors_by_type(compared).items()}
+    families = {name: errors_facts(errors) for name, errors in errors_by_type(compared).items()}
     return {"overall": errors_facts(errors_of(compared)), "families": families}
 
 
-def facts(found: Recalibration, *, output: str) -> dict[str, Any]:
+def facts(recalibration: Recalibration, *, output: str) -> dict[str, Any]:
     """The whole report: "before", "after_held_out" (None where nothing could be held out), "after_seen"."""
     return {
         "output": output,
-        "device": found.before.name,
-        "kernels": len(found.compared_before),
-        "prior_width": found.caution,
-        "before": _facts(found.compared_before),
-        "after_held_out": _facts(found.compared_held_out),
-        "after_seen": _facts(found.compared_after),
+        "device": recalibration.before.name,
+        "kernels": len(recalibration.compared_before),
+        "prior_width": recalibration.caution,
+        "before": _facts(recalibration.compared_before),
+        "after_held_out": _facts(recalibration.compared_held_out),
+        "after_seen": _facts(recalibration.compared_after),
     }
 
 
-def verdict(found: Recalibration) -> str:
+def verdict(recalibration: Recalibration) -> str:
     """One sentence on what was done."""
-    if not found.caution:
+    if not recalibration.caution:
         return "nothing was moved: no fit predicted kernels it had not seen better than the device does already"
-    if not found.compared_held_out:
+    if not recalibration.compared_held_out:
         return "too few kernels to hold any out: constants moved a little, and how well is not known"
     return "constants moved; the figures after are of kernels that the fit had not seen (5 folds)"
 
 
-def render(found: Recalibration, *, output: str) -> RenderableType:
+def render(recalibration: Recalibration, *, output: str) -> RenderableType:
     """Median error and time-weighted error by kernel type, before and after, in percent."""
-    after = found.compared_held_out or found.compared_after
+    after = recalibration.compared_held_out or recalibration.compared_after
     late = errors_by_type(after)
     rows: list[_Row] = [
-        (name, early, late[name]) for name, early in errors_by_type(found.compared_before).items() if name in late
+        (name, early, late[name])
+        for name, early in errors_by_type(recalibration.compared_before).items()
+        if name in late
     ]
-    rows.append(("all", errors_of(found.compared_before), errors_of(after)))
+    rows.append(("all", errors_of(recalibration.compared_before), errors_of(after)))
     percent = Unit(lambda value: f"{100 * value:.1f}")
     columns = [
         Column[_Row]("kernel type", lambda row: row[0], chars=30),
@@ -67,9 +69,9 @@ def render(found: Recalibration, *, output: str) -> RenderableType:
         Column[_Row]("after", lambda row: row[2].wape, percent),
     ]
     parts: list[RenderableType] = [
-        Text(f"{safe(found.before.name)} → {safe(output)}", style="bold"),
-        Text(verdict(found)),
+        Text(f"{safe(recalibration.before.name)} → {safe(output)}", style="bold"),
+        Text(verdict(recalibration)),
     ]
-    if len(found.compared_before) < FEW:
-        parts.append(Text(f"only {len(found.compared_before)} unique kernels: figures this few say little"))
+    if len(recalibration.compared_before) < FEW:
+        parts.append(Text(f"only {len(recalibration.compared_before)} unique kernels: figures this few say little"))
     return Group(*parts, *terminal(Table("Errors", columns, rows)))

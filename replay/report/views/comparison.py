@@ -10,6 +10,8 @@ import msgspec
 from rich.console import Group, RenderableType
 
 from opreplay.replay.report import formats
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.table import (
     COUNT,
     OP,
@@ -36,74 +38,74 @@ WAYS = 4
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
 
 
-def first_line(found: Comparison) -> str:
+def first_line(comparison: Comparison) -> str:
     """ "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
-    judged = found.of("slower", "faster", "same", "unclear")
-    counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := found.of(verdict))]
-    return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{_total(found)}"
+    judged = comparison.of("slower", "faster", "same", "unclear")
+    counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := comparison.of(verdict))]
+    return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{_total(comparison)}"
 
 
-def _total(found: Comparison) -> str:
+def _total(comparison: Comparison) -> str:
     """All recorded time where both sides are recorded, and the ops on both sides beside it; else these alone."""
-    if found.whole is not None and found.sides is not None:
-        was, now = (time_text(side.total_us) for side in found.sides)
-        none = ", no interval" if found.untold else ""
-        whole = f"; total {precise(found.whole)} ({was} to {now}{none})"
-        return whole if found.total is None else f"{whole}, ops on both sides {precise(found.total.ratio)}"
-    if found.total is None:
+    if comparison.whole is not None and comparison.sides is not None:
+        was, now = (time_text(side.total_us) for side in comparison.sides)
+        none = ", no interval" if comparison.untold else ""
+        whole = f"; total {precise(comparison.whole)} ({was} to {now}{none})"
+        return whole if comparison.total is None else f"{whole}, ops on both sides {precise(comparison.total.ratio)}"
+    if comparison.total is None:
         return ""
-    sure = interval(found.total)
-    said = f"{100 * found.total.level:.0f} %: {sure}" if sure and found.total.level != 0.95 else sure
-    total = f"; total {precise(found.total.ratio)}" + (f" ({said})" if said else "")
-    if found.of("only before", "only after"):
+    sure = interval(comparison.total)
+    said = f"{100 * comparison.total.level:.0f} %: {sure}" if sure and comparison.total.level != 0.95 else sure
+    total = f"; total {precise(comparison.total.ratio)}" + (f" ({said})" if said else "")
+    if comparison.of("only before", "only after"):
         total += " of the ops on both sides"
-        total += f", {precise(found.with_alone)} with the others" if found.with_alone is not None else ""
+        total += f", {precise(comparison.with_alone)} with the others" if comparison.with_alone is not None else ""
     return total
 
 
-def side_lines(found: Comparison) -> list[str]:
+def side_lines(comparison: Comparison) -> list[str]:
     """What is held against what, and how much of it the other side has too; none for two runs."""
-    made: list[str] = []
-    for which, side in zip(("before", "after"), found.sides or (), strict=False):
+    lines: list[str] = []
+    for which, side in zip(("before", "after"), comparison.sides or (), strict=False):
         share = side.matched_us / side.total_us if side.total_us else 0.0
         matched = f"{side.matched_ops} of {plural(side.ops, 'op')} = {share_text(share)} of {time_text(side.total_us)}"
-        made.append(f"{which}: {side.what} on {safe(side.on)} ({safe(side.source)}); on both sides {matched}")
-    return [*made, *_step_line(found)]
+        lines.append(f"{which}: {side.what} on {safe(side.on)} ({safe(side.source)}); on both sides {matched}")
+    return [*lines, *_step_line(comparison)]
 
 
-def _step_line(found: Comparison) -> list[str]:
+def _step_line(comparison: Comparison) -> list[str]:
     """The marked steps of both traces side by side; none where neither marks any."""
-    if found.sides is None or not any(side.steps for side in found.sides):
+    if comparison.sides is None or not any(side.steps for side in comparison.sides):
         return []
-    told: list[str] = []
-    for which, side in zip(("before", "after"), found.sides, strict=True):
+    parts: list[str] = []
+    for which, side in zip(("before", "after"), comparison.sides, strict=True):
         if side.steps is None:
-            told.append(f"none marked {which}")
+            parts.append(f"none marked {which}")
             continue
         low, high = time_text(side.steps.shortest_us), time_text(side.steps.longest_us)
         spread = f" ({low} to {high})" if side.steps.count > 1 else ""
-        told.append(f"{side.steps.count} {which}, median {time_text(side.steps.median_us)}{spread}")
-    was, now = (side.steps for side in found.sides)
-    told += [f"{precise(now.median_us / was.median_us)} of the medians, on the host"] if was and now else []
-    return [f"steps: {'; '.join(told)}"]
+        parts.append(f"{side.steps.count} {which}, median {time_text(side.steps.median_us)}{spread}")
+    was, now = (side.steps for side in comparison.sides)
+    parts += [f"{precise(now.median_us / was.median_us)} of the medians, on the host"] if was and now else []
+    return [f"steps: {'; '.join(parts)}"]
 
 
-def rows(found: Comparison, *, everything: bool = False) -> list[OpComparison]:
+def rows(comparison: Comparison, *, everything: bool = False) -> list[OpComparison]:
     """The ops to list, by verdict and then by how much time they won or lost."""
-    return [op for verdict in (ORDER if everything else SHOWN) for op in found.of(verdict)]
+    return [op for verdict in (ORDER if everything else SHOWN) for op in comparison.of(verdict)]
 
 
-def detail_of(found: Comparison, op: OpComparison) -> str:
+def detail_of(comparison: Comparison, op: OpComparison) -> str:
     """What tells an op from others of its name, and what is to be known of its row. Of two kinds of times every row
     has the same few notes, which are counted below."""
-    if found.sides is not None and op.ratio is not None:
+    if comparison.sides is not None and op.ratio is not None:
         return op.inputs or op.note
-    return "; ".join(part for part in (op.inputs, against_times(found, op), op.note) if part)
+    return "; ".join(part for part in (op.inputs, against_times(comparison, op), op.note) if part)
 
 
-def against_times(found: Comparison, op: OpComparison) -> str:
+def against_times(comparison: Comparison, op: OpComparison) -> str:
     """That a row's two times say the opposite of its verdict, since the gauges beside them changed more; "" else."""
-    if found.method != "gauges" or op.verdict not in ("slower", "faster") or not op.before_us or not op.after_us:
+    if comparison.method != "gauges" or op.verdict not in ("slower", "faster") or not op.before_us or not op.after_us:
         return ""
     alone = op.after_us / op.before_us
     if op.ratio is None or (op.ratio > 1.0) == (alone > 1.0):
@@ -127,46 +129,48 @@ def _bound(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
-def level(found: Comparison) -> str:
+def level(comparison: Comparison) -> str:
     """Of the intervals of the ops: "80 %" where one side is a prediction."""
-    return f"{100 * next((op.level for op in found.ops if op.low is not None), 0.95):.0f} %"
+    return f"{100 * next((op.level for op in comparison.ops if op.low is not None), 0.95):.0f} %"
 
 
-def notes(found: Comparison) -> list[str]:
+def notes(comparison: Comparison) -> list[str]:
     """What must be known to trust the verdicts."""
-    made = [f"threshold: ±{share_text(found.threshold)}"]
-    if found.applied > found.threshold:
-        made[0] += f", raised to ±{share_text(found.applied)}: so far do ratios scatter in these two runs"
-    if found.power is not None:
-        made.append(f"power: this pair could have seen changes above {share_text(found.power)}")
-    if found.method == "gauges" and found.machine is not None:
-        made.append("ratio: of times relative to a fixed piece of work beside each sample; --method medians is without")
-    if found.machine is not None and abs(found.machine - 1.0) > 0.02:
-        made.append(f"machine: a fixed piece of work took {precise(found.machine)} as long in the second run")
-    judged = found.of("slower", "faster", "same") if found.sides is None else []
-    ways = Counter(op.note for op in judged if op.note)
-    made += [f"{plural(count, 'op')}: {safe(note)}" for note, count in ways.most_common(WAYS)]
-    made += [f"forced: {difference}" for difference in found.differences if difference.blocking]
-    made += [f"differs: {difference}" for difference in found.differences if not difference.blocking]
-    runs = found.sides is None or any(side.what == "measured" for side in found.sides)
-    if runs and found.alone_share > ALONE:
-        made.append(
-            f"{share_text(found.alone_share)} of the ops are on one side only: --quick, --top and a time budget pick "
-            "ops by their time, others each time; name them with --op, or use one plan for both"
+    lines = [f"threshold: ±{share_text(comparison.threshold)}"]
+    if comparison.applied > comparison.threshold:
+        lines[0] += f", raised to ±{share_text(comparison.applied)}: so far do ratios scatter in these two runs"
+    if comparison.power is not None:
+        lines.append(f"power: this pair could have seen changes above {share_text(comparison.power)}")
+    if comparison.method == "gauges" and comparison.machine is not None:
+        lines.append(
+            "ratio: of times relative to a fixed piece of work beside each sample; --method medians is without"
         )
-    unclear = found.of("unclear")
+    if comparison.machine is not None and abs(comparison.machine - 1.0) > 0.02:
+        lines.append(f"machine: a fixed piece of work took {precise(comparison.machine)} as long in the second run")
+    judged = comparison.of("slower", "faster", "same") if comparison.sides is None else []
+    ways = Counter(op.note for op in judged if op.note)
+    lines += [f"{plural(count, 'op')}: {safe(note)}" for note, count in ways.most_common(WAYS)]
+    lines += [f"forced: {difference}" for difference in comparison.differences if difference.blocking]
+    lines += [f"differs: {difference}" for difference in comparison.differences if not difference.blocking]
+    runs = comparison.sides is None or any(side.what == "measured" for side in comparison.sides)
+    if runs and comparison.alone_share > ALONE:
+        lines.append(
+            f"{share_text(comparison.alone_share)} of the ops are on one side only: --quick, --top and a time budget "
+            "pick ops by their time, others each time; name them with --op, or use one plan for both"
+        )
+    unclear = comparison.of("unclear")
     if unclear:
         reasons = Counter(part for op in unclear for part in op.note.split("; ") if part)
-        made.append(f"unclear: {plural(len(unclear), 'op')}: {'; '.join(part for part, _ in reasons.most_common(6))}")
-    return [*made, *map(safe, found.notes)]
+        lines.append(f"unclear: {plural(len(unclear), 'op')}: {'; '.join(part for part, _ in reasons.most_common(6))}")
+    return [*lines, *map(safe, comparison.notes)]
 
 
-def facts(found: Comparison) -> dict[str, object]:
+def facts(comparison: Comparison) -> dict[str, object]:
     """The whole comparison as plain values, for JSON."""
-    body: dict[str, object] = msgspec.to_builtins(found)
+    body: dict[str, object] = msgspec.to_builtins(comparison)
     ops = body.pop("ops")
-    counts = {verdict: len(found.of(verdict)) for verdict in ORDER}
-    return {"counts": counts, "whole": found.whole, **body, "ops": ops}
+    counts = {verdict: len(comparison.of(verdict)) for verdict in ORDER}
+    return {"counts": counts, "whole": comparison.whole, **body, "ops": ops}
 
 
 MAX_ROWS = 50
@@ -190,20 +194,20 @@ _TIMES = [
 _CALLS = _OfOp("count", lambda op: op.count, COUNT, style="dim", drop=8)
 
 
-def ops_table(found: Comparison, *last: _OfOp, everything: bool = False) -> Table[OpComparison]:
+def ops_table(comparison: Comparison, *last: _OfOp, everything: bool = False) -> Table[OpComparison]:
     """The ops that changed, or all, with their intervals and the given last columns."""
     columns = [
         _VERDICT,
         _OfOp("ratio", lambda op: op.ratio, _RATIO, style=_style),
-        _OfOp(level(found), lambda op: interval(op) or DASH, right=True, style="dim", drop=4),
+        _OfOp(level(comparison), lambda op: interval(op) or DASH, right=True, style="dim", drop=4),
         *_TIMES,
         _CALLS,
         *last,
     ]
-    return Table("Ops", columns, rows(found, everything=everything), noun="op")
+    return Table("Ops", columns, rows(comparison, everything=everything), noun="op")
 
 
-def page_table(found: Comparison) -> Table[OpComparison]:
+def page_table(comparison: Comparison) -> Table[OpComparison]:
     """All ops with both their times, as a page sorts them."""
     columns = [
         _NAME,
@@ -212,38 +216,61 @@ def page_table(found: Comparison) -> Table[OpComparison]:
         _VERDICT,
         *_TIMES,
         _OfOp("ratio", lambda op: op.ratio, _RATIO),
-        _OfOp(level(found), interval),
+        _OfOp(level(comparison), interval),
         _OfOp("note", lambda op: op.note),
     ]
-    return heaviest("Ops", columns, found.ops, lambda op: max(op.before_us or 0.0, op.after_us or 0.0) * op.count)
+    return heaviest("Ops", columns, comparison.ops, lambda op: max(op.before_us or 0.0, op.after_us or 0.0) * op.count)
 
 
-def classes_table(found: Comparison) -> Table[Any]:
+def classes_table(comparison: Comparison) -> Table[Any]:
     """Totals by class of work; without rows where all is of one class."""
     columns = [
-        Column[Any]("class of work", lambda one: one.name),
-        Column[Any]("before", lambda one: one.before_us or None, TIME, key="before_us"),
-        Column[Any]("after", lambda one: one.after_us or None, TIME, key="after_us"),
-        Column[Any]("ops on both", lambda one: one.matched_ops, COUNT, key="matched_ops"),
-        Column[Any]("ratio of these", lambda one: one.ratio, _RATIO, key="ratio"),
+        Column[Any]("class of work", lambda total: total.name),
+        Column[Any]("before", lambda total: total.before_us or None, TIME, key="before_us"),
+        Column[Any]("after", lambda total: total.after_us or None, TIME, key="after_us"),
+        Column[Any]("ops on both", lambda total: total.matched_ops, COUNT, key="matched_ops"),
+        Column[Any]("ratio of these", lambda total: total.ratio, _RATIO, key="ratio"),
     ]
-    return Table("Classes of work", columns, found.classes if len(found.classes) > 1 else ())
+    return Table("Classes of work", columns, comparison.classes if len(comparison.classes) > 1 else ())
 
 
-def render(found: Comparison, *, width: int, everything: bool = False) -> RenderableType:
+def render(comparison: Comparison, *, width: int, everything: bool = False) -> RenderableType:
     """The ops that changed, or all, fitted to `width` characters, and notes; the first line comes before it."""
-    op = _OfOp("op", lambda op: OpCell(name=op.name, detail=detail_of(found, op)), OP)
-    ops = terminal(ops_table(found, op, everything=everything), width)
-    return Group(*ops, *terminal(classes_table(found)), *notes_lines(notes(found)))
+    op = _OfOp("op", lambda op: OpCell(name=op.name, detail=detail_of(comparison, op)), OP)
+    ops = terminal(ops_table(comparison, op, everything=everything), width)
+    return Group(*ops, *terminal(classes_table(comparison)), *notes_lines(notes(comparison)))
 
 
-def markdown(found: Comparison, *, everything: bool = False) -> str:
+def markdown(comparison: Comparison, *, everything: bool = False) -> str:
     """The first line as a heading, the ops that changed, or all, and notes: short enough for a pull request."""
-    detail = _OfOp("inputs", lambda op: detail_of(found, op), form="code")
-    ops = cut(ops_table(found, _NAME, detail, everything=everything), MAX_ROWS)
+    detail = _OfOp("inputs", lambda op: detail_of(comparison, op), form="code")
+    ops = cut(ops_table(comparison, _NAME, detail, everything=everything), MAX_ROWS)
     marked = _VERDICT.with_text(lambda op: f"{MARKS.get(op.verdict, '')} {op.verdict}".strip())
     ops = msgspec.structs.replace(ops, columns=[marked, *ops.columns[1:]])
-    lines = [f"### opreplay: {formats.escaped(first_line(found))}", *formats.bullets(side_lines(found))]
+    lines = [f"### opreplay: {formats.escaped(first_line(comparison))}", *formats.bullets(side_lines(comparison))]
     lines += [*formats.markdown(ops), *(["", more_line(ops, "")] if ops.left_out else [])]
-    lines += [*formats.markdown(classes_table(found)), *formats.bullets(notes(found))]
+    lines += [*formats.markdown(classes_table(comparison)), *formats.bullets(notes(comparison))]
     return "\n".join(lines) + "\n"
+
+
+def page(comparison: Comparison, command: str) -> Page:
+    """Everything of a comparison that a page shows."""
+    series: dict[str, dict[str, float]] = {"before": {}, "after": {}}
+    for op in comparison.ops:
+        for name, us in (("before", op.before_us), ("after", op.after_us)):
+            if us is not None:
+                series[name][op.name] = series[name].get(op.name, 0.0) + us * op.count
+    return Page(
+        title="opreplay: two sides compared" if comparison.sides else "opreplay: two runs compared",
+        headline=first_line(comparison),
+        command=command,
+        facts=(
+            *((line.partition(": ")[0], line.partition(": ")[2]) for line in side_lines(comparison)),
+            ("before", time_text(comparison.before_us)),
+            ("after", time_text(comparison.after_us)),
+            ("an op counts as changed from", share_text(comparison.applied)),
+        ),
+        bars=(bars_by_name("Time by op, all calls", series),),
+        tables=(page_table(comparison), classes_table(comparison)),
+        notes=tuple(notes(comparison)),
+    )

@@ -89,7 +89,7 @@ def facts(device: DeviceProfile) -> dict[str, Any]:
 
 def _family_facts(family: FamilyCost) -> dict[str, Any]:
     nearby = {
-        kind: [{"sizes": sizes_at(one[:3], family.form), "pull": one[3]} for one in neighbours]
+        kind: [{"sizes": sizes_at(neighbour[:3], family.form), "pull": neighbour[3]} for neighbour in neighbours]
         for kind, neighbours in family.nearby.items()
     }
     return {**msgspec.to_builtins(family), "nearby": nearby}
@@ -107,8 +107,8 @@ def file_text(name_or_path: str) -> str:
 def _rates(device: DeviceProfile) -> dict[str, Quantity]:
     """Rates with their sources: the shared model's, or the shipped device's own where it has them."""
     known = canonical_name(device.name)
-    own = load_file(known).rates if known else {}
-    shared = {**load_model().rates, **own}
+    of_device = load_file(known).rates if known else {}
+    shared = {**load_model().rates, **of_device}
     values = msgspec.structs.asdict(device.rates)
     return {
         name: quantity
@@ -121,7 +121,7 @@ def _rates(device: DeviceProfile) -> dict[str, Quantity]:
 def _quantities(items: Iterable[tuple[str, Quantity]]) -> RenderableType:
     """One row a number; sources, which are long and repeat, as footnotes."""
     rows = list(items)
-    numbers = {source: place for place, source in enumerate(dict.fromkeys(one.source for _, one in rows), 1)}
+    numbers = {source: place for place, source in enumerate(dict.fromkeys(quantity.source for _, quantity in rows), 1)}
     column = Column[tuple[str, Quantity]]
     columns = [
         column("name", lambda row: row[0]),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +13,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 from opreplay.replay.ascend import Explanation
+from opreplay.replay.ascend.simulate.op import KernelExplanation
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.describe import schema_text, shorter_float
-from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.model import RecordedKernel, ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.replay.report.snippet import snippet
@@ -75,7 +76,7 @@ def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation
         "meta": result.meta,
         "bytes": need_of(op).total,
         "recorded_share": result.recorded_share,
-        "simulated": {name: msgspec.to_builtins(one) for name, one in explanations.items()},
+        "simulated": {name: msgspec.to_builtins(explanation) for name, explanation in explanations.items()},
     }
 
 
@@ -85,11 +86,7 @@ def _overview(op: ReplayOp, result: OpResult) -> list[Fact]:
     times = f"{time_text(result.recorded_device_us)} on the device, {time_text(result.recorded_host_us)} on the host"
     timed = op.recorded.host_us_total > 0 or op.recorded.device_us_total > 0
     facts.append(("recorded", f"{op.count:,} × {times}; {share}" if timed else f"{op.count:,} ×, no times", ""))
-    for kernel in op.recorded.kernels[:KERNELS_SHOWN]:
-        name = f"{kernel.type} ({kernel.name})" if kernel.type else kernel.name
-        facts.append(("", f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {name}", "dim"))
-    if len(op.recorded.kernels) > KERNELS_SHOWN:
-        facts.append(("", f"and {len(op.recorded.kernels) - KERNELS_SHOWN} more kernels", "dim"))
+    facts += [("", line, "dim") for line in _recorded_kernels(op.recorded.kernels)]
     if result.status == "replayed":
         how, origin = HOW.get(op.resolved_by or "", "not resolved"), registered_by(op)
         facts.append(("resolved", how + (f" by {origin}" if origin else "") + (f": {op.via}" if op.via else ""), ""))
@@ -103,6 +100,15 @@ def _overview(op: ReplayOp, result: OpResult) -> list[Fact]:
     about = "" if need.outputs_known else "about "
     facts.append(("memory", f"{readable(need.inputs)} inputs, {about}{readable(need.outputs)} outputs", ""))
     return facts
+
+
+def _recorded_kernels(kernels: Sequence[RecordedKernel]) -> list[str]:
+    lines: list[str] = []
+    for kernel in kernels[:KERNELS_SHOWN]:
+        name = f"{kernel.type} ({kernel.name})" if kernel.type else kernel.name
+        lines.append(f"{kernel.count:,} × {time_text(kernel.total_us / max(kernel.count, 1))}  {name}")
+    rest = len(kernels) - len(lines)
+    return [*lines, f"and {rest} more kernels"] if rest else lines
 
 
 _Note = tuple["ReplayArg | None", str, str]
@@ -121,7 +127,11 @@ def _arguments(op: ReplayOp) -> Table[_Note]:
 
     known = {arg.name for arg in op.args}
     rows: list[_Note] = [(arg, arg.name, notes(arg)) for arg in op.args]
-    rows += [(None, one.argument, one.what) for one in op.assumptions if one.argument not in known]
+    rows += [
+        (None, assumption.argument, assumption.what)
+        for assumption in op.assumptions
+        if assumption.argument not in known
+    ]
     columns = [
         Column[_Note]("name", lambda row: row[1]),
         Column[_Note]("type", lambda row: row[0] and row[0].type, style="dim"),
@@ -161,31 +171,31 @@ def _device(explanation: Explanation) -> list[RenderableType]:
         f", 80 % within {time_text(total.low_us)} to {time_text(total.high_us)}; ",
         f"bound by {total.bound}; {total.confidence}{far}; L2 {total.l2}",
     )
-    parts: list[RenderableType] = [head]
-    for kernel in explanation.kernels:
-        one = kernel.prediction
-        terms = ", ".join(
-            f"{safe(name)} {share_text(us / one.time_us)}"
-            for name, us in sorted(one.terms_us.items(), key=lambda t: -t[1])
-            if one.time_us > 0
-        )
-        times = f"{kernel.count} × " if kernel.count > 1 else ""
-        samples = f", {kernel.samples} measured kernels" if kernel.samples else ""
-        drawn = f"; × {one.nearby_factor:.2f} by neighbours" if abs(one.nearby_factor - 1) >= 0.005 else ""
-        path = f" ({safe(one.slow_path)})" if one.slow_path else ""
-        far = ", extrapolated" if one.extrapolated else ""
-        lines = Text.assemble(
-            (safe(kernel.type), "bold"),
-            f"  {times}{time_text(one.time_us)}{f': {terms}' if terms else ''}\n",
-            (f"{', '.join(kernel.inputs)} → {', '.join(kernel.outputs)}\n", "dim"),
-            (f"bound by {one.bound}{path}; {one.confidence}{far} (family {kernel.family}{samples}{drawn})", "dim"),
-            *((f"\n{name} = {value}", "dim") for name, value in kernel.attrs.items()),
-            overflow="fold",
-        )
-        parts.append(Padding(lines, (0, 0, 0, 2)))
+    lines = [_kernel(kernel) for kernel in explanation.kernels]
     if any(len(kernel.prediction.terms_us) > 1 for kernel in explanation.kernels):
-        parts.append(Padding(Text(f"· {SHARES}", style="dim"), (0, 0, 0, 2)))
+        lines.append(Text(f"· {SHARES}", style="dim"))
     if not explanation.kernels:
-        parts.append(Padding(Text("no kernel: a view costs nothing", style="dim"), (0, 0, 0, 2)))
-    parts += [Padding(Text(f"· {safe(note)}", style="dim"), (0, 0, 0, 2)) for note in explanation.notes]
-    return parts
+        lines.append(Text("no kernel: a view costs nothing", style="dim"))
+    lines += [Text(f"· {safe(note)}", style="dim") for note in explanation.notes]
+    return [head, *(Padding(line, (0, 0, 0, 2)) for line in lines)]
+
+
+def _kernel(kernel: KernelExplanation) -> Text:
+    """A kernel with its terms, largest first, its shapes and what bounds it."""
+    prediction = kernel.prediction
+    terms = sorted(prediction.terms_us.items(), key=lambda term: -term[1]) if prediction.time_us > 0 else ()
+    shares = ", ".join(f"{safe(name)} {share_text(us / prediction.time_us)}" for name, us in terms)
+    times = f"{kernel.count} × " if kernel.count > 1 else ""
+    samples = f", {kernel.samples} measured kernels" if kernel.samples else ""
+    factor = prediction.nearby_factor
+    nearby = f"; × {factor:.2f} by neighbours" if abs(factor - 1) >= 0.005 else ""
+    path = f" ({safe(prediction.slow_path)})" if prediction.slow_path else ""
+    known = f"{prediction.confidence}{', extrapolated' if prediction.extrapolated else ''}"
+    return Text.assemble(
+        (safe(kernel.type), "bold"),
+        f"  {times}{time_text(prediction.time_us)}{f': {shares}' if shares else ''}\n",
+        (f"{', '.join(kernel.inputs)} → {', '.join(kernel.outputs)}\n", "dim"),
+        (f"bound by {prediction.bound}{path}; {known} (family {kernel.family}{samples}{nearby})", "dim"),
+        *((f"\n{name} = {value}", "dim") for name, value in kernel.attrs.items()),
+        overflow="fold",
+    )

@@ -80,9 +80,9 @@ def initializers_table(known: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def registration_facts(found: Iterable[Registration]) -> list[dict[str, Any]]:
+def registration_facts(registrations: Iterable[Registration]) -> list[dict[str, Any]]:
     """Kind, name, ops, source, place and note of each registration."""
-    return [asdict(one) for one in found]
+    return [asdict(registration) for registration in registrations]
 
 
 def built_in_facts(ops: Iterable[Row]) -> list[dict[str, Any]]:
@@ -118,15 +118,20 @@ def built_in_table(ops: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def registrations_table(found: list[dict[str, Any]]) -> RenderableType:
+def registrations_table(registrations: list[dict[str, Any]]) -> RenderableType:
     """One row a registration."""
-    if not found:
+    if not registrations:
         return Text("No plugin has registered anything; --plugin FILE loads one.")
     table = plain_table()
     for name in ("kind", "ops", "name", "from"):
         table.add_column(name, overflow="fold", style="dim" if name == "from" else "", no_wrap=name == "kind")
-    for one in found:
-        name = f"{one['name']} ({one['note']})" if one["note"] else one["name"]
-        ops = Text("\n".join(map(safe, one["ops"])))
-        table.add_row(one["kind"], ops, Text(safe(name)), Text(safe(f"{one['source']}, {one['place']}")))
+    for registration in registrations:
+        name = f"{registration['name']} ({registration['note']})" if registration["note"] else registration["name"]
+        ops = Text("\n".join(map(safe, registration["ops"])))
+        table.add_row(
+            registration["kind"],
+            ops,
+            Text(safe(name)),
+            Text(safe(f"{registration['source']}, {registration['place']}")),
+        )
     return table

@@ -23,17 +23,19 @@ SHORT: dict[str, str] = {"no meta kernel": "no kernel", "data-dependent": "data-
 
 def counts(results: Sequence[OpResult]) -> dict[MetaStatus, int]:
     """Ops by verdict, all verdicts in order."""
-    found = Counter(r.meta.status for r in results if r.meta is not None)
-    return {status: found[status] for status in get_args(MetaStatus)}
+    verdicts = Counter(r.meta.status for r in results if r.meta is not None)
+    return {status: verdicts[status] for status in get_args(MetaStatus)}
 
 
 def line(results: Sequence[OpResult]) -> str:
     """ "on meta tensors: 412 ok (96 with the recorded sizes), 3 no meta kernel, 1 failed; 6 ops not called"."""
-    found = counts(results)
+    verdicts = counts(results)
     compared = sum(r.meta is not None and r.meta.status == "ok" and r.meta.results_compared > 0 for r in results)
-    parts = [f"{found['ok']:,} ok" + (f" ({compared:,} with the recorded sizes)" if compared else "")]
-    words = {"differs": "differ" if found["differs"] != 1 else "differs"}
-    parts += [f"{count:,} {words.get(status, status)}" for status, count in found.items() if count and status != "ok"]
+    parts = [f"{verdicts['ok']:,} ok" + (f" ({compared:,} with the recorded sizes)" if compared else "")]
+    words = {"differs": "differ" if verdicts["differs"] != 1 else "differs"}
+    parts += [
+        f"{count:,} {words.get(status, status)}" for status, count in verdicts.items() if count and status != "ok"
+    ]
     left_out = sum(r.meta is None for r in results)
     return f"on meta tensors: {', '.join(parts)}" + (f"; {plural(left_out, 'op')} not called" if left_out else "")
 
@@ -62,8 +64,8 @@ def op_cell(result: OpResult) -> OpCell:
 def problems(results: Sequence[OpResult]) -> Table[ReasonTotal]:
     """One row a verdict other than ok, with unique ops, calls and share, and the ops that it is about."""
     wrong = [(r, r.meta) for r in results if r.meta is not None and r.meta.status != "ok"]
-    found = total_reasons((check.status, _about(r, check), r.count, r.recorded_share) for r, check in wrong)
-    return totals_by_kind("on meta tensors", found)
+    totals = total_reasons((check.status, _about(r, check), r.count, r.recorded_share) for r, check in wrong)
+    return totals_by_kind("on meta tensors", totals)
 
 
 def _about(result: OpResult, check: MetaCheck) -> str:

@@ -73,10 +73,11 @@ def planned_results(
 
     `checks`: verdicts of a run on meta tensors, by id. `failed`: why an op has no prediction, once it was asked for.
     """
-    outcomes = [_outcome(op, max_op_bytes, over) for op in plan.ops]
-    made = [(op, outcome, simulate(op)) for op, outcome in zip(plan.ops, outcomes, strict=True)]
+    predicted = [(op, simulate(op)) for op in plan.ops]
+    why = failed or {}
     results = [
-        result_of(plan, op, outcome, found, unpredicted=(failed or {}).get(op.id, ())) for op, outcome, found in made
+        result_of(plan, op, _outcome(op, max_op_bytes, over), predictions, unpredicted=why.get(op.id, ()))
+        for op, predictions in predicted
     ]
     return [msgspec.structs.replace(result, meta=checks.get(result.id)) for result in results] if checks else results
 
@@ -112,22 +113,31 @@ def render(
     ]
     parts = terminal(Table("Ops", columns, shown), width, one_line=True)[1:] or [no_ops()]
     head = first_screen.rendered([*first_screen.capture_lines(plan), *first_screen.lines(where, plan.device, results)])
-    kinds = None if where is None else where.unowned
-    chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total, kinds)
-    chosen += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
-    found = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
-    found += [note for soc in socs_of(results) for note in confidence_notes(soc, results) if note not in chosen]
-    before = [*head, *suspects.rendered(suspects.lines(results))]
-    parts = [*before, Text(), *parts] if before else parts
+    head += suspects.rendered(suspects.lines(results))
+    parts = [*head, Text(), *parts] if head else parts
     tables = [*terminal(reasons_table(results)), *terminal(meta.problems(results))]
-    notes = found if everything else decisive(found, chosen)
+    notes = _notes(plan, results, where, everything=everything)
     return Group(*parts, *rest_line(results, MAX_ROWS), *tables, *notes_lines(notes))
+
+
+def _notes(plan: ReplayPlan, results: Sequence[OpResult], where: Where | None, *, everything: bool) -> list[str]:
+    kinds, socs = None if where is None else where.unowned, socs_of(results)
+    chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total, kinds)
+    chosen += [note for soc in socs for note in telling_notes(soc, results)]
+    lines = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
+    lines += [note for soc in socs for note in confidence_notes(soc, results) if note not in chosen]
+    return lines if everything else decisive(lines, chosen)
 
 
 def memory_text(op: ReplayOp) -> str:
     """Bytes of inputs and outputs; a tilde where the outputs are estimated."""
     need = need_of(op)
     return f"{'' if need.outputs_known else '~'}{readable(need.total)}"
+
+
+_PLAN_FACTS = ("source", "selection", "device", "device_us_total", "host_us_total", "unowned_device_us", "losses")
+_TIMES = ("recorded_device_us", "recorded_host_us", "recorded_share")
+_PREDICTIONS = ("kernel_classes", "suspicions", "simulated_us", "bound")
 
 
 def facts(
@@ -140,13 +150,7 @@ def facts(
     """The same as JSON-safe values; times in microseconds a call. `l2`: what predictions take caches to hold."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "source": plan.source,
-        "selection": plan.selection,
-        "device": plan.device,
-        "device_us_total": plan.device_us_total,
-        "host_us_total": plan.host_us_total,
-        "unowned_device_us": plan.unowned_device_us,
-        "losses": plan.losses,
+        **{name: getattr(plan, name) for name in _PLAN_FACTS},
         "l2": l2,
         "ops": summary.ops,
         "replayable": summary.replayed,
@@ -178,15 +182,9 @@ def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
         "inputs": result.inputs,
         "bytes": need.total,
         "bytes_estimated": not need.outputs_known,
-        "recorded_device_us": result.recorded_device_us,
-        "recorded_host_us": result.recorded_host_us,
-        "recorded_share": result.recorded_share,
-        "kernel_classes": result.kernel_classes,
-        "suspicions": result.suspicions,
-        "simulated_us": result.simulated_us,
-        "bound": result.bound,
-        "by": {soc: one.by for soc, one in result.simulated.items()},
-        "l2": {soc: one.l2 for soc, one in result.simulated.items()},
+        **{name: getattr(result, name) for name in (*_TIMES, *_PREDICTIONS)},
+        "by": {soc: prediction.by for soc, prediction in result.simulated.items()},
+        "l2": {soc: prediction.l2 for soc, prediction in result.simulated.items()},
         "assumptions": op.assumptions,
         "meta": result.meta,
     }

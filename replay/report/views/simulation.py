@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from opreplay.replay.ascend.simulate.agreement import compare_all
 from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverage_of
-from opreplay.replay.ascend.simulate.step import OpStep, Step, inversions, losing
+from opreplay.replay.ascend.simulate.step import Inversion, OpStep, Step, inversions, losing
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import telling_arguments
@@ -19,7 +19,9 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, formats, suspects
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
-from opreplay.replay.report.run import npu
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
+from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
 from opreplay.replay.report.table import (
@@ -33,6 +35,7 @@ from opreplay.replay.report.table import (
     OpCell,
     Table,
     decisive,
+    heaviest,
     names_room,
     notes_lines,
     terminal,
@@ -56,9 +59,13 @@ MOST_WITH_SHARES = 3
 """Devices whose times and shares fit side by side into 80 columns; of more, times alone are shown."""
 
 
+_Loss = tuple[ReplayOp, OpStep, float]
+"""An op, its prediction, and how much more time that is than was recorded, all calls."""
+
+
 def covered(plan: ReplayPlan, step: Step) -> Coverage:
     """How much of the recorded time the predictions of a device stand for, by what made them."""
-    return coverage_of(plan, [(one.id, one.simulated) for one in step.ops])
+    return coverage_of(plan, [(op.id, op.simulated) for op in step.ops])
 
 
 def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
@@ -83,19 +90,19 @@ def _op_facts(op: ReplayOp, result: OpResult, *, captured: bool) -> dict[str, An
         "recorded_host_us_total": None if captured else op.recorded.host_us_total,
         "simulated": {
             device: {
-                **{name: getattr(one, name) for name in ("time_us", "low_us", "high_us")},
-                "total_us": one.time_us * op.count,
-                **{name: getattr(one, name) for name in _SIMULATED},
+                **{name: getattr(prediction, name) for name in ("time_us", "low_us", "high_us")},
+                "total_us": prediction.time_us * op.count,
+                **{name: getattr(prediction, name) for name in _SIMULATED},
             }
-            for device, one in result.simulated.items()
+            for device, prediction in result.simulated.items()
         },
     }
 
 
 def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where | None = None) -> dict[str, Any]:
     """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
-    found = covered(plan, steps[0])
-    done = {one.id for one in steps[0].ops}
+    coverage = covered(plan, steps[0])
+    done = {op.id for op in steps[0].ops}
     return {
         "schema_version": SCHEMA_VERSION,
         "source": plan.source,
@@ -104,45 +111,43 @@ def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where 
         "losses": plan.losses,
         "capture_notes": [] if plan.capture is None else list(plan.capture.notes),
         "ops": len(plan.ops),
-        "simulated_ops": found.ops,
-        "covered_share": found.predicted,
+        "simulated_ops": coverage.ops,
+        "covered_share": coverage.predicted,
         "covered_of": clock_of(plan),
         "recorded_device_us": plan.device_us_total or None,
         "recorded_device_us_of_simulated": sum(o.recorded.device_us_total for o in plan.ops if o.id in done) or None,
         "socs": {
-            step.device: {
-                "version": step.device_version,
-                "memory": memory_facts(plan, step),
-                "total_us": step.total_us if step.ops else None,
-                "low_us": step.low_us if step.ops else None,
-                "high_us": step.high_us if step.ops else None,
-                "uncalibrated_share": step.uncalibrated_share,
-                "coverage": coverage_facts(covered(plan, step)),
-                "faster_than_larger": {one.larger: one.ops for one in inversions(steps) if one.smaller == step.device},
-                "beyond_hbm_bytes_per_s": step.beyond_hbm,
-                "by_bound_us": step.by_bound,
-                "by_family_us": step.by_family,
-                "losing": [
-                    {"id": op.id, "name": op.name, "lost_us": lost} for op, _, lost in losing(step, plan.ops, losers)
-                ],
-            }
-            for step in steps
+            step.device: _step_facts(plan, step, inversions(steps), losing(step, plan.ops, losers)) for step in steps
         },
         "where": None if where is None else msgspec.to_builtins(where),
         "captured": plan.captured,
         "l2": steps[0].l2,
-        "cache_from": None
-        if plan.sequence is None or steps[0].l2 != "sequence"
-        else {
-            "step": plan.sequence.step,
-            "steps": plan.sequence.steps,
-            "calls": len(plan.sequence.calls),
-        },
+        "cache_from": _cache_facts(plan) if steps[0].l2 == "sequence" else None,
         "lowering": _lowering_facts(plan),
         "unique_ops": [
             _op_facts(op, result, captured=plan.captured)
             for op, result in zip(plan.ops, results_of(plan, steps), strict=True)
         ],
+    }
+
+
+def _cache_facts(plan: ReplayPlan) -> dict[str, Any] | None:
+    sequence = plan.sequence
+    return sequence and {"step": sequence.step, "steps": sequence.steps, "calls": len(sequence.calls)}
+
+
+def _step_facts(plan: ReplayPlan, step: Step, inverted: Sequence[Inversion], losses: Sequence[_Loss]) -> dict[str, Any]:
+    return {
+        "version": step.device_version,
+        "memory": memory_facts(plan, step),
+        **{name: getattr(step, name) if step.ops else None for name in ("total_us", "low_us", "high_us")},
+        "uncalibrated_share": step.uncalibrated_share,
+        "coverage": coverage_facts(covered(plan, step)),
+        "faster_than_larger": {pair.larger: pair.ops for pair in inverted if pair.smaller == step.device},
+        "beyond_hbm_bytes_per_s": step.beyond_hbm,
+        "by_bound_us": step.by_bound,
+        "by_family_us": step.by_family,
+        "losing": [{"id": op.id, "name": op.name, "lost_us": lost} for op, _, lost in losses],
     }
 
 
@@ -153,9 +158,9 @@ def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
         return None
     verdicts = ("same", "close", "differs")
     return {
-        "ops": {v: sum(one.verdict == v for one in compared) for v in verdicts},
-        "recorded_us": {v: sum(one.recorded_us for one in compared if one.verdict == v) for v in verdicts},
-        "compared": [msgspec.to_builtins(one) for one in compared],
+        "ops": {v: sum(op.verdict == v for op in compared) for v in verdicts},
+        "recorded_us": {v: sum(op.recorded_us for op in compared if op.verdict == v) for v in verdicts},
+        "compared": [msgspec.to_builtins(op) for op in compared],
     }
 
 
@@ -179,23 +184,21 @@ def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
 
 def _predictions(step: Step) -> list[_OfOp]:
     """What is predicted of a call on a device, under keys that end with its name."""
-    found = {one.id: one.simulated for one in step.ops}
+    predictions = {op.id: op.simulated for op in step.ops}
     fields = ("time_us", "low_us", "high_us", "bound", "confidence", "by", "l2", "extrapolated")
+    keys = ("simulated_us", *fields[1:])
     return [
-        _OfOp(
-            f"{'simulated_us' if field == 'time_us' else field}_{step.device}",
-            lambda op, field=field: getattr(found.get(op.id), field, None),
-        )
-        for field in fields
+        _OfOp(f"{key}_{step.device}", lambda op, field=field: getattr(predictions.get(op.id), field, None))
+        for key, field in zip(keys, fields, strict=True)
     ]
 
 
-def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, float]], most: int) -> Table[str]:
+def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, float]], limit: int) -> Table[str]:
     columns = [Column[str](title, lambda name: name)]
     for step, us in zip(steps, times, strict=True):
         columns += _with_share(step, us, share=len(steps) <= MOST_WITH_SHARES)
-    order = sorted({name for one in times for name in one}, key=lambda name: -max(t.get(name, 0.0) for t in times))
-    return Table(title, columns, order[:most])
+    order = sorted({name for times in times for name in times}, key=lambda name: -max(t.get(name, 0.0) for t in times))
+    return Table(title, columns, order[:limit])
 
 
 def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column[str]]:
@@ -206,7 +209,7 @@ def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column
 
 def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool) -> Table[Step | None]:
     """A row a device; None is what was recorded."""
-    done = {one.id for one in steps[0].ops}
+    done = {op.id for op in steps[0].ops}
     recorded = sum(op.recorded.device_us_total for op in plan.ops if op.id in done)
     # Where the head names the device, a short word leaves the columns their room.
     name = (plan.device or "recorded") if names_device else "recorded"
@@ -230,10 +233,6 @@ def band_text(step: Step) -> str:
     if not step.ops:
         return "nothing of it is predicted"
     return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
-
-
-_Loss = tuple[ReplayOp, OpStep, float]
-"""An op, its prediction, and how much more time that is than was recorded, all calls."""
 
 
 def _losing_table(step: Step, lost: Sequence[_Loss], width: int) -> list[RenderableType]:
@@ -269,47 +268,41 @@ def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType
     """A line a device: does a captured step fit its memory?"""
     lines: list[RenderableType] = []
     for step in steps:
-        found = memory_facts(plan, step)
-        if found is not None:
-            verdict = "fits" if found["fits"] else "does NOT fit"
-            sizes = f"{readable(found['peak_bytes'])} at most of {readable(int(found['hbm_bytes']))}"
+        if (memory := memory_facts(plan, step)) is not None:
+            verdict = "fits" if memory["fits"] else "does NOT fit"
+            sizes = f"{readable(memory['peak_bytes'])} at most of {readable(int(memory['hbm_bytes']))}"
             text = f"memory: {verdict} {safe(step.device)}: tensors take {sizes}; workspaces are not counted"
-            lines.append(Text(text, style="" if found["fits"] else "yellow"))
+            lines.append(Text(text, style="" if memory["fits"] else "yellow"))
     return lines
 
 
-def _inversion_lines(steps: Sequence[Step]) -> list[RenderableType]:
-    """Where a smaller device is predicted faster than a larger one, and why."""
-    return [
-        Text(
-            f"{safe(one.smaller)} is predicted faster than {safe(one.larger)} for {one.ops:,} of {one.compared:,} ops,"
-            f" though no part of it is: calibration, as launches or kernels were measured on one of them only",
-            style="yellow",
-        )
-        for one in inversions(steps)
-    ]
+def _warnings(lines: Iterable[str]) -> list[RenderableType]:
+    return [Text(line, style="yellow", overflow="fold") for line in lines]
 
 
-def _streaming_lines(steps: Sequence[Step]) -> list[RenderableType]:
-    """Devices on which the step is predicted to stream more than memory can: a fault of the prediction."""
-    return [
-        Text(
-            f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of "
-            f"distinct tensors in {time_text(step.pass_us)}: {speed / 1e12:.3g} TB/s beyond L2, while the peak of "
-            f"memory is {step.peaks[3] / 1e12:.3g}; please report it",
-            style="yellow",
-        )
-        for step in steps
-        if (speed := step.beyond_hbm) is not None
-    ]
+def _inversion_line(pair: Inversion) -> str:
+    """That a smaller device is predicted faster than a larger one, and why."""
+    return (
+        f"{safe(pair.smaller)} is predicted faster than {safe(pair.larger)} for {pair.ops:,} of {pair.compared:,} ops, "
+        "though no part of it is: calibration, as launches or kernels were measured on one of them only"
+    )
+
+
+def _streaming_line(step: Step) -> str:
+    """That the step is predicted to stream more than memory can: a fault of the prediction."""
+    return (
+        f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of distinct "
+        f"tensors in {time_text(step.pass_us)}: {(step.beyond_hbm or 0.0) / 1e12:.3g} TB/s beyond L2, while the peak "
+        f"of memory is {step.peaks[3] / 1e12:.3g}; please report it"
+    )
 
 
 def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
     """ "910b3, time by bound: vector 23.8 %, l2 23.4 %"; the largest ones, the tables have all."""
     shown = [(name, us / step.total_us) for name, us in times.items()][:SHARES_SHOWN] if step.total_us else []
     rest = f" and {len(times) - len(shown)} more" if len(times) > len(shown) else ""
-    told = ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown)
-    return Text(f"{safe(step.device)}, time by {what}: {told}{rest}", overflow="fold")
+    shares = ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown)
+    return Text(f"{safe(step.device)}, time by {what}: {shares}{rest}", overflow="fold")
 
 
 def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
@@ -317,8 +310,8 @@ def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
     predicted: dict[str, dict[str, Simulated]] = {}
     failed: dict[str, list[str]] = {}
     for step in steps:
-        for one in step.ops:
-            predicted.setdefault(one.id, {})[step.device] = one.simulated
+        for op in step.ops:
+            predicted.setdefault(op.id, {})[step.device] = op.simulated
         for id_, why in step.failed.items():
             failed.setdefault(id_, []).append(why)
     ran = Outcome(status="replayed")
@@ -335,8 +328,8 @@ def notes(results: Sequence[OpResult], steps: Sequence[Step]) -> list[str]:
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
     if l2 != "sequence":
-        held = "nothing of its data" if l2 == "cold" else "its own data and code, as in a loop"
-        return [Text(f"caches ({l2}): when an op starts they hold {held} (--l2)", style="dim")]
+        contents = "nothing of its data" if l2 == "cold" else "its own data and code, as in a loop"
+        return [Text(f"caches ({l2}): when an op starts they hold {contents} (--l2)", style="dim")]
     if plan.sequence is None:
         return []
     step, calls = plan.sequence.step, len(plan.sequence.calls)
@@ -376,15 +369,11 @@ def render(
         *first_screen.rendered([] if where is None else first_screen.where_lines(where, plan.device)),
         *suspects.rendered(suspects.lines(results)),
         *terminal(_totals_table(plan, steps, names_device=where is None or where.clock != "device"))[1:],
-        *[Text(line, style="yellow", overflow="fold") for line in first_screen.capture_lines(plan)],
+        *_warnings(first_screen.capture_lines(plan)),
         *memory_lines(plan, steps),
-        *_streaming_lines(steps),
-        *_inversion_lines(steps),
-        *[
-            Text(line, style="yellow", overflow="fold")
-            for step in steps
-            for line in telling_notes(step.device, results)
-        ],
+        *_warnings(map(_streaming_line, (step for step in steps if step.beyond_hbm is not None))),
+        *_warnings(map(_inversion_line, inversions(steps))),
+        *_warnings(line for step in steps for line in telling_notes(step.device, results)),
         *_cache_line(plan, steps[0].l2),
     ]
     predicted = [step for step in steps if step.ops]
@@ -395,12 +384,44 @@ def render(
         for step in predicted:
             parts += [_shares_line(step, "bound", step.by_bound), _shares_line(step, "kernel family", step.by_family)]
     for step in steps:
-        lost = losing(step, plan.ops, losers)
-        if lost:
-            parts += _losing_table(step, lost, width)
+        parts += _losing_table(step, losing(step, plan.ops, losers), width)
     parts += npu.agreement_lines(compare_all(plan.ops))
     if plan.device_us_total <= 0 and not plan.captured:
         parts += [Text(), Text("the trace recorded no device time: nothing to compare with", style="dim")]
     lines = notes(results, steps)
     parts += notes_lines(lines if everything else decisive(lines, ()))
     return Group(*parts)
+
+
+def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
+    """Everything of a simulation that a page shows."""
+    results, clock = results_of(plan, steps), ops.recorded(device=plan.device_us_total > 0)
+    times = [clock, *(ops.simulated(step.device) for step in steps)]
+    columns = [ops.NAME, ops.INPUTS, ops.CALLS, clock]
+    columns += [column for step in steps for column in (ops.simulated(step.device), ops.bound_of(step.device))]
+    return Page(
+        title=f"Simulated: {plan.source}",
+        headline=head_line(plan, steps),
+        command=command,
+        facts=tuple(
+            (
+                step.device,
+                f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %); "
+                f"{share_text(step.uncalibrated_share)} uncalibrated"
+                if step.ops
+                else band_text(step),
+            )
+            for step in steps
+        ),
+        bars=(
+            bars_by_name("Time by op, all calls", {column.title: sums(results, column) for column in times}),
+            bars_by_name("Time by kernel family", {step.device: step.by_family for step in steps}),
+            bars_by_name("Time by what bounds it", {step.device: step.by_bound for step in steps}),
+        ),
+        rooflines=tuple(roofline(step.device, results) for step in steps),
+        tables=(heaviest("Ops, one call", [*columns, ops.CALL], results, lambda r: r.recorded_share),),
+        notes=(
+            *first_screen.capture_lines(plan),
+            "Sums over ops: `opreplay timeline --soc` says what the step takes.",
+        ),
+    )

@@ -11,7 +11,7 @@ from rich.text import Text
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Fact, Table, facts_grid, terminal
-from opreplay.replay.report.text import coarse_text, end, plural, safe, share_text, time_text
+from opreplay.replay.report.text import coarse_text, end, listed, plural, safe, share_text, time_text
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
 from opreplay.traces.summary import BatchSummary, Interval, TopOp
@@ -40,30 +40,30 @@ def render(summary: TraceSummary, *, width: int) -> RenderableType:
     clock = "device time" if summary.device_time_us else "own time on the host"
     parts += _section(f"Ops by {clock}", _top_ops(summary), width)
     parts += _section("NPU kernels by op", npu.kernels_table(summary.npu_ops), width)
-    parts += _section("Iterations by batch", _batches(summary), width, most=BATCHES_SHOWN)
+    parts += _section("Iterations by batch", _batches(summary), width, limit=BATCHES_SHOWN)
     parts += _section("Annotations by time", _annotations(summary), width)
     if summary.categories:
         parts += [Text(), Text("Events by category", style="bold"), Text(_categories(summary.categories), style="dim")]
     return Group(*parts)
 
 
-def _section(title: str, table: AnyTable, width: int, most: int | None = None) -> list[RenderableType]:
+def _section(title: str, table: AnyTable, width: int, limit: int | None = None) -> list[RenderableType]:
     """The table under its title; nothing without rows."""
-    parts = terminal(table, width, most=most, rest="--format json holds all")
+    parts = terminal(table, width, limit=limit, rest="--format json holds all")
     return [Text(), Text(title, style="bold"), *parts[1:]] if parts else []
 
 
 def _facts(summary: TraceSummary) -> list[Fact]:
-    known, joined = summary.metadata_level != "none", summary.kernel_details
+    level, joined = summary.metadata_level, summary.kernel_details
     return [
         ("trace", summary.path, "bold"),
         ("read", f"{readable(summary.bytes_read)}, {plural(summary.events, 'event')}, {summary.dialect}", ""),
         ("recorded by", _recorded_by(summary), ""),
         ("on", _device(summary), ""),
         ("ops", _ops(summary), ""),
-        ("metadata", _metadata(summary), "" if known else "yellow"),
+        ("metadata", f"{level}: {MEANING[level]}" if summary.cpu_ops else "", "" if level != "none" else "yellow"),
         ("device", _device_work(summary), ""),
-        *(("busy", _busy(one, len(summary.busy)), "") for one in summary.busy[:DEVICES_SHOWN]),
+        *(("busy", _busy(device, len(summary.busy)), "") for device in summary.busy[:DEVICES_SHOWN]),
         ("clock", "" if summary.coarse_unit_us is None else coarse_text(summary.coarse_unit_us), "yellow"),
         ("work", _work(summary), ""),
         ("links", _links(summary), ""),
@@ -82,10 +82,6 @@ def _ops(summary: TraceSummary) -> str:
         f"{summary.cpu_ops:,}, {summary.cpu_ops_with_shapes:,} of them with shapes; "
         f"{summary.unique_ops:,} unique, {summary.owner_ops:,} own device time"
     )
-
-
-def _metadata(summary: TraceSummary) -> str:
-    return f"{summary.metadata_level}: {MEANING[summary.metadata_level]}" if summary.cpu_ops else ""
 
 
 def _span(summary: TraceSummary) -> str:
@@ -115,15 +111,15 @@ def _device_work(summary: TraceSummary) -> str:
     return f"{time_text(summary.device_time_us)} in {', '.join(row for row in rows if row)}"
 
 
-def _busy(one: DeviceBusy, devices: int) -> str:
+def _busy(device: DeviceBusy, devices: int) -> str:
     """ "52.6 % of 4.05 ms from its first work to its last; 12.0 % of that on several streams at once; ..." """
-    which = f"device {one.device}: " if devices > 1 else ""
-    parts = [f"{which}{share_text(one.busy_share)} of {time_text(one.span_us)} from its first work to its last"]
-    if one.overlapped_us and one.busy_us:
-        parts.append(f"{share_text(one.overlapped_us / one.busy_us)} of that on several streams at once")
-    if one.communication_us:
-        hidden = share_text(one.hidden_communication_us / one.communication_us)
-        parts.append(f"communication {time_text(one.communication_us)}, {hidden} of it while other work ran")
+    which = f"device {device.device}: " if devices > 1 else ""
+    parts = [f"{which}{share_text(device.busy_share)} of {time_text(device.span_us)} from its first work to its last"]
+    if device.overlapped_us and device.busy_us:
+        parts.append(f"{share_text(device.overlapped_us / device.busy_us)} of that on several streams at once")
+    if device.communication_us:
+        hidden = share_text(device.hidden_communication_us / device.communication_us)
+        parts.append(f"communication {time_text(device.communication_us)}, {hidden} of it while other work ran")
     return "; ".join(parts)
 
 
@@ -142,10 +138,9 @@ def _links(summary: TraceSummary) -> str:
     named = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
     text = f"{share_text(owned)} of the device time has an owner" + (f": {named}" if named else "")
     text += f"; {links.unowned:,} without" if links.unowned else ""
-    before = links.launched_before_device_ns / 1e3 / summary.device_time_us
-    return text + (
-        f", of these {links.launched_before:,} launched before the recording" if before >= LEAST_CLASS else ""
-    )
+    if links.launched_before_device_ns / 1e3 / summary.device_time_us >= LEAST_CLASS:
+        text += f", of these {links.launched_before:,} launched before the recording"
+    return text
 
 
 def _iterations(summary: TraceSummary) -> str:
@@ -178,16 +173,16 @@ def _batches(summary: TraceSummary) -> Table[BatchSummary]:
     """For each batch, of one iteration: sequences, their new tokens and the tokens seen; then times of all together."""
     column = Column[BatchSummary]
     columns = [
-        column("count", lambda one: one.iterations, COUNT),
-        column("phase", lambda one: one.phase or "empty"),
-        column("prefill", lambda one: one.prefill_sequences, COUNT),
-        column("new", lambda one: one.prefill_tokens, COUNT),
-        column("seen", lambda one: one.prefill_context, COUNT),
-        column("decode", lambda one: one.decode_sequences, COUNT),
-        column("new", lambda one: one.decode_tokens, COUNT),
-        column("seen", lambda one: one.decode_context, COUNT),
-        column("host", lambda one: one.total_us, TIME, drop=2),
-        column("device", lambda one: one.device_us or None, TIME, drop=1),
+        column("count", lambda batch: batch.iterations, COUNT),
+        column("phase", lambda batch: batch.phase or "empty"),
+        column("prefill", lambda batch: batch.prefill_sequences, COUNT),
+        column("new", lambda batch: batch.prefill_tokens, COUNT),
+        column("seen", lambda batch: batch.prefill_context, COUNT),
+        column("decode", lambda batch: batch.decode_sequences, COUNT),
+        column("new", lambda batch: batch.decode_tokens, COUNT),
+        column("seen", lambda batch: batch.decode_context, COUNT),
+        column("host", lambda batch: batch.total_us, TIME, drop=2),
+        column("device", lambda batch: batch.device_us or None, TIME, drop=1),
     ]
     return Table("Batches", columns, summary.batches, noun="batch")
 
@@ -195,15 +190,13 @@ def _batches(summary: TraceSummary) -> Table[BatchSummary]:
 def _annotations(summary: TraceSummary) -> Table[Interval]:
     column = Column[Interval]
     columns = [
-        column("time", lambda one: one.total_us, TIME),
-        column("count", lambda one: one.count, COUNT),
-        column("name", lambda one: one.name, form="name"),
+        column("time", lambda interval: interval.total_us, TIME),
+        column("count", lambda interval: interval.count, COUNT),
+        column("name", lambda interval: interval.name, form="name"),
     ]
     return Table("Annotations", columns, summary.annotations[:ANNOTATIONS_SHOWN])
 
 
 def _categories(categories: Mapping[str, int]) -> str:
     ranked = sorted(categories.items(), key=lambda item: -item[1])
-    named = [f"{end(safe(name), 32)} {count:,}" for name, count in ranked[:CATEGORIES_SHOWN]]
-    rest = len(ranked) - len(named)
-    return ", ".join(named) + (f" and {rest:,} more" if rest else "")
+    return listed([f"{end(safe(name), 32)} {count:,}" for name, count in ranked], CATEGORIES_SHOWN)

@@ -15,8 +15,10 @@ from opreplay.replay.ascend.calibrate.error_table import ErrorTable, TableRow, m
 from opreplay.replay.ascend.calibrate.validate import Figures, Validation, held_figures
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors
 from opreplay.replay.ascend.simulate.op import describe
+from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, names_room, terminal
-from opreplay.replay.report.text import DASH, middle, quotient, safe
+from opreplay.replay.report.text import DASH, middle, quotient, safe, share_text
 
 TITLES = {
     "folds": "kernels that no fit has seen (5 folds)",
@@ -36,39 +38,39 @@ def figures_facts(figures: Figures) -> dict[str, Any]:
     """`overall` and `families`."""
     return {
         "overall": errors_facts(figures.overall),
-        "families": {name: errors_facts(one) for name, one in figures.families.items()},
+        "families": {name: errors_facts(errors) for name, errors in figures.families.items()},
     }
 
 
 def worst_kernels(compared: Sequence[Compared], number: int) -> list[Compared]:
     """The kernels that contribute most to the time-weighted error, worst first."""
-    return sorted(compared, key=lambda one: -one.absolute_us)[:number]
+    return sorted(compared, key=lambda kernel: -kernel.absolute_us)[:number]
 
 
-def kernel_facts(one: Compared) -> dict[str, Any]:
+def kernel_facts(kernel: Compared) -> dict[str, Any]:
     """One kernel, with its tensors as text."""
     return {
-        "type": one.call.type,
-        "inputs": [describe(spec) for spec in one.call.inputs],
-        "outputs": [describe(spec) for spec in one.call.outputs],
-        "count": one.count,
-        "measured_us": one.measured_us,
-        "predicted_us": one.predicted_us,
-        "low_us": one.low_us,
-        "high_us": one.high_us,
-        "error": one.predicted_us / one.measured_us - 1,
-        "lost_us": one.absolute_us,
+        "type": kernel.call.type,
+        "inputs": [describe(spec) for spec in kernel.call.inputs],
+        "outputs": [describe(spec) for spec in kernel.call.outputs],
+        "count": kernel.count,
+        "measured_us": kernel.measured_us,
+        "predicted_us": kernel.predicted_us,
+        "low_us": kernel.low_us,
+        "high_us": kernel.high_us,
+        "error": kernel.predicted_us / kernel.measured_us - 1,
+        "lost_us": kernel.absolute_us,
     }
 
 
 def cross_facts(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Any]:
     """Cross-validated figures: "folds" and "unseen_soc"."""
-    return {name: figures_facts(one) for name, one in _cross(across, elsewhere).items()}
+    return {name: figures_facts(figures) for name, figures in _cross(across, elsewhere).items()}
 
 
 def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Figures]:
     sets = {"folds": across, "unseen_soc": elsewhere}
-    return {name: held_figures(held) for name, held in sets.items() if held}
+    return {name: held_figures(kernels) for name, kernels in sets.items() if kernels}
 
 
 def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut], *, width: int) -> RenderableType:
@@ -80,15 +82,15 @@ def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut], *, wid
     return Group(*parts)
 
 
-def facts(found: Validation, *, worst: int) -> dict[str, Any]:
+def facts(validation: Validation, *, worst: int) -> dict[str, Any]:
     """The whole validation for `--format json`."""
-    out = figures_facts(found.figures)
-    out["socs"] = {name: errors_facts(one) for name, one in found.socs.items()}
-    out["rows"] = {"read": found.rows, "measured": found.measured_rows, "dropped": found.dropped}
-    out["fitted_to"] = found.fitted_to
-    out["worst"] = [kernel_facts(one) for one in worst_kernels(found.compared, worst)]
-    if found.cross:
-        out["cross_validation"] = {name: figures_facts(one) for name, one in found.cross.items()}
+    out = figures_facts(validation.figures)
+    out["socs"] = {name: errors_facts(errors) for name, errors in validation.socs.items()}
+    out["rows"] = {"read": validation.rows, "measured": validation.measured_rows, "dropped": validation.dropped}
+    out["fitted_to"] = validation.fitted_to
+    out["worst"] = [kernel_facts(kernel) for kernel in worst_kernels(validation.compared, worst)]
+    if validation.cross:
+        out["cross_validation"] = {name: figures_facts(figures) for name, figures in validation.cross.items()}
     return out
 
 
@@ -118,67 +120,98 @@ def errors_table(first: str, rows: Sequence[_Errors]) -> Table[_Errors]:
 _OfKernel = Column[Compared]
 
 
-def _inputs(one: Compared) -> str:
-    return "; ".join(describe(spec) for spec in one.call.inputs)
+def _inputs(kernel: Compared) -> str:
+    return "; ".join(describe(spec) for spec in kernel.call.inputs)
 
 
-_MEASURED = _OfKernel("measured", lambda one: one.measured_us, TIME)
-_PREDICTED = _OfKernel("predicted", lambda one: one.predicted_us, TIME)
-_LAUNCHES = _OfKernel("calls", lambda one: one.count, COUNT)
+_MEASURED = _OfKernel("measured", lambda kernel: kernel.measured_us, TIME)
+_PREDICTED = _OfKernel("predicted", lambda kernel: kernel.predicted_us, TIME)
+_LAUNCHES = _OfKernel("calls", lambda kernel: kernel.count, COUNT)
 
 
 def _worst_table(compared: Sequence[Compared], number: int) -> Table[Compared]:
     columns = [
-        _OfKernel("worst kernels", lambda one: one.call.type, chars=24),
+        _OfKernel("worst kernels", lambda kernel: kernel.call.type, chars=24),
         _LAUNCHES,
         _MEASURED,
         _PREDICTED,
-        _OfKernel("inputs", lambda one: middle(_inputs(one), WIDEST_SHAPES), form="fold"),
+        _OfKernel("inputs", lambda kernel: middle(_inputs(kernel), WIDEST_SHAPES), form="fold"),
     ]
     return Table("Worst kernels", columns, worst_kernels(compared, number))
 
 
-def kernels_table(found: Validation) -> Table[Compared]:
+def kernels_table(validation: Validation) -> Table[Compared]:
     """Every kernel, as a page sorts them."""
     columns = [
-        _OfKernel("type", lambda one: one.call.type),
+        _OfKernel("type", lambda kernel: kernel.call.type),
         _OfKernel("inputs", _inputs),
         _LAUNCHES,
         _MEASURED,
         _PREDICTED,
-        _OfKernel("predicted ÷ measured", lambda one: quotient(one.predicted_us, one.measured_us), RATIO),
-        _OfKernel("error", lambda one: one.ape if one.measured_us else None, SHARE),
+        _OfKernel("predicted ÷ measured", lambda kernel: quotient(kernel.predicted_us, kernel.measured_us), RATIO),
+        _OfKernel("error", lambda kernel: kernel.ape if kernel.measured_us else None, SHARE),
     ]
-    return heaviest("Kernels, those that lose most time first", columns, found.compared, lambda one: one.absolute_us)
+    return heaviest(
+        "Kernels, those that lose most time first", columns, validation.compared, lambda kernel: kernel.absolute_us
+    )
 
 
-def render(found: Validation, *, worst: int, width: int) -> RenderableType:
+def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
     """Figures by type and overall in percent, what cross-validation gives, and the worst kernels."""
-    dropped = "".join(f"; {n} dropped: {safe(reason)}" for reason, n in found.dropped.items())
-    head = f"{found.figures.overall.n} unique kernels in {found.measured_rows} measured of {found.rows} rows{dropped}"
-    overall = [("all", found.figures.overall)]
-    socs = list(found.socs.items()) if len(found.socs) > 1 else []
+    dropped = "".join(f"; {n} dropped: {safe(reason)}" for reason, n in validation.dropped.items())
+    rows = f"{validation.measured_rows} measured of {validation.rows} rows"
+    overall = [("all", validation.figures.overall)]
+    socs = list(validation.socs.items()) if len(validation.socs) > 1 else []
     notes = ["errors in percent; WAPE and total are over all rows, the others over unique kernels"]
-    if found.fitted_to:
+    if validation.fitted_to:
         notes.append(
-            f"the device was fitted to {found.fitted_to} of these kernels: their errors tell nothing of others "
+            f"the device was fitted to {validation.fitted_to} of these kernels: their errors tell nothing of others "
             "(--cross-validate does)"
         )
     parts: list[RenderableType] = [
-        Text(head, style="bold"),
+        Text(f"{validation.figures.overall.n} unique kernels in {rows}{dropped}", style="bold"),
         *(Text(note, style="dim") for note in notes),
-        *terminal(errors_table("kernel type", [*found.figures.families.items(), *socs, *overall]), width),
+        *terminal(errors_table("kernel type", [*validation.figures.families.items(), *socs, *overall]), width),
     ]
-    for name, figures in found.cross.items():
+    for name, figures in validation.cross.items():
         rows = [*figures.families.items(), ("all", figures.overall)]
         parts += terminal(errors_table(TITLES[name], rows), width)
-    return Group(*parts, *terminal(_worst_table(found.compared, worst), width))
+    return Group(*parts, *terminal(_worst_table(validation.compared, worst), width))
+
+
+def page(validation: Validation, command: str) -> Page:
+    """Everything of a validation that a page shows."""
+    overall = validation.figures.overall
+    measured: dict[str, float] = {}
+    predicted: dict[str, float] = {}
+    for kernel in validation.compared:
+        measured[kernel.call.type] = measured.get(kernel.call.type, 0.0) + kernel.total_us
+        predicted[kernel.call.type] = predicted.get(kernel.call.type, 0.0) + kernel.total_us + kernel.signed_us
+    return Page(
+        title="opreplay: predictions against measured kernels",
+        headline=f"{overall.n:,} unique kernels: error {share_text(overall.mape)} on average, "
+        f"{share_text(overall.median_ape)} in the middle, {share_text(overall.wape)} weighted by time",
+        command=command,
+        facts=(
+            ("rows", f"{validation.rows:,}, {validation.measured_rows:,} measured"),
+            ("in their 80 % band", share_text(overall.in_band)),
+            *(
+                (soc, f"{errors.n:,} kernels, error {share_text(errors.mape)}")
+                for soc, errors in validation.socs.items()
+            ),
+        ),
+        bars=(bars_by_name("Time by kernel type, all launches", {"measured": measured, "predicted": predicted}),),
+        tables=(kernels_table(validation),),
+        notes=(f"{validation.fitted_to:,} of these kernels were measured neighbours that the device was fitted to.",)
+        if validation.fitted_to
+        else (),
+    )
 
 
 SHIPPED = "shipped devices (fitted to these very rows, where they are the public ones: no test)"
 
 
-def all_facts(found: ErrorTable) -> dict[str, Any]:
+def all_facts(table: ErrorTable) -> dict[str, Any]:
     """For `--format json`."""
     return {
         "sections": {
@@ -196,9 +229,9 @@ def all_facts(found: ErrorTable) -> dict[str, Any]:
                 ],
                 "median_over_tables": median_of_tables(rows),
             }
-            for name, rows in found.sections.items()
+            for name, rows in table.sections.items()
         },
-        "left_out": found.left_out,
+        "left_out": table.left_out,
     }
 
 
@@ -222,20 +255,20 @@ def _files_table(rows: Sequence[TableRow]) -> Table[TableRow]:
     return Table("Tables", columns, rows)
 
 
-def render_all(found: ErrorTable, *, width: int = 160) -> RenderableType:
+def render_all(table: ErrorTable, *, width: int = 160) -> RenderableType:
     """One table a section."""
     note = (
         "errors in percent; capped: WAPE with no kernel above a tenth of its table; ≤10, ≤25: share within 10, 25 %; "
         "band: share in the 80 % band"
     )
     parts: list[RenderableType] = [Text(note, style="dim")]
-    for name, rows in found.sections.items():
+    for name, rows in table.sections.items():
         title = SHIPPED if name == "shipped" else TITLES[name]
         room = names_room(row.name for row in rows)
         parts += [Text(), Text(title, style="bold"), *terminal(_files_table(rows), width, room=room)[1:]]
         parts.append(Text(f"median over tables: {100 * median_of_tables(rows):.1f} %"))
-    if found.left_out:
+    if table.left_out:
         parts.append(Text())
-        named = "; ".join(f"{safe(name)} ({safe(why)})" for name, why in found.left_out.items())
+        named = "; ".join(f"{safe(name)} ({safe(why)})" for name, why in table.left_out.items())
         parts.append(Text(f"not in the table: {named}", style="dim"))
     return Group(*parts)

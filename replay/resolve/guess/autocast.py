@@ -41,25 +41,25 @@ def settle(
     """
     if name not in LOWERED:
         return args, ()
-    own = {meta.dtype for arg in args for meta in arg.tensors if meta is not None}
-    if "float32" not in own:
+    dtypes = {meta.dtype for arg in args for meta in arg.tensors if meta is not None}
+    if "float32" not in dtypes:
         return args, ()
-    narrow = next((dtype for dtype in NARROW if dtype in own), None)
+    narrow = next((dtype for dtype in NARROW if dtype in dtypes), None)
     if narrow is None:
         narrow = _narrowed_inside(context.relatives().children)
     if narrow is None:
         return args, ()
-    made: list[ReplayArg] = []
+    cast_args: list[ReplayArg] = []
     notes: list[Assumption] = []
     for arg in args:
         tensors = tuple(
             msgspec.structs.replace(meta, dtype=narrow) if meta is not None and meta.dtype == "float32" else meta
             for meta in arg.tensors
         )
-        made.append(arg if tensors == arg.tensors else msgspec.structs.replace(arg, tensors=tensors))
+        cast_args.append(arg if tensors == arg.tensors else msgspec.structs.replace(arg, tensors=tensors))
         if tensors != arg.tensors:
             notes.append(Assumption(argument=arg.name, what=f"{narrow}: {CAST}"))
-    return tuple(made), tuple(notes)
+    return tuple(cast_args), tuple(notes)
 
 
 def _narrowed_inside(children: Iterable[OpSignature]) -> str | None:

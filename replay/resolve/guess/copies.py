@@ -24,11 +24,11 @@ def _widened(source: Shape, rank: int) -> Shape | None:
     return (1,) * (rank - len(source)) + source if rank > 0 and len(source) <= rank else None
 
 
-def window(own: Shape, around: Relatives) -> tuple[int, int, int] | None:
+def window(shape: Shape, around: Relatives) -> tuple[int, int, int] | None:
     """(dimension, size, step) of one of the windows in which `repeat` views its result: each dimension in turn, as wide
     as what is repeated, with its window behind."""
     source, place = _repeated(around), around.places[0] if around.places else 0
-    sizes = None if source is None else _widened(source, len(own) - place)
+    sizes = None if source is None else _widened(source, len(shape) - place)
     if sizes is None or place >= len(sizes):
         return None
     return place, sizes[place], max(1, sizes[place])
@@ -42,39 +42,41 @@ def expanded(around: Relatives) -> Shape | None:
     return None if source is None or whole is None else _widened(source, len(whole))
 
 
-def interleaved(own: Shape, around: Relatives) -> tuple[int, ...] | None:
+def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
     """The order in which `repeat` puts counts and sizes side by side."""
-    half = len(own) // 2
-    if _repeated(around) is None or 2 * half != len(own):
+    half = len(shape) // 2
+    if _repeated(around) is None or 2 * half != len(shape):
         return None
     return tuple(d for pair in zip(range(half), range(half, 2 * half), strict=True) for d in pair)
 
 
 def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
     """(dimension, shift) of each turn: a `cat` of the end, which comes first then, and of the beginning."""
-    found: list[tuple[int, int]] = []
+    turns: list[tuple[int, int]] = []
     for call in calls:
         args = recorded_args(call) if call.name == "aten::cat" else ()
         parts = args[0].tensors if args else None
         if not parts or len(parts) != 2 or parts[0] is None or parts[1] is None:
             continue
         sizes = list(zip(parts[0].shape, parts[1].shape, strict=False))
-        told = args[1].value if len(args) > 1 else None
-        dim = next((d for d, (n, m) in enumerate(sizes) if n != m), told if isinstance(told, int) else 0)
-        found.append((dim, sizes[dim][0]) if sizes else (0, 0))
-    return found
+        recorded_dim = args[1].value if len(args) > 1 else None
+        dim = next(
+            (d for d, (n, m) in enumerate(sizes) if n != m), recorded_dim if isinstance(recorded_dim, int) else 0
+        )
+        turns.append((dim, sizes[dim][0]) if sizes else (0, 0))
+    return turns
 
 
 def _rolled(which: str) -> Rule:
     """By how much, and along which dimensions; along none where all are made one before."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        own, around = tensor(known, "self"), context.relatives()
+        source, around = tensor(known, "self"), context.relatives()
         turns = _turns((*around.children, *around.inner))
-        if own is None or not turns:
+        if source is None or not turns:
             return None
         first = around.children[0].name if around.children else ""
-        if first in ("aten::view", "aten::flatten", "aten::reshape") and len(turns) == 1 and len(own.shape) != 1:
+        if first in ("aten::view", "aten::flatten", "aten::reshape") and len(turns) == 1 and len(source.shape) != 1:
             turns = [(-1, turns[0][1])]
         dims = tuple(dim for dim, _ in turns if dim >= 0)
         return Guess(value=dims if which == "dims" else tuple(n for _, n in turns), why="the pieces joined inside")

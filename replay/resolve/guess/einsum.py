@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape, recorded_shape
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape, first_tensor_of, recorded_shape
 from opreplay.traces.model import OpSignature
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -40,7 +39,7 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
     seen, placed = _brought_to(shapes, rest), []
     if len(shapes) == 1 and not rest and (meta := first_tensor_of(operands[0][-1])) is not None:
         sizes = (shape for call in following if (shape := recorded_shape(call)) is not None)
-        seen = [next((one for one in sizes if sorted(one) == sorted(meta.shape)), meta.shape)]
+        seen = [next((size for size in sizes if sorted(size) == sorted(meta.shape)), meta.shape)]
     for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):
         places = _places(shape, group, width)
         if places is None and at < len(seen):
@@ -83,7 +82,7 @@ def _places(shape: Shape, group: Sequence[OpSignature], width: int) -> tuple[int
             return None
     if len(dims) != width:
         return None
-    at = {d: order.index(place) for place, one in enumerate(dims) for d in one}
+    at = {d: order.index(place) for place, operand_dims in enumerate(dims) for d in operand_dims}
     return tuple(at[d] for d in range(len(shape)))
 
 
@@ -98,12 +97,12 @@ def _by_size(shape: Shape, group: Sequence[OpSignature], whole: Shape) -> tuple[
                 return None
             dims[alike[0]] = dims[alike[0]] + dims.pop(alike[1])
     free, at = list(range(len(whole))), {}
-    for one in dims:
-        place = next((place for place in free if whole[place] == shape[one[0]]), None)
+    for operand_dims in dims:
+        place = next((place for place in free if whole[place] == shape[operand_dims[0]]), None)
         if place is None:
             return None
         free.remove(place)
-        at.update(dict.fromkeys(one, place))
+        at.update(dict.fromkeys(operand_dims, place))
     return tuple(at[d] for d in range(len(shape))) if all(whole[place] == 1 for place in free) else None
 
 
@@ -113,12 +112,12 @@ def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape
     if len(shapes) == 1:
         meta = first_tensor_of(calls[0]) if calls and calls[0].name == "aten::sum" else None
         return [] if meta is None else [meta.shape]
-    found: list[Shape] = []
+    aligned: list[Shape] = []
     pair: list[Shape] = []
     summed: list[Shape] = []
     turned = 0
     for call in calls:
-        if call.name not in ("aten::permute", "aten::mul", "aten::sum") or len(found) == len(shapes):
+        if call.name not in ("aten::permute", "aten::mul", "aten::sum") or len(aligned) == len(shapes):
             continue
         metas = [arg.tensor for arg in recorded_args(call)[:2] if arg.tensor is not None]
         if call.name == "aten::sum":
@@ -130,26 +129,26 @@ def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape
         pair += [meta.shape for meta in metas]
         if len(pair) < 2:
             continue
-        given = shapes[:2] if not found else [shapes[len(found)]]
-        if not _is_seen(pair[-1], given[-1], summed):  # torch takes the smaller one first
+        expected = shapes[:2] if not aligned else [shapes[len(aligned)]]
+        if not _is_seen(pair[-1], expected[-1], summed):  # torch takes the smaller one first
             pair.reverse()
-        whole = [_before_summing(*one, summed) for one in zip(pair[-len(given) :], given, strict=True)]
-        found, pair, summed = [*found, *whole], [], []
-    return found
+        whole = [_before_summing(*sides, summed) for sides in zip(pair[-len(expected) :], expected, strict=True)]
+        aligned, pair, summed = [*aligned, *whole], [], []
+    return aligned
 
 
 def _is_seen(side: Shape, shape: Shape, summed: Sequence[Shape]) -> bool:
-    return any(_alike(one, shape) for one in (side, *summed))
+    return any(_alike(size, shape) for size in (side, *summed))
 
 
 def _before_summing(side: Shape, shape: Shape, summed: Sequence[Shape]) -> Shape:
     """What goes into a product, or what that was before a dimension of it alone was summed."""
-    return next((one for one in (side, *summed) if _alike(one, shape)), side)
+    return next((size for size in (side, *summed) if _alike(size, shape)), side)
 
 
-def _alike(one: Shape, other: Shape) -> bool:
+def _alike(first: Shape, second: Shape) -> bool:
     """Equal but for the order of dimensions, and for those of size 1."""
-    return sorted(n for n in one if n != 1) == sorted(n for n in other if n != 1)
+    return sorted(n for n in first if n != 1) == sorted(n for n in second if n != 1)
 
 
 def _summed(
@@ -165,8 +164,8 @@ def _summed(
         dims = _integers(last, 1) if last is not None and last.name == "aten::sum" else ()
         if dims is None and last is not None and (whole := first_tensor_of(last)) is not None:
             read = (shape for call in following if (shape := recorded_shape(call)) is not None)
-            kept = next((n for shape in read for n in range(width) if whole.shape[:n] == shape), None)
-            return 1 if kept is None else width - kept
+            result_rank = next((n for shape in read for n in range(width) if whole.shape[:n] == shape), None)
+            return 1 if result_rank is None else width - result_rank
         return None if dims is None else len(dims)
     if last is None or last.name != "aten::view":  # which takes away what the products have summed
         return 0 if last is not None and last.name in ("aten::permute", "aten::mul") else None
@@ -192,5 +191,5 @@ def _from_places(placed: list[tuple[int, ...]], width: int, summed: int) -> str 
 
 def _integers(call: OpSignature, position: int) -> tuple[int, ...] | None:
     args = recorded_args(call)
-    found = args[position].value if position < len(args) else None
-    return found if isinstance(found, tuple) and all(isinstance(n, int) for n in found) else None
+    numbers = args[position].value if position < len(args) else None
+    return numbers if isinstance(numbers, tuple) and all(isinstance(n, int) for n in numbers) else None

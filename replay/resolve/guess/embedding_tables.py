@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, first_tensor_of, tensor, value
 from opreplay.traces.model import TensorMeta
 
 WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
@@ -75,9 +74,9 @@ def _dense_width(first: str, fallback: int) -> Rule:
         rows = tensor(known, first)
         if rows is None or len(rows.shape) != 1:
             return None
-        found = _next_wide(context, rows.shape[0])
-        if found is not None:
-            return Guess(value=found[0], why=f"{found[0]}: as wide as what {found[1]} is given")
+        next_read = _next_wide(context, rows.shape[0])
+        if next_read is not None:
+            return Guess(value=next_read[0], why=f"{next_read[0]}: as wide as what {next_read[1]} is given")
         return Guess(value=fallback, why=f"{fallback}: nothing in the trace tells it")
 
     return rule

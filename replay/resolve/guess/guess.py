@@ -119,25 +119,25 @@ def by_rules(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Gues
     if arg.name == "dim" and arg.has_default:  # what the schema says goes before what is usual
         by_argument = None
     for rule in (by_op.get((op, arg.name)), by_argument):
-        found = rule(known, context) if rule is not None else None
-        if found is not None and (fitted := _of_kind(arg, found)) is not None:
+        candidate = rule(known, context) if rule is not None else None
+        if candidate is not None and (fitted := _of_kind(arg, candidate)) is not None:
             return fitted if fitted.evident else _with_others(op, arg, fitted)
     usual = _typed(spec, arg, known, context)
     return _with_others(op, arg, usual) if usual is not None and arg.kind == "str" else usual
 
 
-def _with_others(op: str, arg: ArgSpec, found: Guess) -> Guess:
+def _with_others(op: str, arg: ArgSpec, guessed: Guess) -> Guess:
     """The guess of a text that nothing in the trace tells, and what another one would change."""
-    return replace(found, why=found.why + texts.what_others_take(op, arg.name, found.value))
+    return replace(guessed, why=guessed.why + texts.what_others_take(op, arg.name, guessed.value))
 
 
-def _of_kind(arg: ArgSpec, found: Guess) -> Guess | None:
+def _of_kind(arg: ArgSpec, guessed: Guess) -> Guess | None:
     """The guess where it is of the argument's type: of two overloads one may take a list for what is a number."""
-    value: object = found.value
+    value: object = guessed.value
     if arg.kind in ("int", "float", "bool") and isinstance(value, tuple):
         values = cast("tuple[Any, ...]", value)
-        return replace(found, value=values[0]) if len(values) == 1 else None
-    return None if arg.kind in ("int", "int[]", "bool") and isinstance(found.value, str) else found
+        return replace(guessed, value=values[0]) if len(values) == 1 else None
+    return None if arg.kind in ("int", "int[]", "bool") and isinstance(guessed.value, str) else guessed
 
 
 def _typed(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:

@@ -18,8 +18,16 @@ import msgspec
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Relatives,
+    Rule,
+    Shape,
+    first_tensor_of,
+    tensor,
+)
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
@@ -55,8 +63,8 @@ class _Inside:
 
 def told_true(op: ReplayOp) -> int | None:
     """How many elements the masks of an indexed call select, where the calls inside told."""
-    told = (_TRUE.search(note.what) for note in op.assumptions if note.argument == "indices")
-    return next((int(found[1]) for found in told if found), None)
+    matches = (_TRUE.search(note.what) for note in op.assumptions if note.argument == "indices")
+    return next((int(match[1]) for match in matches if match), None)
 
 
 def with_numbers(op: ReplayOp) -> ReplayOp:
@@ -82,28 +90,28 @@ def with_numbers(op: ReplayOp) -> ReplayOp:
 
 def index_tensors(known: Known, context: Context) -> Guess | None:
     """The list of index tensors as a Guess; None where self is not known."""
-    own = tensor(known, "self")
-    if own is None:
+    source = tensor(known, "self")
+    if source is None:
         return None
     around = context.relatives()
     calls = _calls_inside(around)
-    if (mapped := _mapped(own.shape, around)) is not None:
+    if (mapped := _mapped(source.shape, around)) is not None:
         return mapped
-    if (filled := _masked_fill(own, calls)) is not None:
+    if (filled := _masked_fill(source, calls)) is not None:
         return filled
-    inside = _inside(own.shape, calls, around.inner)
+    inside = _inside(source.shape, calls, around.inner)
     values = tensor(known, "values")
-    if inside is not None and (placed := _placed(own.shape, inside, values and values.shape, around)) is not None:
+    if inside is not None and (placed := _placed(source.shape, inside, values and values.shape, around)) is not None:
         return placed
     if values is not None and values.shape != ():
-        return indices_for(own.shape, values.shape)
-    if not own.shape:
+        return indices_for(source.shape, values.shape)
+    if not source.shape:
         return Guess(tensors=(TensorMeta(shape=(), dtype="bool"),), why="a mask")
     if values is not None:
-        if math.prod(own.shape) > MAX_MASK_ELEMENTS:
+        if math.prod(source.shape) > MAX_MASK_ELEMENTS:
             return None
-        return Guess(tensors=(TensorMeta(shape=own.shape, dtype="bool"),), why="a mask of self's shape")
-    return _read_next(own.shape, around) or _rows(own, context)
+        return Guess(tensors=(TensorMeta(shape=source.shape, dtype="bool"),), why="a mask of self's shape")
+    return _read_next(source.shape, around) or _rows(source, context)
 
 
 def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
@@ -112,11 +120,11 @@ def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
     return around.inner if names & {"aten::_index_put_impl_", "aten::index_put_", around.name} else around.children
 
 
-def _mapped(own: Shape, around: Relatives) -> Guess | None:
+def _mapped(shape: Shape, around: Relatives) -> Guess | None:
     """Under `vmap` an index of one row calls that of the batch, with a range for the batch in front of its indices."""
     batch = next((m for call in around.inner if call.name == around.name and (m := first_tensor_of(call))), None)
     ranged = any(call.name == "aten::arange" for call in around.inner)
-    if not ranged or batch is None or len(batch.shape) != len(own) + 1 or batch.shape[1:] != own:
+    if not ranged or batch is None or len(batch.shape) != len(shape) + 1 or batch.shape[1:] != shape:
         return None
     inside = _inside(batch.shape, around.inner)
     if inside is None or len(inside.given) < 2 or inside.apart or inside.broadcast[:1] != batch.shape[:1]:
@@ -126,16 +134,16 @@ def _mapped(own: Shape, around: Relatives) -> Guess | None:
     return Guess(tensors=rows, why=f"x[{shown}]: told by the calls inside, which index a batch of {batch.shape[0]}")
 
 
-def _masked_fill(own: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
+def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
     """One mask and one number: torch fills under the mask, which it unsqueezes to the rank of self."""
     filled = next((call for call in calls if call.name == "aten::masked_fill_"), None)
     mask = first_tensor_of(filled, 1) if filled is not None else None
     if filled is None or mask is None:
         return None
     unsqueezed = [meta for call in calls if call.name == "aten::unsqueeze" and (meta := first_tensor_of(call))]
-    given = unsqueezed[0] if unsqueezed else mask
-    before = max(0, len(own.shape) - len(unsqueezed) - len(given.shape))
-    return Guess(tensors=(*(None,) * before, _index(given)), why="the mask of aten::masked_fill_ inside")
+    original = unsqueezed[0] if unsqueezed else mask
+    before = max(0, len(source.shape) - len(unsqueezed) - len(original.shape))
+    return Guess(tensors=(*(None,) * before, _index(original)), why="the mask of aten::masked_fill_ inside")
 
 
 def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = None) -> TensorMeta:
@@ -143,13 +151,13 @@ def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = Non
     return TensorMeta(shape=meta.shape if shape is None else shape, dtype=dtype or meta.dtype, strides=strides)
 
 
-def _inside(own: Shape, calls: Sequence[OpSignature], inner: Sequence[OpSignature] = ()) -> _Inside | None:
+def _inside(shape: Shape, calls: Sequence[OpSignature], inner: Sequence[OpSignature] = ()) -> _Inside | None:
     """Reads the calls in the order in which torch makes them; None where the indices are not among them.
 
     `inner`: what `calls` call in turn, and so on.
     """
     reshaped = [(call, meta) for call in calls if call.name == "aten::reshape" and (meta := _integers(call))]
-    if not reshaped or len(reshaped) > len(own):
+    if not reshaped or len(reshaped) > len(shape):
         return None
     broadcast = reshaped[0][1].shape
     masks = [meta for call in calls if call.name == "aten::nonzero" and (meta := first_tensor_of(call)) is not None]
@@ -166,7 +174,7 @@ def _inside(own: Shape, calls: Sequence[OpSignature], inner: Sequence[OpSignatur
     for at, meta in zip(places, expanded, strict=False):
         plain[at] = _index(meta)
     if len(narrow) == len(plain) and plain:
-        plain = [_index(meta, dtype=one.dtype) for meta, one in zip(plain, narrow, strict=True)]
+        plain = [_index(meta, dtype=cast_from.dtype) for meta, cast_from in zip(plain, narrow, strict=True)]
     permuted = next((call for call in calls if call.name == "aten::permute"), None)
     return _Inside(
         given=(*(_index(mask) for mask in masks), *plain),
@@ -205,12 +213,12 @@ def _moved_to_front(permute: OpSignature | None, width: int) -> tuple[int, ...] 
     return None if dims is None or len(dims) < width else dims[:width]
 
 
-def _placed(own: Shape, inside: _Inside, values: Shape | None, around: Relatives) -> Guess | None:
+def _placed(shape: Shape, inside: _Inside, values: Shape | None, around: Relatives) -> Guess | None:
     """The list with empty places where dimensions are taken as they are."""
-    found = _dims(own, inside, values, around)
-    if found is None:
+    indexed = _dims(shape, inside, values, around)
+    if indexed is None:
         return None
-    dims, told = found
+    dims, reader_note = indexed
     places: list[TensorMeta | None] = [None] * (dims[-1] + 1)
     at = 0
     for meta in inside.given:
@@ -227,39 +235,41 @@ def _placed(own: Shape, inside: _Inside, values: Shape | None, around: Relatives
     rows = ""
     if any(meta.dtype in MASKS for meta in inside.given):
         rows = f", {math.prod(inside.broadcast)} true"
-    return Guess(tensors=tensors, why=f"x[{shown}]{rows}: told by the calls inside{told}")
+    return Guess(tensors=tensors, why=f"x[{shown}]{rows}: told by the calls inside{reader_note}")
 
 
 _COVERED = TensorMeta(shape=(), dtype="covered")
 
 
-def _dims(own: Shape, inside: _Inside, values: Shape | None, around: Relatives) -> tuple[tuple[int, ...], str] | None:
+def _dims(
+    source_shape: Shape, inside: _Inside, values: Shape | None, around: Relatives
+) -> tuple[tuple[int, ...], str] | None:
     """The indexed dimensions of self, and what told them where that was not the call itself; None where none can be."""
-    rank = len(own)
+    rank = len(source_shape)
     if inside.dims is not None and sorted(set(inside.dims)) == list(inside.dims) and inside.dims[-1] < rank:
-        told = [inside.dims]
+        candidates = [inside.dims]
     elif inside.before is not None and not inside.apart and inside.before + inside.width <= rank:
-        told = [tuple(range(inside.before, inside.before + inside.width))]
+        candidates = [tuple(range(inside.before, inside.before + inside.width))]
     else:
-        told = list(_choices(rank, inside))
-    fitting = [dims for dims in told if _takes_masks(own, dims, inside)]
+        candidates = list(_choices(rank, inside))
+    fitting = [dims for dims in candidates if _takes_masks(source_shape, dims, inside)]
     if values is not None:
         # Where gradients are added up, torch makes one index of several, which fits no longer.
-        fitting = [dims for dims in fitting if _broadcasts(values, _result(own, dims, inside))]
+        fitting = [dims for dims in fitting if _broadcasts(values, _result(source_shape, dims, inside))]
     if not fitting:
         return None
     if len(fitting) == 1 or values is not None:
         return fitting[0], ""
     for call in around.following[:NEXT_READERS]:
         shapes = [arg.tensor.shape for arg in recorded_args(call) if arg.tensor is not None]
-        found = [dims for dims in fitting if _result(own, dims, inside) in shapes]
-        if found:
-            return found[0], f" and what {call.name} reads next"
+        matching = [dims for dims in fitting if _result(source_shape, dims, inside) in shapes]
+        if matching:
+            return matching[0], f" and what {call.name} reads next"
     # A batch stays in front in what is made of the result.
     for shape in (meta.shape for call in around.following[:NEXT_READERS] if (meta := first_tensor_of(call))):
-        found = [dims for dims in fitting if _result(own, dims, inside)[:1] == shape[:1]]
-        if found:
-            return found[0], ""
+        matching = [dims for dims in fitting if _result(source_shape, dims, inside)[:1] == shape[:1]]
+        if matching:
+            return matching[0], ""
     return fitting[0], ""
 
 
@@ -272,19 +282,19 @@ def _choices(rank: int, inside: _Inside) -> Iterator[tuple[int, ...]]:
             yield dims
 
 
-def _takes_masks(own: Shape, dims: tuple[int, ...], inside: _Inside) -> bool:
+def _takes_masks(shape: Shape, dims: tuple[int, ...], inside: _Inside) -> bool:
     """Whether each mask is as large as the dimensions that it would index."""
     at = 0
     for meta in inside.given:
         width = len(meta.shape) if meta.dtype in MASKS else 1
-        if meta.dtype in MASKS and tuple(own[d] for d in dims[at : at + width]) != meta.shape:
+        if meta.dtype in MASKS and tuple(shape[d] for d in dims[at : at + width]) != meta.shape:
             return False
         at += width
     return True
 
 
-def _result(own: Shape, dims: tuple[int, ...], inside: _Inside) -> Shape:
-    rest = tuple(n for d, n in enumerate(own) if d not in dims)
+def _result(shape: Shape, dims: tuple[int, ...], inside: _Inside) -> Shape:
+    rest = tuple(n for d, n in enumerate(shape) if d not in dims)
     at = 0 if inside.apart else dims[0]
     return (*rest[:at], *inside.broadcast, *rest[at:])
 
@@ -295,15 +305,15 @@ def _broadcasts(values: Shape, result: Shape) -> bool:
     return all(n in (1, m) for n, m in zip(reversed(values), reversed(result), strict=False))
 
 
-def _read_next(own: Shape, around: Relatives) -> Guess | None:
+def _read_next(shape: Shape, around: Relatives) -> Guess | None:
     """Without a look inside: one index over the first dimension that gives what one of the next calls reads first."""
     for call in around.following[:NEXT_READERS]:
         meta = first_tensor_of(call)
-        if meta is None or meta.shape == own:
+        if meta is None or meta.shape == shape:
             continue
-        tail = len(own) - 1
+        tail = len(shape) - 1
         index = meta.shape[: len(meta.shape) - tail]
-        if index and meta.shape[len(index) :] == own[1:]:
+        if index and meta.shape[len(index) :] == shape[1:]:
             return Guess(
                 tensors=(TensorMeta(shape=index, dtype="int64"),),
                 why=f"an int64 index of shape {list(index)}: {call.name} reads {list(meta.shape)} next",
@@ -311,35 +321,35 @@ def _read_next(own: Shape, around: Relatives) -> Guess | None:
     return None
 
 
-def _rows(own: TensorMeta, context: Context) -> Guess:
+def _rows(source: TensorMeta, context: Context) -> Guess:
     """As many rows as self has, or as could be moved in the recorded time."""
-    rows, why = own.shape[0], "nothing in the trace tells it"
-    row_bytes = 2 * math.prod(own.shape[1:]) * ITEMSIZE_BYTES.get(own.dtype, 4)
+    rows, why = source.shape[0], "nothing in the trace tells it"
+    row_bytes = 2 * math.prod(source.shape[1:]) * ITEMSIZE_BYTES.get(source.dtype, 4)
     if context.recorded_us is not None and row_bytes:
-        most = max(1, int(context.recorded_us * BYTES_PER_US / row_bytes))
-        if most < rows:
-            rows, why = most, f"no memory moves more in the recorded {context.recorded_us:.1f} µs"
+        affordable = max(1, int(context.recorded_us * BYTES_PER_US / row_bytes))
+        if affordable < rows:
+            rows, why = affordable, f"no memory moves more in the recorded {context.recorded_us:.1f} µs"
     return Guess(
         tensors=(TensorMeta(shape=(rows,), dtype="int64"),),
         why=f"one int64 index of {rows} elements over dimension 0: {why}",
     )
 
 
-def indices_for(own: Shape, values: Shape) -> Guess | None:
+def indices_for(shape: Shape, values: Shape) -> Guess | None:
     """`values` = own[:kept] + index shape + own[kept + indexed:]: flat indices first, then as few as possible."""
     options: list[tuple[bool, int, int, Shape]] = []
-    for kept in range(len(own)):
-        if own[:kept] != values[:kept]:
+    for leading in range(len(shape)):
+        if shape[:leading] != values[:leading]:
             break
-        for indexed in range(1, len(own) - kept + 1):
-            tail = own[kept + indexed :]
-            middle = values[kept : len(values) - len(tail)]
-            if middle and values[kept + len(middle) :] == tail:
-                options.append((len(middle) != 1, indexed, kept, middle))
+        for indexed in range(1, len(shape) - leading + 1):
+            tail = shape[leading + indexed :]
+            middle = values[leading : len(values) - len(tail)]
+            if middle and values[leading + len(middle) :] == tail:
+                options.append((len(middle) != 1, indexed, leading, middle))
     if not options:
         return None
-    _, indexed, kept, middle = min(options)
-    metas = (*(None,) * kept, *(TensorMeta(shape=middle, dtype="int64"),) * indexed)
+    _, indexed, leading, middle = min(options)
+    metas = (*(None,) * leading, *(TensorMeta(shape=middle, dtype="int64"),) * indexed)
     return Guess(tensors=metas, why=f"{indexed} int64 indices of shape {middle}, from self and values")
 
 

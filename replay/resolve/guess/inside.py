@@ -15,9 +15,16 @@ from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess import copies
 from opreplay.replay.resolve.guess.indices import index_tensors
-from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.results import reduction_to
-from opreplay.replay.resolve.guess.values import Context, Known, Relatives, Shape, recorded_shape, tensor
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Relatives,
+    Shape,
+    first_tensor_of,
+    first_tensors,
+    metas_of,
+    recorded_shape,
+)
 from opreplay.traces.dtypes import MASKS
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -74,6 +81,12 @@ class Composite:
         return self.place + 1 + sum(call.name == self.name for call in self.after)
 
 
+def _parts(call: OpSignature) -> tuple[TensorMeta | None, ...]:
+    """The tensors of the list that a recorded call is given first."""
+    args = recorded_args(call)
+    return (args[0].tensors if args else None) or ()
+
+
 def composite_of(around: Relatives) -> Composite | None:
     """The composite that makes a call, or None for one that nothing but views, or a label, encloses."""
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), None)
@@ -90,82 +103,72 @@ def composite_of(around: Relatives) -> Composite | None:
     )
 
 
-def metas_of(call: OpSignature) -> Iterator[TensorMeta]:
-    """The tensors that a recorded call was given, those of lists among them."""
-    for arg in recorded_args(call):
-        for meta in (arg.tensor, *(arg.tensors or ())):
-            if meta is not None:
-                yield meta
-
-
-def told(made: Composite, name: str, own: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Sizes that a view inside a composite may have, by what that was given, the surest first."""
-    why = f"as {made.call.name} does it"
-    for shape, reader in _multiplied(made, own):
-        yield shape, f"{reader} reads {list(shape)} inside {made.call.name}"
-    shapes = [transformed(made, own), statistics(made, own.shape), filters(made, own.shape), stacked(made, own.shape)]
+def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
+    """Sizes that a view inside a composite may have, by what that was given, and why; the surest first."""
+    call, shape = composite.call, source.shape
+    for size, reader in _multiplied(composite, source):
+        yield size, f"{reader} reads {list(size)} inside {call.name}"
     if name in ("aten::expand", "aten::broadcast_to"):
-        shapes = [copies.expanded(made.around) if not made.number else None, operands(made, own.shape)]
+        sizes = [copies.expanded(composite.around) if not composite.number else None, operands(call, shape)]
     elif name in ("aten::slice", "aten::narrow"):
-        shapes = [joined_part(made)]
+        sizes = [joined_part(composite)]
     elif name in ("aten::unsqueeze", "aten::select", "aten::unbind"):
-        shapes = [_image_of_a_row(made, own.shape), _picked(made, own.shape)]
+        sizes = [_image_of_a_row(call, shape), _picked(composite, shape)]
     elif name == "aten::permute":
-        order = copies.interleaved(own.shape, made.around)
-        shapes = [None if order is None else tuple(own.shape[d] for d in order)]
-        shapes += [own.shape] if made.after and recorded_shape(made.after[0]) == own.shape else []
-    elif (indices := indexing(made, own)) is not None:
-        shapes.append(indices[0])
-    yield from ((shape, why) for shape in shapes if shape is not None)
+        order = copies.interleaved(shape, composite.around)
+        sizes = [None if order is None else tuple(shape[d] for d in order)]
+        sizes += [shape] if composite.after and recorded_shape(composite.after[0]) == shape else []
+    else:
+        sizes = [transformed(composite, shape), statistics(call, shape), filters(call, shape), stacked(call, shape)]
+        sizes += (indexing(composite, source) or ())[:1]
+    yield from ((size, f"as {call.name} does it") for size in sizes if size is not None)
 
 
-def _image_of_a_row(made: Composite, own: Shape) -> Shape | None:
+def _image_of_a_row(call: OpSignature, shape: Shape) -> Shape | None:
     """What a vector for each channel is convolved as."""
-    return (*own[:2], 1, own[2]) if "convolution" in made.call.name and len(own) == 3 else None
+    return (*shape[:2], 1, shape[2]) if "convolution" in call.name and len(shape) == 3 else None
 
 
-def _picked(made: Composite, own: Shape) -> Shape | None:
+def _picked(composite: Composite, shape: Shape) -> Shape | None:
     """What an `index_select` takes at once: one index less; `nonzero_numpy` takes the numbers of one dimension."""
-    if made.call.name == "aten::nonzero_numpy":
-        return own[:1]
-    if made.call.name != "aten::index_select" or not own or len(own) != len(recorded_shape(made.call) or ()):
+    call = composite.call
+    if call.name == "aten::nonzero_numpy":
+        return shape[:1]
+    if call.name != "aten::index_select" or not shape or len(shape) != len(recorded_shape(call) or ()):
         return None
-    whole, *rest = metas_of(made.call)
+    whole, *rest = metas_of(call)
     count = math.prod(rest[0].shape) if rest else 1
-    read = [meta.shape for call in made.above.following for meta in metas_of(call)]
-    dims = range(len(own))
+    read = [meta.shape for reader in composite.above.following for meta in metas_of(reader)]
+    dims = range(len(shape))
     dim = next((d for d in dims if (*whole.shape[:d], count, *whole.shape[d + 1 :]) in read), 0)
-    return (*own[:dim], *own[dim + 1 :])
+    return (*shape[:dim], *shape[dim + 1 :])
 
 
-def _multiplied(made: Composite, own: TensorMeta) -> Iterator[tuple[Shape, str]]:
+def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
     """Sizes in which the product inside a `matmul`, `linear` or `einsum` reads its arguments; after the product of a
     `matmul`, the size of that one's result."""
-    if made.call.name not in _MULTIPLYING:
+    if composite.call.name not in _MULTIPLYING:
         return
-    reader = next((call for call in made.after if call.name in _PRODUCTS), None)
+    reader = next((call for call in composite.after if call.name in _PRODUCTS), None)
     if reader is None:
-        result = _product(made.call) if made.call.name == "aten::matmul" else None
+        result = _product(composite.call) if composite.call.name == "aten::matmul" else None
         if result is not None:
-            yield result, made.call.name
+            yield result, composite.call.name
         return
     shapes = [arg.tensor.shape for arg in recorded_args(reader) if arg.tensor is not None]
-    turned = made.name in ("aten::t", "aten::transpose")  # of a matrix
-    ordered = sorted(shapes, key=lambda shape: (shape == own.shape) == turned)
-    first = [] if turned else shapes[made.place : made.place + 1]
+    turned = composite.name in ("aten::t", "aten::transpose")  # of a matrix
+    ordered = sorted(shapes, key=lambda shape: (shape == source.shape) == turned)
+    first = [] if turned else shapes[composite.place : composite.place + 1]
     yield from ((shape, reader.name) for shape in (*first, *ordered))
 
 
 def _product(call: OpSignature) -> Shape | None:
     """The size of the result of a recorded `matmul`."""
     shapes = [arg.tensor.shape for arg in recorded_args(call)[:2] if arg.tensor is not None]
-    if len(shapes) < 2 or not shapes[0] or not shapes[1]:
+    if len(shapes) < 2 or not all(shapes):
         return None
-    left, right = shapes
-    batch = broadcast([left[:-2], right[:-2]])
-    if batch is None:
-        return None
-    return (*batch, *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))
+    batch = broadcast([shape[:-2] for shape in shapes])
+    return None if batch is None else (*batch, *shapes[0][-2:-1], *shapes[1][1:][-1:])
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape | None:
@@ -173,151 +176,135 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     sizes = [{n for n in column if n != 1} or {1} for column in zip(*padded, strict=True)]
-    return None if any(len(one) > 1 for one in sizes) else tuple(one.pop() for one in sizes)
+    return (
+        None
+        if any(len(column_sizes) > 1 for column_sizes in sizes)
+        else tuple(column_sizes.pop() for column_sizes in sizes)
+    )
 
 
-def _fits_broadcast(own: Shape, whole: Shape) -> bool:
-    return len(own) <= len(whole) and all(n in (m, 1) for n, m in zip(reversed(own), reversed(whole), strict=False))
+def _fits_broadcast(shape: Shape, whole: Shape) -> bool:
+    return len(shape) <= len(whole) and all(n in (m, 1) for n, m in zip(reversed(shape), reversed(whole), strict=False))
 
 
-def written_over(made: Composite, own: Shape) -> Shape | None:
+def written_over(call: OpSignature, shape: Shape) -> Shape | None:
     """The view of self that an `index_copy_` or `index_add_` writes to: as large as what is written; and that of the
     index of an `index_copy_`, of size 1 in all other dimensions."""
-    args = recorded_args(made.call)
-    if made.call.name not in ("aten::index_copy_", "aten::index_add_") or len(args) < 4:
+    whole, source = (first_tensor_of(call, position) for position in (0, 3))
+    if call.name not in ("aten::index_copy_", "aten::index_add_") or source is None or whole is None:
         return None
-    source, whole = args[3].tensor, args[0].tensor
-    if source is None or whole is None or len(source.shape) != len(whole.shape):
+    if len(source.shape) != len(whole.shape):
         return None
-    if whole.shape == own:
+    if whole.shape == shape:
         return source.shape
     dim = next((d for d, (n, m) in enumerate(zip(source.shape, whole.shape, strict=True)) if n != m), None)
-    if made.call.name != "aten::index_copy_" or dim is None or own != (source.shape[dim],):
+    if call.name != "aten::index_copy_" or dim is None or shape != (source.shape[dim],):
         return None
     return tuple(n if d == dim else 1 for d, n in enumerate(source.shape))
 
 
-def operands(made: Composite, own: Shape) -> Shape | None:
+def operands(call: OpSignature, shape: Shape) -> Shape | None:
     """The common size of all that a composite is given, to which it expands each."""
-    if made.call.name == "aten::meshgrid":
-        sizes = tuple(math.prod(meta.shape) for meta in metas_of(made.call))
+    if call.name == "aten::meshgrid":
+        sizes = tuple(math.prod(meta.shape) for meta in metas_of(call))
         # "xy" swaps the first two; a vector of the second one's size comes first then.
-        return sizes if own.count(1) < len(own) and _fits_broadcast(own, sizes) else (*sizes[1::-1], *sizes[2:])
-    return broadcast([meta.shape for meta in metas_of(made.call)])
+        return sizes if shape.count(1) < len(shape) and _fits_broadcast(shape, sizes) else (*sizes[1::-1], *sizes[2:])
+    return broadcast([meta.shape for meta in metas_of(call)])
 
 
-def statistics(made: Composite, own: Shape) -> Shape | None:
+def statistics(call: OpSignature, shape: Shape) -> Shape | None:
     """The view of the mean, or of the deviation, of a layer norm: of size 1 in each dimension that is normalised."""
-    source = first_tensor_of(made.call)
-    if made.call.name != "aten::native_layer_norm" or source is None or len(own) != 1:
+    source = first_tensor_of(call)
+    if call.name != "aten::native_layer_norm" or source is None or len(shape) != 1:
         return None
-    axis = next((d for d in range(len(source.shape)) if math.prod(source.shape[:d]) == own[0]), None)
-    return None if axis is None else (*source.shape[:axis], *(1,) * (len(source.shape) - axis))
+    rank = len(source.shape)
+    axis = next((d for d in range(rank) if math.prod(source.shape[:d]) == shape[0]), None)
+    return None if axis is None else (*source.shape[:axis], *(1,) * (rank - axis))
 
 
-def filters(made: Composite, own: Shape) -> Shape | None:
+def filters(call: OpSignature, shape: Shape) -> Shape | None:
     """The view of the filters of a convolution that is computed as a product: a row each."""
-    weights = recorded_args(made.call)[1:3]
-    if "_slow_conv" not in made.call.name or len(own) < 3:
+    if "_slow_conv" not in call.name or len(shape) < 3 or not shape[0]:
         return None
-    if own not in [arg.tensor.shape for arg in weights if arg.tensor is not None] or not own[0]:
-        return None
-    return (own[0], math.prod(own[1:]))
+    weights = [arg.tensor.shape for arg in recorded_args(call)[1:3] if arg.tensor is not None]
+    return (shape[0], math.prod(shape[1:])) if shape in weights else None
 
 
-def indexing(made: Composite, own: TensorMeta) -> tuple[Shape, Shape] | None:
+def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | None:
     """(size of an index's view, size of the view of what is indexed) inside an `index` or `index_put`.
 
     torch gives each index a dimension of size 1 for each dimension that is not indexed, before and after, and views
     self as it will be read: with the index's size in the place of the dimensions that are indexed.
     """
-    if made.call.name not in _INDEXING:
+    if composite.call.name not in _INDEXING:
         return None
-    args = recorded_args(made.call)
-    source = args[0].tensor if args else None
-    if source is None:
+    tensors = {name: first_tensor_of(composite.call, position) for name, position in (("self", 0), ("values", 2))}
+    source = tensors["self"]
+    known = {name: ReplayArg(name=name, type="Tensor", tensors=(meta,)) for name, meta in tensors.items() if meta}
+    indices = index_tensors(known, Context(relatives=lambda: composite.above))
+    if source is None or indices is None or indices.tensors is None:
         return None
-    known = {"self": ReplayArg(name="self", type="Tensor", tensors=(source,))}
-    if len(args) > 2 and args[2].tensor is not None:
-        known["values"] = ReplayArg(name="values", type="Tensor", tensors=(args[2].tensor,))
-    found = index_tensors(known, Context(relatives=lambda: made.above))
-    if found is None or not found.tensors:
+    places = [place for place, meta in enumerate(indices.tensors) if meta is not None]
+    if not places or places[-1] - places[0] + 1 != len(places):
         return None
-    given = [at for at, meta in enumerate(found.tensors) if meta is not None]
-    widths = [len(m.shape) if m is not None and m.dtype in MASKS else 1 for m in found.tensors]
-    if not given or given[-1] - given[0] + 1 != len(given):
-        return None
-    before, width = given[0], sum(widths[at] for at in given)
+    metas = [meta for meta in indices.tensors if meta is not None]
+    before, width = places[0], sum(len(meta.shape) if meta.dtype in MASKS else 1 for meta in metas)
     rest = source.shape[before + width :]
-    view = (*(1,) * before, *own.shape, *(1,) * len(rest))
-    shapes = [m.shape for m in found.tensors if m is not None and m.dtype not in MASKS]
-    views = [meta.shape for call in made.after if call.name == "aten::reshape" and (meta := first_tensor_of(call))]
-    index = views[0] if views else max(shapes, key=len) if shapes else own.shape
-    return view, (*source.shape[:before], *index, *rest)
+    views = first_tensors(composite.after, ("aten::reshape",))
+    shapes = (meta.shape for meta in metas if meta.dtype not in MASKS)
+    index = next((meta.shape for meta, _ in views), max(shapes, key=len, default=viewed.shape))
+    return (*(1,) * before, *viewed.shape, *(1,) * len(rest)), (*source.shape[:before], *index, *rest)
 
 
 def joined_forward(around: Relatives) -> Shape | None:
     """The part of the forward `cat` whose gradient this is: the node takes them in turn."""
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
-    args = recorded_args(around.forward) if around.forward is not None else ()
-    parts = args[0].tensors if args else None
-    if not parts or number >= len(around.places) or around.places[number] >= len(parts):
+    if around.forward is None or number >= len(around.places):
         return None
-    part = parts[around.places[number]]
+    part = next(iter(_parts(around.forward)[around.places[number] :]), None)
     return None if part is None else part.shape
 
 
-def joined_part(made: Composite) -> Shape | None:
+def joined_part(composite: Composite) -> Shape | None:
     """The part of a `cat` that is written through a view."""
-    if made.call.name not in _JOINING:
-        return None
-    args = recorded_args(made.call)
-    parts = args[0].tensors if args else None
-    if not parts or made.place >= len(parts):
-        return None
-    part = parts[made.place]
-    return None if part is None else part.shape
+    parts = _parts(composite.call)[composite.place :] if composite.call.name in _JOINING else ()
+    return parts[0].shape if parts and parts[0] is not None else None
 
 
-def even_piece(made: Composite, own: Shape) -> Shape | None:
+def even_piece(composite: Composite, shape: Shape) -> Shape | None:
     """One of the pieces that a composite makes of one tensor, along the first dimension that these fill."""
-    if made.name not in ("aten::narrow", "aten::slice") or made.siblings < 2 or made.call.name.startswith("aten::_pad"):
+    name, count = composite.name, composite.siblings
+    if name not in ("aten::narrow", "aten::slice") or count < 2 or composite.call.name.startswith("aten::_pad"):
         return None
-    if any(call.name == made.name and recorded_shape(call) != own for call in made.after):
+    if any(call.name == name and recorded_shape(call) != shape for call in composite.after):
         return None
-    shapes = [(*own[:d], n // made.siblings, *own[d + 1 :]) for d, n in enumerate(own) if n and not n % made.siblings]
-    read = [meta.shape for call in made.around.following for meta in metas_of(call)]
-    return next((shape for shape in shapes if shape in read), shapes[0] if shapes else None)
+    pieces = [(*shape[:d], n // count, *shape[d + 1 :]) for d, n in enumerate(shape) if n and not n % count]
+    read = [meta.shape for call in composite.around.following for meta in metas_of(call)]
+    return next((piece for piece in pieces if piece in read), pieces[0] if pieces else None)
 
 
-def stacked(made: Composite, own: Shape) -> Shape | None:
+def stacked(call: OpSignature, shape: Shape) -> Shape | None:
     """What `stack` views a `cat` of its tensors as: with one more dimension, of as many as there are."""
-    if made.call.name != "aten::stack" or not own:
+    parts = _parts(call) if call.name == "aten::stack" else ()
+    if not shape or not parts or parts[0] is None or len(parts[0].shape) != len(shape):
         return None
-    args = recorded_args(made.call)
-    parts = args[0].tensors if args else None
-    one = parts[0].shape if parts and parts[0] is not None else None
-    if not parts or one is None or len(one) != len(own):
-        return None
-    dim = next((d for d, (n, m) in enumerate(zip(own, one, strict=True)) if n != m), 0)
-    return (*own[:dim], len(parts), *one[dim:]) if own[dim] == len(parts) * one[dim] else None
+    part = parts[0].shape
+    dim = next((d for d, (n, m) in enumerate(zip(shape, part, strict=True)) if n != m), 0)
+    return (*shape[:dim], len(parts), *part[dim:]) if shape[dim] == len(parts) * part[dim] else None
 
 
-def reduced_view(made: Composite, own: Shape) -> Shape | None:
+def reduced_view(composite: Composite, shape: Shape) -> Shape | None:
     """The view of a reduction's result: of size 1 in each dimension that is reduced."""
-    source = first_tensor_of(made.call)
-    if source is None or len(source.shape) < len(own):
+    source = first_tensor_of(composite.call)
+    if source is None or len(source.shape) < len(shape):
         return None
-    for call in made.after[:3]:
-        meta = first_tensor_of(call) if call.name == "aten::fill_" else None
-        if meta is not None and len(meta.shape) == len(source.shape):
-            return meta.shape
-    if len(source.shape) == len(own):
-        return own
-    found = reduction_to(source.shape, own)
-    if found is None:
-        return None
-    return tuple(1 if d in found[0] else n for d, n in enumerate(source.shape))
+    filled = (meta.shape for meta, _ in first_tensors(composite.after[:3], ("aten::fill_",)))
+    if (view := next((size for size in filled if len(size) == len(source.shape)), None)) is not None:
+        return view
+    if len(source.shape) == len(shape):
+        return shape
+    reduction = reduction_to(source.shape, shape)
+    return reduction and tuple(1 if d in reduction[0] else n for d, n in enumerate(source.shape))
 
 
 WRITERS = frozenset(
@@ -327,48 +314,46 @@ WRITERS = frozenset(
 
 def allocated_meta(around: Relatives) -> TensorMeta | None:
     """The tensor that an `out=` variant of the composite inside is given: what the composite allocates for it."""
-    made = composite_of(around)
-    if made is None or made.number:
+    composite = composite_of(around)
+    if composite is None or composite.number:
         return None
-    for call in made.after[:4]:
-        metas = list(metas_of(call)) if call.name == made.call.name else []
-        if metas:
-            return metas[-1]
-    return None
+    return next(_results_of_variants(composite), None)
+
+
+def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
+    """The results that variants of a composite inside are given: their last tensors."""
+    for call in composite.after[:4]:
+        yield from list(metas_of(call))[-1:] if call.name == composite.call.name else ()
 
 
 def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Shape, str] | None:
     """The size of memory that a composite allocates: empty for what is given to an `out=` variant of itself, which
     makes it larger; else what the next calls inside write, view or resize."""
-    made = composite_of(around)
-    if made is None or made.number:
+    composite = composite_of(around)
+    if composite is None or composite.number:
         return None
-    given = {meta.shape for meta in metas_of(made.call)}
-    if made.call.name in _BEGIN_EMPTY and made.place == 0:
-        return _EMPTY, f"{made.call.name} makes its result larger later"
-    for call in made.after[:4]:
-        metas = list(metas_of(call)) if call.name == made.call.name else []
-        if metas and (metas[-1].shape == _EMPTY or metas[-1].shape not in given):
-            return metas[-1].shape, f"the out= variant of {made.call.name} inside writes to it"
-    if made.after and made.after[0].name in _FACTORIES:
-        resized = next((call for call in made.after if call.name not in _FACTORIES), None)
-        if resized is not None and resized.name in ("aten::as_strided_", "aten::resize_") and made.place == 0:
-            return _EMPTY, f"{resized.name} inside is given what is allocated next"
-    more = next((i for i, call in enumerate(made.after) if call.name not in _FACTORIES), len(made.after))
-    read = [(m.shape, c.name) for c in made.after[more:] if (m := first_tensor_of(c)) is not None]
-    read = [one for one in read if one[1] in written or one[0] not in given]
+    name, after = composite.call.name, composite.after
+    if name in _BEGIN_EMPTY and composite.place == 0:
+        return _EMPTY, f"{name} makes its result larger later"
+    argument_shapes = {meta.shape for meta in metas_of(composite.call)}
+    for result in _results_of_variants(composite):
+        if result.shape == _EMPTY or result.shape not in argument_shapes:
+            return result.shape, f"the out= variant of {name} inside writes to it"
+    more = next((i for i, call in enumerate(after) if call.name not in _FACTORIES), len(after))
+    if 0 < more < len(after) and composite.place == 0 and after[more].name in ("aten::as_strided_", "aten::resize_"):
+        return _EMPTY, f"{after[more].name} inside is given what is allocated next"
+    read = [(meta.shape, reader) for meta, reader in first_tensors(after[more:])]
+    read = [(size, reader) for size, reader in read if reader in written or size not in argument_shapes]
     # The last that is allocated in a row is read first; what is read for none of them is the result.
-    if more > len(read) or (more and read and more >= sum(one == read[0] for one in read)):
+    if not read or 0 < read.count(read[0]) <= more:
         return None
-    return (read[0][0], f"{read[0][1]} inside is given it") if read else None
+    return read[0][0], f"{read[0][1]} inside is given it"
 
 
 def literal(around: Relatives) -> TensorMeta | None:
     """What `torch.tensor` makes of numbers, if that is what allocates: it lifts what it has copied."""
     calls = of_the_same_parent(around)[:2]
-    if [call.name for call in calls] != ["aten::to", "aten::lift_fresh"]:
-        return None
-    return first_tensor_of(calls[0])
+    return first_tensor_of(calls[0]) if [call.name for call in calls] == ["aten::to", "aten::lift_fresh"] else None
 
 
 def of_the_same_parent(around: Relatives) -> tuple[OpSignature, ...]:
@@ -376,18 +361,12 @@ def of_the_same_parent(around: Relatives) -> tuple[OpSignature, ...]:
     return tuple(call for call, level in zip(around.following, around.levels, strict=True) if level == 0)
 
 
-def transformed(made: Composite, own: TensorMeta) -> Shape | None:
+def transformed(composite: Composite, shape: Shape) -> Shape | None:
     """What a Fourier transform makes of its argument: one batch dimension before those that are transformed."""
-    if not made.call.name.startswith("aten::_fft_"):
+    if not composite.call.name.startswith("aten::_fft_"):
         return None
-    for call in made.after:
-        meta = first_tensor_of(call) if call.name == "aten::as_strided_" else None
-        if meta is not None and 0 < len(meta.shape) <= len(own.shape) + 1:
-            kept = own.shape[len(own.shape) - len(meta.shape) + 1 :]
-            return (math.prod(own.shape[: len(own.shape) - len(kept)]), *kept)
+    for meta, _ in first_tensors(composite.after, ("aten::as_strided_",)):
+        if 0 < len(meta.shape) <= len(shape) + 1:
+            batch_rank = len(shape) - len(meta.shape) + 1
+            return (math.prod(shape[:batch_rank]), *shape[batch_rank:])
     return None
-
-
-def own_meta(known: Known) -> TensorMeta | None:
-    """The tensor that a view is taken of."""
-    return tensor(known, "self") or tensor(known, "input")

@@ -1,3 +1,4 @@
+# pyright: strict
 """Lists that were not recorded: of tensors (torch before 2.0, or more than 30 elements), and of the sizes of pieces.
 
 What is inside a call tells most: a list is worked on element by element. Then what reads the result. An element type
@@ -8,10 +9,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Relatives,
+    Rule,
+    Shape,
+    by_shape,
+    dim_of,
+    first_tensors,
+    list_shapes,
+    tensor,
+    value,
+)
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_ELEMENTS = 1 << 30
@@ -22,143 +37,120 @@ MAX_RANK = 64
 TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
 _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
 _JOINS = ("cat", "_cat", "concat", "concatenate", "stack")
-_ASIDE = (*_PIECES, "aten::copy_")
 
 
-def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
-    """The tensor in one position of another recorded call, the only one of a list included; None for anything else."""
-    args = recorded_args(call)
-    if position >= len(args):
-        return None
-    found = args[position]
-    if found.kind == "tensors" and found.tensors is not None and len(found.tensors) == 1:
-        return found.tensors[0]
-    return found.tensor
-
-
-def _inside(calls: Sequence[OpSignature], name: str) -> list[TensorMeta]:
-    """First tensors of the calls of one name, where each has one."""
-    metas = [first_tensor_of(call) for call in calls if call.name == name]
-    found = [meta for meta in metas if meta is not None]
-    return found if len(found) == len(metas) else []
+def _each(calls: Sequence[OpSignature], op: str) -> tuple[TensorMeta, ...]:
+    """First tensors of the calls of one op, where each has one."""
+    metas = tuple(meta for meta, _ in first_tensors(calls, (op,)))
+    return metas if len(metas) == sum(call.name == op for call in calls) else ()
 
 
 def _joined(known: Known, context: Context) -> Guess | None:
     """The parts of cat and concat, of equal size as far as they can be: nothing tells the size of each."""
-    dim = value(known, "dim")
-    dim = dim if isinstance(dim, int) else 0
-    out = tensor(known, "out")
+    around, dim, out = context.relatives(), _dim(known), tensor(known, "out")
     if out is not None and out.shape:
         return _parts(out, 2, dim, "two halves of the output")
-    around = context.relatives()
     if (stacked := _stacked_inside(around)) is not None:
         return stacked
     for calls in (around.children, around.inner):
-        pieces = _inside(calls, "aten::narrow")
+        pieces = _each(calls, "aten::narrow")
         if pieces and all(meta.shape == pieces[0].shape for meta in pieces):
-            whole = pieces[0]
-            return _parts(whole, len(pieces), dim, f"{len(pieces)} parts of the result {list(whole.shape)}")
+            return _parts(pieces[0], len(pieces), dim, f"{len(pieces)} parts of the result {list(pieces[0].shape)}")
     return _read_next(around, dim, context)
+
+
+def _dim(known: Known) -> int:
+    dim = value(known, "dim")
+    return dim if isinstance(dim, int) else 0
 
 
 def _stacked_inside(around: Relatives) -> Guess | None:
     """What a `stack` joins along its first dimension, and views as one more: as many as the view has there."""
-    if around.parent is None or around.parent.name != "aten::stack" or len(around.following) < 2:
+    whole = next(first_tensors(around.following[:1], ("aten::view",)), (None,))[0]
+    if around.parent is None or around.parent.name != "aten::stack" or whole is None:
         return None
-    whole, *shown = (first_tensor_of(call) for call in around.following)
-    if whole is None or around.following[0].name != "aten::view" or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
+    if not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
         return None
-    for meta in shown:
-        if meta is None or len(meta.shape) != len(whole.shape) + 1 or meta.shape[0] * meta.shape[1] != whole.shape[0]:
-            continue
-        if meta.shape[2:] == whole.shape[1:]:
-            one = TensorMeta(shape=meta.shape[1:], dtype=whole.dtype)
-            why = f"{meta.shape[0]} parts of {list(whole.shape)}, which is viewed as {list(meta.shape)}"
-            return Guess(tensors=(one,) * meta.shape[0], why=why)
+    for view in (meta.shape for meta, _ in first_tensors(around.following[1:])):
+        # The view has the first dimension of the whole in two.
+        if len(view) > 1 and (view[0] * view[1], *view[2:]) == whole.shape:
+            why = f"{view[0]} parts of {list(whole.shape)}, which is viewed as {list(view)}"
+            return Guess(tensors=(TensorMeta(shape=view[1:], dtype=whole.dtype),) * view[0], why=why)
     return None
 
 
 def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
     """Parts of what the next call reads, taking that to be the result: two, or as many as a list must have had."""
-    for call in around.following:
-        whole = first_tensor_of(call)
-        if whole is None or not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
+    for whole, reader in first_tensors(around.following):
+        if not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
             continue
         if not context.lists_recorded:
-            return _parts(whole, 2, dim, f"two halves of what {call.name} reads next, {list(whole.shape)}")
+            return _parts(whole, 2, dim, f"two halves of what {reader} reads next, {list(whole.shape)}")
         size = whole.shape[dim] if -len(whole.shape) <= dim < len(whole.shape) else 0
         if size > MAX_RECORDED:
             count = next((n for n in range(MAX_RECORDED + 1, size + 1) if not size % n), MAX_RECORDED + 1)
-            why = f"{count} even parts of what {call.name} reads next, {list(whole.shape)}: {TOO_LONG}"
+            why = f"{count} even parts of what {reader} reads next, {list(whole.shape)}: {TOO_LONG}"
             return _parts(whole, count, dim, why)
     return None
 
 
 def _parts(whole: TensorMeta, count: int, dim: int, why: str) -> Guess | None:
     rank = len(whole.shape)
-    if not -rank <= dim < rank or count < 1:
+    if not -rank <= dim < rank:
         return None
     dim %= rank
-    size, rest = divmod(whole.shape[dim], count)
-    sizes = [size + (i < rest) for i in range(count)]
-    tensors = tuple(
-        TensorMeta(shape=(*whole.shape[:dim], n, *whole.shape[dim + 1 :]), dtype=whole.dtype) for n in sizes
-    )
-    return Guess(tensors=tensors, why=why)
+    shapes = ((*whole.shape[:dim], n, *whole.shape[dim + 1 :]) for n in _even(whole.shape[dim], count))
+    return Guess(tensors=tuple(TensorMeta(shape=shape, dtype=whole.dtype) for shape in shapes), why=why)
+
+
+def _even(size: int, count: int) -> Shape:
+    """`size` in so many parts as even as can be."""
+    each, rest = divmod(size, count)
+    return tuple(each + (i < rest) for i in range(count))
 
 
 def _stacked(known: Known, context: Context) -> Guess | None:
     """stack: each element is unsqueezed on its way into cat."""
-    around = context.relatives()
-    metas = _inside(around.children, "aten::unsqueeze")
-    if metas:
-        return Guess(tensors=tuple(metas), why=f"the {len(metas)} tensors that aten::unsqueeze inside is given")
-    dim = value(known, "dim")
-    dim = dim if isinstance(dim, int) else 0
-    for call in around.following:
-        whole = first_tensor_of(call)
-        if whole is None or not -len(whole.shape) <= dim < len(whole.shape):
+    around, dim = context.relatives(), _dim(known)
+    if metas := _each(around.children, "aten::unsqueeze"):
+        return Guess(tensors=metas, why=f"the {len(metas)} tensors that aten::unsqueeze inside is given")
+    for whole, reader in first_tensors(around.following):
+        rank = len(whole.shape)
+        if not -rank <= dim < rank:
             continue
-        dim %= len(whole.shape)
+        dim %= rank
         count = whole.shape[dim]
         if 0 < count <= 4096 and math.prod(whole.shape) <= MAX_ELEMENTS:
-            one = TensorMeta(shape=(*whole.shape[:dim], *whole.shape[dim + 1 :]), dtype=whole.dtype)
-            return Guess(tensors=(one,) * count, why=f"{count} slices of what {call.name} reads next")
+            part = TensorMeta(shape=(*whole.shape[:dim], *whole.shape[dim + 1 :]), dtype=whole.dtype)
+            return Guess(tensors=(part,) * count, why=f"{count} slices of what {reader} reads next")
     return None
 
 
 def each(known: Known, context: Context) -> Guess | None:
     """A list of a `_foreach_*` op: one call inside for each element, else one tensor for each gradient."""
-    if (sibling := _other_list(known)) is not None:
-        return Guess(tensors=sibling, why="as the other list of tensors")
-    around = context.relatives()
-    counts = Counter(call.name for call in around.children if first_tensor_of(call) is not None)
-    for name, count in counts.most_common(1):
-        metas = _inside(around.children, name)
-        if len(metas) == count:
-            return Guess(tensors=tuple(metas), why=f"the tensors of the {count} calls of {name} inside")
-    return _gradients(around)
+    children = context.relatives().children
+    counts = Counter(name for _, name in first_tensors(children))
+    for name, count in counts.most_common(1) if _other_list(known) is None else ():
+        if metas := _each(children, name):
+            return Guess(tensors=metas, why=f"the tensors of the {count} calls of {name} inside")
+    return parameters(known, context)
 
 
 def parameters(known: Known, context: Context) -> Guess | None:
-    """A list of a fused optimizer: what it calls inside reads its step counters, so the gradients alone tell."""
+    """A list of a fused optimizer: what it calls inside reads its step counters, so the gradients alone tell, which
+    come last to first in a backward pass."""
     if (sibling := _other_list(known)) is not None:
         return Guess(tensors=sibling, why="as the other list of tensors")
-    return _gradients(context.relatives())
+    metas = tuple(meta for meta, _ in first_tensors(reversed(context.relatives().gradients)))
+    return Guess(tensors=metas, why=f"the {len(metas)} gradients of a backward pass in this trace") if metas else None
 
 
-def _gradients(around: Relatives) -> Guess | None:
-    """One tensor for each gradient of a backward pass, which come last to first: an optimizer takes them in order."""
-    metas = [meta for call in reversed(around.gradients) if (meta := first_tensor_of(call)) is not None]
-    if not metas:
-        return None
-    return Guess(tensors=tuple(metas), why=f"the {len(metas)} gradients of a backward pass in this trace")
+ElementTypes = tuple[tuple[str, ...], str]
+"""Element types of a list of tensors, and why."""
 
 
-def element_types(
-    shapes: Sequence[Shape], op: str, known: Known, context: Context
-) -> tuple[tuple[str, ...], str] | None:
-    """Element types of a list whose sizes are recorded and whose types are not, and why; None where nothing tells.
+def element_types(shapes: Sequence[Shape], op: str, known: Known, context: Context) -> ElementTypes | None:
+    """Element types of a list whose sizes are recorded and whose types are not; None where nothing tells.
 
     One call inside for each element, else the result that one of the next calls reads.
     """
@@ -166,72 +158,65 @@ def element_types(
     if op.startswith("_fused_"):
         return _gradient_types(shapes, around)
     by_name: dict[str, list[TensorMeta]] = {}
-    for call in (*around.children, *(around.inner if op == "cartesian_prod" else ())):
-        if (meta := first_tensor_of(call)) is not None and meta.dtype:
-            by_name.setdefault(call.name, []).append(meta)
+    for meta, name in first_tensors(around.inside if op == "cartesian_prod" else around.children):
+        if meta.dtype:
+            by_name.setdefault(name, []).append(meta)
     for name, metas in by_name.items():
-        if len(metas) == len(shapes) and sorted(m.shape for m in metas) == sorted(shapes):
-            typed = {meta.shape: meta.dtype for meta in metas}
-            ordered = [m.dtype for m in metas] if [m.shape for m in metas] == list(shapes) else None
-            dtypes = tuple(ordered or (typed[shape] for shape in shapes))
-            return dtypes, f"the tensors of {name} inside"
-    if op in _JOINS:
-        whole = next((m for name in _PIECES for m in by_name.get(name, ()) if _holds(m.shape, shapes, op)), None)
-        unsqueezed = _unsqueezed(around)
-        if len(unsqueezed) == len(shapes) and all(meta.dtype for meta in unsqueezed):
-            return tuple(meta.dtype for meta in unsqueezed), "the tensors of aten::unsqueeze before"
-        if whole is not None:
-            return (whole.dtype,) * len(shapes), "the result that it writes to inside"
+        if [meta.shape for meta in metas] == list(shapes):
+            return tuple(meta.dtype for meta in metas), f"the tensors of {name} inside"
+        if sorted(meta.shape for meta in metas) == sorted(shapes):
+            dtypes = {meta.shape: meta.dtype for meta in metas}
+            return tuple(dtypes[shape] for shape in shapes), f"the tensors of {name} inside"
+    if op in _JOINS and (dtypes_inside := _types_inside_join(shapes, op, by_name, around)) is not None:
+        return dtypes_inside
     if op == "broadcast_tensors":
         return _broadcast_types(shapes, by_name.get("aten::expand", []), around)
     read = joined(shapes, op, known, around)
     return None if read is None else ((read[1],) * len(shapes), f"{read[2]} reads the result")
 
 
-def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> tuple[tuple[str, ...], str] | None:
+def _types_inside_join(
+    shapes: Sequence[Shape], op: str, by_name: Mapping[str, Sequence[TensorMeta]], around: Relatives
+) -> ElementTypes | None:
+    """Of tensors that are joined, by what a `stack` around unsqueezes, or the result that is written to inside."""
+    inside_stack = around.parent is not None and around.parent.name == "aten::stack"
+    unsqueezed = _each(around.above(0).children, "aten::unsqueeze") if inside_stack and around.above else ()
+    if len(unsqueezed) == len(shapes) and all(meta.dtype for meta in unsqueezed):
+        return tuple(meta.dtype for meta in unsqueezed), "the tensors of aten::unsqueeze before"
+    elements = sum(map(math.prod, shapes))
+    views = (meta for name in _PIECES for meta in by_name.get(name, ()))
+    whole = next((m for m in views if math.prod(m.shape) == elements and (op == "stack" or m.shape)), None)
+    return None if whole is None else ((whole.dtype,) * len(shapes), "the result that it writes to inside")
+
+
+def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes | None:
     """Of the parameters of an optimizer, from gradients of their sizes that the backward pass accumulates."""
     types: dict[Shape, set[str]] = {}
-    for meta in map(first_tensor_of, around.gradients):
-        if meta is not None and meta.dtype:
+    for meta, _ in first_tensors(around.gradients):
+        if meta.dtype:
             types.setdefault(meta.shape, set()).add(meta.dtype)
     if not shapes or any(len(types.get(shape, ())) != 1 for shape in shapes):
         return None
     return tuple(dtype for shape in shapes for dtype in types[shape]), "that of the gradients of these sizes"
 
 
-def _holds(whole: Shape, shapes: Sequence[Shape], op: str) -> bool:
-    """Whether what is written to inside is what these sizes make together."""
-    return math.prod(whole) == sum(math.prod(shape) for shape in shapes) and (op == "stack" or bool(whole))
-
-
-def _unsqueezed(around: Relatives) -> list[TensorMeta]:
-    """What a `stack` unsqueezes before it joins: each has the element type of one tensor."""
-    if around.parent is None or around.parent.name != "aten::stack" or around.above is None:
-        return []
-    return _inside(around.above(0).children, "aten::unsqueeze")
-
-
-def _broadcast_types(
-    shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives
-) -> tuple[tuple[str, ...], str] | None:
+def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
     """Of tensors of which those are expanded that are smaller than the result; the others are read next."""
-    if not shapes or max(map(len, shapes)) > MAX_RANK:
+    rank = max(map(len, shapes), default=MAX_RANK + 1)
+    if rank > MAX_RANK:
         return None
-    rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     result = tuple(max(sizes) for sizes in zip(*padded, strict=True))
-    types: dict[Shape, str] = {meta.shape: meta.dtype for meta in expanded}
+    dtypes: dict[Shape, str] = {meta.shape: meta.dtype for meta in expanded}
     for call in around.following:
         read = [arg.tensor for arg in recorded_args(call) if arg.tensor is not None and arg.tensor.shape == result]
         # What was expanded has a step of 0, where strides are recorded.
-        own = [meta for meta in read if meta.dtype and 0 not in (meta.strides or ())]
-        if own:
-            other = next((meta.dtype for meta in own if meta.dtype not in types.values()), own[0].dtype)
-            types.setdefault(result, other)
+        if results := [meta.dtype for meta in read if meta.dtype and 0 not in (meta.strides or ())]:
+            dtypes.setdefault(result, next((dtype for dtype in results if dtype not in dtypes.values()), results[0]))
             break
-    if any(shape not in types for shape in shapes):
+    if any(shape not in dtypes for shape in shapes):
         return None
-    return tuple(types[shape] for shape in shapes), "the calls inside and after"
+    return tuple(dtypes[shape] for shape in shapes), "the calls inside and after"
 
 
 def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> tuple[int, str, str] | None:
@@ -239,23 +224,19 @@ def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) ->
     if op not in _JOINS or not shapes:
         return None
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
+    parts = [shape for shape in shapes if len(shape) == len(whole)]
     rank = len(whole) + (op == "stack")
-    dim = value(known, "dim")
-    dims = [dim % rank] if isinstance(dim, int) and rank and -rank <= dim < rank else list(range(rank))
+    dim = dim_of(known, rank)
     results: dict[Shape, int] = {}
-    for at in dims:
+    for at in range(rank) if dim is None else (dim,):
         if op == "stack":
             results.setdefault((*whole[:at], len(shapes), *whole[at:]), at)
-            continue
-        total = sum(shape[at] for shape in shapes if len(shape) == rank)
-        if all(
-            shape[:at] == whole[:at] and shape[at + 1 :] == whole[at + 1 :] for shape in shapes if len(shape) == rank
-        ):
-            results.setdefault((*whole[:at], total, *whole[at + 1 :]), at)
+        elif len({(shape[:at], shape[at + 1 :]) for shape in parts}) == 1:
+            results.setdefault((*whole[:at], sum(shape[at] for shape in parts), *whole[at + 1 :]), at)
     for call in around.following:
-        for arg in recorded_args(call):
-            if arg.tensor is not None and arg.tensor.shape in results and arg.tensor.dtype:
-                return results[arg.tensor.shape], arg.tensor.dtype, call.name
+        for meta in (arg.tensor for arg in recorded_args(call)):
+            if meta is not None and meta.shape in results and meta.dtype:
+                return results[meta.shape], meta.dtype, call.name
     return None
 
 
@@ -263,12 +244,11 @@ def _joined_dim(op: str) -> Rule:
     """The only dimension in which the tensors differ, else the one in which they add up to what is read next."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        arg = known.get("tensors")
-        shapes = [m.shape for m in arg.tensors if m is not None] if arg is not None else []
-        sized = [shape for shape in shapes if shape != (0,)]
-        for dim in range(min((len(shape) for shape in sized), default=0)) if op != "stack" else ():
-            if len({shape[dim] for shape in sized}) > 1:
-                return Guess(value=dim, why="where the tensors differ")
+        shapes = list_shapes(known, "tensors")
+        columns = zip(*(shape for shape in shapes if shape != (0,)), strict=False) if op != "stack" else ()
+        dim = next((dim for dim, sizes in enumerate(columns) if len(set(sizes)) > 1), None)
+        if dim is not None:
+            return Guess(value=dim, why="where the tensors differ")
         read = joined(shapes, op, {}, context.relatives())
         if read is not None:
             return Guess(value=read[0], why=f"{read[0]}: {read[2]} reads the result")
@@ -294,62 +274,59 @@ def _no_tensors(known: Known, context: Context) -> Guess | None:
     return Guess(tensors=(), why="empty: only used with amsgrad")
 
 
-def _sizes(known: Known, context: Context) -> Guess | None:
+@by_shape
+def _sizes(shape: Shape, known: Known, context: Context) -> Guess | None:
     """Sizes of pieces from the views made inside, where as many as there are add up to the whole; else even ones."""
-    own, told = tensor(known, "self"), value(known, "dim")
-    dim = told if isinstance(told, int) else 0
-    if own is None or not -len(own.shape) <= dim < len(own.shape):
+    around, recorded = context.relatives(), value(known, "dim") is not None
+    dim = dim_of(known, len(shape)) if recorded else 0
+    by_name = ([call for call in around.children if call.name == name] for name in _PIECES)
+    views = next(filter(None, by_name), None)
+    if not shape or dim is None or views is None:
         return None
-    dim, around = dim % len(own.shape), context.relatives()
-    views = next((found for name in _PIECES if (found := [c for c in around.children if c.name == name])), [])
-    if not views:
-        return None
-    if (read := _pieces_read(own, len(views), around)) is not None and (told is None or read[0] == dim):
+    if (read := _pieces_read(shape, len(views), around)) is not None and (not recorded or read[0] == dim):
         return Guess(value=read[1], why=f"the {len(views)} pieces that are read next")
-    whole = own.shape[dim]
-    exact = [_piece(call, dim) for call in views]
-    if all(size is not None for size in exact) and sum(size or 0 for size in exact) == whole:
-        return Guess(value=tuple(exact), why=f"the {len(exact)} pieces made inside")
-    size, rest = divmod(whole, len(views))
-    return Guess(value=tuple(size + (i < rest) for i in range(len(views))), why=f"{len(views)} even pieces")
+    sizes = [size for call in views if (size := _piece(call, dim)) is not None]
+    if len(sizes) == len(views) and sum(sizes) == shape[dim]:
+        return Guess(value=tuple(sizes), why=f"the {len(sizes)} pieces made inside")
+    return Guess(value=_even(shape[dim], len(views)), why=f"{len(views)} even pieces")
 
 
-def _pieces_read(own: TensorMeta, count: int, around: Relatives) -> tuple[int, Shape] | None:
+def _pieces_read(whole: Shape, count: int, around: Relatives) -> tuple[int, Shape] | None:
     """(dimension, sizes) of as many pieces, where the next calls read each of them once in turn."""
     shapes = [arg.tensor.shape for call in around.following for arg in recorded_args(call) if arg.tensor is not None]
-    for d in range(len(own.shape)) if count > 1 else ():
-        kept = (own.shape[:d], own.shape[d + 1 :])
-        sizes = [shape[d] for shape in shapes if len(shape) == len(own.shape) and (shape[:d], shape[d + 1 :]) == kept]
-        if sum(sizes[:count]) == own.shape[d] and len(sizes) >= count:
-            return d, tuple(sizes[:count])
+    shapes = [shape for shape in shapes if len(shape) == len(whole)]
+    for d in range(len(whole)) if count > 1 else ():
+        pieces = [shape[d] for shape in shapes if (*shape[:d], whole[d], *shape[d + 1 :]) == whole][:count]
+        if sum(pieces) == whole[d] and len(pieces) == count:
+            return d, tuple(pieces)
     return None
 
 
-def _split_dim(known: Known, context: Context) -> Guess | None:
-    own, around = tensor(known, "self"), context.relatives()
-    counts = [n for name in _PIECES if (n := sum(call.name == name for call in around.children))]
-    read = _pieces_read(own, counts[0], around) if own is not None and counts else None
-    return None if read is None else Guess(value=read[0], why=f"the {counts[0]} pieces that are read next")
+@by_shape
+def _split_dim(shape: Shape, known: Known, context: Context) -> Guess | None:
+    around = context.relatives()
+    count = next((n for name in _PIECES if (n := sum(call.name == name for call in around.children))), 0)
+    read = _pieces_read(shape, count, around)
+    return read and Guess(value=read[0], why=f"the {count} pieces that are read next")
 
 
 def _piece(call: OpSignature, dim: int) -> int | None:
     """The size along `dim` of the view that a recorded call makes."""
-    args = recorded_args(call)
+    values = [arg.value for arg in recorded_args(call)[1:4]]
     if call.name == "aten::as_strided":
-        size = args[1].value if len(args) > 1 and args[1].kind == "scalars" else None
-        return size[dim] if isinstance(size, tuple) and dim < len(size) else None
-    if call.name == "aten::narrow":
-        return args[3].value if len(args) > 3 and isinstance(args[3].value, int) else None
-    bounds = [arg.value for arg in args[2:4]]
-    return bounds[1] - bounds[0] if len(bounds) == 2 and all(isinstance(b, int) for b in bounds) else None
+        size = values[0] if values else None
+        return size[dim] if is_whole_numbers(size) and dim < len(size) else None
+    bounds = [bound for bound in values[1:] if isinstance(bound, int)]
+    if len(bounds) < 2:
+        return None
+    return bounds[1] if call.name == "aten::narrow" else bounds[1] - bounds[0]
 
 
 def _flattened(known: Known, context: Context) -> Guess | None:
     """flatten_dense_tensors: each is viewed as one dimension before they are joined."""
     for name in ("aten::view", "aten::reshape", "aten::flatten"):
-        metas = _inside(context.relatives().children, name)
-        if metas:
-            return Guess(tensors=tuple(metas), why=f"the tensors of the {len(metas)} calls of {name} inside")
+        if metas := _each(context.relatives().children, name):
+            return Guess(tensors=metas, why=f"the tensors of the {len(metas)} calls of {name} inside")
     return _joined(known, context)
 
 
@@ -359,29 +336,18 @@ def _unflattened(known: Known, context: Context) -> Guess | None:
     views = [call for call in context.relatives().children if call.name == "aten::view"]
     if flat is None or not views:
         return None
-    metas = []
+    shapes: list[Shape] = []
     for call in views:
-        size, piece = recorded_args(call)[1:2], first_tensor_of(call)
-        shape = size[0].value if size and isinstance(size[0].value, tuple) else piece.shape if piece else None
-        if shape is None or any(n < 0 for n in shape):
-            return None
-        metas.append(TensorMeta(shape=shape, dtype=flat.dtype))
-    return Guess(tensors=tuple(metas), why=f"the {len(metas)} views made inside")
-
-
-def size_inside(around: Relatives, writers: Sequence[str]) -> tuple[Shape, str] | None:
-    """The shape that one of `writers` is given below the children, and its name."""
-    for call in around.inner:
-        meta = first_tensor_of(call) if call.name in writers else None
-        if meta is not None:
-            return meta.shape, call.name
-    return None
+        sizes = [arg.value for arg in recorded_args(call)[1:2] if is_whole_numbers(arg.value)]
+        shapes += sizes or [meta.shape for meta, _ in first_tensors((call,))]
+    if len(shapes) < len(views) or any(n < 0 for shape in shapes for n in shape):
+        return None
+    metas = tuple(TensorMeta(shape=shape, dtype=flat.dtype) for shape in shapes)
+    return Guess(tensors=metas, why=f"the {len(metas)} views made inside")
 
 
 LIST_RULES: dict[tuple[str, str], Rule] = {
-    ("cat", "tensors"): _joined,
-    ("concat", "tensors"): _joined,
-    ("concatenate", "tensors"): _joined,
+    **{(op, "tensors"): _joined for op in ("cat", "concat", "concatenate")},
     ("stack", "tensors"): _stacked,
     **{(op, "dim"): _joined_dim(op) for op in ("cat", "concat", "concatenate", "stack")},
     ("flatten_dense_tensors", "tensors"): _flattened,

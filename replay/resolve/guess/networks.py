@@ -10,16 +10,19 @@ from __future__ import annotations
 import math
 
 from opreplay.replay.ir.model import Value
-from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
     Known,
     Rule,
     Shape,
+    by_shape,
+    first_tensors,
+    last_dim,
+    list_shapes,
     names,
     recorded_shape,
-    tensor,
+    shape_of,
     value,
 )
 
@@ -31,32 +34,28 @@ READERS = 4
 """Calls that may read the result of a transform."""
 
 
-def _shape(known: Known, *names: str) -> Shape | None:
-    return next((meta.shape for name in names if (meta := tensor(known, name)) is not None), None)
+def _always(constant: Value, why: str = "a common value") -> Rule:
+    return lambda known, context: Guess(value=constant, why=f"{constant!r} ({why})")
 
 
-def _always(given: Value, why: str = "a common value") -> Rule:
-    return lambda known, context: Guess(value=given, why=f"{given!r} ({why})")
-
-
-def _group_count(known: Known, context: Context) -> Guess | None:
-    mean = _shape(known, "mean")
+@by_shape
+def _group_count(shape: Shape, known: Known, context: Context) -> Guess | None:
+    mean = shape_of(known, "mean")
     if mean is not None and len(mean) == 2:
         return Guess(value=mean[1], why="the shape of mean")
-    own = _shape(known, "input", "self")
-    if own is None or len(own) < 2:
+    if len(shape) < 2:
         return None
-    count = next(n for n in GROUPS if own[1] % n == 0)
+    count = next(n for n in GROUPS if shape[1] % n == 0)
     return Guess(value=count, why=f"{count} (a common value)")
 
 
-def _of_input(pick: str) -> Rule:
-    def rule(known: Known, context: Context) -> Guess | None:
-        own = _shape(known, "input")
-        if own is None or len(own) < 2:
+def _of_input(which: str) -> Rule:
+    @by_shape
+    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+        if len(shape) < 2:
             return None
-        found = {"N": own[0], "C": own[1], "HxW": math.prod(own[2:])}[pick]
-        return Guess(value=found, why="the shape of the input")
+        sizes = {"N": shape[0], "C": shape[1], "HxW": math.prod(shape[2:])}
+        return Guess(value=sizes[which], why="the shape of the input")
 
     return rule
 
@@ -65,65 +64,60 @@ def _recurrent(which: str) -> Rule:
     """What the list of weights tells: a layer has two matrices and two biases in each direction."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        listed = known.get("params")
-        metas = [m.shape for m in listed.tensors if m is not None] if listed is not None else []
-        matrices = [shape for shape in metas if len(shape) == 2]
+        shapes = list_shapes(known, "params")
+        matrices = [shape for shape in shapes if len(shape) == 2]
         if len(matrices) < 2:
             return None
         # The reverse direction of the first layer reads what the first direction reads.
         both = len(matrices) >= 4 and matrices[2] == matrices[0] and matrices[0][1] != matrices[1][1]
-        known_value: dict[str, Value] = {
-            "has_biases": len(matrices) < len(metas),
+        settings: dict[str, Value] = {
+            "has_biases": len(matrices) < len(shapes),
             "bidirectional": both,
             "num_layers": max(1, len(matrices) // (4 if both else 2)),
         }
-        return Guess(value=known_value[which], why="the shapes of the weights")
+        return Guess(value=settings[which], why="the shapes of the weights")
 
     return rule
 
 
 def _head_count(known: Known, context: Context) -> Guess | None:
-    meta = next((m for n in ("query", "qkv", "src") if (m := tensor(known, n)) is not None), None)
-    if meta is None or not meta.shape:
+    shape = shape_of(known, "query", "qkv", "src")
+    if not shape:
         return None
-    width = meta.shape[-1] // 3 if "qkv" in known else meta.shape[-1]
+    width = shape[-1] // 3 if "qkv" in known else shape[-1]
     count = next(n for n in HEADS if width % n == 0)
     return Guess(value=count, why=f"{count} (a common value)")
 
 
 def _grouped_heads(known: Known, context: Context) -> Guess | None:
-    query, key = _shape(known, "query"), _shape(known, "key")
+    query, key = shape_of(known, "query"), shape_of(known, "key")
     if query is None or key is None or len(query) < 4 or len(key) < 4:
         return None
     return Guess(value=query[-3] != key[-3], why="the heads of query and key")
 
 
-def _spectrum_width(known: Known, context: Context) -> Guess | None:
-    own, window = _shape(known, "self"), _shape(known, "window")
-    if own is None or len(own) < 1:
-        return None
+@by_shape
+def _spectrum_width(shape: Shape, known: Known, context: Context) -> Guess | None:
+    window = shape_of(known, "window")
     if window is not None and len(window) == 1 and window[0] > 0:
         return Guess(value=window[0], why="the length of the window")
-    return Guess(value=max(1, min(400, own[-1])), why="400, or the length of the signal")
+    return Guess(value=max(1, min(400, shape[-1])), why="400, or the length of the signal") if shape else None
 
 
-def _inverse_width(known: Known, context: Context) -> Guess | None:
-    own = _shape(known, "self")
-    if own is None or len(own) < 2:
-        return None
-    return Guess(value=2 * (own[-2] - 1), why="the number of frequencies")
+@by_shape
+def _inverse_width(shape: Shape, known: Known, context: Context) -> Guess | None:
+    return Guess(value=2 * (shape[-2] - 1), why="the number of frequencies") if len(shape) > 1 else None
 
 
 def _table_rows(known: Known, context: Context) -> Guess | None:
     """Rows of the embedding that a gradient is for: those of a parameter as wide."""
-    grad, forward = _shape(known, "grad_output", "grad"), context.relatives().forward
+    grad, around = shape_of(known, "grad_output", "grad"), context.relatives()
     if not grad:
         return None
-    table = None if forward is None else recorded_shape(forward)
-    if forward is not None and table is not None and len(table) == 2 and "embedding" in forward.name:
-        return Guess(value=table[0], why=f"{forward.name} was given {list(table)} forward")
-    for call in context.relatives().gradients:
-        dims = call.dims[0] if call.dims else ()
+    table = recorded_shape(around.forward) if around.forward and "embedding" in around.forward.name else None
+    if around.forward is not None and table is not None and len(table) == 2:
+        return Guess(value=table[0], why=f"{around.forward.name} was given {list(table)} forward")
+    for dims in (call.dims[0] for call in around.gradients if call.dims):
         if len(dims) == 2 and dims[1] == grad[-1]:
             return Guess(value=dims[0], why=f"a parameter of {dims[0]} rows of this width")
     return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: nothing in the trace tells it")
@@ -136,13 +130,13 @@ def _one_each(known: Known, context: Context) -> Guess | None:
 
 
 def _hidden_size(known: Known, context: Context) -> Guess | None:
-    weight = _shape(known, "weight1")
+    weight = shape_of(known, "weight1")
     return Guess(value=weight[1], why="the shape of the weight") if weight and len(weight) == 2 else None
 
 
-def _real_length(known: Known, context: Context) -> Guess | None:
-    own = _shape(known, "self")
-    return Guess(value=max(1, 2 * (own[-1] - 1)), why="the number of frequencies") if own else None
+@by_shape
+def _real_length(shape: Shape, known: Known, context: Context) -> Guess | None:
+    return Guess(value=max(1, 2 * (shape[-1] - 1)), why="the number of frequencies") if shape else None
 
 
 def _transform(context: Context) -> str:
@@ -167,54 +161,48 @@ def _one_sided(known: Known, context: Context) -> Guess | None:
     return Guess(value=not both, why=f"both halves, as {name} does" if both else "the half that is not repeated")
 
 
-def _transformed_dims(known: Known, context: Context) -> Guess | None:
+@by_shape
+def _transformed_dims(shape: Shape, known: Known, context: Context) -> Guess | None:
     """The last dimension, the last two, or all of them, as the name of the transform says."""
-    own, name = _shape(known, "self"), _transform(context)
-    if own is None:
-        return None
-    count = len(own) if name.endswith("n") else 2 if name.endswith("2") else 1
-    count = min(count, len(own)) if context.relatives().name != "aten::_fft_c2c" or name[4:5] != "i" else 1
-    return Guess(value=tuple(range(len(own) - count, len(own))), why=f"the last {'dimension' if count == 1 else count}")
+    name, rank = _transform(context), len(shape)
+    count = min(rank, rank if name.endswith("n") else 2 if name.endswith("2") else 1)
+    if context.relatives().name == "aten::_fft_c2c" and name[4:5] == "i":
+        count = 1
+    return Guess(value=tuple(range(rank - count, rank)), why=f"the last {'dimension' if count == 1 else count}")
 
 
-def _signal_length(known: Known, context: Context) -> Guess | None:
+@by_shape
+def _signal_length(shape: Shape, known: Known, context: Context) -> Guess | None:
     """To how many elements a transform pads its input: what the transform inside is given, or what is read next has."""
-    own, around = _own_signal(known), context.relatives()
-    if own is None:
+    around = context.relatives()
+    if not shape or value(known, "dim") not in (None, -1, len(shape) - 1):
         return None
     inverse = around.name.startswith(("aten::fft_ir", "aten::fft_hf"))
-    usual = 2 * (own[-1] - 1) if inverse else own[-1]
-    for call in around.following[:READERS] if inverse else around.children:
-        meta = first_tensor_of(call)
-        if meta is None or meta.shape[:-1] != own[:-1]:
-            continue
-        if call.name.startswith("aten::_fft_") if not inverse else not meta.dtype.startswith("complex"):
+    usual = 2 * (shape[-1] - 1) if inverse else shape[-1]
+    for meta, name in first_tensors(around.following[:READERS] if inverse else around.children):
+        padded = not meta.dtype.startswith("complex") if inverse else name.startswith("aten::_fft_")
+        if padded and len(meta.shape) == len(shape) and meta.shape[:-1] == shape[:-1]:
             length = meta.shape[-1]
-            return None if length == usual else Guess(value=length, why=f"{call.name} is given {list(meta.shape)}")
+            return None if length == usual else Guess(value=length, why=f"{name} is given {list(meta.shape)}")
     return None
 
 
-def _own_signal(known: Known) -> Shape | None:
-    own, dim = _shape(known, "self"), value(known, "dim")
-    return own if own and dim in (None, -1, len(own) - 1) else None
-
-
-def _halved(known: Known, context: Context) -> Guess | None:
+@by_shape
+def _halved(shape: Shape, known: Known, context: Context) -> Guess | None:
     """The dimension of a gated unit: where its gradient, or what is read next, is half as large."""
-    own, around = _shape(known, "self"), context.relatives()
-    if not own:
+    if not shape:
         return None
-    grad = _shape(known, "grad_output")
-    read = [meta.shape for call in around.following[:2] if (meta := first_tensor_of(call)) is not None]
-    for shape in read if grad is None else [grad]:
-        dims = [d for d in range(len(own)) if shape == (*own[:d], own[d] // 2, *own[d + 1 :])]
+    grad = shape_of(known, "grad_output")
+    read = [meta.shape for meta, _ in first_tensors(context.relatives().following[:2])]
+    for half in read if grad is None else [grad]:
+        dims = [d for d in range(len(shape)) if half == (*shape[:d], shape[d] // 2, *shape[d + 1 :])]
         if dims:
             return Guess(value=dims[-1], why="where the result is half as large")
-    return Guess(value=-1, why="the last dimension")
+    return last_dim(known, context)
 
 
 def _steps(known: Known, context: Context) -> Guess | None:
-    sizes = _shape(known, "batch_sizes")
+    sizes = shape_of(known, "batch_sizes")
     return Guess(value=sizes[0], why="one step for each size of a batch") if sizes else None
 
 
@@ -235,7 +223,7 @@ def _full_lengths(name: str, dim: int) -> Rule:
     """A length for each sequence of a batch, as long as the shapes allow: lists of more than 30 are not recorded."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        scores, longest = _shape(known, "log_probs"), _shape(known, name)
+        scores, longest = shape_of(known, "log_probs"), shape_of(known, name)
         if scores is None or len(scores) != 3 or longest is None or len(longest) <= dim:
             return None
         return Guess(value=(longest[dim],) * scores[1], why=f"the full length {longest[dim]} of each")
@@ -246,15 +234,15 @@ def _full_lengths(name: str, dim: int) -> Rule:
 def _sparsely(known: Known, context: Context) -> Guess | None:
     """Whether the gradient of an embedding is sparse: by the calls inside the node that makes it."""
     around = context.relatives()
-    calls = [call.name for call in (*around.backward, *around.children, *around.inner)]
-    kinds = [name for name in calls if name.endswith(("_sparse_backward", "_dense_backward"))]
-    return Guess(value="_sparse_" in kinds[0], why=f"{kinds[0]} makes the gradient") if kinds else None
+    names = [call.name for call in (*around.backward, *around.inside)]
+    kind = next((name for name in names if name.endswith(("_sparse_backward", "_dense_backward"))), None)
+    return None if kind is None else Guess(value="_sparse_" in kind, why=f"{kind} makes the gradient")
 
 
 def _counts_the_end(known: Known, context: Context) -> Guess | None:
     """Whether offsets end with the number of indices: then there is a bag less than offsets."""
-    around, offsets = context.relatives(), _shape(known, "offsets")
-    read = next((m.shape for call in around.following if (m := first_tensor_of(call)) is not None), None)
+    around, offsets = context.relatives(), shape_of(known, "offsets")
+    read = next((meta.shape for meta, _ in first_tensors(around.following)), None)
     if offsets is None or read is None or len(read) != 2 or len(offsets) != 1:
         return None
     return Guess(value=read[0] == offsets[0] - 1, why=f"{around.following[0].name} reads {list(read)} next")

@@ -7,13 +7,27 @@ plain fallback, and the reason says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, names, tensor, value
-from opreplay.traces.model import TensorMeta
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Relatives,
+    Rule,
+    Shape,
+    by_shape,
+    first_tensor_of,
+    first_tensors,
+    last_dim,
+    names,
+    shape_of,
+    tensor,
+    value,
+)
+from opreplay.traces.model import OpSignature, TensorMeta
 
 NOTHING = "nothing in the trace tells it"
 _RESULTS = ("out", "values", "grad_output", "grad", "grad_out")
@@ -24,14 +38,6 @@ MAX_RANK = 8
 """Of tensors whose reduced dimensions are searched for."""
 
 
-def _own(known: Known) -> Shape | None:
-    for name in ("self", "input"):
-        meta = tensor(known, name)
-        if meta is not None:
-            return meta.shape
-    return None
-
-
 def _results(known: Known, context: Context) -> Iterator[tuple[Shape, str]]:
     """Shapes that the result may have and what shows them, the surest first."""
     for name in _RESULTS:
@@ -39,89 +45,84 @@ def _results(known: Known, context: Context) -> Iterator[tuple[Shape, str]]:
         if meta is not None:
             yield meta.shape, f"the shape of {name}"
     around = context.relatives()
-    for call in (*around.children, *around.inner):
-        meta = first_tensor_of(call) if call.name in _WRITERS else None
-        if meta is not None:
-            yield meta.shape, f"what {call.name} inside writes to"
-    for call in around.following[:_NEXT_READERS]:
-        meta = first_tensor_of(call)
-        if meta is not None:
-            yield meta.shape, f"what {call.name} reads next"
+    for meta, writer in first_tensors(around.inside, _WRITERS):
+        yield meta.shape, f"what {writer} inside writes to"
+    for meta, reader in first_tensors(around.following[:_NEXT_READERS]):
+        yield meta.shape, f"what {reader} reads next"
 
 
-def _reduced(known: Known, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
-    """(dimensions, keepdim, why) that make the recorded output, or what is read next, of what goes in."""
-    own = _own(known)
-    if own is None or len(own) > MAX_RANK:
+Reduction = tuple[tuple[int, ...], bool]
+"""(dimensions, keepdim)"""
+
+
+def _reduced(shape: Shape, known: Known, context: Context) -> tuple[Reduction, str] | None:
+    """The reduction that makes the recorded output, or what is read next, of what goes in, and why."""
+    if len(shape) > MAX_RANK:
         return None
-    out = next((m for n in ("out", "values") if (m := tensor(known, n)) is not None), None)
-    if out is not None and out.shape != (0,):  # torch gives an empty one its size later
-        found = reduction_to(own, out.shape)
-        return None if found is None else (*found, "the shape of the output")
-    if (inside := _reduced_inside(own, context)) is not None:
-        return inside
+    out = shape_of(known, "out", "values")
+    if out is not None and out != (0,):  # torch gives an empty one its size later
+        reduction = reduction_to(shape, out)
+        return reduction and (reduction, "the shape of the output")
     around = context.relatives()
+    if (inside := _reduced_inside(shape, around.children)) is not None:
+        return inside, "the calls inside"
+    following = around.following
     engine = around.parent is not None and around.parent.name.startswith("autograd::engine")
-    viewed = first_tensor_of(around.following[0]) if engine and around.following else None
-    if viewed is not None and viewed.shape == own and own[:1] == (1,) and around.following[0].name == "aten::view":
-        return (0,), True, "the sum of a gradient over dimensions in front, viewed next"
-    one = "dim" in known and isinstance(value(known, "dim"), int)
-    for at, call in enumerate(context.relatives().following[:NEXT_READERS_OF_SUMS]):
-        for arg in recorded_args(call):
-            shape = arg.tensor.shape if arg.tensor is not None else None
+    viewed = next(first_tensors(following[:1], ("aten::view",)), None) if engine else None
+    if viewed is not None and viewed[0].shape == shape and shape[:1] == (1,):
+        return ((0,), True), "the sum of a gradient over dimensions in front, viewed next"
+    one_dim = isinstance(value(known, "dim"), int)
+    for at, call in enumerate(following[:NEXT_READERS_OF_SUMS]):
+        for result in (arg.tensor.shape for arg in recorded_args(call) if arg.tensor is not None):
             # A number may be anything but the first argument of what is called at once.
-            if shape is None or shape == own or (shape == () and (at or one)):
+            if result == shape or (result == () and (at or one_dim)):
                 continue
-            found = reduction_to(own, shape)
-            if found is not None and found[0]:
-                return *found, f"{call.name} reads {list(shape)} next"
+            if (reduction := reduction_to(shape, result)) is not None and reduction[0]:
+                return reduction, f"{call.name} reads {list(result)} next"
     return None
 
 
-def _reduced_inside(own: Shape, context: Context) -> tuple[tuple[int, ...], bool, str] | None:
+def _reduced_inside(shape: Shape, children: Sequence[OpSignature]) -> Reduction | None:
     """What the view of its result that a reduction makes, and the zeros that it writes there, tell."""
-    around = context.relatives()
-    views = [
-        meta.shape for call in around.children if call.name == "aten::as_strided" and (meta := first_tensor_of(call))
-    ]
-    filled = [meta.shape for call in around.children if call.name == "aten::fill_" and (meta := first_tensor_of(call))]
-    for shape in filled if own else ():
-        if len(shape) == len(own):
-            dims = tuple(d for d, (n, m) in enumerate(zip(own, shape, strict=True)) if n != m)
-            dims = tuple(range(len(own))) if views and not views[0] else dims
-            return dims, not views or len(views[0]) == len(own), "the calls inside"
-    if not views or not own:
+    view = next((meta.shape for meta, _ in first_tensors(children, ("aten::as_strided",))), None)
+    filled = (meta.shape for meta, _ in first_tensors(children, ("aten::fill_",)))
+    if not shape:
         return None
-    found = reduction_to(own, views[0])
-    return None if found is None else (*found, "the calls inside")
+    if (zeros := next((size for size in filled if len(size) == len(shape)), None)) is not None:
+        dims = tuple(d for d, (n, m) in enumerate(zip(shape, zeros, strict=True)) if n != m or view == ())
+        return dims, view is None or len(view) == len(shape)
+    return None if view is None else reduction_to(shape, view)
 
 
-def reduction_to(own: Shape, out: Shape) -> tuple[tuple[int, ...], bool] | None:
-    """(dimensions, keepdim) of a reduction of `own` to `out`."""
-    if len(out) == len(own):
-        dims = tuple(d for d, (n, m) in enumerate(zip(own, out, strict=True)) if n != m)
+def reduction_to(shape: Shape, out: Shape) -> Reduction | None:
+    """The reduction of `shape` to `out`."""
+    if len(out) == len(shape):
+        dims = tuple(d for d, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m)
         return (dims, True) if all(out[d] == 1 for d in dims) else None
     # Of dimensions of one size the last: those of features are reduced more often than those of a batch.
-    for dims in reversed(tuple(combinations(range(len(own)), len(own) - len(out)))) if len(out) < len(own) else ():
-        if tuple(n for d, n in enumerate(own) if d not in dims) == out:
+    for dims in (
+        reversed(tuple(combinations(range(len(shape)), len(shape) - len(out)))) if len(out) < len(shape) else ()
+    ):
+        if tuple(n for d, n in enumerate(shape) if d not in dims) == out:
             return dims, False
     return None
 
 
-def _reduced_dims(known: Known, context: Context) -> Guess | None:
-    found = _reduced(known, context)
-    own = _own(known)
-    if found is None:
+@by_shape
+def _reduced_dims(shape: Shape, known: Known, context: Context) -> Guess | None:
+    if (reduced := _reduced(shape, known, context)) is None:
         return None
-    whole = own is not None and len(found[0]) == len(own) and context.relatives().name != "aten::logsumexp"
-    return Guess(value=() if whole else found[0], why=found[2])
+    (dims, _), why = reduced
+    whole = len(dims) == len(shape) and context.relatives().name != "aten::logsumexp"
+    return Guess(value=() if whole else dims, why=why)
 
 
 def _reduced_dim(known: Known, context: Context) -> Guess | None:
-    found = _reduced(known, context)
-    if found is not None and len(found[0]) == 1:
-        return Guess(value=found[0][0], why=found[2])
-    return Guess(value=-1, why="the last dimension")
+    shape = shape_of(known, "self", "input")
+    reduced = None if shape is None else _reduced(shape, known, context)
+    if reduced is not None and len(reduced[0][0]) == 1:
+        return Guess(value=reduced[0][0][0], why=reduced[1])
+    return last_dim(known, context)
 
 
 def node_gradient(around: Relatives) -> TensorMeta | None:
@@ -133,20 +134,19 @@ def node_gradient(around: Relatives) -> TensorMeta | None:
 def _summed_type(known: Known, context: Context) -> Guess | None:
     """The element type of a sum that was told one: that of the view of its result, or of its gradient."""
     around = context.relatives()
-    metas = [first_tensor_of(call) for call in around.children if call.name in ("aten::as_strided", "aten::fill_")]
-    metas.append(node_gradient(around))
-    meta = next((meta for meta in metas if meta is not None and meta.dtype), None)
-    return None if meta is None else Guess(value=f"torch.{meta.dtype}", why=f"{meta.dtype}: that of the result")
+    metas = [meta for meta, _ in first_tensors(around.children, ("aten::as_strided", "aten::fill_"))]
+    dtype = next((meta.dtype for meta in (*metas, node_gradient(around)) if meta is not None and meta.dtype), None)
+    return None if dtype is None else Guess(value=f"torch.{dtype}", why=f"{dtype}: that of the result")
 
 
-def _loss_reduction(known: Known, context: Context) -> Guess | None:
+@by_shape
+def _loss_reduction(shape: Shape, known: Known, context: Context) -> Guess | None:
     """0 for none, 1 for a mean, 2 for a sum: by what is called inside, or the gradient of the result."""
-    around, own = context.relatives(), _own(known)
-    names = {call.name for call in (*around.children, *around.inner)}
-    if "aten::mean" in names:
+    around = context.relatives()
+    if any(call.name == "aten::mean" for call in around.inside):
         return Guess(value=1, why="1: a mean inside")
     node = node_gradient(around)
-    if node is not None and node.shape and own is not None and node.shape == own[: len(node.shape)]:
+    if node is not None and node.shape and node.shape == shape[: len(node.shape)]:
         return Guess(value=0, why="0: the result is not reduced")
     return None
 
@@ -157,9 +157,10 @@ def _loss_back(known: Known, context: Context) -> Guess | None:
     return Guess(value=0, why="0: a gradient for each element") if grad is not None and grad.shape else None
 
 
-def _keepdim(known: Known, context: Context) -> Guess | None:
-    found = _reduced(known, context)
-    return None if found is None else Guess(value=found[1], why=found[2])
+@by_shape
+def _keepdim(shape: Shape, known: Known, context: Context) -> Guess | None:
+    reduced = _reduced(shape, known, context)
+    return reduced and Guess(value=reduced[0][1], why=reduced[1])
 
 
 def _first_fit(known: Known, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
@@ -169,58 +170,54 @@ def _first_fit(known: Known, context: Context, fits: Callable[[Shape], bool]) ->
 def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
     """Pairs of a padding, the last dimension first; `spatial` dimensions, or all that differ."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        own = _own(known)
-        if not own:
-            return None
-        same = 0 if spatial is None else len(own) - spatial
-        if same < 0:
+    @by_shape
+    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+        same = 0 if spatial is None else len(shape) - spatial
+        if not shape or same < 0:
             return None
 
-        def fits(shape: Shape) -> bool:
-            longer = len(shape) == len(own) and all(n >= m for n, m in zip(shape, own, strict=True))
-            return longer and shape != own and shape[:same] == own[:same]
+        def fits(padded: Shape) -> bool:
+            longer = len(padded) == len(shape) and all(n >= m for n, m in zip(padded, shape, strict=True))
+            return longer and padded != shape and padded[:same] == shape[:same]
 
-        inside = [call.name for call in context.relatives().children]
-        if inside == ["aten::clone"] and spatial is None:
-            return Guess(value=(0, 0) * len(own), why="0: a copy alone inside")
-        found = _first_fit(known, context, fits)
-        forward = context.relatives().forward
-        source = None if forward is None or "pad" not in forward.name else first_tensor_of(forward)
-        if forward is not None and source is not None and spatial is None and len(source.shape) == len(own):
-            found = source.shape, f"{forward.name} was given {list(source.shape)} forward"
-        if found is None:
+        around = context.relatives()
+        if spatial is None and [call.name for call in around.children] == ["aten::clone"]:
+            return Guess(value=(0, 0) * len(shape), why="0: a copy alone inside")
+        padded = _first_fit(known, context, fits)
+        source = None if around.forward is None or "pad" not in around.forward.name else first_tensor_of(around.forward)
+        if around.forward is not None and source is not None and spatial is None and len(source.shape) == len(shape):
+            padded = source.shape, f"{around.forward.name} was given {list(source.shape)} forward"
+        if padded is None:
             return None if backward else Guess(value=(1, 1) * (spatial or 1), why=f"1 on each side: {NOTHING}")
-        more = [n - m for n, m in zip(found[0], own, strict=True)]
-        count = spatial or len(own) - next((d for d, n in enumerate(more) if n), 0)
-        # An odd number is no padding of both sides.
-        sides = [
-            (abs(n) // 2 * (n % 2 == 0), abs(n) - abs(n) // 2 * (n % 2 == 0), 1 if n > 0 else -1)
-            for n in more[len(own) - count :]
-        ]
-        pairs = tuple(sign * side for *both, sign in reversed(sides) for side in both)
-        return Guess(value=pairs, why=found[1])
+        more = [n - m for n, m in zip(padded[0], shape, strict=True)]
+        count = spatial or len(shape) - next((d for d, n in enumerate(more) if n), 0)
+        return Guess(value=tuple(side for n in reversed(more[-count:]) for side in _sides(n)), why=padded[1])
 
     return rule
+
+
+def _sides(more: int) -> tuple[int, int]:
+    """Elements that are added before and after a dimension; an odd number is no padding of both sides."""
+    return (0, more) if more % 2 else (more // 2, more // 2)
 
 
 def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
     """Sizes of the last dimensions of a result that keeps all others."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        own = _own(known)
-        if own is None:  # the backward of a resampling has the gradient alone
-            meta = tensor(known, "grad_output")
-            return None if meta is None else Guess(value=meta.shape[-spatial:], why="the shape of grad_output")
-        if len(own) < spatial:
+        shape, grad = shape_of(known, "self", "input"), shape_of(known, "grad_output")
+        if shape is None:  # the backward of a resampling has the gradient alone
+            return None if grad is None else Guess(value=grad[-spatial:], why="the shape of grad_output")
+        same = len(shape) - spatial
+        if same < 0:
             return None
-        same = len(own) - spatial
-        found = _first_fit(
-            known, context, lambda shape: len(shape) == len(own) and shape[:same] == own[:same] and shape != own
-        )
-        if found is not None:
-            return Guess(value=found[0][same:], why=found[1])
-        sizes = tuple(fallback(n) for n in own[same:])
+
+        def fits(result: Shape) -> bool:
+            return len(result) == len(shape) and result[:same] == shape[:same] and result != shape
+
+        if (resized := _first_fit(known, context, fits)) is not None:
+            return Guess(value=resized[0][same:], why=resized[1])
+        sizes = tuple(fallback(n) for n in shape[same:])
         return Guess(value=sizes, why=f"{list(sizes)}: {NOTHING}")
 
     return rule
@@ -229,14 +226,12 @@ def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
 def _scale_factors(spatial: int) -> Rule:
     """Of a resampling that was not told the size of its result."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        own = _own(known)
-        if value(known, "output_size") is not None or own is None or len(own) < spatial:
-            return None
+    @by_shape
+    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
         size = _output_size(spatial, lambda n: 2 * n)(known, context)
-        if size is None or not all(own[-spatial:]):
+        if value(known, "output_size") is not None or size is None or not all(shape[-spatial:]):
             return None
-        factors = tuple(n / m for n, m in zip(size.value, own[-spatial:], strict=True))
+        factors = tuple(n / m for n, m in zip(size.value, shape[-spatial:], strict=True))
         return Guess(value=factors, why=size.why)
 
     return rule
@@ -246,104 +241,96 @@ def _input_size(spatial: int) -> Rule:
     """What a resampling was given, of which its backward reads the gradient alone: half the size."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        meta = tensor(known, "grad_output")
-        if meta is None or len(meta.shape) <= spatial:
+        grad, forward = shape_of(known, "grad_output"), context.relatives().forward
+        if grad is None or len(grad) <= spatial:
             return None
-        forward = context.relatives().forward
         source = None if forward is None else first_tensor_of(forward)
-        if forward is not None and source is not None and source.shape[:-spatial] == meta.shape[:-spatial]:
+        if forward is not None and source is not None and source.shape[:-spatial] == grad[:-spatial]:
             return Guess(value=source.shape, why=f"{forward.name} was given {list(source.shape)} forward")
-        same = len(meta.shape) - spatial
-        halved = tuple(max(1, n // 2) for n in meta.shape[same:])
-        return Guess(value=(*meta.shape[:same], *halved), why=f"half of the gradient: {NOTHING}")
+        halved = (max(1, n // 2) for n in grad[-spatial:])
+        return Guess(value=(*grad[:-spatial], *halved), why=f"half of the gradient: {NOTHING}")
 
     return rule
 
 
 def _length(known: Known, context: Context) -> Guess | None:
     """Elements of a new sequence: of its output, or of the first vector that is written or read next."""
-    found = _first_fit(known, context, lambda shape: len(shape) == 1)
-    for call in context.relatives().following[:_NEXT_READERS] if found is None else ():
+    sequence = _first_fit(known, context, lambda shape: len(shape) == 1)
+    if sequence is not None:
+        return Guess(value=sequence[0][0], why=sequence[1])
+    for call in context.relatives().following[:_NEXT_READERS]:
         listed = (meta for arg in recorded_args(call) for meta in arg.tensors or () if meta is not None)
         vector = next((meta.shape for meta in listed if len(meta.shape) == 1), None)
         if vector is not None:
             return Guess(value=vector[0], why=f"what {call.name} is given next")
-    return Guess(value=found[0][0], why=found[1]) if found is not None else Guess(value=100, why=f"100: {NOTHING}")
+    return Guess(value=100, why=f"100: {NOTHING}")
 
 
 def _side_of_matrix(side: int) -> Rule:
     """Rows or columns of a unit matrix."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        found = _first_fit(known, context, lambda shape: len(shape) == 2)
-        return Guess(value=found[0][side], why=found[1]) if found is not None else Guess(value=16, why=f"16: {NOTHING}")
+        matrix = _first_fit(known, context, lambda shape: len(shape) == 2)
+        return (
+            Guess(value=matrix[0][side], why=matrix[1]) if matrix is not None else Guess(value=16, why=f"16: {NOTHING}")
+        )
 
     return rule
 
 
 def _resized(known: Known, context: Context) -> Guess | None:
     """Of a result that an op makes large enough: what the same op, or a later call, is given next."""
-    own = tensor(known, "self")
-    around = context.relatives()
+    source, around = tensor(known, "self"), context.relatives()
     parent = "" if around.parent is None else around.parent.name
     if parent == "aten::resize_as_" and around.parent is not None:
         template = first_tensor_of(around.parent, 1)
-        return None if template is None else Guess(value=template.shape, why="the size of the template")
-    if own is not None and own.shape != (0,) and not parent.startswith("aten::_fft_"):
-        return Guess(value=own.shape, why="as it is")
+        return template and Guess(value=template.shape, why="the size of the template")
+    if source is not None and source.shape != (0,) and not parent.startswith("aten::_fft_"):
+        return Guess(value=source.shape, why="as it is")
     if parent in _VECTORS:
-        found = _vector(around, own.dtype if own is not None and own.dtype else None)
-        return None if found is None else Guess(value=found[0], why=f"{found[1]} is given {list(found[0])} next")
+        return _vector(around, source.dtype if source is not None else "")
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
         meta = first_tensor_of(call)
         if "_slow_conv" in parent and call.name != "aten::copy_":  # the bias is copied to the result
             continue
         if meta is not None and (level == 0 or at < _NEXT_READERS) and meta.shape != (0,):
             return Guess(value=meta.shape, why=f"{call.name} is given {list(meta.shape)} next")
-    return None if own is None else Guess(value=own.shape, why="as it is")
+    return source and Guess(value=source.shape, why="as it is")
 
 
-def _vector(around: Relatives, dtype: str | None) -> tuple[Shape, str] | None:
+def _vector(around: Relatives, dtype: str) -> Guess | None:
     """The first vector that is read next, of this element type, or of integers, before others."""
-    metas = [
-        (arg.tensor, call.name) for call in around.following for arg in recorded_args(call) if arg.tensor is not None
-    ]
-    vectors = [one for one in metas if len(one[0].shape) == 1 and one[0].shape != (0,)]
-    types = ("int64", "int32") if dtype is None else (dtype,)
-    found = next((one for one in vectors if one[0].dtype in types), vectors[0] if vectors else None)
-    return None if found is None else (found[0].shape, found[1])
+    metas = [(arg.tensor, call.name) for call in around.following for arg in recorded_args(call)]
+    vectors = [(meta, reader) for meta, reader in metas if meta and len(meta.shape) == 1 and meta.shape != (0,)]
+    vectors.sort(key=lambda vector: vector[0].dtype not in ((dtype,) if dtype else ("int64", "int32")))
+    return next((Guess(value=m.shape, why=f"{name} is given {list(m.shape)} next") for m, name in vectors), None)
 
 
 _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace", "logspace", "randperm"))
 
 
-def _largest_count(known: Known, context: Context) -> Guess | None:
+@by_shape
+def _largest_count(shape: Shape, known: Known, context: Context) -> Guess | None:
     """How many of topk: the size of the only dimension in which the result is smaller."""
-    own = _own(known)
-    if not own:
-        return None
 
-    def fits(shape: Shape) -> bool:
-        return shape[:-1] == own[:-1] and len(shape) == len(own) and shape[-1] <= own[-1]
+    def fits(result: Shape) -> bool:
+        return len(result) == len(shape) > 0 and result[:-1] == shape[:-1] and result[-1] <= shape[-1]
 
-    found = _first_fit(known, context, lambda shape: fits(shape) and shape != own) or _first_fit(known, context, fits)
-    return None if found is None else Guess(value=found[0][-1], why=found[1])
+    smaller = _first_fit(known, context, lambda result: fits(result) and result != shape)
+    largest = smaller or _first_fit(known, context, fits)
+    return largest and Guess(value=largest[0][-1], why=largest[1])
 
 
-def _repeats(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
-    if own is None:
-        return None
+@by_shape
+def _repeats(shape: Shape, known: Known, context: Context) -> Guess | None:
+    def fits(result: Shape) -> bool:
+        if len(result) != len(shape) or result == shape:
+            return False
+        return all(m and n % m == 0 for n, m in zip(result, shape, strict=True))
 
-    def fits(shape: Shape) -> bool:
-        return (
-            len(shape) == len(own) and shape != own and all(m and n % m == 0 for n, m in zip(shape, own, strict=True))
-        )
-
-    found = _first_fit(known, context, fits)
-    if found is not None:
-        return Guess(value=tuple(n // m for n, m in zip(found[0], own, strict=True)), why=found[1])
-    return Guess(value=(2, *(1,) * max(0, len(own) - 1)), why=f"twice along dimension 0: {NOTHING}")
+    if (repeated := _first_fit(known, context, fits)) is not None:
+        return Guess(value=tuple(n // m for n, m in zip(repeated[0], shape, strict=True)), why=repeated[1])
+    return Guess(value=(2, *(1,) * max(0, len(shape) - 1)), why=f"twice along dimension 0: {NOTHING}")
 
 
 REDUCTIONS = names(

@@ -27,7 +27,9 @@ from opreplay.replay.resolve.guess.values import (
     Relatives,
     Shape,
     first_tensor,
+    metas_of,
     recorded_shape,
+    self_tensor,
     value,
 )
 from opreplay.replay.resolve.match import best_match
@@ -101,17 +103,17 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
     """
     if spec.name in _GRADIENTS:
         return _forward(spec.name.removesuffix("_backward"), known, context)
-    own = inside.own_meta(known)
-    if own is not None and spec.name in _STRIDED:
-        made = _result_of_parent(own, context, usual)
-        return None if made is None else replace(made, values={"size": made.shape, "stride": made.strides})
-    if own is None or spec.name not in SEARCHED or len(own.shape) > MAX_RANK:
+    source = self_tensor(known)
+    if source is not None and spec.name in _STRIDED:
+        outer = _result_of_parent(source, context, usual)
+        return None if outer is None else replace(outer, values={"size": outer.shape, "stride": outer.strides})
+    if source is None or spec.name not in SEARCHED or len(source.shape) > MAX_RANK:
         return None
-    targets = list(islice(_targets(spec.name, own, context, usual), MAX_TARGETS))
-    results = _results(spec, own, known, context.relatives(), [target.shape for target in targets])
+    targets = list(islice(_targets(spec.name, source, context, usual), MAX_TARGETS))
+    results = _results(spec, source, known, context.relatives(), [target.shape for target in targets])
     for target in targets:
         tried = results.get(target.shape)
-        if tried is not None and (target.sure or target.shape != own.shape):
+        if tried is not None and (target.sure or target.shape != source.shape):
             return replace(tried, why=target.why)
     return None
 
@@ -122,17 +124,19 @@ def _forward(name: str, known: Known, context: Context) -> Tried | None:
     if not is_whole_numbers(sizes) or grad is None or len(sizes) > MAX_RANK:
         return None
     spec = next((spec for spec in specs_of(name) if spec.overload in ("int", "Tensor")), None)
-    own = TensorMeta(shape=sizes, dtype=grad.dtype)
-    told = {name: known[name] for name in ("dim", "end") if name in known}
-    tried = None if spec is None else _results(spec, own, told, context.relatives(), [grad.shape]).get(grad.shape)
+    source = TensorMeta(shape=sizes, dtype=grad.dtype)
+    recorded = {name: known[name] for name in ("dim", "end") if name in known}
+    tried = (
+        None if spec is None else _results(spec, source, recorded, context.relatives(), [grad.shape]).get(grad.shape)
+    )
     return None if tried is None else replace(tried, why="the size of the gradient")
 
 
-def _result_of_parent(own: TensorMeta, context: Context, usual: Usual) -> Tried | None:
+def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tried | None:
     """What the view that makes a call gives, with its own arguments as they are guessed; None where none makes it."""
     around = context.relatives()
     call, above = around.parent, around.above
-    if call is None or above is None or call.name not in _VIEWS or recorded_shape(call) != own.shape:
+    if call is None or above is None or call.name not in _VIEWS or recorded_shape(call) != source.shape:
         return None
     match = best_match(specs_of(call.name), recorded_args(call))
     if match is None:
@@ -151,7 +155,7 @@ def _result_of_parent(own: TensorMeta, context: Context, usual: Usual) -> Tried 
             known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=guessed.value)
             why, shown = guessed.why, False
     values = [_plain(known, arg) for arg in _positional(match.spec)] if tried is None else list(tried.values.values())
-    result = _called(match.spec, own, values, place=around.places[0])
+    result = _called(match.spec, source, values, place=around.places[0])
     if result is None:
         return None
     return replace(result, why=f"as {call.name}: {tried.why if tried is not None else why}", shown=shown)
@@ -175,18 +179,18 @@ def _on_meta(meta: TensorMeta) -> torch.Tensor:
 
 
 def _called(
-    spec: OpSpec, own: TensorMeta, values: Sequence[Any], count: int | None = None, place: int = 0
+    spec: OpSpec, source: TensorMeta, values: Sequence[Any], count: int | None = None, place: int = 0
 ) -> Tried | None:
     """What an overload gives on a meta tensor, of `count` results one; None where it refuses, or gives more or less."""
     named = dict(zip((arg.name for arg in _positional(spec)), values, strict=True))
     bounded = not spec.returns_list or named.keys() & {"chunks", "sections", "split_sizes"}
-    if not bounded and max(own.shape, default=0) > MAX_PIECES * max(1, named.get("split_size") or 1):
+    if not bounded and max(source.shape, default=0) > MAX_PIECES * max(1, named.get("split_size") or 1):
         return None
     import torch
 
     overload = getattr(getattr(torch.ops.aten, spec.name.partition("::")[2]), spec.overload or "default")
     with suppress(RuntimeError, IndexError, ValueError, TypeError):
-        result: Any = overload(_on_meta(own), *values)
+        result: Any = overload(_on_meta(source), *values)
         if count is not None and len(result) != count:
             return None
         view: torch.Tensor = result[place] if spec.returns_list else result
@@ -195,17 +199,17 @@ def _called(
 
 
 def _results(
-    spec: OpSpec, own: TensorMeta, known: Known, around: Relatives, targets: Sequence[Shape]
+    spec: OpSpec, source: TensorMeta, known: Known, around: Relatives, targets: Sequence[Shape]
 ) -> dict[Shape, Tried]:
     """The first choice of arguments for each size that a result can have."""
     choices = [
-        [_plain(known, arg)] if arg.name in known else _choices(spec.name, arg, own.shape, around, targets)
+        [_plain(known, arg)] if arg.name in known else _choices(spec.name, arg, source.shape, around, targets)
         for arg in _positional(spec)
     ]
     results: dict[Shape, Tried] = {}
     count = _pieces_inside(around) if spec.returns_list else None
     for values in product(*choices):
-        tried = _called(spec, own, values, count)
+        tried = _called(spec, source, values, count)
         if tried is not None and ("dim0" not in tried.values or tried.values["dim0"] != tried.values["dim1"]):
             results.setdefault(tried.shape, tried)
     return results
@@ -218,13 +222,13 @@ def _pieces_inside(around: Relatives) -> int | None:
     return next((count for count in counts if count), None)
 
 
-def _choices(op: str, arg: ArgSpec, own: Shape, around: Relatives, targets: Sequence[Shape]) -> Iterable[Any]:
+def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Sequence[Shape]) -> Iterable[Any]:
     """Values that are tried for an argument: of those that give the same result the first one is taken."""
-    rank, name, ones = len(own), arg.name, [d for d in reversed(range(len(own))) if own[d] == 1]
+    rank, name, ones = len(shape), arg.name, [d for d in reversed(range(len(shape))) if shape[d] == 1]
     if op in ("aten::squeeze", "aten::squeeze_"):
         # Several at once only where a composite asks for it.
-        most = len(ones) if inside.composite_of(around) is not None else 1
-        several = [dims for count in range(most, -1, -1) for dims in combinations(ones, count)]
+        max_dims = len(ones) if inside.composite_of(around) is not None else 1
+        several = [dims for count in range(max_dims, -1, -1) for dims in combinations(ones, count)]
         return ones if arg.kind == "int" else several
     numbers = tuple(dict.fromkeys(n for target in targets for n in target if n))
     cuts = (target[d : d + len(target) - rank + 1] for target in targets for d in range(rank))
@@ -232,8 +236,8 @@ def _choices(op: str, arg: ArgSpec, own: Shape, around: Relatives, targets: Sequ
     choices: dict[str, Iterable[Any]] = {
         **{which: range(rank + 1) for which in ("dim", "dim0", "start_dim", "end_dim")},
         "dim1": range(1, rank),
-        "dims": [_order(own, target, around) for target in targets if sorted(target) == sorted(own)],
-        **{which: (*dict.fromkeys(targets), own) for which in ("size", "shape")},
+        "dims": [_order(shape, target, around) for target in targets if sorted(target) == sorted(shape)],
+        **{which: (*dict.fromkeys(targets), shape) for which in ("size", "shape")},
         "sizes": [cut for cut in cuts if len(cut) > 1],
         **dict.fromkeys(("end", "length", "split_size"), numbers),
         **{which: [_pieces_inside(around) or 2] for which in ("chunks", "sections")},
@@ -243,56 +247,56 @@ def _choices(op: str, arg: ArgSpec, own: Shape, around: Relatives, targets: Sequ
     return choices.get(name, [0])
 
 
-def _order(own: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
+def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
     """The dimensions of `own` in the order of `target`: of those of one size the first; but what is taken apart next
     did not come first before, `repeat` has an order of its own, and a permutation back is the inverse of the forward
     one."""
-    repeated = copies.interleaved(own, around)
-    if repeated is not None and tuple(own[d] for d in repeated) == target:
+    repeated = copies.interleaved(shape, around)
+    if repeated is not None and tuple(shape[d] for d in repeated) == target:
         return repeated
     forward = around.forward if around.before is not None else None
     if forward is not None and forward.name == "aten::permute" and recorded_shape(forward) == target:
-        ahead = _order(target, own, around.before() if around.before is not None else around)
-        return tuple(sorted(range(len(own)), key=lambda at: ahead[at]))
-    free: list[int] = list(range(len(own)))
+        ahead = _order(target, shape, around.before() if around.before is not None else around)
+        return tuple(sorted(range(len(shape)), key=lambda at: ahead[at]))
+    free: list[int] = list(range(len(shape)))
     dims: list[int] = []
     apart = any(call.name == "aten::unbind" and recorded_shape(call) == target for call in around.following)
     for n in target:
-        fitting = [d for d in free if own[d] == n]
+        fitting = [d for d in free if shape[d] == n]
         dims.append(fitting[1] if apart and not dims and fitting[0] == 0 and len(fitting) > 1 else fitting[0])
         free.remove(dims[-1])
     return tuple(dims)
 
 
-def _targets(op: str, own: TensorMeta, context: Context, usual: Usual) -> Iterator[Target]:
+def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Iterator[Target]:
     """Sizes that the result of a view may have, the surest first."""
     around = context.relatives()
-    made, following = inside.composite_of(around), around.following
-    outer = _result_of_parent(own, context, usual)
+    composite, following = inside.composite_of(around), around.following
+    outer = _result_of_parent(source, context, usual)
     if outer is not None and outer.shown:
         yield Target(shape=outer.shape, why=outer.why, sure=True)
-    if made is not None:
-        for shape, why in inside.told(made, op, own):
+    if composite is not None:
+        for shape, why in inside.view_sizes(composite, op, source):
             yield Target(shape=shape, why=why, sure=True)
-    yield from _backward(around, own.shape)
+    yield from _backward(around, source.shape)
     first = recorded_shape(following[0]) if following else None
-    if first == own.shape and (around.levels[:1] == (NOT_INSIDE,) or (first == () and op != "aten::expand")):
-        yield Target(shape=own.shape, why=f"{following[0].name} reads {list(own.shape)} next", sure=True)
+    if first == source.shape and (around.levels[:1] == (NOT_INSIDE,) or (first == () and op != "aten::expand")):
+        yield Target(shape=source.shape, why=f"{following[0].name} reads {list(source.shape)} next", sure=True)
     for call in following[: SOON if op in _CUTS else None]:
         if call.name in _NO_READERS:
             continue
-        for meta in inside.metas_of(call):
-            if meta.dtype == own.dtype or not meta.dtype or not own.dtype:
+        for meta in metas_of(call):
+            if meta.dtype == source.dtype or not meta.dtype or not source.dtype:
                 yield Target(shape=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
-        if op in _CUTS and call.name not in inside.VIEWS and any(m.shape == own.shape for m in inside.metas_of(call)):
+        if op in _CUTS and call.name not in inside.VIEWS and any(m.shape == source.shape for m in metas_of(call)):
             break
-    if made is not None and (piece := inside.even_piece(made, own.shape)) is not None:
-        yield Target(shape=piece, why=f"one of the pieces of {made.call.name}")
+    if composite is not None and (piece := inside.even_piece(composite, source.shape)) is not None:
+        yield Target(shape=piece, why=f"one of the pieces of {composite.call.name}")
     if outer is not None:
         yield Target(shape=outer.shape, why=outer.why, sure=True)
 
 
-def _backward(around: Relatives, own: Shape) -> Iterator[Target]:
+def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
     """What the forward call was given, of whose node a view is a part: a view back gives its size."""
     node = next((call.name for call in around.ancestors if "::" not in call.name), "")
     forward = None if around.forward is None else recorded_shape(around.forward)
@@ -302,9 +306,9 @@ def _backward(around: Relatives, own: Shape) -> Iterator[Target]:
         forward = None
     if around.forward is not None and forward is not None:
         yield Target(shape=forward, why=f"{around.forward.name} was given {list(forward)} forward", sure=True)
-    if own[:1] == (1,) and around.parent is not None and around.parent.name.startswith("autograd::engine"):
-        ones = next((d for d, n in enumerate(own) if n != 1), len(own))
-        stripped = [own[at:] for at in range(1, ones + 1)]
-        read = (meta.shape for call in around.following for meta in inside.metas_of(call))
+    if source_shape[:1] == (1,) and around.parent is not None and around.parent.name.startswith("autograd::engine"):
+        ones = next((d for d, n in enumerate(source_shape) if n != 1), len(source_shape))
+        stripped = [source_shape[at:] for at in range(1, ones + 1)]
+        read = (meta.shape for call in around.following for meta in metas_of(call))
         shape = next((shape for shape in read if shape in stripped), stripped[-1])
         yield Target(shape=shape, why="the sum of a gradient loses the dimensions in front", sure=True)

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from opreplay.replay.ir.recorded_call import RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.einsum import equation
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, names, tensor, value
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, first_tensor_of, names, tensor, value
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature
 
@@ -55,7 +54,7 @@ def what_others_take(op: str, argument: str, text: object) -> str:
     if not isinstance(text, str | None) or text not in times:
         return ""
     ratios = {other: us / times[text] for other, us in times.items() if other != text}
-    other, ratio = max(ratios.items(), key=lambda one: max(one[1], 1 / one[1]))
+    other, ratio = max(ratios.items(), key=lambda item: max(item[1], 1 / item[1]))
     return f"; {other!r} takes {ratio:.1f} x as long on a CPU" if max(ratio, 1 / ratio) > _EQUAL_TIMES else ""
 
 
@@ -81,8 +80,8 @@ def _spectrum_padding(known: Known, context: Context) -> Guess | None:
 
 def _gelu(known: Known, context: Context) -> Guess | None:
     for kernel in context.kernels:
-        if found := _GELU.search(kernel):
-            text = "tanh" if found[1] == "1" else "none"
+        if match := _GELU.search(kernel):
+            text = "tanh" if match[1] == "1" else "none"
             return Guess(value=text, why=f"{text!r}: named in the recorded kernel")
     return None
 
@@ -90,11 +89,11 @@ def _gelu(known: Known, context: Context) -> Guess | None:
 def _rounding_mode(known: Known, context: Context) -> Guess | None:
     """From the kernel; integers divided in place have to be rounded: they cannot hold a quotient."""
     for kernel in context.kernels:
-        if found := _DIVISION.search(kernel):
-            mode = {"true": None, "trunc": "trunc", "floor": "floor"}[found[1]]
+        if match := _DIVISION.search(kernel):
+            mode = {"true": None, "trunc": "trunc", "floor": "floor"}[match[1]]
             return Guess(value=mode, why=f"{mode!r}: named in the recorded kernel")
-    own, other = tensor(known, "self"), tensor(known, "other")
-    if own is None:
+    dividend, other = tensor(known, "self"), tensor(known, "other")
+    if dividend is None:
         return None
     back = {call.name for call in context.relatives().backward}
     if back:  # a step has no gradient
@@ -102,11 +101,11 @@ def _rounding_mode(known: Known, context: Context) -> Guess | None:
         why = "what its gradient is made of"
         text, shown = ("floor", f"'floor': {why}; {UNTOLD}") if rounded else (None, f"None: {why}")
         return Guess(value=text, why=shown, evident=not rounded)
-    whole = [one.dtype.startswith(("int", "uint")) for one in (own, other) if one is not None]
+    whole = [operand.dtype.startswith(("int", "uint")) for operand in (dividend, other) if operand is not None]
     if not all(whole) or isinstance(value(known, "other"), float):
         return Guess(value="floor", why=f"'floor': an overload that takes a mode was called; {UNTOLD}", evident=False)
     reader = next((m for call in context.relatives().following[:2] if (m := first_tensor_of(call)) is not None), None)
-    if reader is not None and reader.shape == own.shape and reader.dtype.startswith(("float", "bfloat")):
+    if reader is not None and reader.shape == dividend.shape and reader.dtype.startswith(("float", "bfloat")):
         return Guess(value=None, why="None: the quotient is read as a floating number next")
     return Guess(value="floor", why="'floor': integers cannot hold a quotient")
 
@@ -128,12 +127,12 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
 
     def rule(known: Known, context: Context) -> Guess | None:
         for kernel in context.kernels:
-            found = _REDUCTION.search(kernel)
-            if found and (text := names.get(found[1].lower())) is not None:
+            match = _REDUCTION.search(kernel)
+            if match and (text := names.get(match[1].lower())) is not None:
                 return Guess(value=text, why=f"{text!r}: named in the recorded kernel")
         # A mean is a sum, divided by counts that are made of ones.
-        if "mean" in names and (told := _scattered_back(context.relatives().backward)) is not None:
-            return Guess(value=told, why=f"{told!r}: what its gradient is made of")
+        if "mean" in names and (reduce := _scattered_back(context.relatives().backward)) is not None:
+            return Guess(value=reduce, why=f"{reduce!r}: what its gradient is made of")
         divided = any(call.name in ("aten::div_", "aten::div") for call in _inside(context))
         if divided and "mean" in names:
             return Guess(value="mean", why="'mean': a division inside")
@@ -208,10 +207,10 @@ def _meshgrid_order(known: Known, context: Context) -> Guess | None:
 def _qr_mode(known: Known, context: Context) -> Guess | None:
     """Of a tall matrix only "complete" turns its own R into a triangle, and "r" alone turns the matrix first; of others
     "r" cuts nothing off, and "reduced" and "complete" are the same."""
-    own, names = tensor(known, "A"), {call.name for call in context.relatives().children}
-    if own is None or len(own.shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
+    matrix, names = tensor(known, "A"), {call.name for call in context.relatives().children}
+    if matrix is None or len(matrix.shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
         return None
-    if own.shape[-2] <= own.shape[-1]:
+    if matrix.shape[-2] <= matrix.shape[-1]:
         text = "reduced" if "aten::slice" in names else "r"
     else:
         text = "complete" if "aten::triu_" in names else "r" if "aten::mT" in names else "reduced"
@@ -229,8 +228,8 @@ def _least_squares_driver(known: Known, context: Context) -> Guess | None:
     results = sum(meta.shape == (0,) for meta in grown)
     later = calls[copied:]
     counted = next((at for at, call in enumerate(later) if call.name == "aten::arange"), len(later))
-    own = tensor(known, "self")
-    parts = 2 if own is not None and own.dtype.startswith("complex") else 1
+    matrix = tensor(known, "self")
+    parts = 2 if matrix is not None and matrix.dtype.startswith("complex") else 1
     spaces = sum(call.name == "aten::empty" for call in later[:counted])
     text = {1: "gels", 2: None, 3: "gelsd" if spaces > parts else "gelss"}.get(results, "")
     if text == "":

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from opreplay.replay.ir.model import ReplayArg
+from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.traces.model import OpSignature, TensorMeta
 
 Known = Mapping[str, ReplayArg]
@@ -51,6 +52,11 @@ class Relatives:
     gradients: tuple[OpSignature, ...] = ()
     """Labels of autograd for the gradients of one backward pass: their first tensor is as large as a parameter."""
 
+    @property
+    def inside(self) -> tuple[OpSignature, ...]:
+        """The calls inside, outer levels first."""
+        return (*self.children, *self.inner)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -86,6 +92,22 @@ class Guess:
 
 
 Rule = Callable[[Known, Context], "Guess | None"]
+ShapeRule = Callable[[Shape, Known, Context], "Guess | None"]
+
+
+def by_shape(rule: ShapeRule) -> Rule:
+    """A rule that reads the shape of the tensor that the op works on; it guesses nothing where that is not known."""
+
+    def guess(known: Known, context: Context) -> Guess | None:
+        source = self_tensor(known)
+        return None if source is None else rule(source.shape, known, context)
+
+    return guess
+
+
+def last_dim(known: Known, context: Context) -> Guess | None:
+    """The rule of ops that mostly work along the last dimension."""
+    return Guess(value=-1, why="the last dimension")
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -97,6 +119,49 @@ def tensor(known: Known, name: str) -> TensorMeta | None:
     """The tensor argument of this name, or None when absent, not settled, or a list."""
     arg = known.get(name)
     return arg.tensors[0] if arg is not None and arg.type == "Tensor" and arg.tensors else None
+
+
+def shape_of(known: Known, *names: str) -> Shape | None:
+    """Shape of the first of these tensor arguments that is settled."""
+    return next((meta.shape for name in names if (meta := tensor(known, name)) is not None), None)
+
+
+def self_tensor(known: Known) -> TensorMeta | None:
+    """The tensor that an op of torch works on."""
+    return tensor(known, "self") or tensor(known, "input")
+
+
+def list_shapes(known: Known, name: str) -> list[Shape]:
+    """Shapes of the tensors of a list; none where it is not settled."""
+    return [meta.shape for meta in known[name].tensors if meta is not None] if name in known else []
+
+
+def dim_of(known: Known, rank: int) -> int | None:
+    """The settled argument `dim`, counted from the front; None where it is not settled or out of range."""
+    dim = value(known, "dim")
+    return dim % rank if isinstance(dim, int) and -rank <= dim < rank else None
+
+
+def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
+    """The tensor in one position of another recorded call, the only one of a list included; None for anything else."""
+    args = recorded_args(call)
+    if position >= len(args):
+        return None
+    arg = args[position]
+    return arg.tensors[0] if arg.kind == "tensors" and arg.tensors and len(arg.tensors) == 1 else arg.tensor
+
+
+def first_tensors(calls: Iterable[OpSignature], ops: Container[str] | None = None) -> Iterator[tuple[TensorMeta, str]]:
+    """(first tensor, name of the op) of each call, or of those of `ops`, that has one."""
+    for call in calls:
+        if (ops is None or call.name in ops) and (meta := first_tensor_of(call)) is not None:
+            yield meta, call.name
+
+
+def metas_of(call: OpSignature) -> Iterator[TensorMeta]:
+    """The tensors that a recorded call was given, those of lists among them."""
+    for arg in recorded_args(call):
+        yield from (meta for meta in (arg.tensor, *(arg.tensors or ())) if meta is not None)
 
 
 def recorded_shape(signature: OpSignature) -> Shape | None:

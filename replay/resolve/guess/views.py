@@ -18,12 +18,9 @@ from opreplay.replay.resolve.guess.inside import (
     filters,
     indexing,
     literal,
-    metas_of,
-    own_meta,
     reduced_view,
     written_over,
 )
-from opreplay.replay.resolve.guess.lists import first_tensor_of
 from opreplay.replay.resolve.guess.results import REDUCTIONS
 from opreplay.replay.resolve.guess.values import (
     Context,
@@ -31,16 +28,24 @@ from opreplay.replay.resolve.guess.values import (
     Known,
     Rule,
     Shape,
+    by_shape,
+    dim_of,
+    first_tensor_of,
+    first_tensors,
+    last_dim,
+    metas_of,
     names,
     recorded_shape,
-    tensor,
+    self_tensor,
     value,
 )
-from opreplay.traces.model import OpSignature, TensorMeta
+from opreplay.traces.literals import is_whole_numbers
+from opreplay.traces.model import OpSignature, TensorMeta, contiguous_strides
 
 SOON = 4
 """Calls in which what a conversion or a factory makes is looked for."""
 TO_THE_END = 2**63 - 1
+_WINDOW = ("dimension", "size", "step")
 _WRITERS = names(
     "aten::copy_ aten::fill_ aten::zero_ aten::normal_ aten::uniform_ aten::random_ aten::bernoulli_ aten::exponential_"
 )
@@ -55,253 +60,236 @@ def _read_next(context: Context, count: int = 12) -> Iterator[tuple[TensorMeta, 
         yield from ((meta, call.name) for meta in metas_of(call))
 
 
-def _own(known: Known) -> Shape | None:
-    meta = own_meta(known)
-    return None if meta is None else meta.shape
+def _reads(name: str, shape: Shape) -> str:
+    return f"{name} reads {list(shape)} next"
 
 
-def _why(found: tuple[Shape, str]) -> str:
-    return f"{found[1]} reads {list(found[0])} next"
-
-
-def _strided_in_place(meta: TensorMeta, made: Composite) -> Guess:
+def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
     """New memory is given the strides of the result; that of a Fourier transform its batch dimensions."""
-    source = first_tensor_of(made.call)
-    if made.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
+    source = first_tensor_of(composite.call)
+    if composite.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
         batch = source.shape[: len(source.shape) - len(meta.shape) + 1]
         if math.prod(batch) == math.prod(meta.shape[:1]):
-            return Guess(value=(*batch, *meta.shape[1:]), why=f"as {made.call.name} does it")
+            return Guess(value=(*batch, *meta.shape[1:]), why=f"as {composite.call.name} does it")
     return Guess(value=meta.shape, why="as it is")
 
 
-def _strided(which: str) -> Rule:
-    """Size or strides of a view that a composite makes of what it was given."""
-
-    def rule(known: Known, context: Context) -> Guess | None:
-        meta = own_meta(known)
-        if meta is None:
-            return None
-        if which == "stride":
-            size = value(known, "size")
-            return _strides(meta, size) if isinstance(size, tuple) else None
-        return _strided_inside(meta, context) or Guess(value=meta.shape, why="as it is")
-
-    return rule
+def _strided_size(known: Known, context: Context) -> Guess | None:
+    """Size of a view that a composite makes of what it was given."""
+    source = self_tensor(known)
+    return source and (_strided_inside(source, context) or Guess(value=source.shape, why="as it is"))
 
 
-def _strided_inside(meta: TensorMeta, context: Context) -> Guess | None:
-    """The view that a composite makes, by what it was given."""
-    made, own = composite_of(context.relatives()), meta.shape
-    if made is None:
+def _strided_inside(source: TensorMeta, context: Context) -> Guess | None:
+    composite, shape = composite_of(context.relatives()), source.shape
+    if composite is None:
         return None
-    why = f"as {made.call.name} does it"
-    if (indices := indexing(made, meta)) is not None and own == recorded_shape(made.call):
+    why = f"as {composite.call.name} does it"
+    if (indices := indexing(composite, source)) is not None and shape == recorded_shape(composite.call):
         return Guess(value=indices[1], why=why)
-    reduces = made.call.name.partition("::")[2] in REDUCTIONS
-    shape = filters(made, own) or written_over(made, own) or (reduced_view(made, own) if reduces else None)
-    if shape is not None:
-        return Guess(value=shape, why=why)
+    view = filters(composite.call, shape) or written_over(composite.call, shape)
+    if view is None and composite.call.name.partition("::")[2] in REDUCTIONS:
+        view = reduced_view(composite, shape)
+    if view is not None:
+        return Guess(value=view, why=why)
     if context.relatives().name == "aten::as_strided_":
-        return _strided_in_place(meta, made)
-    read = ((m.shape, c.name) for c in made.after for m in metas_of(c) if m.dtype == meta.dtype)
-    for shape, reader in read:  # with more dimensions, in which it is repeated, or of size 1
-        longer = len(shape) > len(own)
-        if longer and (shape[: len(own)] == own or [n for n in shape if n != 1] == [n for n in own if n != 1]):
-            return Guess(value=shape, why=_why((shape, reader)))
+        return _strided_in_place(source, composite)
+    for call in composite.after:
+        for view in (m.shape for m in metas_of(call) if m.dtype == source.dtype and len(m.shape) > len(shape)):
+            # The same, repeated or with dimensions of size 1.
+            if view[: len(shape)] == shape or [n for n in view if n != 1] == [n for n in shape if n != 1]:
+                return Guess(value=view, why=_reads(call.name, view))
     return None
 
 
-def _strides(meta: TensorMeta, size: Shape) -> Guess:
-    """Those of a view of this size, never beyond the memory."""
-    own, more = meta.shape, len(size) - len(meta.shape)
-    mine = meta.strides if meta.strides is not None else _contiguous(own)
-    if more >= 0 and size[: len(own)] == own:
-        return Guess(value=(*mine, *(0,) * more), why="expanded" if more else "the strides of the first tensor")
-    if more >= 0 and all(n in (m, 1) for n, m in zip(own, size[more:], strict=True)):
-        steps = (step if n == m else 0 for n, m, step in zip(own, size[more:], mine, strict=True))
+def _strides(known: Known, context: Context) -> Guess | None:
+    """Strides of a view of the settled size, never beyond the memory."""
+    source, size = self_tensor(known), value(known, "size")
+    if source is None or not is_whole_numbers(size):
+        return None
+    shape, more = source.shape, len(size) - len(source.shape)
+    strides = source.strides if source.strides is not None else contiguous_strides(shape)
+    if more >= 0 and size[: len(shape)] == shape:
+        return Guess(value=(*strides, *(0,) * more), why="expanded" if more else "the strides of the first tensor")
+    if more >= 0 and all(n in (m, 1) for n, m in zip(shape, size[more:], strict=True)):
+        steps = (step if n == m else 0 for n, m, step in zip(shape, size[more:], strides, strict=True))
         return Guess(value=(*(0,) * more, *steps), why="expanded")
-    if not more and all(n <= m for n, m in zip(size, own, strict=True)):
-        return Guess(value=mine, why="a part of the first tensor")
-    fits = math.prod(size) <= math.prod(own)
-    return Guess(value=_contiguous(size) if fits else (0,) * len(size), why="contiguous" if fits else "expanded")
+    if not more and all(n <= m for n, m in zip(size, shape, strict=True)):
+        return Guess(value=strides, why="a part of the first tensor")
+    if math.prod(size) <= math.prod(shape):
+        return Guess(value=contiguous_strides(size), why="contiguous")
+    return Guess(value=(0,) * len(size), why="expanded")
 
 
-def _contiguous(shape: Shape) -> Shape:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
-    return tuple(strides)
-
-
-def _view_size(known: Known, context: Context) -> Guess | None:
-    own, parent = _own(known), context.relatives().parent
-    if own is not None and parent is not None and parent.name == "aten::flatten":
-        return Guess(value=(math.prod(own),), why="flattened as a whole")
-    return None if own is None else Guess(value=own, why="as it is")
+@by_shape
+def _view_size(shape: Shape, known: Known, context: Context) -> Guess | None:
+    parent = context.relatives().parent
+    if parent is not None and parent.name == "aten::flatten":
+        return Guess(value=(math.prod(shape),), why="flattened as a whole")
+    return Guess(value=shape, why="as it is")
 
 
 def _swapped(which: int) -> Rule:
     """One of the two dimensions that a transposition swaps."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        own, parent = _own(known), context.relatives().parent
-        if own is None:
-            return None
-        if len(own) < 2:
+    @by_shape
+    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+        parent = context.relatives().parent
+        if len(shape) < 2:
             return Guess(value=0, why="the only dimension")
         inside_attention = parent is not None and parent.name.startswith("aten::_scaled_dot_product_flash_attention")
-        if len(own) == 4 and (parent is None or inside_attention):  # what is read at once has the last two swapped
+        if len(shape) == 4 and (parent is None or inside_attention):  # what is read at once has the last two swapped
             return Guess(value=1 + which, why="heads before the sequence, the usual order of attention")
-        return Guess(value=len(own) - 2 + which, why="the last two dimensions")
+        return Guess(value=len(shape) - 2 + which, why="the last two dimensions")
 
     return rule
 
 
-def _reversed(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
-    return None if own is None else Guess(value=tuple(reversed(range(len(own)))), why="all dimensions reversed")
+@by_shape
+def _reversed(shape: Shape, known: Known, context: Context) -> Guess | None:
+    return Guess(value=tuple(reversed(range(len(shape)))), why="all dimensions reversed")
 
 
-def _squeezed_dim(known: Known, context: Context) -> Guess | None:
-    own = _own(known)
-    ones = [d for d, n in enumerate(own or ()) if n == 1]
-    return Guess(value=ones[-1] if ones else -1, why="the last dimension of size 1") if own else None
+@by_shape
+def _squeezed_dim(shape: Shape, known: Known, context: Context) -> Guess | None:
+    ones = [d for d, n in enumerate(shape) if n == 1]
+    return Guess(value=ones[-1] if ones else -1, why="the last dimension of size 1") if shape else None
 
 
 def _sliced(which: str) -> Rule:
     """Dimension, beginning or end of a slice that nothing tells: all of dimension 0."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        own, dim = _own(known), value(known, "dim")
-        if not own:
+    @by_shape
+    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+        if not shape:
             return None
-        at = dim if isinstance(dim, int) and -len(own) <= dim < len(own) else 0
-        return Guess(value={"end": TO_THE_END, "length": own[at]}.get(which, 0), why="all of the dimension")
+        bounds = {"end": TO_THE_END, "length": shape[dim_of(known, len(shape)) or 0]}
+        return Guess(value=bounds.get(which, 0), why="all of the dimension")
 
     return rule
 
 
-def _last(known: Known, context: Context) -> Guess | None:
-    return Guess(value=-1, why="the last dimension")
-
-
-def _unflattened_sizes(known: Known, context: Context) -> Guess | None:
-    own, dim = _own(known), value(known, "dim")
-    if not own or not isinstance(dim, int) or not -len(own) <= dim < len(own):
-        return None
-    return Guess(value=(own[dim],), why="as it is")
+@by_shape
+def _unflattened_sizes(shape: Shape, known: Known, context: Context) -> Guess | None:
+    dim = dim_of(known, len(shape))
+    return None if dim is None else Guess(value=(shape[dim],), why="as it is")
 
 
 def _diagonal_of(which: str) -> Rule:
     """Dimensions or offset of a diagonal: of the last two of a batch; what writes to it tells its length."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        own, around = _own(known), context.relatives()
-        if own is None or len(own) < 2:
+    @by_shape
+    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+        around = context.relatives()
+        if len(shape) < 2:
             return None
         if which != "offset":
-            dim = len(own) - 2 + (which == "dim2")
+            dim = len(shape) - 2 + (which == "dim2")
             return Guess(value=dim, why="the diagonal of the last two dimensions")
         inside = around.parent is not None and around.parent.name == "aten::diag_embed"
         written = recorded_shape(around.following[0]) if inside and around.following else None
-        if written is None or written[:-1] != own[:-2]:
+        if written is None or written[:-1] != shape[:-2]:
             return None
-        return Guess(value=own[-1] - written[-1], why=_why((written, around.following[0].name)))
+        return Guess(value=shape[-1] - written[-1], why=_reads(around.following[0].name, written))
 
     return rule
 
 
+def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str] | None:
+    """Dimension, size and step of windows, and why: what is read next has their number in the place of the dimension,
+    and their size behind."""
+    shape = source.shape
+    if (repeated := copies.window(shape, context.relatives())) is not None:
+        return dict(zip(_WINDOW, repeated, strict=True)), copies.WHY_REPEATED
+    for meta, reader in _read_next(context):
+        if len(meta.shape) != len(shape) + 1 or meta.dtype != source.dtype:
+            continue
+        size = meta.shape[-1]
+        for d, (n, count) in enumerate(zip(shape, meta.shape, strict=False)):
+            if (*shape[:d], count, *shape[d + 1 :], size) != meta.shape or not 0 < size <= n or count < 1:
+                continue
+            step = (n - size) // (count - 1) if count > 1 else size
+            if step and (n - size) // step + 1 == count:
+                return {"dimension": d, "size": size, "step": step}, _reads(reader, meta.shape)
+    return None
+
+
 def _unfolded(which: str) -> Rule:
-    """Dimension, size or step of windows: what is read next has their number in its place, and their size behind."""
+    """Dimension, size or step of windows."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        meta = own_meta(known)
-        if meta is None:
+        source = self_tensor(known)
+        if source is None:
             return None
-        own, found = meta.shape, {}
-        if (windows := copies.window(own, context.relatives())) is not None:
-            return Guess(value=windows[("dimension", "size", "step").index(which)], why=copies.WHY_REPEATED)
-        for read, name in _read_next(context):
-            size = read.shape[-1] if read.shape else 0
-            if len(read.shape) != len(own) + 1 or read.dtype != meta.dtype:
-                continue
-            for d, n in enumerate(own):
-                count = read.shape[d]
-                if (*own[:d], count, *own[d + 1 :], size) != read.shape or not 0 < size <= n or count < 1:
-                    continue
-                step = (n - size) // (count - 1) if count > 1 else size
-                if step and (n - size) // step + 1 == count:
-                    found = {"dimension": d, "size": size, "step": step, "why": _why((read.shape, name))}
-                    return Guess(value=found[which], why=str(found["why"]))
+        if (windows := _windows(source, context)) is not None:
+            return Guess(value=windows[0][which], why=windows[1])
         if which == "size":
-            return Guess(value=max(1, own[-1] // 2), why="half of the last dimension") if own else None
+            return (
+                Guess(value=max(1, source.shape[-1] // 2), why="half of the last dimension") if source.shape else None
+            )
         return Guess(value=-1 if which == "dimension" else 1, why="along the last dimension, one by one")
 
     return rule
 
 
-def _calls_inside(context: Context) -> tuple[OpSignature, ...]:
-    around = context.relatives()
-    return (*around.children, *around.inner)
-
-
 def _converted(known: Known, context: Context) -> Guess | None:
     """The element type that a conversion writes to, or its own where it writes nothing; else what is read next."""
-    own = tensor(known, "self") or tensor(known, "input")
-    if own is None:
+    source, calls = self_tensor(known), context.relatives().inside
+    if source is None:
         return None
-    calls = _calls_inside(context)
-    written = next((m for call in calls if call.name == "aten::copy_" and (m := first_tensor_of(call))), None)
+    written = next((meta for meta, _ in first_tensors(calls, ("aten::copy_",))), None)
     if written is not None and written.dtype:
         return Guess(value=f"torch.{written.dtype}", why=f"{written.dtype}: aten::copy_ inside writes to it")
-    if context.relatives().parent is None or calls:
-        read = next((m for m, _ in _read_next(context, SOON) if m.shape == own.shape and m.dtype != own.dtype), None)
-        if calls and read is not None and read.dtype:
-            return Guess(value=f"torch.{read.dtype}", why=f"{read.dtype}: read next")
-    return Guess(value=f"torch.{own.dtype}", why=f"{own.dtype}: as it is, nothing is written inside")
+    read = (m.dtype for m, _ in _read_next(context, SOON) if m.shape == source.shape and m.dtype != source.dtype)
+    if calls and (dtype := next(read, "")):
+        return Guess(value=f"torch.{dtype}", why=f"{dtype}: read next")
+    return Guess(value=f"torch.{source.dtype}", why=f"{source.dtype}: as it is, nothing is written inside")
 
 
-def _made(known: Known, context: Context) -> Guess | None:
+def _new_dtype(known: Known, context: Context) -> Guess | None:
     """The element type of a new tensor: that of what is written into it, or read next."""
-    around = context.relatives()
-    told = literal(around) or allocated_meta(around)
-    if told is not None and told.dtype:
-        return Guess(value=f"torch.{told.dtype}", why=f"{told.dtype}: what is given it next")
-    if around.name == "aten::scalar_tensor":
-        scalar = next((meta for meta, _ in _read_next(context, 2) if meta.shape == () and meta.dtype), None)
-        if scalar is not None:
-            return Guess(value=f"torch.{scalar.dtype}", why=f"{scalar.dtype}: read next")
-    for call in (*around.children, *around.inner, *around.following[:2]):
-        meta = first_tensor_of(call) if call.name in _WRITERS else None
-        if meta is not None and meta.dtype:
-            return Guess(value=f"torch.{meta.dtype}", why=f"{meta.dtype}: what {call.name} writes to")
     size = value(known, "size")
-    for meta, name in _read_next(context, SOON):
-        if meta.dtype and (not isinstance(size, tuple) or meta.shape == size) and meta.shape:
-            return Guess(value=f"torch.{meta.dtype}", why=f"{meta.dtype}: {name} reads it next")
-    return None
+    candidates = (
+        (meta.dtype, why)
+        for meta, why in _written_or_read(context, size if is_whole_numbers(size) else None)
+        if meta.dtype
+    )
+    return next((Guess(value=f"torch.{dtype}", why=f"{dtype}: {why}") for dtype, why in candidates), None)
+
+
+def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[TensorMeta, str]]:
+    """Tensors that may be a new one, and what is done with each; the surest first."""
+    around = context.relatives()
+    if (allocated := literal(around) or allocated_meta(around)) is not None:
+        yield allocated, "what is given it next"
+    if around.name == "aten::scalar_tensor":
+        yield from ((meta, "read next") for meta, _ in _read_next(context, 2) if meta.shape == ())
+    for meta, writer in first_tensors((*around.inside, *around.following[:2]), _WRITERS):
+        yield meta, f"what {writer} writes to"
+    for meta, reader in _read_next(context, SOON):
+        if meta.shape and (size is None or meta.shape == size):
+            yield meta, f"{reader} reads it next"
 
 
 def _contiguous_format(known: Known, context: Context) -> Guess | None:
     around = context.relatives()
     names = [around.name, *(call.name for call in around.ancestors)]
-    kept = next((i for i, name in enumerate(names) if not name.endswith("_like")), len(names))
-    caller = around.ancestors[kept - 1] if 0 < kept < len(names) else None
-    told = [arg.kind for arg in recorded_args(caller)[1:2]] if caller is not None and kept else []
-    plain = caller is None or "::" not in caller.name or (caller.name == "aten::clone" and told == ["absent"])
-    if kept and plain:
+    like_count = next((i for i, name in enumerate(names) if not name.endswith("_like")), len(names))
+    caller = around.ancestors[like_count - 1] if 0 < like_count < len(names) else None
+    if like_count and (caller is None or "::" not in caller.name or _clones_plainly(caller)):
         return Guess(value="torch.preserve_format", why="the format of the first tensor, the default of such ops")
     return Guess(value="torch.contiguous_format", why="contiguous format, the usual one that is given")
 
 
+def _clones_plainly(call: OpSignature) -> bool:
+    return call.name == "aten::clone" and [arg.kind for arg in recorded_args(call)[1:2]] == ["absent"]
+
+
 def _gradient_size(known: Known, context: Context) -> Guess | None:
     """The backward of a view writes into zeros of the input's size, of which it takes the same view."""
-    for call in _calls_inside(context):
-        if call.name.partition("::")[2] in ("select", "slice", "narrow", "diagonal", "as_strided", "copy_"):
-            meta = first_tensor_of(call)
-            if meta is not None and call.name != "aten::copy_":
-                return Guess(value=meta.shape, why=f"what {call.name} inside is taken of")
-    return None
+    views = [f"aten::{name}" for name in ("select", "slice", "narrow", "diagonal", "as_strided")]
+    inside = first_tensors(context.relatives().inside, views)
+    return next((Guess(value=m.shape, why=f"what {name} inside is taken of") for m, name in inside), None)
 
 
 _CONVERSIONS = ("to", "_to_copy", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
@@ -316,18 +304,18 @@ _STRIDED = ("as_strided", "as_strided_", "_reshape_alias")
 VIEW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, "size"): _view_size for op in ("view", "_unsafe_view", "expand", "broadcast_to")},
     ("reshape", "shape"): _view_size,
-    **{(op, name): _strided(name) for op in _STRIDED for name in ("size", "stride")},
+    **{(op, "size"): _strided_size for op in _STRIDED}, **{(op, "stride"): _strides for op in _STRIDED},
     ("permute", "dims"): _reversed,
     **{(op, f"dim{at}"): _swapped(at) for op in ("transpose", "transpose_", "swapaxes") for at in (0, 1)},
-    **{(op, "dim"): _last for op in ("unsqueeze", "unsqueeze_")},
+    **{(op, "dim"): last_dim for op in ("unsqueeze", "unsqueeze_")},
     **{(op, "dim"): _squeezed_dim for op in ("squeeze", "squeeze_")},
     **{("diagonal", name): _diagonal_of(name) for name in ("dim1", "dim2", "offset")},
-    **{("unfold", name): _unfolded(name) for name in ("dimension", "size", "step")},
+    **{("unfold", name): _unfolded(name) for name in _WINDOW},
     ("unflatten", "sizes"): _unflattened_sizes,
     **{("slice", name): _sliced(name) for name in ("dim", "start", "end")},
     **{("narrow", name): _sliced(name) for name in ("dim", "start", "length")},
     **{(op, "dtype"): _converted for op in _CONVERSIONS},
-    **{(op, "dtype"): _made for op in _FACTORIES},
+    **{(op, "dtype"): _new_dtype for op in _FACTORIES},
     **{(op, "input_sizes"): _gradient_size for op in ("select_backward", "slice_backward", "diagonal_backward")},
 }  # fmt: skip
 """(op without namespace, argument) → rule."""

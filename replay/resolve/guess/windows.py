@@ -4,25 +4,36 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import TypeVar
 
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.lists import first_tensor_of
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, Shape, names, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Rule,
+    Shape,
+    first_tensor_of,
+    first_tensors,
+    names,
+    shape_of,
+    tensor,
+    value,
+)
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
+T = TypeVar("T")
 MAX_STRIDE = 8
 NEXT_READERS = 6
 _EVALUATED = "autograd::engine::evaluate_function: "
 
 
 def _spatial(known: Known, *names: str) -> Shape | None:
-    for name in names:
-        meta = tensor(known, name)
-        if meta is not None and len(meta.shape) > 2:
-            return meta.shape[2:]
-    return None
+    shapes = (shape_of(known, name) for name in names)
+    return next((shape[2:] for shape in shapes if shape is not None and len(shape) > 2), None)
 
 
 def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
@@ -61,18 +72,15 @@ def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, in
 def _is_transposed(known: Known, context: Context) -> bool:
     """Whether a convolution goes from few to many: its caller says so, or its filters fit no other way."""
     around = context.relatives()
-    names = [call.name for call in (*around.ancestors, *(() if around.forward is None else (around.forward,)))]
-    if any("conv_transpose" in name for name in (around.name, *names)):
+    calls = (*around.ancestors, *((around.forward,) if around.forward is not None else ()))
+    if any("conv_transpose" in name for name in (around.name, *(call.name for call in calls))):
         return True
-    grad, source, weight = (tensor(known, name) for name in ("grad_output", "input", "weight"))
-    if source is None or weight is None or len(source.shape) < 3 or len(weight.shape) < 3:
+    grad, source, weight = (shape_of(known, name) for name in ("grad_output", "input", "weight"))
+    if grad is None or source is None or weight is None or min(map(len, (grad, source, weight))) < 3:
         return False
-    if grad is not None:
-        larger = math.prod(grad.shape[2:]) > math.prod(source.shape[2:])
-        plain = grad.shape[1] == weight.shape[0] and source.shape[1] % max(1, weight.shape[1]) == 0
-        turned = source.shape[1] == weight.shape[0] and grad.shape[1] % max(1, weight.shape[1]) == 0
-        return turned and (larger or not plain)
-    return False
+    larger = math.prod(grad[2:]) > math.prod(source[2:])
+    plain = grad[1] == weight[0] and source[1] % max(1, weight[1]) == 0
+    return source[1] == weight[0] and grad[1] % max(1, weight[1]) == 0 and (larger or not plain)
 
 
 def _is_transposed_rule(known: Known, context: Context) -> Guess | None:
@@ -85,30 +93,27 @@ def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
     grad = _spatial(known, "grad_output")
     if grad is not None:
         return grad, "fits the recorded gradient"
-    source, weight = tensor(known, "input") or tensor(known, "self"), tensor(known, "weight")
+    source, weight = shape_of(known, "input", "self"), shape_of(known, "weight")
     if source is None or weight is None:
         return None
-    channels = weight.shape[0]
-    if _is_transposed(known, context):
-        channels = _channels(known, weight.shape)
-    front = (*source.shape[: len(source.shape) - len(weight.shape) + 1], channels)
-    for call in context.relatives().following[:NEXT_READERS]:
-        meta = first_tensor_of(call)
-        if meta is not None and len(meta.shape) == len(source.shape) and meta.shape[: len(front)] == front:
-            sizes, kernels = meta.shape[len(front) :], weight.shape[2:]
-            made = zip(source.shape[len(front) :], sizes, kernels, strict=False)
-            if _is_transposed(known, context) or all(out <= size + kernel for size, out, kernel in made):
-                return sizes, f"{call.name} reads {list(meta.shape)} next"
+    transposed = _is_transposed(known, context)
+    front = (*source[: len(source) - len(weight) + 1], _channels(known, weight) if transposed else weight[0])
+    for meta, reader in first_tensors(context.relatives().following[:NEXT_READERS]):
+        if len(meta.shape) == len(source) and meta.shape[: len(front)] == front:
+            outs = meta.shape[len(front) :]
+            windows = zip(source[len(front) :], outs, weight[2:], strict=False)
+            if transposed or all(out <= size + kernel for size, out, kernel in windows):
+                return outs, f"{reader} reads {list(meta.shape)} next"
     return None
 
 
 def _channels(known: Known, weight: Shape) -> int:
     """Of the result of a transposed convolution: those of its gradient, one a bias, else those of one group."""
-    grad, bias = tensor(known, "grad_output"), tensor(known, "bias")
-    one = weight[1] if len(weight) > 1 else 0
-    if grad is not None and len(grad.shape) > 1:
-        return grad.shape[1]
-    return bias.shape[0] if bias is not None and len(bias.shape) == 1 and one and not bias.shape[0] % one else one
+    grad, bias = (shape_of(known, name) or () for name in ("grad_output", "bias"))
+    if len(grad) > 1:
+        return grad[1]
+    group_width = weight[1] if len(weight) > 1 else 0
+    return bias[0] if len(bias) == 1 and group_width and not bias[0] % group_width else group_width
 
 
 def _convolution(which: str) -> Rule:
@@ -117,37 +122,35 @@ def _convolution(which: str) -> Rule:
         sizes, kernels = _spatial(known, "input", "self"), _spatial(known, "weight")
         if sizes is None or kernels is None or len(sizes) != len(kernels):
             return None
-        outs = _convolved(known, context)
-        turned = _is_transposed(known, context)
-        fitting = _transposed_window if turned else _fitting_window
-        fitted = [
-            fitting(size, outs[0][i] if outs is not None and i < len(outs[0]) else None, kernels[i])
-            for i, size in enumerate(sizes)
-        ]
-        unknown = "stride 1, without padding" if turned else "stride 1 and padding that keeps the size"
-        why = outs[1] if outs is not None else unknown
-        if turned == (which == "dilation") and which in ("dilation", "output_padding"):
+        if _is_transposed(known, context):
+            fitting, names = _transposed_window, ("stride", "padding", "output_padding")
+            unknown = "stride 1, without padding"
+        else:
+            fitting, names = _fitting_window, ("stride", "padding", "dilation")
+            unknown = "stride 1 and padding that keeps the size"
+        if which not in names:
             return Guess(value=(int(which == "dilation"),) * len(sizes), why=f"no {which.replace('_', ' ')}")
-        return Guess(
-            value=tuple(
-                one[("stride", "padding").index(which) if which in ("stride", "padding") else 2] for one in fitted
-            ),
-            why=why,
-        )
+        outs, why = _convolved(known, context) or ((), unknown)
+        windows = zip(sizes, _padded(outs, None, sizes), kernels, strict=True)
+        return Guess(value=tuple(fitting(*window)[names.index(which)] for window in windows), why=why)
 
     return rule
 
 
+def _padded(values: Sequence[T], fill: T, sizes: Shape) -> tuple[T, ...]:
+    """A value for each of `sizes`, with `fill` where there are fewer."""
+    return (*values, *(fill,) * len(sizes))[: len(sizes)]
+
+
 def _pooled(known: Known, context: Context) -> Shape | None:
     """Sizes of a pooling's result without batch and channels: of its gradient, or of what is read next."""
-    outs, own = _spatial(known, "grad_output", "indices"), tensor(known, "self")
-    if outs is not None or own is None or len(own.shape) < 3:
+    outs, source = _spatial(known, "grad_output", "indices"), shape_of(known, "self")
+    if outs is not None or source is None or len(source) < 3:
         return outs
-    for call in context.relatives().following[:NEXT_READERS]:
-        meta = first_tensor_of(call)
-        if meta is None or meta.shape == own.shape or len(meta.shape) != len(own.shape):
+    for meta, _ in first_tensors(context.relatives().following[:NEXT_READERS]):
+        if len(meta.shape) != len(source) or meta.shape == source or meta.shape[:2] != source[:2]:
             continue
-        if meta.shape[:2] == own.shape[:2] and all(n <= m for n, m in zip(meta.shape, own.shape, strict=True)):
+        if all(n <= m for n, m in zip(meta.shape, source, strict=True)):
             return meta.shape[2:]
     return None
 
@@ -163,12 +166,12 @@ def _same_rank(fill: int, why: str) -> Rule:
 def _groups(known: Known, context: Context) -> Guess | None:
     """Input channels over the channels that one filter sees."""
     known = _completed(known, context)
-    source, weight = tensor(known, "input") or tensor(known, "self"), tensor(known, "weight")
-    if source is None or weight is None or len(source.shape) < 3 or len(weight.shape) < 2 or not weight.shape[1]:
+    source, weight = shape_of(known, "input", "self"), shape_of(known, "weight")
+    if source is None or weight is None or len(source) < 3 or len(weight) < 2 or not weight[1]:
         return None
     if _is_transposed(known, context):
-        return Guess(value=max(1, _channels(known, weight.shape) // weight.shape[1]), why="channels of weight and bias")
-    groups, rest = divmod(source.shape[1], weight.shape[1])
+        return Guess(value=max(1, _channels(known, weight) // weight[1]), why="channels of weight and bias")
+    groups, rest = divmod(source[1], weight[1])
     return Guess(value=groups, why="channels of input and weight") if groups and not rest else None
 
 
@@ -176,34 +179,33 @@ def _pool_kernel(known: Known, context: Context) -> Guess | None:
     sizes, outs = _spatial(known, "self"), _pooled(known, context)
     if sizes is None:
         return None
-    ratios = [max(1, round(size / out)) for size, out in zip(sizes, outs, strict=False) if out] if outs else []
-    if len(ratios) != len(sizes):
-        ratios = [2] * len(sizes)
-    if outs is not None and set(ratios) == {1} and len(outs) == len(sizes):  # windows that move by one
-        ratios = [max(1, size - out + 1) for size, out in zip(sizes, outs, strict=True)]
-    exact = outs is not None and all(n == m * r for n, m, r in zip(sizes, outs, ratios, strict=False))
-    average = "avg" in context.relatives().name
-    overlapping = set(ratios) == {2} and not (average and exact)
-    kernels = [3] * len(sizes) if overlapping else ratios if len(set(ratios)) > 1 else [max(ratios)] * len(sizes)
-    if outs is not None:
-        kernels = [_made_to_fit(*one) for one in zip(sizes, outs, kernels, strict=False)] or kernels
+    widths = [3] * len(sizes) if outs is None else _pool_widths(sizes, outs, average="avg" in context.relatives().name)
     # A vector that is pooled as an image has one row, which no larger window fits.
-    fitted = tuple(max(1, min(kernel, size)) for kernel, size in zip(kernels, sizes, strict=True))
-    return Guess(value=fitted, why=f"a window of {' x '.join(map(str, fitted))}")
+    widths = tuple(max(1, min(width, size)) for width, size in zip(widths, sizes, strict=True))
+    return Guess(value=widths, why=f"a window of {' x '.join(map(str, widths))}")
+
+
+def _pool_widths(sizes: Shape, outs: Shape, *, average: bool) -> list[int]:
+    """Widths of windows that make `outs` of `sizes`: those of windows that halve a size overlap mostly."""
+    pairs = list(zip(sizes, outs, strict=True))
+    widths = [max(1, round(size / out)) for size, out in pairs] if all(outs) else [2] * len(sizes)
+    if set(widths) == {1}:  # windows that move by one
+        widths = [max(1, size - out + 1) for size, out in pairs]
+    exact = all(size == out * width for (size, out), width in zip(pairs, widths, strict=True))
+    if set(widths) == {2} and not (average and exact):
+        widths = [3] * len(sizes)
+    return [_made_to_fit(*pair, width) for pair, width in zip(pairs, widths, strict=True)]
 
 
 def _pool(which: str) -> Rule:
     def rule(known: Known, context: Context) -> Guess | None:
         sizes, outs = _spatial(known, "self"), _pooled(known, context)
         kernel = value(known, "kernel_size")
-        if sizes is None or not isinstance(kernel, tuple) or not kernel:
+        if sizes is None or not is_whole_numbers(kernel) or not kernel:
             return None
-        pairs: list[tuple[int, int]] = []
-        widths = cast("tuple[Any, ...]", kernel)
-        for i, size in enumerate(sizes):
-            width = int(widths[i] if i < len(widths) else widths[0])
-            pairs.append(_pool_window(size, outs[i] if outs is not None and i < len(outs) else None, width))
-        return Guess(value=tuple(p[0 if which == "stride" else 1] for p in pairs), why="fits the recorded sizes")
+        windows = zip(sizes, _padded(outs or (), None, sizes), _padded(kernel, kernel[0], sizes), strict=True)
+        place = ("stride", "padding").index(which)
+        return Guess(value=tuple(_pool_window(*window)[place] for window in windows), why="fits the recorded sizes")
 
     return rule
 
@@ -231,10 +233,8 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 def _accumulated(context: Context) -> tuple[int, bool] | None:
     """(parameters whose gradients follow at once, whether a gradient is passed on); None without autograd's labels."""
     labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
-    own = 0
-    while own < len(labels) and labels[own].endswith("AccumulateGrad"):
-        own += 1
-    return (own, own < len(labels)) if own else None
+    count = next((i for i, name in enumerate(labels) if not name.endswith("AccumulateGrad")), len(labels))
+    return (count, count < len(labels)) if count else None
 
 
 def _forward_bias(context: Context) -> bool | None:
@@ -250,10 +250,10 @@ def _slow_mask(known: Known, context: Context) -> Guess | None:
 
 
 def _bias_sizes(known: Known, context: Context) -> Guess | None:
-    weight, found = tensor(known, "weight"), _accumulated(context)
+    weight, accumulated = tensor(known, "weight"), _accumulated(context)
     if _forward_bias(context) is False:
         return Guess(value=(0,), why="[0]: the forward call has no bias")
-    if found is not None and found[0] == 1:
+    if accumulated is not None and accumulated[0] == 1:
         return Guess(value=(0,), why="[0]: the gradient of one parameter follows, there is no bias")
     if weight is not None and _is_transposed(known, context):
         return Guess(value=(_channels(known, weight.shape),), why="one a channel of the gradient")
@@ -262,14 +262,19 @@ def _bias_sizes(known: Known, context: Context) -> Guess | None:
 
 def _convolution_mask(known: Known, context: Context) -> Guess | None:
     """Gradients of input, weight and bias, as far as autograd's labels say which were wanted."""
-    found, sizes = _accumulated(context), value(known, "bias_sizes")
-    made = sum(call.name == "aten::resize_" for call in context.relatives().children)
-    if found is not None and made in (found[0], found[0] + 1):  # oneDNN allocates a result for each that is wanted
-        found = found[0], made > found[0]
+    accumulated, sizes = _accumulated(context), value(known, "bias_sizes")
+    allocated = sum(call.name == "aten::resize_" for call in context.relatives().children)
+    if accumulated is not None and allocated in (
+        accumulated[0],
+        accumulated[0] + 1,
+    ):  # oneDNN allocates a result for each that is wanted
+        accumulated = accumulated[0], allocated > accumulated[0]
     biased = sizes not in (None, (0,)) if "bias_sizes" in known else True
-    if found is None:
+    if accumulated is None:
         return Guess(value=(True, True, biased), why="all gradients wanted")
-    return Guess(value=(found[1], True, biased and found[0] > 1), why="the gradients that autograd passes on next")
+    return Guess(
+        value=(accumulated[1], True, biased and accumulated[0] > 1), why="the gradients that autograd passes on next"
+    )
 
 
 _OF_PARENT = {"self_size": 0, "weight_size": 2}
@@ -289,13 +294,11 @@ def _size_of(name: str) -> Rule:
 
 def _completed(known: Known, context: Context) -> Known:
     """The arguments with tensors of the sizes that stand in their place."""
-    told: dict[str, ReplayArg] = {}
+    completed: dict[str, ReplayArg] = {}
     for name, size in (("input", "self_size"), ("weight", "weight_size")):
-        shape = value(known, size)
-        if isinstance(shape, tuple):
-            meta = TensorMeta(shape=cast("Shape", shape), dtype="float32")
-            told[name] = ReplayArg(name=name, type="Tensor", tensors=(meta,))
-    return {**told, **known}
+        if is_whole_numbers(shape := value(known, size)):
+            completed[name] = ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float32"),))
+    return {**completed, **known}
 
 
 def _wanted(count: int) -> Rule:
@@ -338,10 +341,11 @@ _POOLS = tuple(
 )
 
 WINDOW_RULES: dict[tuple[str, str], Rule] = {
-    **{(op, "stride"): _convolution("stride") for op in _CONVOLUTIONS},
-    **{(op, "padding"): _convolution("padding") for op in _CONVOLUTIONS},
-    **{(op, "dilation"): _convolution("dilation") for op in _CONVOLUTIONS},
-    **{(op, "output_padding"): _convolution("output_padding") for op in _CONVOLUTIONS},
+    **{
+        (op, name): _convolution(name)
+        for op in _CONVOLUTIONS
+        for name in ("stride", "padding", "dilation", "output_padding")
+    },
     **{(op, "transposed"): _is_transposed_rule for op in _CONVOLUTIONS},
     **{(op, "groups"): _groups for op in _CONVOLUTIONS},
     ("convolution_backward", "bias_sizes"): _bias_sizes,
@@ -351,8 +355,7 @@ WINDOW_RULES: dict[tuple[str, str], Rule] = {
     **{(op, name): _size_of(name) for op in _PARTS for name in _OF_PARENT},
     **{(op, "kernel_size"): _kernel_of_weight for op in _SLOW},
     **{(op, "kernel_size"): _pool_kernel for op in _POOLS},
-    **{(op, "stride"): _pool("stride") for op in _POOLS},
-    **{(op, "padding"): _pool("padding") for op in _POOLS},
+    **{(op, name): _pool(name) for op in _POOLS for name in ("stride", "padding")},
     **{(op, "dilation"): _same_rank(1, "no dilation") for op in _POOLS},
 }
 """(op without namespace, argument) → rule."""

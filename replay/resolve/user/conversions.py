@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from opreplay.initializers.user_code import failed_at
-from opreplay.replay.ir.recorded_call import ABSENT, RecordedArg
-from opreplay.replay.resolve.schema import OpSpec
+from opreplay.replay.ir.recorded_call import ABSENT, RecordedArg, plain_number
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.replay.resolve.user.table import OpFunction, OpTable
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.links.annotations import BatchContext
-from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
 
 
@@ -92,17 +91,17 @@ class Converted:
 def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
     """What a registered function makes of a call; None where it does not apply. Raises ConversionFailed."""
     try:
-        made = entry.function(call)
-        if made is None:
+        conversion = entry.function(call)
+        if conversion is None:
             return None
-        told: tuple[object, ...] = (made.op, made.note) if isinstance(made, Conversion) else (None,)
-        if not isinstance(made, Conversion) or not all(isinstance(text, str) for text in told):
-            raise TypeError(f"it returned {type(made).__name__} in place of a Conversion of an op with a note")
+        texts: tuple[object, ...] = (conversion.op, conversion.note) if isinstance(conversion, Conversion) else (None,)
+        if not isinstance(conversion, Conversion) or not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"it returned {type(conversion).__name__} in place of a Conversion of an op with a note")
         return Converted(
-            op=made.op,
-            args=tuple(as_recorded(value) for value in made.args),
-            by_name={name: as_recorded(value) for name, value in made.kwargs.items()},
-            note=made.note,
+            op=conversion.op,
+            args=tuple(as_recorded(value) for value in conversion.args),
+            by_name={name: as_recorded(value) for name, value in conversion.kwargs.items()},
+            note=conversion.note,
         )
     except Exception as error:  # user code may raise anything
         where = failed_at(error, (__file__,)) or entry.place
@@ -112,28 +111,31 @@ def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
 def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg]) -> Recorded | None:
     """Arguments of which some are named, in a schema's order and with its defaults; None where they do not go with it.
 
-    A list of tensors takes all that are left where nothing after it takes a tensor.
+    A list of tensors takes all further ones where nothing after it takes a tensor.
     """
-    left, made = list(args), list[RecordedArg]()
-    open_ = [arg for arg in spec.args if arg.name not in by_name]
     if not by_name.keys() <= {arg.name for arg in spec.args}:
         return None
+    queue = list(args)
+    tensor_arguments = [arg.name for arg in spec.args if arg.kind.startswith("Tensor") and arg.name not in by_name]
+    ordered: list[RecordedArg] = []
     for arg in spec.args:
-        if arg.name in by_name:
-            made.append(by_name[arg.name])
-            continue
-        open_ = open_[1:]
-        last = not any(one.kind.startswith("Tensor") for one in open_)
-        if arg.kind == "Tensor[]" and last and left and all(one.kind == "tensor" for one in left):
-            made.append(RecordedArg(kind="tensors", tensors=tuple(one.tensor for one in left)))
-            left = []
-        elif left and (left[0].kind.startswith("tensor") == arg.kind.startswith("Tensor") or left[0].kind == "absent"):
-            made.append(left.pop(0))
-        elif arg.has_default:
-            made.append(as_recorded(arg.default))
-        else:
+        takes_all = arg.kind == "Tensor[]" and arg.name in tensor_arguments[-1:]
+        entry = by_name[arg.name] if arg.name in by_name else _next_argument(arg, queue, takes_all)
+        if entry is None:
             return None
-    return None if left else tuple(made)
+        ordered.append(entry)
+    return None if queue else tuple(ordered)
+
+
+def _next_argument(arg: ArgSpec, queue: list[RecordedArg], takes_all: bool) -> RecordedArg | None:
+    """What a schema's argument takes from the front of the queue, else its default; None where it has none."""
+    if takes_all and queue and all(rec.kind == "tensor" for rec in queue):
+        tensors = RecordedArg(kind="tensors", tensors=tuple(rec.tensor for rec in queue))
+        queue.clear()
+        return tensors
+    if queue and (queue[0].kind.startswith("tensor") == arg.kind.startswith("Tensor") or queue[0].kind == "absent"):
+        return queue.pop(0)
+    return as_recorded(arg.default) if arg.has_default else None
 
 
 def _tail(place: str) -> str:
@@ -157,22 +159,17 @@ def as_recorded(value: Any) -> RecordedArg:
 def _list(values: list[Any]) -> RecordedArg:
     items = [value.tensor if isinstance(value, RecordedArg) and value.kind == "tensor" else value for value in values]
     metas = tuple(item for item in items if item is None or isinstance(item, TensorMeta))
-    if any(metas):
-        if len(metas) < len(items):
-            raise TypeError("a list of tensors holds something else")
-        known = all(meta is None or meta.dtype for meta in metas)
-        return RecordedArg(kind="tensors", tensors=metas, list_dtypes_known=known)
-    return RecordedArg(kind="scalars", value=tuple(_plain(value) for value in values))
+    if not any(metas):
+        return RecordedArg(kind="scalars", value=tuple(_plain(value) for value in values))
+    if len(metas) < len(items):
+        raise TypeError("a list of tensors holds something else")
+    return RecordedArg(kind="tensors", tensors=metas)
 
 
 def _plain(value: Any) -> Any:
     """A number, string or dtype as recorded ones are held: dtypes as the integer that stands for them."""
-    if isinstance(value, float):
-        return plain_float(value)
-    if isinstance(value, complex):
-        return str(value).strip("()")
-    if isinstance(value, bool | int | str):
-        return value
+    if isinstance(value, bool | int | float | complex | str):
+        return plain_number(value)
     name = str(value).removeprefix("torch.")
     if type(value).__name__ == "dtype" and name in SCALAR_TYPE_CODES:
         return DtypeCode(SCALAR_TYPE_CODES.index(name))

@@ -1,10 +1,15 @@
 # pyright: strict
-"""Users' executors: a callable of the user's runs a recorded op; owns registration and the binding of its arguments."""
+"""Users' executors: a callable of the user's runs a recorded op; owns registration and the binding of its arguments.
+
+A function (inputs, attrs), as torch_ir's guide writes them, gets tensors as one list and all else by name.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -15,17 +20,17 @@ from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import BY_PROGRAM, Assumption, Reason, ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
-from opreplay.replay.resolve.bind import Unbound, bind
+from opreplay.replay.resolve.bind import Unbound, bind, with_dtypes
 from opreplay.replay.resolve.guess.guess import Context
 from opreplay.replay.resolve.match import best_match
 from opreplay.replay.resolve.schema import OpSpec, compile_schema, specs_of
 from opreplay.replay.resolve.user.conversions import DtypeCode, as_recorded
-from opreplay.replay.resolve.user.inputs_and_attrs import called_with_lists, op_and_overload, takes_inputs_and_attrs
 from opreplay.replay.resolve.user.table import OpFunction, OpTable
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_DOTTED = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)(?:\.(\w+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +104,19 @@ def register_executor(
             lists=lists,
             overloads={op: overload for op, overload in named if overload is not None},
         )
-        names = [] if lists else _parameters(function)[0]
-        if schema is not None:
-            names = [arg.name for arg in _spec("user::op", schema).args]
-        if (unknown := set(mutates) - set(names)) and names:
-            raise UsageError(f"{entry.place}: mutates={min(unknown)!r} is no argument", hint=f"It has {names}.")
+        _check_mutates(entry, [] if lists else _parameters(function)[0])
         EXECUTORS.add(entry)
         return function
 
     return register
+
+
+def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
+    """Raises UsageError for an argument in `mutates` that neither the schema nor the callable (`names`) has."""
+    if entry.schema is not None:
+        names = [arg.name for arg in _spec("user::op", entry.schema).args]
+    if (unknown := set(entry.mutates) - set(names)) and names:
+        raise UsageError(f"{entry.place}: mutates={min(unknown)!r} is no argument", hint=f"It has {names}.")
 
 
 def bind_executor(
@@ -127,10 +136,9 @@ def bind_executor(
         )
     args, notes = bind(match, context)
     # A Python callable does not know the schema's defaults.
-    left = match.spec.args[len(match.recorded) :]
-    added = tuple(ReplayArg(name=a.name, type=a.kind, value=a.default, keyword_only=a.keyword_only) for a in left)
-    whole = (*args, *added)
-    return (as_lists(whole) if entry.lists else whole), (*notes, note), match.spec.text
+    for arg in match.spec.args[len(match.recorded) :]:
+        args += (ReplayArg(name=arg.name, type=arg.kind, value=arg.default, keyword_only=arg.keyword_only),)
+    return (as_lists(args) if entry.lists else args), (*notes, note), match.spec.text
 
 
 def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
@@ -158,8 +166,7 @@ def bind_by_name(
         )
         for name, rec in by_name.items()
     )
-    note = entry.note
-    return (*args, *named), (*notes, note)
+    return (*args, *named), (*notes, entry.note)
 
 
 def as_lists(args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
@@ -177,15 +184,14 @@ def _inputs(
             f"names of {', '.join(map(str, others[:4]))}, which {entry.shown} takes by name: register it with schema="
         )
         raise Unbound(Reason("metadata missing", f'{what}"(Tensor x, float scale) -> Tensor"'))
-    given = [rec for rec in recorded if rec.kind != "absent"]
-    args, notes = _by_position(entry, given, context)
-    if len(given) < len(recorded):
+    tensors = [rec for rec in recorded if rec.kind != "absent"]
+    args, notes = _by_position(entry, tensors, context)
+    if len(tensors) < len(recorded):
         notes.append(Assumption(argument="*", what="arguments that are empty in the trace are left out"))
     return args, notes
 
 
 def _spec(name: str, schema: str) -> OpSpec:
-
     try:
         return compile_schema(parse_schema(f"{name}{schema.strip()}"))
     except RuntimeError as error:
@@ -199,49 +205,53 @@ def _by_position(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
     """Arguments in the recorded order, named as the callable names them."""
-    defaults = _defaults(entry.function)
-    names, open_ended = (
-        ([f"input{i}" for i in range(len(recorded))], True) if entry.lists else _parameters(entry.function)
-    )
-    if len(recorded) > len(names) and not open_ended:
-        raise Unbound(Reason("failed", f"{len(recorded)} arguments recorded, {entry.shown} takes {len(names)}"))
+    defaults = {name: parameter.default for name, parameter in (_signature(entry.function) or {}).items()}
     notes: list[Assumption] = []
     args: list[ReplayArg] = []
-    for i, rec in enumerate(recorded):
-        name = names[i] if i < len(names) else f"{'input' if entry.lists else 'arg'}{i}"
-        if rec.value is MISSING and isinstance(default := defaults.get(name, MISSING), bool | int | float | str):
+    for name, rec in zip(_names(entry, len(recorded)), recorded, strict=False):
+        if rec.value is MISSING and isinstance(default := defaults.get(name), bool | int | float | str):
             rec = as_recorded(default)
             notes.append(Assumption(argument=name, what=f"{default!r} (default of {entry.shown})"))
         arg = _argument(name, rec, context, notes)
         args.append(msgspec.structs.replace(arg, mutated=name in entry.mutates))
-    if any(rec.kind in ("tensor", "tensors") and not rec.strides_recorded for rec in recorded):
+    if any(rec.metas and not rec.strides_recorded for rec in recorded):
         notes.append(Assumption(argument="*", what="contiguous strides"))
-    settled, apart = aliasing.settle(tuple(args))
-    return settled, [*notes, *apart]
+    numbered, apart = aliasing.settle(tuple(args))
+    return numbered, [*notes, *apart]
+
+
+def _names(entry: UserExecutor, count: int) -> list[str]:
+    """Names for `count` positional arguments or more. Raises Unbound for a callable that takes fewer."""
+    if entry.lists:
+        return [f"input{i}" for i in range(count)]
+    names, open_ended = _parameters(entry.function)
+    if count > len(names) and not open_ended:
+        raise Unbound(Reason("failed", f"{count} arguments recorded, {entry.shown} takes {len(names)}"))
+    return names + [f"arg{i}" for i in range(len(names), count)]
 
 
 def _argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumption]) -> ReplayArg:
+    """A recorded argument under the name that the callable has for it. Raises Unbound where its value is missing."""
+    if rec.kind == "tensors" and rec.tensors is None:
+        raise Unbound(Reason("metadata missing", f"shapes of tensor list {name}"))
     if rec.kind in ("tensor", "tensors"):
-        metas = (rec.tensor,) if rec.kind == "tensor" else rec.tensors
-        if metas is None:
-            raise Unbound(Reason("metadata missing", f"shapes of tensor list {name}"))
-        if any(meta is not None and not meta.dtype for meta in metas):
+        if not all(meta is None or meta.dtype for meta in rec.metas):
             notes.append(Assumption(argument=name, what=f"{context.float_dtype}: the most frequent type of the trace"))
-            metas = tuple(
-                m and (m if m.dtype else msgspec.structs.replace(m, dtype=context.float_dtype)) for m in metas
-            )
-        if rec.kind == "tensor":
-            return ReplayArg(name=name, type="Tensor", tensors=metas)
-        return ReplayArg(name=name, type="Tensor[]", tensors=metas, value=None if metas else ())
+        kind = "Tensor" if rec.kind == "tensor" else "Tensor[]"
+        arg = ReplayArg(name=name, type=kind, tensors=rec.metas, value=None if rec.metas else ())
+        return with_dtypes(arg, [context.float_dtype] * len(rec.metas))
     if rec.kind == "absent":
         return ReplayArg(name=name, type="Tensor")
     if rec.value is MISSING:
         raise Unbound(Reason("metadata missing", f"value of {name}"))
     if rec.kind == "scalars":
-        kinds = {_kind(item) for item in rec.value}
-        kind = kinds.pop() if len(kinds) == 1 else "Scalar" if kinds else "int"
-        return ReplayArg(name=name, type=f"{kind}[]", value=tuple(rec.value))
+        return ReplayArg(name=name, type=f"{_common_kind(rec.value)}[]", value=tuple(rec.value))
     return ReplayArg(name=name, type=_kind(rec.value), value=rec.value)
+
+
+def _common_kind(values: Sequence[Any]) -> str:
+    kinds = {_kind(value) for value in values} or {"int"}
+    return kinds.pop() if len(kinds) == 1 else "Scalar"
 
 
 def _kind(value: Any) -> str:
@@ -255,20 +265,69 @@ def _kind(value: Any) -> str:
     return kinds.get(cast("object", type(value)), "Scalar")
 
 
+def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Parameters of a callable by name; None for one without a signature, as built-in functions are."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+
+
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
     """Names of a callable's positional parameters, and whether it takes any number of them."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # built-in functions have no signature
+    signature = _signature(function)
+    if signature is None:
         return [], True
+    parameters = signature.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return names, any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
-def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    """Values that a callable takes for parameters that are left out."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # built-in functions have no signature
-        return {}
-    return {one.name: one.default for one in parameters if one.default is not one.empty}
+def takes_inputs_and_attrs(function: Callable[..., Any]) -> bool:
+    """Whether a callable has two parameters called `inputs` and `attrs`, or the second is annotated as a dict."""
+    signature = _signature(function) or {}
+    if len(signature) != 2 or len(_parameters(function)[0]) != 2:
+        return False
+    if list(signature) == ["inputs", "attrs"]:
+        return True
+    annotation: Any = list(signature.values())[1].annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "") + repr(annotation)
+    return re.search(r"\b(Dict|dict|Mapping)\b", text) is not None
+
+
+def called_with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as executors are called: tensors by position, everything else by name.
+
+    Lists of tensors are laid out one after another, as the inputs of a node are; absent ones are left out. Raises
+    TypeError where the function returns anything but a list of tensors: a tensor would be taken for its rows.
+    """
+
+    @functools.wraps(function)
+    def call(*tensors: Any, **attrs: Any) -> list[Any]:
+        present = {name: value for name, value in attrs.items() if value is not None}
+        results: Any = function(list(_flat(tensors)), present)
+        if not isinstance(results, (list, tuple)):
+            raise TypeError(f"{function.__name__} returned {type(results).__name__}; (inputs, attrs) returns a list")
+        return list(cast("Sequence[Any]", results))
+
+    return call
+
+
+def _flat(values: Iterable[Any]) -> Iterable[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(cast("Sequence[Any]", value))
+        elif value is not None:
+            yield value
+
+
+def op_and_overload(name: str) -> tuple[str, str | None]:
+    """The op of a name in torch_ir's spelling, and the overload where it names one.
+
+    "aten.add.Tensor" is ("aten::add", "Tensor"), "aten.conv2d.default" is ("aten::conv2d", ""), "custom.gate" is
+    ("custom::gate", None); "gate" and "custom::gate" stay as they are.
+    """
+    match = _DOTTED.fullmatch(name)
+    if match is None:
+        return name, None
+    return f"{match[1]}::{match[2]}", "" if match[3] == "default" else match[3]

@@ -44,7 +44,7 @@ def python_function(name: str, module: ModuleType) -> PythonFunction | Reason:
     if not inspect.isroutine(value):
         return Reason("policy", f"{module.__name__}.{attribute} is no function")
     home = getattr(value, "__module__", None)
-    if home != module.__name__ and not str(home).startswith(f"{module.__name__}."):
+    if not f"{home}.".startswith(f"{module.__name__}."):
         exported = cast("Sequence[Any]", vars(module).get("__all__") or ())
         if not inspect.isfunction(value) or attribute not in exported:
             return Reason("policy", f"{module.__name__} does not define {attribute}, {home} does (list it in __all__)")

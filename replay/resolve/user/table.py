@@ -50,16 +50,16 @@ class OpTable(UserTable[Entry]):
         Raises UsageError where two patterns match.
         """
         for name in names:
-            found = self.exactly(name, device) or self._only(name, self.matching(name, device)) or self._bare(name)
-            if found is not None:
-                return self.took(found)
+            entry = self.exactly(name, device) or self._only(name, self.matching(name, device)) or self._bare(name)
+            if entry is not None:
+                return self.took(entry)
         return None
 
-    def _only(self, name: str, found: Sequence[tuple[str, Entry]]) -> Entry | None:
-        if len({id(entry) for _, entry in found}) > 1:
-            shown = " and ".join(pattern for pattern, _ in found)
+    def _only(self, name: str, matches: Sequence[tuple[str, Entry]]) -> Entry | None:
+        if len({id(entry) for _, entry in matches}) > 1:
+            shown = " and ".join(pattern for pattern, _ in matches)
             raise UsageError(f"{name} has two user {self.what}s: {shown} match it", hint="Register its exact name.")
-        return found[0][1] if found else None
+        return matches[0][1] if matches else None
 
     def _bare(self, name: str) -> Entry | None:
         namespace, _, rest = name.partition("::")

@@ -17,8 +17,8 @@ from opreplay.replay.resolve.match import best_match
 from opreplay.replay.resolve.schema import specs_of
 from opreplay.replay.resolve.user import conversions, executors
 from opreplay.replay.resolve.user.conversions import CONVERSIONS, Conversion, RecordedCall
-from opreplay.replay.resolve.user.executors import EXECUTORS
-from opreplay.replay.resolve.user.inputs_and_attrs import op_and_overload, takes_inputs_and_attrs
+from opreplay.replay.resolve.user.executors import EXECUTORS, op_and_overload, takes_inputs_and_attrs
+from opreplay.replay.resolve.user.table import OpFunction
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
@@ -89,14 +89,16 @@ def register_executor(*ops: str, **options: Any) -> Callable[[Function], Functio
 
 def get_conversion_fn(op_type: str) -> Callable[..., Any] | None:
     """What was registered to convert an op; None where torch's own is taken."""
-    found = CONVERSIONS.find(op_and_overload(op_type)[0])
-    return None if found is None else getattr(found.function, "__wrapped__", found.function)
+    return _users_function(CONVERSIONS.find(op_and_overload(op_type)[0]))
 
 
 def get_execution_fn(op_type: str) -> Callable[..., Any] | None:
     """What was registered to run an op; None where torch's own is taken."""
-    found = EXECUTORS.find(op_and_overload(op_type)[0])
-    return None if found is None else getattr(found.function, "__wrapped__", found.function)
+    return _users_function(EXECUTORS.find(op_and_overload(op_type)[0]))
+
+
+def _users_function(entry: OpFunction | None) -> Callable[..., Any] | None:
+    return None if entry is None else getattr(entry.function, "__wrapped__", entry.function)
 
 
 def _without_overload(name: str) -> str:
@@ -130,15 +132,9 @@ def node_of(call: RecordedCall) -> NodeInfo:
         name=base,
         target=call.name,
         args=tuple(_plain(arg) for arg in call.args),
-        input_metas=[meta for arg in call.args for meta in _metas(arg)],
+        input_metas=[meta for arg in call.args for meta in arg.metas if meta is not None],
         attrs=dict(_attributes(call)),
     )
-
-
-def _metas(arg: RecordedArg) -> list[TensorMeta]:
-    if arg.kind == "tensor" and arg.tensor is not None:
-        return [arg.tensor]
-    return [meta for meta in arg.tensors or () if meta is not None] if arg.kind == "tensors" else []
 
 
 def _plain(arg: RecordedArg) -> Any:

@@ -71,9 +71,9 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
         raise UsageError(f"{call.name} cannot be called: {found.reason}", hint=hint)
     if found.function is not None:
         return _executed(found.function, base, call, device)
-    specs = [spec for spec in found.specs if parts[2] in (None, spec.overload or "default")]
+    specs = [spec for spec in found.specs if parts[2] in (None, spec.torch_name)]
     if not specs:
-        known = ", ".join(spec.overload or "default" for spec in found.specs)
+        known = ", ".join(spec.torch_name for spec in found.specs)
         raise UsageError(f"{base} has no overload {parts[2]}", hint=f"It has {known}.")
     reasons: list[Reason] = []
     for spec in specs:
@@ -271,5 +271,5 @@ def _by_schema(call: CallText, policy: Policy) -> CallText:
         if ordered is not None:
             values = {arg.name: _written(one) for arg, one in zip(spec.args, ordered, strict=True)}
             given: dict[str, CallValue] = {key: one for key, one in values.items() if one is not None}
-            return CallText(name=f"{spec.name}.{spec.overload or 'default'}", kwargs=given)
+            return CallText(name=f"{spec.name}.{spec.torch_name}", kwargs=given)
     return call

@@ -78,27 +78,26 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 def differences(before: Header, after: Header) -> tuple[Difference, ...]:
     """What differs, what forbids the comparison first. A fact that one run lacks is not held against it."""
-    found = [
+    return (
         *_between(before.environment, after.environment, MUST_AGREE, blocking=True),
         *_between(WERE_ALWAYS | before.options, WERE_ALWAYS | after.options, OPTIONS_MUST_AGREE, blocking=True),
         *_between(before.environment, after.environment, dict.fromkeys(NOTED, ""), blocking=False),
         *_between(before.options, after.options, dict.fromkeys(OPTIONS_NOTED, ""), blocking=False),
         *_between(before.trace, after.trace, {"source": ""}, blocking=False),
-    ]
-    return tuple(found)
+    )
 
 
 def load_notes(before: Header, after: Header) -> tuple[str, ...]:
     """Which of the two runs started on a machine that had other work, and whether ops were measured in one go."""
-    found: list[str] = []
-    once = False
+    notes: list[str] = []
+    measured_once = False
     for which, header in (("first", before), ("second", after)):
         load, cpus = header.environment.get("load_1min"), header.environment.get("cpus")
         loaded = isinstance(load, int | float) and isinstance(cpus, int) and load > OVERLOADED * cpus
         if loaded:
-            found.append(f"the {which} run started under a load of {load:g} on {cpus} processors")
-        once |= (loaded or is_busy(header.environment)) and header.environment.get("visits") == 1
-    return (*found, ONCE) if once else tuple(found)
+            notes.append(f"the {which} run started under a load of {load:g} on {cpus} processors")
+        measured_once |= (loaded or is_busy(header.environment)) and header.environment.get("visits") == 1
+    return (*notes, ONCE) if measured_once else tuple(notes)
 
 
 def _between(

@@ -85,6 +85,11 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Where times of traces are compared: the kernel that took most of the op's device time."""
 
     @property
+    def change_us(self) -> float:
+        """Of all its calls; a time that is missing counts as 0."""
+        return abs(((self.after_us or 0.0) - (self.before_us or 0.0)) * self.count)
+
+    @property
     def error(self) -> float | None:
         """Standard error of the logarithm of the ratio."""
         if self.low is None or self.high is None or self.low <= 0:
@@ -193,8 +198,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         whose ops were all too slow for the samples of an interval."""
         if self.sides is None and self.total is None and any(op.ratio is not None for op in self.ops):
             return "no op has an interval in both runs"
-        told = any(side.what == "recorded" and side.clock == "host" for side in self.sides or ())
-        return "what was recorded on a host clock holds what else the machine did, by no known share" if told else ""
+        if any(side.what == "recorded" and side.clock == "host" for side in self.sides or ()):
+            return "what was recorded on a host clock holds what else the machine did, by no known share"
+        return ""
 
     @property
     def with_alone(self) -> float | None:
@@ -231,66 +237,88 @@ def compare(
     Raises EnvironmentRefused when the runs are of two machines or two ways to measure, unless `force`.
     """
     differ = differences(before.header, after.header)
-    blocking = [str(difference) for difference in differ if difference.blocking]
-    if blocking and not force:
-        raise EnvironmentRefused(
-            f"the runs cannot be compared: {'; '.join(blocking)}",
-            hint="Run both on the same machine with the same options, or compare all the same with --force."
-            + (" A number of threads is set with --threads." if any(d.name == "threads" for d in differ) else ""),
-        )
-    first = {result.id: result for result in before.results}
-    second = {result.id: result for result in after.results}
+    if not force:
+        _require_alike(differ)
+    first, second = ({result.id: result for result in run.results} for run in (before, after))
     pairs = [(first[id_], second[id_]) for id_ in first if id_ in second]
-    told = by_visits(
+    measured = [(a, b) for a, b in pairs if a.measurement or b.measurement]
+    adjusted = _adjusted(measured) if method == "gauges" else {}
+    compared = [compare_op(a, b, method, adjusted.get(a.id)) for a, b in measured]
+    spread = spread_of(compared)
+    raised = raised_threshold(threshold, spread)
+    thresholds = {op.id: max(threshold, _visited_threshold(op)) if op.id in adjusted else raised for op in compared}
+    unreached = (unreached_of(before), unreached_of(after))
+    ops = [judged(op, threshold, thresholds[op.id]) for op in compared]
+    both = [op for op in ops if op.before_us is not None and op.after_us is not None]
+    before_us, after_us = sums_of(both)
+    ops += [
+        _alone(result, "lost" if unreached[1] and result.measurement else "only before")
+        for result in before.results
+        if result.id not in second
+    ]
+    ops += [_alone(result, "only after") for result in after.results if result.id not in first]
+    return Comparison(
+        threshold=threshold,
+        method=method,
+        applied=statistics.median(thresholds.values()) if thresholds else threshold,
+        spread=spread,
+        power=power_of(ops, thresholds, adjusted.keys(), spread),
+        machine=machine_of(pairs),
+        before_us=before_us,
+        after_us=after_us,
+        differences=differ,
+        notes=(*_missing_notes(len(pairs) - len(measured), unreached), *load_notes(before.header, after.header)),
+        total=total_of(both, spread),
+        unreached=unreached,
+        ops=tuple(sorted(ops, key=lambda op: -op.change_us)),
+    )
+
+
+def _require_alike(differ: Sequence[Difference]) -> None:
+    """Raises EnvironmentRefused for runs of two machines or two ways to measure."""
+    if blocking := [difference for difference in differ if difference.blocking]:
+        threads = any(difference.name == "threads" for difference in differ)
+        raise EnvironmentRefused(
+            f"the runs cannot be compared: {'; '.join(map(str, blocking))}",
+            hint="Run both on the same machine with the same options, or compare all the same with --force."
+            + (" A number of threads is set with --threads." if threads else ""),
+        )
+
+
+def sums_of(ops: Sequence[OpComparison]) -> tuple[float, float]:
+    """Time before and after of all calls."""
+    return sum((op.before_us or 0.0) * op.count for op in ops), sum((op.after_us or 0.0) * op.count for op in ops)
+
+
+def _adjusted(pairs: Sequence[tuple[OpResult, OpResult]]) -> dict[str, Adjusted]:
+    """Op id → ratio by its visits; without ops that were not visited several times in both runs."""
+    return by_visits(
         {a.id: (a.name, a.measurement, b.measurement) for a, b in pairs if a.measurement and b.measurement}
     )
-    compared = [
-        compare_op(a, b, method, told.get(a.id) if method == "gauges" else None)
-        for a, b in pairs
-        if a.measurement or b.measurement
-    ]
-    spread = spread_of(compared)
-    least = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
-    own = set(told) if method == "gauges" else set[str]()
-    needed = {op.id: max(threshold, _own_threshold(op)) if op.id in own else least for op in compared}
-    applied = statistics.median(needed.values()) if needed else threshold
-    ops = [judged(op, threshold, needed[op.id]) for op in compared]
-    neither = len(pairs) - len(ops)
-    notes = [f"not compared: {neither} ops that neither run replayed"] if neither else []
-    unreached = (unreached_of(before), unreached_of(after))
-    notes += [
+
+
+def raised_threshold(threshold: float, spread: float | None) -> float:
+    """The threshold, or what the ratios of all ops scatter by where that is more."""
+    return max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
+
+
+def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
+    """How many ops neither run replayed, and how many each did not come to."""
+    notes = [f"not compared: {unmeasured} ops that neither run replayed"] if unmeasured else []
+    return notes + [
         f"the {which} run was cut short: it did not come to {missing} of its ops"
         for which, missing in zip(("first", "second"), unreached, strict=True)
         if missing
     ]
-    left = [result for id_, result in first.items() if id_ not in second]
-    ops += [_alone(one, "lost" if unreached[1] and one.measurement else "only before") for one in left]
-    ops += [_alone(result, "only after") for id_, result in second.items() if id_ not in first]
-    both = [op for op in ops if op.before_us is not None and op.after_us is not None]
-    return Comparison(
-        threshold=threshold,
-        method=method,
-        applied=applied,
-        spread=spread,
-        power=power_of(ops, needed, own, spread),
-        machine=machine_of(pairs),
-        before_us=sum((op.before_us or 0.0) * op.count for op in both),
-        after_us=sum((op.after_us or 0.0) * op.count for op in both),
-        differences=differ,
-        notes=(*notes, *load_notes(before.header, after.header)),
-        total=total_of(both, spread),
-        unreached=unreached,
-        ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
-    )
 
 
 def compare_op(
-    before: OpResult, after: OpResult, method: Method = "gauges", told: Adjusted | None = None
+    before: OpResult, after: OpResult, method: Method = "gauges", adjusted: Adjusted | None = None
 ) -> OpComparison:
-    """Ratio of an op that one run or both replayed; not judged yet: "same", or why it cannot be judged. `told` is the
-    ratio that the op's visits tell, where both runs have several."""
+    """Ratio of an op that one run or both replayed; not judged yet: "same", or why it cannot be judged. `adjusted` is
+    the ratio by the op's visits, where both runs have several."""
     a, b = before.measurement, after.measurement
-    made = OpComparison(
+    comparison = OpComparison(
         id=after.id,
         name=after.name,
         inputs=after.inputs,
@@ -300,18 +328,17 @@ def compare_op(
         after_us=after.measured_us,
     )
     if a is None or b is None:
-        verdict: Verdict = "lost" if b is None else "gained"
-        return msgspec.structs.replace(made, verdict=verdict, note=str((after if b is None else before).reason or ""))
+        verdict, missing = ("lost", after) if b is None else ("gained", before)
+        return msgspec.structs.replace(comparison, verdict=verdict, note=str(missing.reason or ""))
     if a.median_us <= 0 or b.median_us <= 0:
-        return msgspec.structs.replace(made, verdict="unclear", note="too short for the clock")
-    ratio, low, high = _ratio(a, b, method) if told is None else _with_interval(told.ratio, told.error)
+        return unclear(comparison, "too short for the clock")
+    ratio, low, high = _ratio(a, b, method) if adjusted is None else _with_interval(adjusted.ratio, adjusted.error)
     if median_ranks(min(a.samples, b.samples)) is None:
         low = high = None  # one sample says nothing of how far it is off: an interval of no width would
-    doubt = _doubt(a, b)
-    note = doubt or _another_way(before, after)
-    return msgspec.structs.replace(
-        made, verdict="unclear" if doubt else "same", ratio=ratio, low=low, high=high, note=note
-    )
+    comparison = msgspec.structs.replace(comparison, ratio=ratio, low=low, high=high)
+    if doubt := _doubt(a, b):
+        return unclear(comparison, doubt)
+    return msgspec.structs.replace(comparison, note=_another_way(before, after))
 
 
 def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
@@ -319,13 +346,18 @@ def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
     the threshold asked for, and unclear between."""
     if op.verdict != "same" or op.ratio is None or op.low is None or op.high is None:
         return op
-    if 1.0 / (1.0 + threshold) <= op.ratio <= 1.0 + threshold:
+    if is_within(op.ratio, threshold):
         return op
-    if 1.0 / (1.0 + applied) <= op.ratio <= 1.0 + applied:
+    if is_within(op.ratio, applied):
         return unclear(op, "the ops of the two runs scatter as far")
     if op.low <= 1.0 <= op.high:
         return unclear(op, "the change is within the errors of the two runs")
     return msgspec.structs.replace(op, verdict="slower" if op.ratio > 1.0 else "faster")
+
+
+def is_within(ratio: float, threshold: float) -> bool:
+    """Whether a ratio is no more than a share away from 1, either way."""
+    return 1.0 / (1.0 + threshold) <= ratio <= 1.0 + threshold
 
 
 def unclear(op: OpComparison, why: str) -> OpComparison:
@@ -351,8 +383,8 @@ def _with_interval(ratio: float, error: float) -> tuple[float, float, float]:
     return ratio, ratio / factor, ratio * factor
 
 
-def _own_threshold(op: OpComparison) -> float:
-    """What an op must have changed by, a share, by its own error."""
+def _visited_threshold(op: OpComparison) -> float:
+    """What an op must have changed by, a share, by the error of its own visits."""
     return math.expm1(VISITED_ERRORS * (op.error or 0.0))
 
 
@@ -364,17 +396,17 @@ def spread_of(ops: Sequence[OpComparison]) -> float | None:
 
 
 def power_of(
-    ops: Sequence[OpComparison], needed: Mapping[str, float], own: AbstractSet[str], spread: float | None
+    ops: Sequence[OpComparison], thresholds: Mapping[str, float], visited: AbstractSet[str], spread: float | None
 ) -> float | None:
-    """The least change that would be found so often (`FOUND`) in so large a part of the ops that were judged: `needed`
-    is the threshold of each, `own` those whose error holds what scatters from run to run."""
-    least: list[float] = []
+    """The least change that would be found so often (`FOUND`) in so large a part of the ops that were judged: each by
+    its threshold, `visited` those whose error holds what scatters from run to run."""
+    detectable: list[float] = []
     for op in ops:
         if op.ratio is None or op.error is None:
             continue
-        scatter = op.error if op.id in own else max(op.error, spread or 0.0)
-        least.append(math.expm1(max(math.log1p(needed[op.id]), ERRORS * op.error) + FOUND_NORMAL * scatter))
-    return quantile(sorted(least), FOUND) if least else None
+        scatter = op.error if op.id in visited else max(op.error, spread or 0.0)
+        detectable.append(math.expm1(max(math.log1p(thresholds[op.id]), ERRORS * op.error) + FOUND_NORMAL * scatter))
+    return quantile(sorted(detectable), FOUND) if detectable else None
 
 
 def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None:
@@ -383,22 +415,22 @@ def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None
     An op is off by its own error or by the spread of all, whichever is more; and ops that were measured one after the
     other are off together, as a machine is slow for a while: what batches of neighbours differ by counts as well.
     """
-    known = [(op, (op.before_us or 0.0) * op.count) for op in both if op.ratio and op.error is not None]
-    weight = sum(weight for _, weight in known)
-    if weight <= 0:
+    known = [(op.ratio, op.error, (op.before_us or 0.0) * op.count) for op in both if op.ratio and op.error is not None]
+    before_us = sum(us for _, _, us in known)
+    if before_us <= 0:
         return None
-    ratio = sum(weight * (op.ratio or 0.0) for op, weight in known) / weight
-    shares = [(op, own * (op.ratio or 0.0) / (weight * ratio)) for op, own in known]
-    own = math.sqrt(sum((share * max(op.error or 0.0, spread or 0.0)) ** 2 for op, share in shares))
-    together = log_error([op.ratio or 0.0 for op, _ in known]) or 0.0
-    factor = math.exp(ERRORS * math.hypot(own, together))
-    return Total(ratio=ratio, low=ratio / factor, high=ratio * factor)
+    total = sum(us * ratio for ratio, _, us in known) / before_us
+    shares = [(us * ratio / (before_us * total), max(error, spread or 0.0)) for ratio, error, us in known]
+    independent = math.sqrt(sum((share * error) ** 2 for share, error in shares))
+    together = log_error([ratio for ratio, _, _ in known]) or 0.0
+    factor = math.exp(ERRORS * math.hypot(independent, together))
+    return Total(ratio=total, low=total / factor, high=total * factor)
 
 
 def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
     """Median over the ops of how many times as long the gauge took in the second run."""
-    found = [_gauge_ratio(a.measurement, b.measurement) for a, b in pairs if a.measurement and b.measurement]
-    known = [ratio for ratio in found if ratio is not None]
+    ratios = [_gauge_ratio(a.measurement, b.measurement) for a, b in pairs if a.measurement and b.measurement]
+    known = [ratio for ratio in ratios if ratio is not None]
     return statistics.median(known) if known else None
 
 

@@ -22,7 +22,12 @@ def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
     Raises EnvironmentRefused when the runs are of two machines or two ways to measure, unless `force`.
     """
     first, *others = runs
-    blocking = [str(one) for other in others for one in differences(first.header, other.header) if one.blocking]
+    blocking = [
+        str(difference)
+        for other in others
+        for difference in differences(first.header, other.header)
+        if difference.blocking
+    ]
     if blocking and not force:
         raise EnvironmentRefused(
             f"runs of one side differ: {'; '.join(dict.fromkeys(blocking))}",
@@ -30,11 +35,11 @@ def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
         )
     if not others:
         return first
-    found: dict[str, list[OpResult]] = {}
+    by_id: dict[str, list[OpResult]] = {}
     for run in runs:
         for result in run.results:
-            found.setdefault(result.id, []).append(result)
-    return msgspec.structs.replace(first, results=tuple(_pooled(results) for results in found.values()))
+            by_id.setdefault(result.id, []).append(result)
+    return msgspec.structs.replace(first, results=tuple(_pooled(results) for results in by_id.values()))
 
 
 def _pooled(results: Sequence[OpResult]) -> OpResult:
@@ -43,46 +48,46 @@ def _pooled(results: Sequence[OpResult]) -> OpResult:
     if not measured:
         return results[0]
     first, model = measured[0]
-    alike = [one for _, one in measured if (one.part, one.cache) == (model.part, model.cache)]
+    alike = [run for _, run in measured if (run.part, run.cache) == (model.part, model.cache)]
     pooled = _together(alike) if len(alike) > 1 else model
     return msgspec.structs.replace(first, measurement=pooled, measured_us=pooled.median_us)
 
 
 def _together(runs: Sequence[Measurement]) -> Measurement:
     relative = error = None
-    logs = [math.log(one.relative) for one in runs if one.relative]
+    logs = [math.log(run.relative) for run in runs if run.relative]
     if len(logs) == len(runs):
         relative = math.exp(statistics.mean(logs))
         error = max(statistics.stdev(logs) / math.sqrt(len(runs)), _within(runs))
-    medians = [one.median_us for one in runs]
-    gauge_us = [one.gauge_us for one in runs if one.gauge_us]
+    medians = [run.median_us for run in runs]
+    gauge_us = [run.gauge_us for run in runs if run.gauge_us]
     return msgspec.structs.replace(
         runs[0],
         median_us=statistics.median(medians),
-        min_us=min(one.min_us for one in runs),
-        max_us=max(one.max_us for one in runs),
-        ci_low_us=min(one.low_us for one in runs),
-        ci_high_us=max(one.high_us for one in runs),
-        samples=sum(one.samples for one in runs),
-        outliers=sum(one.outliers for one in runs),
+        min_us=min(run.min_us for run in runs),
+        max_us=max(run.max_us for run in runs),
+        ci_low_us=min(run.low_us for run in runs),
+        ci_high_us=max(run.high_us for run in runs),
+        samples=sum(run.samples for run in runs),
+        outliers=sum(run.outliers for run in runs),
         deciles_us=(),
         relative=relative,
         relative_error=error,
         median_error=_median_error(runs),
-        visits=tuple(visit for one in runs for visit in one.visits),
+        visits=tuple(visit for run in runs for visit in run.visits),
         gauge_us=(min(min(pair) for pair in gauge_us), max(max(pair) for pair in gauge_us)) if gauge_us else None,
     )
 
 
 def _median_error(runs: Sequence[Measurement]) -> float | None:
     """Of the median of the runs: how far they differ, or what their own errors make; None where one knows none."""
-    errors = [one.median_error for one in runs]
-    if any(error is None for error in errors) or min(one.median_us for one in runs) <= 0:
+    errors = [run.median_error for run in runs]
+    if any(error is None for error in errors) or min(run.median_us for run in runs) <= 0:
         return None
-    between = statistics.stdev(math.log(one.median_us) for one in runs) / math.sqrt(len(runs))
+    between = statistics.stdev(math.log(run.median_us) for run in runs) / math.sqrt(len(runs))
     return max(between, math.hypot(*(error or 0.0 for error in errors)) / len(runs))
 
 
 def _within(runs: Sequence[Measurement]) -> float:
     """Error of the mean of the runs that their own errors make; 0 for runs that know none."""
-    return math.hypot(*(one.relative_error for one in runs if one.relative_error is not None)) / len(runs)
+    return math.hypot(*(run.relative_error for run in runs if run.relative_error is not None)) / len(runs)

@@ -30,42 +30,49 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.what}>{self.limit:g}" if self.what == "lost" else f"{self.what}>{100 * self.limit:g}%"
 
-    def violations(self, found: Comparison) -> list[str]:
+    def violations(self, comparison: Comparison) -> list[str]:
         """One line for each thing that breaks it; none where it holds."""
-        if self.what == "lost":
-            lost = found.of("lost")
-            return [f"{self}: {len(lost)} ops are no longer replayed"] if len(lost) > self.limit else []
-        if self.untested(found):
+        if self.untested(comparison):
             return []
-        if self.what == "total":
-            if found.whole is not None:
-                return [f"{self}: {found.whole:.3f}× of all recorded time"] if found.whole > 1.0 + self.limit else []
-            total, with_alone = found.total, found.with_alone
-            if with_alone is not None and with_alone > 1.0 + self.limit and found.of("only after"):
-                new = len(found.of("only after"))
-                return [f"{self}: {with_alone:.3f}× with the ops on one side only ({new} only after)"]
-            if total is None or total.ratio <= 1.0 + self.limit or (total.low is not None and total.low <= 1.0):
-                return []
-            sure = "" if total.low is None or total.high is None else f" ({total.low:.3f} to {total.high:.3f})"
-            return [f"{self}: {total.ratio:.3f}×{sure}"]
-        if self.what == "unclear":
-            share = found.unclear_share
-            return [f"{self}: {share:.0%} of the ops cannot be judged"] if share > self.limit else []
-        if self.what == "power":
-            power = found.power or 0.0
-            seen = f"{self}: only changes of {power:.0%} or more would have been found in most ops"
-            return [seen] if power > self.limit else []
-        slow = [op for op in found.of("slower") if (op.ratio or 1.0) > 1.0 + self.limit]
-        return [f"{self}: {_which(op)} {op.ratio or 0.0:.3f}×" for op in slow]
+        match self.what:
+            case "slower":
+                slower = ((op, op.ratio or 0.0) for op in comparison.of("slower"))
+                lines = [f"{_which(op)} {ratio:.3f}×" for op, ratio in slower if ratio > 1.0 + self.limit]
+            case "total":
+                lines = _total_violations(comparison, 1.0 + self.limit)
+            case "lost":
+                lost = len(comparison.of("lost"))
+                lines = [f"{lost} ops are no longer replayed"] if lost > self.limit else []
+            case "unclear":
+                share = comparison.unclear_share
+                lines = [f"{share:.0%} of the ops cannot be judged"] if share > self.limit else []
+            case "power":
+                power = comparison.power or 0.0
+                line = f"only changes of {power:.0%} or more would have been found in most ops"
+                lines = [line] if power > self.limit else []
+        return [f"{self}: {line}" for line in lines]
 
-    def untested(self, found: Comparison) -> str:
+    def untested(self, comparison: Comparison) -> str:
         """Why it cannot be told whether it is broken; "" where it can."""
-        if self.what == "slower" and not found.of("slower", "faster", "same"):
+        if self.what == "slower" and not comparison.of("slower", "faster", "same"):
             return "no op could be judged"
         if self.what == "total":
-            return found.untold
-        unknown = self.what == "power" and found.power is None
+            return comparison.untold
+        unknown = self.what == "power" and comparison.power is None
         return "it is not known what change would have been found" if unknown else ""
+
+
+def _total_violations(comparison: Comparison, limit: float) -> list[str]:
+    """That all time together, on both sides or with the ops on one of them, is more than `limit` times as long."""
+    if comparison.whole is not None:
+        return [f"{comparison.whole:.3f}× of all recorded time"] if comparison.whole > limit else []
+    total, with_alone, new = comparison.total, comparison.with_alone, len(comparison.of("only after"))
+    if new and with_alone is not None and with_alone > limit:
+        return [f"{with_alone:.3f}× with the ops on one side only ({new} only after)"]
+    if total is None or total.ratio <= limit or (total.low is not None and total.low <= 1.0):
+        return []
+    interval = "" if total.low is None or total.high is None else f" ({total.low:.3f} to {total.high:.3f})"
+    return [f"{total.ratio:.3f}×{interval}"]
 
 
 def _which(op: OpComparison) -> str:
@@ -74,33 +81,39 @@ def _which(op: OpComparison) -> str:
     return f"{op.name} ({op.id[:8]})" + (f" {inputs}" if inputs else "")
 
 
-def violations(conditions: Sequence[Condition], found: Comparison) -> list[str]:
+def violations(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
     """What breaks the conditions, one line each."""
-    return [line for condition in conditions for line in condition.violations(found)]
+    return [line for condition in conditions for line in condition.violations(comparison)]
 
 
-def unchecked(conditions: Sequence[Condition], found: Comparison) -> list[str]:
+def unchecked(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
     """What could not be tested, and why, one line each: a condition of which nothing can be told either way, runs
     without an op in common, and runs that were cut short. No such check is passed."""
-    if conditions and not any(op.ratio is not None for op in found.ops):
+    if conditions and not any(op.ratio is not None for op in comparison.ops):
         return ["no op was measured in both runs"]
     # Whether all that was replayed before still is can be told of any first run.
     needed = (any(condition.what != "lost" for condition in conditions), bool(conditions))
     short = [
         f"the {which} run did not come to {missing} of its ops: no condition could be checked on them"
-        for which, missing, asked in zip(("first", "second"), found.unreached, needed, strict=True)
+        for which, missing, asked in zip(("first", "second"), comparison.unreached, needed, strict=True)
         if missing and asked
     ]
-    return [*(f"{one} could not be tested: {why}" for one in conditions if (why := one.untested(found))), *short]
-
-
-def warnings_of(conditions: Sequence[Condition], found: Comparison) -> list[str]:
-    """What the conditions could not see in these runs, whose ops scatter farther than they ask."""
-    if not conditions or found.applied <= found.threshold:
-        return []
     return [
-        f"changes below {found.applied:.0%} do not show: the runs scatter so far (--fail-if 'power>20%' fails on that)"
+        *(
+            f"{condition} could not be tested: {why}"
+            for condition in conditions
+            if (why := condition.untested(comparison))
+        ),
+        *short,
     ]
+
+
+def warnings_of(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
+    """What the conditions could not see in these runs, whose ops scatter farther than they ask."""
+    if not conditions or comparison.applied <= comparison.threshold:
+        return []
+    scatter = f"{comparison.applied:.0%} do not show: the runs scatter so far"
+    return [f"changes below {scatter} (--fail-if 'power>20%' fails on that)"]
 
 
 def parse_condition(text: str) -> Condition:

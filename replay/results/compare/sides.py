@@ -20,7 +20,6 @@ import msgspec
 
 from opreplay.replay.results.compare.judge import (
     DEFAULT_THRESHOLD,
-    SPREADS,
     ClassTotal,
     Clock,
     Comparison,
@@ -29,7 +28,10 @@ from opreplay.replay.results.compare.judge import (
     StepTimes,
     Total,
     What,
+    is_within,
+    raised_threshold,
     spread_of,
+    sums_of,
     unclear,
     unreached_of,
 )
@@ -97,43 +99,46 @@ def times_of_results(file: ResultFile, what: What, soc: str | None = None) -> Ti
 
     Raises UsageError where the file has no such time.
     """
-    trace = file.header.trace
-    source = str(trace.get("source") or "")
+    source = str(file.header.trace.get("source") or "")
     if what == "simulated":
         return _simulated(file, soc, source)
-    if what == "recorded":
-        on = str(trace.get("device") or "") or ("cpu" if not trace.get("device_us_total") else "an unnamed device")
-        device = bool(trace.get("device_us_total"))
-        ops = tuple(_recorded(one, device) for one in file.results)
-        return Times(what=what, on=on, clock="device" if device else "host", source=source, ops=ops)
-    if not any(one.measurement for one in file.results):
+    return _recorded(file, source) if what == "recorded" else _measured(file, source)
+
+
+def _timed(result: OpResult, us: float | None = None, note: str = "") -> OpTime:
+    return OpTime(id=result.id, name=result.name, inputs=result.inputs, count=result.count, us=us, note=note)
+
+
+def _recorded(file: ResultFile, source: str) -> Times:
+    device = bool(file.header.trace.get("device_us_total"))
+    on = str(file.header.trace.get("device") or "") or ("an unnamed device" if device else "cpu")
+    times = [result.recorded_device_us if device else result.recorded_host_us for result in file.results]
+    ops = tuple(_timed(result, us, "" if us else "no time") for result, us in zip(file.results, times, strict=True))
+    return Times(what="recorded", on=on, clock="device" if device else "host", source=source, ops=ops)
+
+
+def _measured(file: ResultFile, source: str) -> Times:
+    if not any(result.measurement for result in file.results):
         raise UsageError(f"the results of {source} hold no measured time", hint="Compare another time with --times.")
     environment = file.header.environment
     on = str(environment.get("device_name") or environment.get("device") or "this machine")
     if on == "cpu" and environment.get("cpu"):
         on = f"cpu ({environment['cpu']})"
-    ops = tuple(_measured(one) for one in file.results)
+    ops = tuple(map(_measured_op, file.results))
     clock = "host" if environment.get("device") == "cpu" else "device"
-    return Times(what=what, on=on, clock=clock, source=source, ops=ops, unreached=unreached_of(file))
+    return Times(what="measured", on=on, clock=clock, source=source, ops=ops, unreached=unreached_of(file))
 
 
-def _recorded(one: OpResult, device: bool) -> OpTime:
-    us = one.recorded_device_us if device else one.recorded_host_us
-    return OpTime(id=one.id, name=one.name, inputs=one.inputs, count=one.count, us=us, note="" if us else "no time")
-
-
-def _measured(one: OpResult) -> OpTime:
-    made = OpTime(id=one.id, name=one.name, inputs=one.inputs, count=one.count, us=one.measured_us)
-    found = one.measurement
-    if found is None:
-        return msgspec.structs.replace(made, note=str(one.reason or ""))
-    told = ", ".join(dict.fromkeys(str(kind_of(warning)) for warning in found.warnings if kind_of(warning) in _DOUBTS))
+def _measured_op(result: OpResult) -> OpTime:
+    measurement = result.measurement
+    if measurement is None:
+        return _timed(result, result.measured_us, str(result.reason or ""))
+    kinds = dict.fromkeys(kind for kind in map(kind_of, measurement.warnings) if kind in _DOUBTS)
     return msgspec.structs.replace(
-        made,
-        calls=found.samples,
-        low_us=found.ci_low_us,
-        high_us=found.ci_high_us,
-        note=told,
+        _timed(result, result.measured_us, ", ".join(kinds)),
+        calls=measurement.samples,
+        low_us=measurement.ci_low_us,
+        high_us=measurement.ci_high_us,
     )
 
 
@@ -142,45 +147,47 @@ _DOUBTS = frozenset({"first call", "not settled", "part of the op", "interrupted
 
 
 def _simulated(file: ResultFile, soc: str | None, source: str) -> Times:
-    known = list(dict.fromkeys(name for one in file.results for name in one.simulated))
-    if soc is None and len(known) == 1:
-        soc = known[0]
-    if soc is None or soc not in known:
-        what = "no prediction" if not known else f"predictions for {', '.join(known)}"
+    socs = list(dict.fromkeys(name for result in file.results for name in result.simulated))
+    if soc is None and len(socs) == 1:
+        soc = socs[0]
+    if soc is None or soc not in socs:
+        what = "no prediction" if not socs else f"predictions for {', '.join(socs)}"
         raise UsageError(f"the results of {source} hold {what}", hint="Name one of them: --times measured:910b3.")
-    ops = [
-        with_prediction(OpTime(id=one.id, name=one.name, inputs=one.inputs, count=one.count), one.simulated.get(soc))
-        for one in file.results
-    ]
-    return Times(what="simulated", on=soc, source=source, ops=tuple(ops))
+    ops = tuple(with_prediction(_timed(result), result.simulated.get(soc)) for result in file.results)
+    return Times(what="simulated", on=soc, source=source, ops=ops)
 
 
-def with_prediction(op: OpTime, found: Simulated | None) -> OpTime:
+def with_prediction(op: OpTime, prediction: Simulated | None) -> OpTime:
     """An op with what is predicted of it, and how well that is known."""
-    if found is None:
+    if prediction is None:
         return msgspec.structs.replace(op, note="not predicted")
-    if found.no_path:
-        note = f"no known path for products of {found.no_path}"
+    if prediction.no_path:
+        note = f"no known path for products of {prediction.no_path}"
     else:
-        note = "by its bytes alone" if found.by == "bytes" else CONFIDENCE[found.confidence]
-    note = "; ".join(filter(None, (note, "predicted far outside of what was measured" if found.extrapolated else "")))
-    return msgspec.structs.replace(op, us=found.time_us, low_us=found.low_us, high_us=found.high_us, note=note)
+        note = "by its bytes alone" if prediction.by == "bytes" else CONFIDENCE[prediction.confidence]
+    far = "predicted far outside of what was measured" if prediction.extrapolated else ""
+    return msgspec.structs.replace(
+        op,
+        us=prediction.time_us,
+        low_us=prediction.low_us,
+        high_us=prediction.high_us,
+        note="; ".join(filter(None, (note, far))),
+    )
 
 
 def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
     """Judge every op that both sides have; `threshold` is a share, 0.05 for 5 %."""
     first, second = ({op.id: op for op in side.ops} for side in (before, after))
     both = [(op, second[op.id]) for op in before.ops if op.id in second]
-    idle = [a for a, b in both if _is_idle(before, a) or _is_idle(after, b)]
-    left_out = {op.id for op in idle}
-    compared = [_compared(a, b, before, after) for a, b in both if (a.us or b.us) and a.id not in left_out]
-    spread = spread_of(compared) if all(map(_on_host, (before, after))) else None
-    applied = max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
+    idle = {a.id for a, b in both if _is_idle(before, a) or _is_idle(after, b)}
+    compared = [_compared(a, b, before, after) for a, b in both if (a.us or b.us) and a.id not in idle]
+    spread = spread_of(compared) if _on_host(before) and _on_host(after) else None
+    applied = raised_threshold(threshold, spread)
     ops = [_judged(op, threshold, applied) for op in compared]
+    timed = [op for op in ops if op.before_us and op.after_us]
+    before_us, after_us = sums_of(timed)
     ops += [_alone(op, "only before") for op in before.ops if op.id not in second and op.us]
     ops += [_alone(op, "only after") for op in after.ops if op.id not in first and op.us]
-    timed = [op for op in ops if op.before_us and op.after_us]
-    sums = [sum((us or 0.0) * op.count for op in timed for us in (getattr(op, side),)) for side in _SIDES]
     return Comparison(
         threshold=threshold,
         method="medians",
@@ -188,12 +195,12 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         spread=spread,
         power=None,
         machine=None,
-        before_us=sums[0],
-        after_us=sums[1],
+        before_us=before_us,
+        after_us=after_us,
         differences=(),
-        notes=(*_notes(timed, before, after, threshold), *_of_idle(idle), *before.notes, *after.notes),
-        total=_total([pair for pair in both if pair[0].us and pair[1].us], before, after),
-        ops=tuple(sorted(ops, key=lambda op: -abs(((op.after_us or 0.0) - (op.before_us or 0.0)) * op.count))),
+        notes=(*_notes(timed, before, after, threshold), *_idle_notes(len(idle)), *before.notes, *after.notes),
+        total=_total([(a, b) for a, b in both if a.us and b.us], before, after),
+        ops=tuple(sorted(ops, key=lambda op: -op.change_us)),
         unreached=(before.unreached, after.unreached),
         sides=(_side(before, second), _side(after, first)),
         classes=_classes(before, after),
@@ -205,39 +212,37 @@ def _is_idle(side: Times, op: OpTime) -> bool:
     return side.what == "simulated" and op.us == 0.0
 
 
-def _of_idle(idle: Sequence[OpTime]) -> list[str]:
-    if not idle:
+def _idle_notes(ops: int) -> list[str]:
+    if not ops:
         return []
-    what = "op starts" if len(idle) == 1 else "ops start"
-    return [f"left out: {len(idle)} {what} no kernel on the simulated device (views)"]
+    return [f"left out: {ops} {'op starts' if ops == 1 else 'ops start'} no kernel on the simulated device (views)"]
 
 
 def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
     """Sums of all ops of a class of work, most time before first."""
     first, second = ({op.id: op for op in side.ops if op.us} for side in (before, after))
-    kinds = {id_: class_of_work(op.name, op.kernel or "") for side in (second, first) for id_, op in side.items()}
-    made: list[ClassTotal] = []
-    for kind in dict.fromkeys(kinds.values()):
-        ids = [id_ for id_, own in kinds.items() if own == kind]
-        both = [(first[id_], second[id_]) for id_ in ids if id_ in first and id_ in second]
-        was = sum((a.us or 0.0) * a.count for a, _ in both)
-        made.append(
-            ClassTotal(
-                name=kind,
-                before_us=_sum(first, ids),
-                after_us=_sum(second, ids),
-                matched_ops=len(both),
-                ratio=sum((b.us or 0.0) * a.count for a, b in both) / was if was else None,
-            )
-        )
-    return tuple(sorted(made, key=lambda one: -max(one.before_us, one.after_us)))
+    ids: dict[str, list[str]] = {}
+    for id_, op in {**second, **first}.items():
+        ids.setdefault(class_of_work(op.name, op.kernel or ""), []).append(id_)
+    totals = [_class_total(name, ids_of_class, first, second) for name, ids_of_class in ids.items()]
+    return tuple(sorted(totals, key=lambda total: -max(total.before_us, total.after_us)))
 
 
-def _sum(side: dict[str, OpTime], ids: Sequence[str]) -> float:
-    return sum(side[id_].sum_us for id_ in ids if id_ in side)
+def _class_total(name: str, ids: Sequence[str], first: dict[str, OpTime], second: dict[str, OpTime]) -> ClassTotal:
+    both = [(first[id_], second[id_]) for id_ in ids if id_ in first and id_ in second]
+    before_us, after_us = _sums_us(both)
+    return ClassTotal(
+        name=name,
+        before_us=sum(first[id_].sum_us for id_ in ids if id_ in first),
+        after_us=sum(second[id_].sum_us for id_ in ids if id_ in second),
+        matched_ops=len(both),
+        ratio=after_us / before_us if before_us else None,
+    )
 
 
-_SIDES: tuple[Literal["before_us", "after_us"], ...] = ("before_us", "after_us")
+def _sums_us(both: Sequence[tuple[OpTime, OpTime]]) -> tuple[float, float]:
+    """Time of all calls on either side, with the number of calls before."""
+    return sum((a.us or 0.0) * a.count for a, _ in both), sum((b.us or 0.0) * a.count for a, b in both)
 
 
 def _on_host(side: Times) -> bool:
@@ -256,23 +261,26 @@ def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -
     Its interval is there where one side is a prediction: as for a simulated step, ops of one class of work err alike
     and their errors add, those of others are independent.
     """
-    sums = [sum((us or 0.0) * a.count for a, b in both for us in ((a, b)[side].us,)) for side in (0, 1)]
-    if not sums[0] or not sums[1]:
+    before_us, after_us = _sums_us(both)
+    if not before_us or not after_us:
         return None
-    ratio = sums[1] / sums[0]
+    ratio = after_us / before_us
     if not _predicts(before, after):
         return Total(ratio=ratio, low=None, high=None)
-    errors: list[float] = []
-    for side, total in enumerate(sums):
-        by_class: dict[str, float] = {}
-        for a, b in both:
-            op, kind = (a, b)[side], class_of_work(a.name, a.kernel or "")
-            if op.us and op.low_us and op.high_us:
-                widest = max(math.log(op.high_us / op.us), math.log(op.us / op.low_us))
-                by_class[kind] = by_class.get(kind, 0.0) + op.us * a.count * widest
-        errors.append(math.hypot(*by_class.values()) / total)
+    errors = (_error_us([(a, a) for a, _ in both]) / before_us, _error_us(both) / after_us)
     factor = math.exp(math.hypot(*errors))
     return Total(ratio=ratio, low=ratio / factor, high=ratio * factor, level=BAND)
+
+
+def _error_us(both: Sequence[tuple[OpTime, OpTime]]) -> float:
+    """Error of the sum of the second ops, whose classes and numbers of calls are those of the first."""
+    by_class: dict[str, float] = {}
+    for counted, op in both:
+        if op.us and op.low_us and op.high_us:
+            kind = class_of_work(counted.name, counted.kernel or "")
+            widest = max(math.log(op.high_us / op.us), math.log(op.us / op.low_us))
+            by_class[kind] = by_class.get(kind, 0.0) + op.us * counted.count * widest
+    return math.hypot(*by_class.values())
 
 
 BAND = 0.8
@@ -281,7 +289,7 @@ BAND = 0.8
 
 def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison:
     """Ratio of an op that both sides have; not judged yet: "same", or why it cannot be judged."""
-    made = OpComparison(
+    comparison = OpComparison(
         id=a.id,
         name=a.name,
         inputs=a.inputs or b.inputs,
@@ -294,34 +302,33 @@ def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison
         after_kernel=b.kernel,
     )
     if not a.us or not b.us:
-        return msgspec.structs.replace(made, verdict="gained" if b.us else "lost")
-    made = msgspec.structs.replace(made, ratio=b.us / a.us)
-    few = [few for op, side in ((a, before), (b, after)) if (few := _too_few(op, side))]
+        return msgspec.structs.replace(comparison, verdict="gained" if b.us else "lost")
+    comparison = msgspec.structs.replace(comparison, ratio=b.us / a.us)
     both_predicted = before.what == after.what == "simulated"
-    if not both_predicted and any(us is not None for us in (a.low_us, b.low_us)):
-        made = msgspec.structs.replace(
-            made,
+    if not both_predicted and (a.low_us is not None or b.low_us is not None):
+        comparison = msgspec.structs.replace(
+            comparison,
             low=(b.low_us or b.us) / max(a.high_us or a.us, 1e-6),
             high=(b.high_us or b.us) / max(a.low_us or a.us, 1e-6),
-            level=BAND if _predicts(before, after) else made.level,
+            level=BAND if _predicts(before, after) else comparison.level,
         )
-    return unclear(made, few[0]) if few else made
+    few = _too_few(a, before) or _too_few(b, after)
+    return unclear(comparison, few) if few else comparison
 
 
 def _judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
     """The op with its verdict, as of two runs; near a prediction it is the same only where the whole band is near."""
     if op.verdict != "same" or op.ratio is None:
         return op
-    least, most = 1.0 / (1.0 + threshold), 1.0 + threshold
     low, high = (op.ratio, op.ratio) if op.low is None or op.high is None else (op.low, op.high)
-    holds = low <= 1.0 <= high
-    if op.level == BAND and holds and not least <= low <= high <= most:
+    open_to_both = low <= 1.0 <= high
+    if op.level == BAND and open_to_both and not (is_within(low, threshold) and is_within(high, threshold)):
         return unclear(op, "the 80 % band of the prediction holds both slower and faster")
-    if least <= op.ratio <= most:
+    if is_within(op.ratio, threshold):
         return op
-    if 1.0 / (1.0 + applied) <= op.ratio <= 1.0 + applied:
+    if is_within(op.ratio, applied):
         return unclear(op, "the ops of the two recordings scatter as far")
-    if holds:
+    if open_to_both:
         return unclear(op, "the change is within the errors of the two sides")
     return msgspec.structs.replace(op, verdict="slower" if op.ratio > 1.0 else "faster")
 
@@ -372,38 +379,38 @@ def _side(times: Times, other: dict[str, OpTime]) -> Side:
 def _notes(timed: Sequence[OpComparison], before: Times, after: Times, threshold: float) -> list[str]:
     if not timed:
         return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
-    made = ["ratio: of the medians of an op's calls; of ops on both sides: these, with the number of calls before"]
+    notes = ["ratio: of the medians of an op's calls; of ops on both sides: these, with the number of calls before"]
     if before.what == after.what == "recorded":
-        made.append(
+        notes.append(
             "total: of the sums of all calls as recorded, each side with its own ops and its own number of calls"
         )
-    made += _of_intervals(timed, before, after)
-    made += [note for side in (before, after) for note in _interrupted(side, threshold)]
-    told = Counter(op.note for op in timed if op.note and op.verdict != "unclear")
-    made += [f"{note}: {count} op{'s' if count > 1 else ''}" for note, count in told.most_common(4)]
-    if before.what != after.what or before.on != after.on:
-        made.append(f"two kinds of times: {before.what} on {before.on}, {after.what} on {after.on}")
-    return made
+    notes += _interval_notes(timed, before, after)
+    notes += [note for side in (before, after) for note in _interrupted(side, threshold)]
+    counts = Counter(op.note for op in timed if op.note and op.verdict != "unclear")
+    notes += [f"{note}: {count} op{'s' if count > 1 else ''}" for note, count in counts.most_common(4)]
+    if (before.what, before.on) != (after.what, after.on):
+        notes.append(f"two kinds of times: {before.what} on {before.on}, {after.what} on {after.on}")
+    return notes
 
 
-def _of_intervals(timed: Sequence[OpComparison], before: Times, after: Times) -> list[str]:
+def _interval_notes(timed: Sequence[OpComparison], before: Times, after: Times) -> list[str]:
     """What the intervals are, and which times have none."""
     if before.what == after.what == "simulated":
         return ["no interval: two predictions err together, and are taken as they are"]
-    made: list[str] = []
+    notes: list[str] = []
     if _predicts(before, after):
-        made.append(
+        notes.append(
             "interval: the 80 % band of the prediction, and the 95 % interval of the other side where it has one"
         )
     bare = sum(op.low is None and op.verdict != "unclear" for op in timed)
     if bare:
-        made.append(f"no interval: {bare} of {len(timed)} ops, by fewer than six calls or a plan: as they are")
-    if any(map(_on_host, (before, after))):
-        made.append(
+        notes.append(f"no interval: {bare} of {len(timed)} ops, by fewer than six calls or a plan: as they are")
+    if _on_host(before) or _on_host(after):
+        notes.append(
             "host clock: what else the machine did is in recorded times and in no interval, and whether the total "
             "changed cannot be told; `opreplay run` of both, in turns, tells"
         )
-    return made
+    return notes
 
 
 INTERRUPTED = 10.0
@@ -413,10 +420,14 @@ INTERRUPTED = 10.0
 def _interrupted(side: Times, threshold: float) -> list[str]:
     """Ops one call of which makes more than the threshold of the side's total; the three longest."""
     total = sum(op.sum_us for op in side.ops)
-    found = [(op, op.longest_us, op.us) for op in side.ops if op.longest_us and op.us]
-    alone = [one for one in found if one[1] >= INTERRUPTED * one[2] and one[1] - one[2] > threshold * total]
-    return [
-        f"{side.source}: one call of {op.name} took {longest:,.0f} µs, {longest / us:,.0f} times its median: "
-        f"{longest / total:.0%} of the total, which without it is {total - longest + us:,.0f} µs"
-        for op, longest, us in sorted(alone, key=lambda one: -one[1])[:3]
+    longest = [
+        (op.longest_us, op.us, op.name)
+        for op in side.ops
+        if op.longest_us and op.us and op.longest_us >= INTERRUPTED * op.us
     ]
+    return [
+        f"{side.source}: one call of {name} took {longest_us:,.0f} µs, {longest_us / us:,.0f} times its median: "
+        f"{longest_us / total:.0%} of the total, which without it is {total - longest_us + us:,.0f} µs"
+        for longest_us, us, name in sorted(longest, key=lambda row: -row[0])
+        if longest_us - us > threshold * total
+    ][:3]

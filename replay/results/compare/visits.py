@@ -51,50 +51,54 @@ class Adjusted(NamedTuple):
 
 def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
     """Of (name, before, after) by op id; without ops that were not visited twice with the same gauges in both runs."""
-    usable = {id_: one for id_, one in pairs.items() if _gauges(one[1]) and _gauges(one[1]) == _gauges(one[2])}
-    groups: dict[tuple[str, int], list[str]] = {}
-    for id_, (name, before, _) in usable.items():
-        groups.setdefault((name, _gauges(before)), []).append(id_)
+    groups: dict[tuple[str, int], dict[str, list[Floats]]] = {}
+    for id_, (name, before, after) in pairs.items():
+        gauges = _gauges(before)
+        if gauges and gauges == _gauges(after):
+            groups.setdefault((name, gauges), {})[id_] = [_table(before), _table(after)]
     logs: dict[str, list[list[float]]] = {}
     unsure: dict[str, float] = {}
-    for (_, gauges), ids in groups.items():
+    for (_, gauges), tables in groups.items():
         expected = np.full(gauges, 1.0 / (1 + gauges))
-        tables = {id_: [_table(run) for run in usable[id_][1:]] for id_ in ids}
-        moments = {id_: _moments(tables[id_], expected) for id_ in ids}
-        squares = sum((one[0] for one in moments.values()), RIDGE_NAME * np.eye(gauges))
-        of_name = np.linalg.solve(squares, sum((one[1] for one in moments.values()), np.zeros(gauges)))
-        of_squares = np.linalg.inv(squares)
-        for id_ in ids:
-            own, product = moments[id_]
-            of_op = np.linalg.solve(own + RIDGE_OP * np.eye(gauges), product - own @ of_name)
+        equations = {id_: _normal_equations(runs, expected) for id_, runs in tables.items()}
+        squares_of_name = sum((squares for squares, _ in equations.values()), RIDGE_NAME * np.eye(gauges))
+        products_of_name = sum((products for _, products in equations.values()), np.zeros(gauges))
+        of_name = np.linalg.solve(squares_of_name, products_of_name)
+        inverse_of_name = np.linalg.inv(squares_of_name)
+        for id_, (squares, products) in equations.items():
+            of_op = np.linalg.solve(squares + RIDGE_OP * np.eye(gauges), products - squares @ of_name)
             powers = expected + of_name + of_op
             logs[id_] = [(table[:, 0] - table[:, 1:] @ powers).tolist() for table in tables[id_]]
             # Where the machine was another in the second run, what is not known of the powers counts.
             first, second = tables[id_]
             shift = second[:, 1:].mean(axis=0) - first[:, 1:].mean(axis=0)
-            unknown = np.linalg.inv(own + RIDGE_OP * np.eye(gauges)) + of_squares
+            unknown = np.linalg.inv(squares + RIDGE_OP * np.eye(gauges)) + inverse_of_name
             unsure[id_] = float(shift @ unknown @ shift)
     return _with_errors(logs, unsure)
 
 
-def _gauges(found: Measurement) -> int:
+def _gauges(measurement: Measurement) -> int:
     """How many gauges were read beside the visits; 0 for fewer than two visits, or none."""
-    if len(found.visits) < 2 or len({len(visit) for visit in found.visits}) != 1 or min(map(min, found.visits)) <= 0:
+    if (
+        len(measurement.visits) < 2
+        or len({len(visit) for visit in measurement.visits}) != 1
+        or min(map(min, measurement.visits)) <= 0
+    ):
         return 0
-    return len(found.visits[0]) - 1
+    return len(measurement.visits[0]) - 1
 
 
-def _table(found: Measurement) -> Floats:
+def _table(measurement: Measurement) -> Floats:
     """Logarithms, a row a visit: the time, then the gauges."""
-    return np.log(np.array(found.visits, dtype=np.float64))
+    return np.log(np.array(measurement.visits, dtype=np.float64))
 
 
-def _moments(runs: Sequence[Floats], expected: Floats) -> tuple[Floats, Floats]:
+def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats, Floats]:
     """Sums of squares and products of the differences between visits within a run, beyond what is expected."""
     rows = np.concatenate([run - run.mean(axis=0) for run in runs])
     gauges, rest = rows[:, 1:], rows[:, 0] - rows[:, 1:] @ expected
-    most = FAR * float(np.median(np.abs(rest))) / 0.6745
-    rest = np.clip(rest, -most, most)
+    limit = FAR * float(np.median(np.abs(rest))) / 0.6745
+    rest = np.clip(rest, -limit, limit)
     return gauges.T @ gauges, gauges.T @ rest
 
 
@@ -102,27 +106,25 @@ def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]], unsure: Mapping[
     """Of the logarithms of each op's visits in both runs, the gauges taken out. `unsure` is the variance of what was
     taken out more in one run than in the other, over that of one visit."""
     variances = {id_: [statistics.variance(run) for run in runs] for id_, runs in logs.items()}
-    every = statistics.fmean([one for own in variances.values() for one in own]) if variances else 0.0
-    made: dict[str, Adjusted] = {}
+    mean_variance = statistics.fmean([run for runs in variances.values() for run in runs]) if variances else 0.0
+    ratios: dict[str, Adjusted] = {}
     for id_, (before, after) in logs.items():
-        between = [max(own, (own + OTHERS * every) / (1.0 + OTHERS)) for own in variances[id_]]
-        error = math.sqrt(between[0] / len(before) + between[1] / len(after) + every * unsure[id_])
-        made[id_] = Adjusted(math.exp(_middle(after) - _middle(before)), error)
-    further = _further(list(made.values()))
-    return {id_: one._replace(error=one.error * further) for id_, one in made.items()}
+        between = [max(run, (run + OTHERS * mean_variance) / (1.0 + OTHERS)) for run in variances[id_]]
+        error = math.sqrt(between[0] / len(before) + between[1] / len(after) + mean_variance * unsure[id_])
+        ratios[id_] = Adjusted(math.exp(_trimmed_mean(after) - _trimmed_mean(before)), error)
+    factor = _error_factor(list(ratios.values()))
+    return {id_: op._replace(error=op.error * factor) for id_, op in ratios.items()}
 
 
-def _middle(visits: Sequence[float]) -> float:
+def _trimmed_mean(visits: Sequence[float]) -> float:
     """Mean of the visits without a quarter of them on either side, which a burst of other work may have met."""
-    left = int(len(visits) * OFF_THE_MEAN)
-    return statistics.fmean(sorted(visits)[left : len(visits) - left])
+    cut = int(len(visits) * OFF_THE_MEAN)
+    return statistics.fmean(sorted(visits)[cut : len(visits) - cut])
 
 
-def _further(ops: Sequence[Adjusted]) -> float:
+def _error_factor(ops: Sequence[Adjusted]) -> float:
     """How many times as far as their errors say the ratios of these ops lie from 1: half at least, `OF_FEW` of a few
     ops, which do not tell it."""
     share, normal = NEAREST
-    told = (
-        quantile(sorted(abs(math.log(one.ratio)) / max(one.error, 1e-9) for one in ops), share) / normal if ops else 1.0
-    )
-    return max(0.5 if len(ops) >= MIN_OPS_FOR_SPREAD else OF_FEW, told)
+    distances = sorted(abs(math.log(op.ratio)) / max(op.error, 1e-9) for op in ops)
+    return max(0.5 if len(ops) >= MIN_OPS_FOR_SPREAD else OF_FEW, quantile(distances, share) / normal if ops else 1.0)

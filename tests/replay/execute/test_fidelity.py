@@ -5,13 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from opreplay.replay.execute.attempt import attempt
+from opreplay.replay.execute.attempt import attempt, compared
 from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.fidelity import compared
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.ir.model import Recorded, RecordedKernel, ReplayOp
-from opreplay.replay.report.run.fidelity import fidelity_cell, fidelity_notes
+from opreplay.replay.report.run.facts import fidelity_cell, fidelity_notes
 from opreplay.replay.results.records import OpResult
 
 

@@ -40,7 +40,22 @@ def raised(code: str, place: str | Path) -> Exception:
 OURS = Path(errors.__file__).parents[1] / "replay" / "ops" / "norms" / "reference_npu.py"
 
 
-@pytest.mark.parametrize("code", ["None.shape", "no_such_name", "{}[0]"])
+TAKES_ONE = "def scaled(x):\n    return x + None\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "None.shape",
+        "no_such_name",
+        "{}[0]",
+        "import opreplay.gone",
+        "from opreplay.traces.errors import gone",
+        f"{TAKES_ONE}scaled(1, 2)",
+        f"{TAKES_ONE}scaled(1, factor=2)",
+        f"{TAKES_ONE}scaled()",
+    ],
+)
 def test_a_name_that_a_line_of_ours_lacks_is_an_internal_error(code: str) -> None:
     assert is_own_fault(raised(code, OURS))
     reason = reason_for(raised(code, OURS))
@@ -49,12 +64,27 @@ def test_a_name_that_a_line_of_ours_lacks_is_an_internal_error(code: str) -> Non
     assert OURS.name in reason.detail
 
 
-@pytest.mark.parametrize("code", ["None.shape", "no_such_name"])
+@pytest.mark.parametrize("code", ["None.shape", "no_such_name", "import opreplay.gone", f"{TAKES_ONE}scaled()"])
 def test_one_that_a_users_file_lacks_is_not(code: str, tmp_path: Path) -> None:
     assert reason_for(raised(code, tmp_path / "replay" / "mine.py")).kind == "failed"
 
 
-@pytest.mark.parametrize("code", ["1 + ''", "().index(1)", "[][0]", "raise RuntimeError('shapes')"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "1 + ''",
+        "().index(1)",
+        "[][0]",
+        "raise RuntimeError('shapes')",
+        "import no_such_library",
+        "rows, columns = (1, 2, 3)",
+        f"{TAKES_ONE}scaled(1)",
+        f"{TAKES_ONE}scaled(*(1, 2))",
+        "import torch\ntorch.zeros('four')",
+        "import torch\ntorch.finfo(torch.int8)",
+        "import torch\ntorch.relu(torch.ones(1), 2)",
+    ],
+)
 def test_a_refusal_of_arguments_is_not(code: str) -> None:
     assert reason_for(raised(code, OURS)).kind == "failed"
 
@@ -79,11 +109,16 @@ def test_a_fault_of_an_initializer_is_named_with_the_op(
         call(mine, context())
 
 
+@pytest.mark.parametrize("slip", ["no such function", "another signature"])
 def test_a_run_with_a_slip_in_a_stand_in_ends_as_an_internal_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_namespace("_C")
-    monkeypatch.delattr("opreplay.replay.ops.norms.reference_vllm.rms_norm")
+    if slip == "no such function":
+        monkeypatch.delattr("opreplay.replay.ops.norms.reference_vllm.rms_norm")
+    else:
+        renamed = FunctionType(compile("def rms_norm(): ...", str(OURS), "exec").co_consts[0], {})
+        monkeypatch.setattr("opreplay.replay.ops.norms.reference_vllm.rms_norm", renamed)
     monkeypatch.setattr("opreplay.replay.execute.options.RunOptions", partial(RunOptions, isolation="none"))
     args = {
         "Input Dims": [[4, 8], [4, 8], [8], []],

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from opreplay.replay.execute.executors.clocks import Gauge
 from opreplay.replay.execute.executors.fake import FakeClock, FakeExecutor, FakePrepared
-from opreplay.replay.execute.executors.reference_load import Gauge
 from opreplay.replay.execute.measure import (
     FEW_BYTES,
     NEAR_BYTES,

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from opreplay.cli.main import opreplay
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.lanes import APART, OneByOne
-from opreplay.replay.execute.visits import BUSY, WHOLE, Taken, Visit, Visits
+from opreplay.replay.execute.visits import BUSY, WHOLE, Visit, Visits, VisitSamples
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.results.compare.visits import by_visits
 from opreplay.replay.results.measurement import Measurement
@@ -108,7 +108,7 @@ def test_a_busy_machine_gets_more_visits_where_nobody_says_how_many(facts: dict[
 def test_a_visit_takes_its_share() -> None:
     visits = Visits(3)
     assert visits.share(MeasureOptions()).min_samples == MeasureOptions().min_samples  # there may be no other
-    visits.add(Taken(samples=(), threads=1, cache="warm", first_call_us=1.0, repeated=0, warnings=()))
+    visits.add(VisitSamples(samples=(), threads=1, cache="warm", first_call_us=1.0, repeated=0, warnings=()))
     share = visits.share(MeasureOptions())
     assert (share.min_samples, share.max_samples) == (3, 134)
     assert share.op_time_s == pytest.approx(0.2 / 3)

@@ -58,9 +58,9 @@ def test_a_column_of_ops_takes_what_is_left(width: int) -> None:
 
 
 def test_rows_that_are_left_out_are_counted() -> None:
-    assert shown(TABLE, 60, most=1)[-1] == "… 1 more row; --output FILE holds all"
+    assert shown(TABLE, 60, limit=1)[-1] == "… 1 more row; --output FILE holds all"
     assert cut(TABLE, None).left_out == 0
-    first = heaviest("Rows", COLUMNS, ROWS[::-1], lambda row: row[1], most=1)
+    first = heaviest("Rows", COLUMNS, ROWS[::-1], lambda row: row[1], limit=1)
     assert (list(first.rows), first.left_out) == ([ROWS[0]], 1)
     assert shown(Table("Rows", COLUMNS, []), 60) == []
 
@@ -83,12 +83,11 @@ def test_markdown_has_the_cells_of_the_terminal() -> None:
 
 def test_a_run_has_one_title_a_quantity_in_every_format(made: SimpleNamespace) -> None:
     """What is called "measured" in a terminal is that in Markdown and on the page, and files hold it by one key."""
-    from opreplay.replay.report.page.of_run import page
     from opreplay.replay.report.run import report
 
     run = report.Run(made.header, made.results, made.summary)
     titles: dict[str, set[str]] = {}
-    ops = page(run, "opreplay").tables[0]
+    ops = report.page(run, "opreplay").tables[0]
     for column in (*ops.columns, *report.file_table(run).columns):
         titles.setdefault(column.key or column.title, set()).add(column.title)
     assert {key: names for key, names in titles.items() if len(names) > 1} == {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opreplay.initializers import fill
-from opreplay.replay.execute.executors.reference_load import Gauge
+from opreplay.replay.execute.executors.clocks import Gauge
 from opreplay.replay.host import environment
 from opreplay.replay.plan.step.recency import Recency
 
@@ -59,42 +59,42 @@ class Caches:
             return None
         if any(tensor.layout is not torch.strided for tensor in tensors):
             return None
-        touches: list[tuple[int, int, Callable[[], Any]]] = [
+        accesses: list[tuple[int, int, Callable[[], Any]]] = [
             (distance, 0, partial(_read, tensor))
             for tensor, distance in zip(tensors, recency.arguments, strict=True)
             if tensor.numel()
         ]
-        touches += [
+        accesses += [
             (distance, 0, partial(_take, size)) for size, distance in recency.results if 0 < size <= spare_bytes
         ]
         size = argument_bytes(call)
         if size <= min(TWIN_BYTES, spare_bytes):
-            touches.append((min(CODE_BYTES, recency.code), size, copies(call, 2)[1]))
-        touches.sort(key=lambda one: -one[0])
+            accesses.append((min(CODE_BYTES, recency.code), size, copies(call, 2)[1]))
+        accesses.sort(key=lambda one: -one[0])
         small = torch.ones(4)
 
-        def lay() -> None:
-            held: list[Any] = []
-            for place, (distance, own, touch) in enumerate(touches):
-                made = touch()
-                if not own:
-                    held.append(made)
-                after = touches[place + 1][0] if place + 1 < len(touches) else 0
-                self._pass(min(distance, self.evicted_bytes) - min(after, self.evicted_bytes) - own)
-            held.clear()  # the call gets memory of the sizes of its results that was touched just so
+        def restore() -> None:
+            buffers: list[Any] = []
+            for place, (distance, copy_bytes, access) in enumerate(accesses):
+                buffer = access()
+                if not copy_bytes:
+                    buffers.append(buffer)
+                next_distance = accesses[place + 1][0] if place + 1 < len(accesses) else 0
+                self._pass(min(distance, self.evicted_bytes) - min(next_distance, self.evicted_bytes) - copy_bytes)
+            buffers.clear()  # the call gets memory of the sizes of its results that was touched just so
             for _ in range(3):
                 small.add(small)  # the dispatcher is never far away
 
-        return lay
+        return restore
 
     def _pass(self, size: int) -> None:
         """Read so many bytes of memory that nothing else uses; the caches need not write it back."""
         whole = self._whole()
-        left = max(0, size) // whole.element_size()
-        while left > 0:
-            part = whole[self._at : self._at + left]
+        remaining = max(0, size) // whole.element_size()
+        while remaining > 0:
+            part = whole[self._at : self._at + remaining]
             part.sum()
-            left -= part.numel()
+            remaining -= part.numel()
             self._at = (self._at + part.numel()) % whole.numel()
 
     def gauge(self) -> Gauge:
@@ -154,13 +154,13 @@ def argument_bytes(call: partial[Any]) -> int:
 
 def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
     """The call and `count` - 1 more, their tensors in memory of their own, shared among arguments as before."""
-    made: list[Callable[[], Any]] = [call]
+    calls: list[Callable[[], Any]] = [call]
     for _ in range(count - 1):
         memo: dict[int, Any] = {}
         args = [copied(value, memo) for value in call.args]
         named = {name: copied(value, memo) for name, value in call.keywords.items()}
-        made.append(partial(call.func, *args, **named))
-    return made
+        calls.append(partial(call.func, *args, **named))
+    return calls
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:
@@ -173,13 +173,13 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
 def _cache_bytes(device: torch.device) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch._library import custom_ops
 
 from opreplay.initializers import fill
 from opreplay.initializers.applying import fingerprints
@@ -28,13 +29,10 @@ from opreplay.replay.arguments import tensors
 from opreplay.replay.arguments.float32 import widened
 from opreplay.replay.arguments.tensors import seed_of
 from opreplay.replay.execute.executors.base import Profile
-from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
-from opreplay.replay.execute.executors.reference_load import Gauge
+from opreplay.replay.execute.executors.clocks import Clock, EventClock, Gauge, HostClock
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
-from opreplay.replay.execute.executors.torch import compiler
 from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
 from opreplay.replay.execute.executors.torch.gradients import require_gradients, with_gradients, without_gradient
-from opreplay.replay.execute.executors.torch.graph import captured
 from opreplay.replay.execute.executors.torch.profile import profile_call, profiler_event_us
 from opreplay.replay.execute.executors.torch.python_call import python_call
 from opreplay.replay.execute.executors.torch.sequence_tools import TorchTools, free_bytes_of, timer_on
@@ -60,6 +58,9 @@ PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
 """Calls in a row after which an op that writes to its arguments may still have finite values."""
 PROBE_S = 0.02
 """Wall time after which probing stops; so few calls of such an op make a sample that it need not go on."""
+
+WARMUP_CALLS = 3
+"""On the stream of the capture, as torch's documentation of CUDA graphs asks for, so that libraries set up there."""
 
 _OVERLAP = "single memory location"
 """In what torch says where arguments overlap that must not (ATen/MemoryOverlap.cpp)."""
@@ -144,7 +145,7 @@ class TorchExecutor:
         own_call: OwnCallOf | None = None,
     ) -> None:
         self._device = open_device(device)
-        compiler.load_for_users()
+        _load_compiler_for_users()
         self.device = str(self._device)
         self._find = find_overload
         self._memory_bytes = memory_bytes
@@ -189,31 +190,31 @@ class TorchExecutor:
 
         The same seed and op give the same bytes in every argument, whatever ran before.
         """
-        op, function, notes = self.found(op)
+        op, function, notes = self.resolve(op)
         try:
             return self._ready(op, function, seed, notes)
         except RuntimeError as error:
-            own, apart = aliasing.apart(op.args, aliasing.REFUSED)
-            if not apart or _OVERLAP not in str(error):
+            separate_args, assumptions = aliasing.apart(op.args, aliasing.REFUSED)
+            if not assumptions or _OVERLAP not in str(error):
                 raise
             # A kernel that takes overlapping arguments was recorded; the one here asks for a copy first.
-            return self._ready(self._within_budget(op, own), function, seed, notes + apart)
+            return self._ready(self._within_budget(op, separate_args), function, seed, notes + assumptions)
 
-    def found(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
+    def resolve(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
         """The op as this device runs it, what to call, and what was changed. Raises NotReplayable."""
         if op.reason is not None:
             raise NotReplayable(op.reason)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
         function = self._find(op)
-        compiler.load_for(function)
+        _load_compiler_for(function)
         op, assumption = widened(op, function, self._device)
         if assumption is not None and (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
         return op, function, () if assumption is None else (assumption,)
 
     def fill(self, op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...] = ()) -> Filled:
-        """Allocate and fill the arguments of an op that `found` gave. Raises NotReplayable."""
+        """Allocate and fill the arguments of an op that `resolve` returned. Raises NotReplayable."""
         args = tensors.arguments(op, device=self._device)
         op_seed = seed_of(op, seed)
         try:
@@ -221,9 +222,9 @@ class TorchExecutor:
         except InitializerError as error:
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
         if rule is not None:
-            own, apart = aliasing.apart(op.args, aliasing.INDEXED, integers_only=True)
-            if apart:
-                op, notes = self._within_budget(op, own), notes + apart
+            separate_args, sharing_assumptions = aliasing.apart(op.args, aliasing.INDEXED, integers_only=True)
+            if sharing_assumptions:
+                op, notes = self._within_budget(op, separate_args), notes + sharing_assumptions
                 args = tensors.arguments(op, device=self._device)
         torch.manual_seed(op_seed)
         name, reports = self._initialize(self._context(op, args, op_seed, seed), rule)
@@ -316,7 +317,7 @@ class TorchExecutor:
 
     def for_sequences(self) -> SequenceParts:
         return SequenceParts(
-            found=self._found_for_sequence,
+            resolve=self._resolve_for_sequence,
             fill=self.fill,
             tools=TorchTools(self._device),
             synchronize=self.synchronize,
@@ -324,34 +325,34 @@ class TorchExecutor:
             free_bytes=partial(free_bytes_of, self._device),
         )
 
-    def _found_for_sequence(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
-        """As `found`: a sequence hands results on from call to call, so that gradients would keep them all alive."""
-        op, function, notes = self.found(op)
+    def _resolve_for_sequence(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
+        """As `resolve`: a sequence hands results on from call to call, so that gradients would keep them all alive."""
+        op, function, notes = self.resolve(op)
         off = (Assumption(argument="*", what="gradients off in a sequence, unlike recorded"),) if op.gradients else ()
         return op, function, notes + off
 
     def check_values(self, prepared: TorchPrepared, op: ReplayOp) -> ValueCheck:
-        own = ValueCheck(status="own") if self._own_call is None else self._own_call(op)
-        if isinstance(own, ValueCheck):
-            return own
+        own_call = ValueCheck(status="own") if self._own_call is None else self._own_call(op)
+        if isinstance(own_call, ValueCheck):
+            return own_call
         if not prepared.resettable or prepared.spare_bytes < prepared.argument_bytes:
             return not_compared("no memory for a second set of arguments (--max-op-memory)")
         try:
-            function = _with_lengths(self._find(own.op), prepared.lengths)
+            function = _with_lengths(self._find(own_call.op), prepared.lengths)
         except NotReplayable as stopped:
             return not_compared(f"its own implementation does not run here: {stopped.reason}")
         try:
-            return values_of_call(prepared.call, op, own, function)
+            return values_of_call(prepared.call, op, own_call, function)
         finally:
             prepared.reset()
 
     def profile(self, prepared: TorchPrepared, op: ReplayOp) -> Profile:
-        found = profile_call(prepared.call, self._device, self.synchronize, op.called)
+        profile = profile_call(prepared.call, self._device, self.synchronize, op.called)
         prepared.reset()
-        return found
+        return profile
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
-        return captured(calls, self._device)
+        return _captured(calls, self._device)
 
     @property
     def threads(self) -> int | None:
@@ -421,16 +422,16 @@ class TorchExecutor:
         if self._values is None:
             return name, reports
         try:
-            said = self._values.write(op.id, op.name, args)
+            supplied = self._values.write(op.id, op.name, args)
         except InitializerError as error:
             raise NotReplayable(Reason("failed", str(error))) from error
-        if not said:
+        if not supplied:
             return name, reports
-        kept = [
-            replace(report, assumed={arg: what for arg, what in report.assumed.items() if arg not in said})
+        remaining = [
+            replace(report, assumed={arg: what for arg, what in report.assumed.items() if arg not in supplied})
             for report in reports
         ]
-        return f"{name} + {RECORDED}", [*kept, InitReport(assumed=said)]
+        return f"{name} + {RECORDED}", [*remaining, InitReport(assumed=supplied)]
 
     def _probe(self, prepared: TorchPrepared) -> None:
         """Find how many calls in a row keep the written values finite, so that no sample holds more."""
@@ -521,11 +522,11 @@ def _filling(op: ReplayOp, rule: CustomInit | None, reports: Sequence[InitReport
     return Filling(at_random=names) if names else None
 
 
-def _with_lengths(function: Callable[..., Any], found: BatchLengths | None) -> Callable[..., Any]:
+def _with_lengths(function: Callable[..., Any], lengths: BatchLengths | None) -> Callable[..., Any]:
     """The op, called where the batch's lengths can be found, for one that has no argument for them."""
-    if found is None:
+    if lengths is None:
         return function
-    layout = BatchLayout(query_lens=found.query, kv_lens=found.kv)
+    layout = BatchLayout(query_lens=lengths.query, kv_lens=lengths.kv)
     around = copy_context()
     around.run(set_layout, layout)
     return partial(around.run, function)
@@ -533,12 +534,8 @@ def _with_lengths(function: Callable[..., Any], found: BatchLengths | None) -> C
 
 def _written(op: ReplayOp, args: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """The tensors that the schema says the op writes to."""
-    found: list[torch.Tensor] = []
-    for arg in op.args:
-        if arg.mutated:
-            value = args[arg.name]
-            found += [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor)]
-    return tuple(found)
+    values = [args[arg.name] for arg in op.args if arg.mutated]
+    return tuple(value for value in tensors.flattened(values) if isinstance(value, torch.Tensor))
 
 
 def _form(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
@@ -555,3 +552,35 @@ def _set_numbers(op: ReplayOp, args: dict[str, Any]) -> None:
     for arg in op.args:
         if arg.type == "Tensor" and arg.value is not None and args[arg.name] is not None:
             args[arg.name].fill_(tensors.wrapped_number(arg))
+
+
+def _captured(calls: Sequence[Callable[[], Any]], device: torch.device) -> Callable[[], Any] | None:
+    """Something that launches all these calls at once; None where the device has no graphs.
+
+    Raises RuntimeError for calls that cannot be captured, such as those that wait for the device.
+    """
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUP_CALLS):
+            calls[0]()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    return graph.replay
+
+
+def _load_compiler_for_users() -> None:
+    """Import torch's compiler, as a custom op's first call does in some seconds, where plugins have registered some."""
+    if any(not op._init_fn.__module__.startswith("torch.") for op in custom_ops.OPDEFS.values()):
+        importlib.import_module("torch._dynamo")
+
+
+def _load_compiler_for(function: Callable[..., Any]) -> None:
+    """Import torch's compiler where this overload is a custom op, perhaps of a library that was imported just now."""
+    if isinstance(function, torch._ops.OpOverload) and function._schema.name in custom_ops.OPDEFS:
+        importlib.import_module("torch._dynamo")

@@ -25,8 +25,8 @@ def with_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 def require_gradients(values: Iterable[Any]) -> None:
     """Make every floating tensor among the arguments of a call, or in their lists, require gradients."""
     for value in values:
-        held: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore
-        for tensor in held:
+        items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore
+        for tensor in items:
             if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
                 tensor.requires_grad_()
 

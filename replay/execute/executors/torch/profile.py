@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -32,28 +33,24 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
     with profile(activities=activities) as profiler:
         call()
         synchronize()
-    events = list(profiler.events() or ())
+    events: list[Any] = list(profiler.events() or ())
     host = [event for event in events if event.device_type.name == "CPU"]
     top = [event for event in host if event.cpu_parent is None and "::" in event.name]
-    below = [event for event in host if event.cpu_parent is not None and event.cpu_parent in top]
-    own = [event for event in top if event.name == name]
-    children = [event for event in below if event.cpu_parent in own[:1]] if own else top
-    tree = names_below(own[0], _children, _name, most=MAX_BELOW) if own else None
-    kernels: dict[str, RecordedKernel] = {}
+    op_event = next((event for event in top if event.name == name), None)
+    direct = top if op_event is None else _children(op_event)
+    names = tuple(event.name for event in direct if "::" in event.name)
+    tree = None if op_event is None else names_below(op_event, _children, _name, most=MAX_BELOW)
+    children, below = tree or (names, None)
+    return Profile(kernels=_kernels(events), children=children, below=below, has_device=device.type != "cpu")
+
+
+def _kernels(events: list[Any]) -> tuple[RecordedKernel, ...]:
+    """CUDA kernels by name: how often each ran, and its time in microseconds."""
+    times_us: defaultdict[str, list[float]] = defaultdict(list)
     for event in events:
-        if event.device_type.name != "CUDA":
-            continue
-        known = kernels.get(event.name)
-        count, total = (0, 0.0) if known is None else (known.count, known.total_us)
-        kernels[event.name] = RecordedKernel(
-            name=event.name, count=count + 1, total_us=total + float(event.time_range.elapsed_us())
-        )
-    return Profile(
-        kernels=tuple(kernels.values()),
-        children=tuple(event.name for event in children if "::" in event.name) if tree is None else tree[0],
-        below=None if tree is None else tree[1],
-        has_device=device.type != "cpu",
-    )
+        if event.device_type.name == "CUDA":
+            times_us[event.name].append(float(event.time_range.elapsed_us()))
+    return tuple(RecordedKernel(name=name, count=len(us), total_us=sum(us)) for name, us in times_us.items())
 
 
 def profiler_event_us() -> float:

@@ -42,35 +42,35 @@ class Verdict(NamedTuple):
     results: int
 
 
-def values_of_call(call: partial[Any], op: ReplayOp, own: OwnCall, function: Callable[..., Any]) -> ValueCheck:
+def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function: Callable[..., Any]) -> ValueCheck:
     """Results of `call`, which runs `op`, beside those of `function`, its own implementation, on the same arguments.
 
     Arguments that the call writes to hold what it wrote afterwards.
     """
     if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
         return not_compared("its results are random")
-    given = _in_order(call, op)
+    arguments = _in_order(call, op)
     memo: dict[int, Any] = {}
-    device = next((t.device for t in flattened(given) if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    device = next((t.device for t in flattened(arguments) if isinstance(t, torch.Tensor)), torch.device("cpu"))
     args = {
-        arg.name: copied(given[place], memo)
-        if arg.tensors and place < len(given)
+        arg.name: copied(arguments[place], memo)
+        if arg.tensors and place < len(arguments)
         else tensors.scalar_value(arg, device=device)
-        for place, arg in enumerate(own.op.args)
+        for place, arg in enumerate(own_call.op.args)
     }
     try:
         expected = function(
-            *(args[arg.name] for arg in own.op.args if not arg.keyword_only),
-            **{arg.name: args[arg.name] for arg in own.op.args if arg.keyword_only},
+            *(args[arg.name] for arg in own_call.op.args if not arg.keyword_only),
+            **{arg.name: args[arg.name] for arg in own_call.op.args if arg.keyword_only},
         )
     except Exception as error:
         return not_compared(f"its own implementation raises {type(error).__name__} on these arguments")
-    got = call()
-    written = [(args[arg.name], given[i]) for i, arg in enumerate(own.op.args) if arg.mutated and i < len(given)]
-    pairs = [(a, b) for one, other in written for a, b in zip(flattened(one), flattened(other), strict=False)]
-    verdict = compared(expected, got, pairs)
+    actual = call()
+    written = [(args[arg.name], value) for arg, value in zip(own_call.op.args, arguments, strict=False) if arg.mutated]
+    pairs = [(a, b) for values in written for a, b in zip(*map(flattened, values), strict=False)]
+    verdict = compared(expected, actual, pairs)
     status: ValueStatus = "differs" if verdict.differs else "agrees"
-    return ValueCheck(status=status, against=own.against, detail=verdict.differs, results=verdict.results)
+    return ValueCheck(status=status, against=own_call.against, detail=verdict.differs, results=verdict.results)
 
 
 def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
@@ -79,12 +79,12 @@ def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
     return [call.keywords[arg.name] if arg.keyword_only else next(positional) for arg in op.args]
 
 
-def compared(expected: Any, got: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
+def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
     """Results of the own implementation and of the replay, and pairs of what both wrote into arguments."""
-    theirs, ours = list(flattened(expected)), list(flattened(got))
-    if len(ours) < len(theirs):
-        return Verdict(f"{len(ours)} of {len(theirs)} results are returned", 0)
-    pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(theirs, ours, strict=False))]
+    expected_results, actual_results = list(flattened(expected)), list(flattened(actual))
+    if len(actual_results) < len(expected_results):
+        return Verdict(f"{len(actual_results)} of {len(expected_results)} results are returned", 0)
+    pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(expected_results, actual_results, strict=False))]
     pairs += [(f"written argument {i}", a, b) for i, (a, b) in enumerate(written)]
     for what, a, b in pairs:
         if why := difference(a, b):
@@ -92,48 +92,55 @@ def compared(expected: Any, got: Any, written: Sequence[tuple[Any, Any]]) -> Ver
     return Verdict("", len(pairs))
 
 
-def difference(expected: Any, got: Any) -> str:
+def difference(expected: Any, actual: Any) -> str:
     """How two results differ beyond the tolerance of their type; "" where they do not."""
-    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        if isinstance(expected, torch.Tensor) or isinstance(got, torch.Tensor):
-            return f"{type(got).__name__} in place of {type(expected).__name__}"
-        expected, got = torch.tensor(expected), torch.tensor(got)
-    if expected.shape != got.shape:
-        return f"sizes {list(got.shape)} in place of {list(expected.shape)}"
-    if expected.dtype != got.dtype:
-        return f"{got.dtype} in place of {expected.dtype}"
-    if expected.layout != got.layout or expected.layout != torch.strided:
-        return "" if expected.layout == got.layout and torch.equal(expected, got) else "another layout or other values"
-    return _of_values(expected.detach(), got.detach())
+    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
+        if isinstance(expected, torch.Tensor) or isinstance(actual, torch.Tensor):
+            return f"{type(actual).__name__} in place of {type(expected).__name__}"
+        expected, actual = torch.tensor(expected), torch.tensor(actual)
+    if expected.shape != actual.shape:
+        return f"sizes {list(actual.shape)} in place of {list(expected.shape)}"
+    if expected.dtype != actual.dtype:
+        return f"{actual.dtype} in place of {expected.dtype}"
+    if expected.layout != actual.layout or expected.layout != torch.strided:
+        same = expected.layout == actual.layout and torch.equal(expected, actual)
+        return "" if same else "another layout or other values"
+    return _of_values(expected.detach(), actual.detach())
 
 
-def _of_values(expected: torch.Tensor, got: torch.Tensor) -> str:
+def _of_values(expected: torch.Tensor, actual: torch.Tensor) -> str:
     allowed_share = TOLERANCE.get(expected.dtype, 0.0)
     if expected.is_floating_point() and expected.itemsize == 1:
         allowed_share = EIGHT_BIT_FLOATS
     if not expected.numel():
         return ""
     if expected.is_quantized:
-        expected, got = expected.int_repr(), got.int_repr()
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    if not (expected.is_floating_point() or expected.is_complex()):
-        # 64-bit integers that a float would round must still be the same.
-        apart = (expected != got) if not allowed_share else (expected.to(wide) - got.to(wide)).abs() > allowed_share
-    else:
-        a, b = expected.to(wide), got.to(wide)
-        finite = a.isfinite()
-        kept = a[finite].abs()
-        scale = math.sqrt(float((kept * kept).mean())) if kept.numel() else 0.0
-        off = (a - b).abs()
-        same = (a == b) | (a.isnan() & b.isnan())
-        apart = ~same & (~finite | ~(off <= allowed_share * (a.abs() + scale)))
-    count = int(apart.sum())
+        expected, actual = expected.int_repr(), actual.int_repr()
+    mismatches = _mismatches(expected, actual, allowed_share)
+    count = int(mismatches.sum())
     if not count:
         return ""
-    first = tuple(int(index) for index in apart.nonzero()[0])
-    there = f"{_shown(got[first])} in place of {_shown(expected[first])} at {list(first)}"
+    first = tuple(int(index) for index in mismatches.nonzero()[0])
+    there = f"{_shown(actual[first])} in place of {_shown(expected[first])} at {list(first)}"
     tolerance = f", tolerance {allowed_share:g}" if allowed_share else ""
     return f"{count:,} of {expected.numel():,} elements differ, {there}{tolerance}"
+
+
+def _mismatches(expected: torch.Tensor, actual: torch.Tensor, allowed_share: float) -> torch.Tensor:
+    """Which elements differ by more than is allowed, as bools."""
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    is_integer = not (expected.is_floating_point() or expected.is_complex())
+    if is_integer and not allowed_share:  # a float would round 64-bit integers
+        return expected != actual
+    a, b = expected.to(wide), actual.to(wide)
+    error = (a - b).abs()
+    if is_integer:
+        return error > allowed_share
+    finite = a.isfinite()
+    magnitudes = a[finite].abs()
+    scale = math.sqrt(float((magnitudes * magnitudes).mean())) if magnitudes.numel() else 0.0
+    same = (a == b) | (a.isnan() & b.isnan())
+    return ~same & (~finite | ~(error <= allowed_share * (a.abs() + scale)))
 
 
 def _shown(value: torch.Tensor) -> str:

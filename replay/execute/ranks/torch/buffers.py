@@ -90,7 +90,7 @@ class Buffers:
     @property
     def bytes(self) -> int:
         """Of its tensors."""
-        return sum(one.nbytes for one in {id(one): one for one in (self.input, self.output)}.values())
+        return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in (self.input, self.output)}.values())
 
     def _operation(self) -> Any:
         return {
@@ -112,17 +112,17 @@ class Buffers:
         return lambda later: dist.all_reduce(tensor, op, group=group, async_op=later)
 
     def _all_gather(self) -> Issue:
-        output, given, group = self.output, self.input, self.group
-        return lambda later: dist.all_gather_into_tensor(output, given, group=group, async_op=later)
+        output, source, group = self.output, self.input, self.group
+        return lambda later: dist.all_gather_into_tensor(output, source, group=group, async_op=later)
 
     def _reduce_scatter(self) -> Issue:
-        output, given, op, group = self.output, self.input, self._operation(), self.group
-        return lambda later: dist.reduce_scatter_tensor(output, given, op, group=group, async_op=later)
+        output, source, op, group = self.output, self.input, self._operation(), self.group
+        return lambda later: dist.reduce_scatter_tensor(output, source, op, group=group, async_op=later)
 
     def _all_to_all(self) -> Issue:
-        output, given, group, matrix = self.output, self.input, self.group, self.share.matrix
-        got, sent = [row[self.me] for row in matrix], list(matrix[self.me])
-        return lambda later: dist.all_to_all_single(output, given, got, sent, group=group, async_op=later)
+        output, source, group, matrix = self.output, self.input, self.group, self.share.matrix
+        received, sent = [row[self.me] for row in matrix], list(matrix[self.me])
+        return lambda later: dist.all_to_all_single(output, source, received, sent, group=group, async_op=later)
 
     def _broadcast(self) -> Issue:
         tensor, root, group = self.input, self.share.members[self.share.root], self.group
@@ -133,10 +133,10 @@ class Buffers:
         return lambda later: dist.reduce(tensor, root, op, group=group, async_op=later)
 
     def _gather(self) -> Issue:
-        given, group, index = self.input, self.group, self.share.root
+        source, group, index = self.input, self.group, self.share.root
         parts = list(self.output.split(self.share.inputs)) if self.me == index else None
         root = self.share.members[index]
-        return lambda later: dist.gather(given, parts, root, group=group, async_op=later)
+        return lambda later: dist.gather(source, parts, root, group=group, async_op=later)
 
     def _scatter(self) -> Issue:
         output, group, index = self.output, self.group, self.share.root

@@ -6,7 +6,6 @@ hides, and how much longer each takes beside the other, follows from passes that
 
 from __future__ import annotations
 
-import gc
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from opreplay.replay.collectives.model import REDUCING
+from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import SharedCall, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import MeasureOptions
@@ -51,7 +51,7 @@ def run_step(
         program = run.settled(lambda _: None)
         places = run.places()
         beat(-1)  # what takes too much memory here is the fault of no op
-        beside = Beside(
+        beside = StepCollectives(
             step.collectives,
             rank,
             groups,
@@ -66,13 +66,13 @@ def run_step(
             passes.checked()
         beside.zero()
         passes.measured(options, task.time_s)
-        found = run.outcome(
+        outcome = run.outcome(
             passes.samples, passes.sums_us, passes.walls_us, passes.refilled, options, executor.clock.resolution_us
         )
     return SharedStepOutcome(
         number=step.number,
         rank=rank,
-        calls=found,
+        calls=outcome,
         collectives=beside.replies(rank, host, checked=check),
         in_flight_us=tuple(passes.in_flight_us),
         hidden_us=tuple(passes.hidden_us),
@@ -106,7 +106,7 @@ class _Flight:
         self.buffers: Buffers | None = None
 
 
-class Beside:
+class StepCollectives:
     """The collectives of the step on this rank: called with each place of a pass, it asks for and waits for them."""
 
     def __init__(
@@ -140,7 +140,7 @@ class Beside:
         self.waits: list[Span] = []
         """Of the last pass: when a call waited for one, in order."""
         self._unseen: set[int] = set()
-        self._kept: dict[int, tuple[list[float], list[int], list[int], list[float]]] = {
+        self._times: dict[int, tuple[list[float], list[int], list[int], list[float]]] = {
             call.op: ([], [], [], []) for call in calls
         }
         """By op: µs that it was on, when it was asked for and had ended, µs until the call returned."""
@@ -188,7 +188,7 @@ class Beside:
         for call, flight in zip(self._calls, self._flights, strict=True):
             if flight.buffers is None:
                 continue
-            lasted, asked, ended, issued = self._kept[call.op]
+            lasted, asked, ended, issued = self._times[call.op]
             lasted.append((flight.ended_ns - flight.asked_ns) / 1e3)
             asked.append(flight.asked_ns)
             ended.append(flight.ended_ns)
@@ -196,8 +196,8 @@ class Beside:
 
     def zero(self) -> None:
         """Sums of sums would grow without end."""
-        for one in {id(b): b for b in self._buffers if b is not None}.values():
-            one.input.zero_()
+        for buffers in {id(candidate): candidate for candidate in self._buffers if candidate is not None}.values():
+            buffers.input.zero_()
 
     def replies(self, rank: int, host: str, *, checked: bool) -> tuple[RankReply, ...]:
         """What is known of each distinct collective."""
@@ -215,7 +215,7 @@ class Beside:
                 wrong=self._wrong.get(op, "") if checked else None,
                 assumed=self._assumed.get(op, ""),
             )
-            for op, (lasted, asked, ended, issued) in sorted(self._kept.items())
+            for op, (lasted, asked, ended, issued) in sorted(self._times.items())
         )
 
     def _ask(self, number: int) -> None:
@@ -269,12 +269,12 @@ class Beside:
     def _made(self, groups: Groups, backend: str, device: str, budget_bytes: int) -> list[Buffers | None]:
         """Tensors of each call; calls of one op share them where the first has been waited for before the next."""
         pools: defaultdict[int, list[tuple[int, Buffers]]] = defaultdict(list)
-        out: list[Buffers | None] = []
-        taken = 0
+        by_call: list[Buffers | None] = []
+        used_bytes = 0
         for call in self._calls:
             share = call.share
             if self._rank not in share.members:
-                out.append(None)
+                by_call.append(None)
                 continue
             dtype = carried_as(share.dtype, backend, reduces=share.kind in REDUCING)
             if dtype != share.dtype:
@@ -283,27 +283,27 @@ class Beside:
             free = next((i for i, (before, _) in enumerate(pool) if before < call.at), None)
             until = call.at - 1 if call.at_once else call.wait
             if free is None:
-                made = Buffers(
+                buffers = Buffers(
                     share, share.members.index(self._rank), groups[share.members], dtype=dtype, device=device
                 )
-                pool.append((until, made))
-                taken += made.bytes
-                if taken > budget_bytes:
+                pool.append((until, buffers))
+                used_bytes += buffers.bytes
+                if used_bytes > budget_bytes:
                     limit = readable(budget_bytes)
                     raise NotReplayable(
                         Reason("budget", f"the step's collectives need more than {limit} a rank (--max-op-memory)")
                     )
-                out.append(made)
+                by_call.append(buffers)
             else:
                 pool[free] = (until, pool[free][1])
-                out.append(pool[free][1])
-        return out
+                by_call.append(pool[free][1])
+        return by_call
 
 
 class _Passes:
     """The passes of one rank, as many as of every other."""
 
-    def __init__(self, run: SequenceRun, program: Program, timer: Any, beside: Beside) -> None:
+    def __init__(self, run: SequenceRun, program: Program, timer: Any, beside: StepCollectives) -> None:
         self._run, self._program, self._timer, self._beside = run, program, timer, beside
         self.samples: defaultdict[int, array[float]] = defaultdict(lambda: array("d"))
         self.sums_us: list[float] = []
@@ -324,19 +324,14 @@ class _Passes:
 
     def measured(self, options: MeasureOptions, time_s: float) -> None:
         """Rounds of one pass of each kind until all ranks have had enough."""
-        most = max(MIN_PASSES, min(options.max_samples, MOST_STAMPS // max(1, len(self._beside))))
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        max_passes = max(MIN_PASSES, min(options.max_samples, MOST_STAMPS // max(1, len(self._beside))))
+        with garbage_collection_off():
             self._round(counts=False)
             started = perf_counter()
             enough = False
-            while not enough and len(self.sums_us) < most:
+            while not enough and len(self.sums_us) < max_passes:
                 self._round(counts=True)
                 enough = _any(self._enough(perf_counter() - started, options, time_s))
-        finally:
-            if collecting:
-                gc.enable()
 
     def _round(self, *, counts: bool) -> None:
         program, timer, beside, at = self._program, self._timer, self._beside, self._run.at_call
@@ -401,6 +396,6 @@ def hidden_ns(on: Sequence[Span], waits: Sequence[Span]) -> int:
 
 def _any(mine: bool) -> bool:
     """Whether it is so on any rank."""
-    found = torch.tensor([int(mine)])
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return bool(found.item())
+    flag = torch.tensor([int(mine)])
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())

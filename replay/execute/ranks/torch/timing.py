@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.ranks.torch.buffers import Buffers
 
@@ -45,11 +45,9 @@ def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]
     out.calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(call_us, 1.0))))
     sample_s = out.calls * call_us * 1e-6
     wanted = max(options.min_samples, min(options.max_samples, int(options.op_time_s / sample_s)))
-    most = max(3, int(OVERRUN * options.op_time_s / sample_s))
-    count = max(1, min(wanted, most, int(0.5 * options.hard_limit_s() / sample_s)))
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    max_samples = max(3, int(OVERRUN * options.op_time_s / sample_s))
+    count = max(1, min(wanted, max_samples, int(0.5 * options.hard_limit_s() / sample_s)))
+    with garbage_collection_off():
         dist.barrier(group=buffers.group)
         call = buffers.call
         for _ in range(count):
@@ -59,9 +57,6 @@ def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]
             wait()
             out.samples_us.append((perf_counter_ns() - started) / out.calls / 1e3)
         _stamp(buffers, out, min(STAMPED, max(3, int(options.op_time_s / (call_us * 1e-6)))), wait)
-    finally:
-        if collecting:
-            gc.enable()
     return out
 
 

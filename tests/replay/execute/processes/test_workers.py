@@ -46,7 +46,7 @@ def test_an_op_is_left_out_once_its_process_ended_twice(
 ) -> None:
     blame = Blame()
     answers = [blame.is_worth_another_try(death, ["a", "b"], death.cause) for death in deaths]
-    assert (blame.own, set(blame.gone), answers[-1]) == (own, gone, goes_on)
+    assert (blame.unshared, set(blame.reasons), answers[-1]) == (own, gone, goes_on)
 
 
 @pytest.fixture

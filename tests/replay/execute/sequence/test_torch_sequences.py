@@ -173,7 +173,7 @@ def test_indices_are_those_of_the_initializer(executor: Watched) -> None:
 
 
 def test_ops_of_their_own_take_nothing_from_others(executor: Watched) -> None:
-    assert served(executor, [RELU], [0, 0], own=(RELU.id,)).tensors.results == 0
+    assert served(executor, [RELU], [0, 0], unshared=(RELU.id,)).tensors.results == 0
 
 
 def test_a_parameter_that_grows_without_end_is_mended(executor: Watched) -> None:

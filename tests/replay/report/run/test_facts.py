@@ -11,6 +11,7 @@ from opreplay.replay.ir.model import Assumption
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.report.first_screen import prediction_line
 from opreplay.replay.report.run import facts
+from opreplay.replay.results.summary import reasons_of
 
 
 def test_coverage_names_counts_share_and_reasons(made: SimpleNamespace) -> None:
@@ -45,7 +46,7 @@ def test_reasons_from_a_trace_are_escaped(made: SimpleNamespace) -> None:
 
 
 def test_every_reason_is_totalled_with_ops_calls_and_share(made: SimpleNamespace) -> None:
-    by_kind = {total.kind: total for total in facts.not_replayed(made.results)}
+    by_kind = {total.kind: total for total in reasons_of(made.results)}
     assert {kind: (t.ops, t.calls, t.share) for kind, t in by_kind.items()} == dict.fromkeys(
         ("collective", "policy", "failed"), (1, 3, 0.1)
     )
@@ -54,7 +55,7 @@ def test_every_reason_is_totalled_with_ops_calls_and_share(made: SimpleNamespace
 
 def test_many_and_long_details_are_cut(made: SimpleNamespace) -> None:
     results = [made.skipped(reason=Reason("policy", str(i) + "x" * 500), recorded_share=1 / (i + 1)) for i in range(9)]
-    (total,) = facts.not_replayed(results)
+    (total,) = reasons_of(results)
     text = facts.detail_text(total)
     assert text.startswith("0xxx")
     assert text.endswith("… (1) and 5 others")

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from opreplay.replay.ops.work.amounts import Amount, Work, work
 from opreplay.replay.report.run import report
+from opreplay.replay.report.run.facts import counted, work_cell, work_notes
 from opreplay.replay.report.run.report import Run
-from opreplay.replay.report.run.work import counted, work_cell, work_notes
 from opreplay.replay.results.records import OpResult
 
 

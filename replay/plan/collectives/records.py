@@ -137,8 +137,8 @@ def _sizes(kind: Kind, records: Records, record: Record) -> Sizes | None:
     dtype = dtype_named(record.dtype or "")
     for signature in records.signatures:
         if signature.name != PARAMETERS and (sizes := of_tensors(kind, signature)) is not None:
-            elements = (record.elements, record.out_elements) if record.elements else sizes[:2]
-            return *elements, dtype or sizes[2], sizes[3]
+            inside, outside = (record.elements, record.out_elements) if record.elements else sizes[:2]
+            return inside, outside, dtype or sizes[2], sizes[3]
     for signature in records.signatures:
         if signature.name == PARAMETERS and (tensors := tensors_of(signature)):
             parts, recorded = tuple(n for n, _ in tensors[0]), tensors[0][0][1]

@@ -257,7 +257,7 @@ def broken(folder: Path, name: str, instead: str) -> None:
     script.write_text(
         text.replace(
             "            call = Call(candidate, inputs, device, seed)\n",
-            f"            if one['name'] == {name!r}:\n                {instead}\n"
+            f"            if candidate['name'] == {name!r}:\n                {instead}\n"
             "            call = Call(candidate, inputs, device, seed)\n",
         )
     )

@@ -22,7 +22,6 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     calibrate,
     cross_validate,
     datasheet_only,
-    leave_one_table_out,
 )
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder
 from opreplay.replay.ascend.cost.predict import predict_kernel
@@ -101,15 +100,16 @@ def main() -> None:
     groups = read_groups(options.tables)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
     start = time.perf_counter()
-    _, across, elsewhere = calibrate(groups, devices)
+    _, held_out = calibrate(groups, devices)
+    across = held_out["folds"]
     deals = [across, *(cross_validate(groups, devices, seed=seed) for seed in range(1, options.deals))]
     many = f", dealt {options.deals} times" if options.deals > 1 else ""
     show(f"unseen kernels of known SoCs (5 folds{many})", [h for held in deals for h in held], families=True)
     if options.deals > 1:
         show_spread(deals)
     print(f"in the 80 % band made from the other kernels' residuals: {bands(across).inside * 100:.0f} %")
-    show("unseen tables (one left out at a time)", leave_one_table_out(groups, devices), families=False)
-    show("unseen SoCs (one left out at a time)", elsewhere, families=False)
+    show("unseen tables (one left out at a time)", held_out["unseen_table"], families=False)
+    show("unseen SoCs (one left out at a time)", held_out["unseen_soc"], families=False)
     print(f"\nfits and validation took {time.perf_counter() - start:.1f} s")
     speed(groups)
 

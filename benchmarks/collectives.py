@@ -34,11 +34,11 @@ from time import monotonic, perf_counter, sleep
 
 from opreplay.replay.collectives.mapping import mapped
 from opreplay.replay.collectives.model import Collective, bandwidth
+from opreplay.replay.execute.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.replay.execute.ranks.crew import local_ranks, reason_of
 from opreplay.replay.execute.ranks.engine import outcome_of
-from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.plan.collectives.recorded import collective_calls
 from opreplay.replay.results.reading import read_result_file

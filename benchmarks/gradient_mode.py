@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from opreplay.replay.execute.attempt import compared
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
-from opreplay.replay.execute.executors.torch.gradients import require_gradients, with_gradients
+from opreplay.replay.execute.executors.torch.python_call import require_gradients, with_gradients
 from opreplay.replay.execute.measure import measure
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.ir.model import ReplayOp

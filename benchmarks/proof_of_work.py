@@ -76,7 +76,7 @@ def audit_ops(plan: ReplayPlan, registry: Registry, *, seed: int = 0, most: int 
 
 def _audit(op: ReplayOp, registry: Registry, seed: int, most: int) -> OpAudit:
     try:
-        filled = fill_stand_ins(op, registry, seed, most=most)
+        filled = fill_stand_ins(op, registry, seed, limit=most)
     except InitializerError as error:
         return OpAudit(op, None, None, str(error))
     if filled is None:

@@ -115,10 +115,7 @@ class OpReplayGroup(click.Group):
             if isinstance(error, OpReplayError):
                 return show_error(str(error), error.hint, error.exit_code)
             if isinstance(error, OSError) and (error.errno in FULL or error.filename is not None):
-                where = "stdout: " if _stdout_is_full() else ""
-                _discard_stdout()
-                where = where if error.filename is None else f"{error.filename}: "
-                return show_error(f"{where}{error.strerror}", "Check the disk and its rights.", ExitCode.ENVIRONMENT)
+                return _show_full_disk(error)
             if isinstance(error, UNBEARABLE):
                 what = f"the input cannot be computed with: {type(error).__name__}: {error}".removesuffix(": ")
                 hint = "It holds values that are nested too deep, too large or too many. If it does not, report this."
@@ -134,6 +131,13 @@ def show_error(message: str, hint: str, exit_code: int) -> int:
     if hint:
         click.echo(f"hint: {safe(hint)}", err=True)
     return exit_code
+
+
+def _show_full_disk(error: OSError) -> int:
+    where = "stdout: " if _stdout_is_full() else ""
+    _discard_stdout()
+    where = where if error.filename is None else f"{error.filename}: "
+    return show_error(f"{where}{error.strerror}", "Check the disk and its rights.", ExitCode.ENVIRONMENT)
 
 
 def _stdout_is_full() -> bool:

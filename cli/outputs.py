@@ -61,20 +61,11 @@ class Outputs:
         self.earlier: ResultFile | None = None
         """The part of the run that is there already."""
         self.to_stdout = "-" in names
-        self._paths = [Path(name) for name in names if name != "-"]
+        self._paths = _paths_of(names)
         self.results: Path | None = None
         """The only .jsonl, which --resume could go on with."""
-        self._force = force
         self._lines: list[JsonLinesSink] = []
         self._opened = False
-        if len(set(names)) < len(names):
-            raise UsageError("the same --output is given twice")
-        for path in self._paths:
-            if path.suffix.lower() not in (*PAGES, *LINES):
-                raise UsageError(
-                    f"no output format for {path.name}",
-                    hint=f"Suffixes are {', '.join((*LINES, *PAGES))}; - is stdout.",
-                )
         lines = [path for path in self._paths if path.suffix.lower() in LINES]
         self.results = lines[0] if len(lines) == 1 else None
         if resume and len(lines) != 1:
@@ -150,6 +141,18 @@ class Outputs:
             render = PAGES.get(path.suffix.lower())
             if render is not None:
                 _write_report(path, render(run), lines=self.results)
+
+
+def _paths_of(names: Sequence[str]) -> list[Path]:
+    """The files among names of outputs. Raises UsageError for a suffix without a format and a file named twice."""
+    if len(set(names)) < len(names):
+        raise UsageError("the same --output is given twice")
+    paths = [Path(name) for name in names if name != "-"]
+    for path in paths:
+        if path.suffix.lower() not in (*PAGES, *LINES):
+            known = ", ".join((*LINES, *PAGES))
+            raise UsageError(f"no output format for {path.name}", hint=f"Suffixes are {known}; - is stdout.")
+    return paths
 
 
 def has_a_line(path: Path) -> bool:

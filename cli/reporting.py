@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.terminal import console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from opreplay.cli.outputs import Outputs
+    from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.ops.work.expected import ExpectedContents
 
 
 def one_stdout(format_: str, output: Sequence[str]) -> None:
@@ -62,26 +65,15 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
 
     Raises InternalError where code of opreplay's own failed.
     """
-    from opreplay.replay.results.resume import has_lost_process, is_ended_by_time, is_out_of_time
+    from opreplay.replay.results.resume import has_lost_process, is_out_of_time
     from opreplay.traces.errors import InternalError
 
     summary = outputs.memory.summary
     missed = 0 if summary is None else summary.ops - summary.replayed
     wrong = sum(r.values is not None and r.values.status == "differs" for r in outputs.memory.results)
     late = sum(map(is_out_of_time, outputs.memory.results))
-    for result in filter(is_ended_by_time, outputs.memory.results):
-        if result.measure_s is None or summary is None or summary.wall_s is None:
-            continue
-        console.narrate(
-            f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s of the run's "
-            f"{summary.wall_s:.0f} s and had not ended (--total-time): --resume tries it last, "
-            "--op-limit gives it up sooner"
-        )
-    if late and summary is not None and summary.wall_s is not None and not _measured_here(outputs):
-        console.narrate(
-            f"opreplay: no op was tried: the start alone took the {summary.wall_s:.1f} s (--total-time); --resume with "
-            "as little time gets no further: give it more"
-        )
+    if summary is not None and summary.wall_s is not None:
+        _tell_spent_time(outputs, summary.wall_s, late)
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
     lost = sum(map(has_lost_process, outputs.memory.results))
@@ -94,6 +86,24 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
         if result.reason is not None and result.reason.kind == "internal error":
             raise InternalError(f"{result.name} ({result.id}): {result.reason.detail}")
     return ExitCode.INCOMPLETE if lost and code == ExitCode.OK else code
+
+
+def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
+    """Say on stderr which ops took the time of a run of `wall_s` in which `late` ops had no turn."""
+    from opreplay.replay.results.resume import is_ended_by_time
+
+    for result in filter(is_ended_by_time, outputs.memory.results):
+        if result.measure_s is not None:
+            console.narrate(
+                f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s of the run's "
+                f"{wall_s:.0f} s and had not ended (--total-time): --resume tries it last, "
+                "--op-limit gives it up sooner"
+            )
+    if late and not _measured_here(outputs):
+        console.narrate(
+            f"opreplay: no op was tried: the start alone took the {wall_s:.1f} s (--total-time); --resume with as "
+            "little time gets no further: give it more"
+        )
 
 
 def _measured_here(outputs: Outputs) -> bool:
@@ -130,3 +140,49 @@ def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: s
     from opreplay.replay.execute.run import worker_config
 
     return RayLanes(worker_config(options), limit_s=options.hard_limit_s(), lanes=lanes, address=address)
+
+
+def run_and_show(
+    plan: ReplayPlan,
+    options: RunOptions,
+    outputs: Outputs,
+    devices: Mapping[str, DeviceProfile],
+    contents: ExpectedContents,
+    *,
+    devices_held: Sequence[str],
+    format_: str,
+    everything: bool = True,
+    rows: bool | None = None,
+    **of_run: Any,
+) -> Failed:
+    """Run a plan into the outputs while `devices_held` are, and show what came of it, also when it was cut short;
+    why ops have no prediction. `rows`: whether each op is printed where there is no terminal, None for never."""
+    from opreplay.cli.options.measuring import device_versions, holding, tell_threads
+    from opreplay.cli.terminal.progress import RunProgress
+    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
+    from opreplay.replay.execute.run import run_plan
+    from opreplay.traces.errors import UsageError
+
+    unpredicted, l2 = Failed(), options.l2 or options.l2_state()
+    try:
+        with holding(devices_held, shared=options.shared_device) as beside, RunProgress(rows=bool(rows)) as on_progress:
+            outputs.on_result = None if rows is None else on_progress.show
+            run_plan(
+                plan,
+                options,
+                sink=outputs,
+                simulate=lambda op: simulate_on(op, devices, contents, l2, unpredicted),
+                failed=unpredicted,
+                on_progress=on_progress,
+                earlier=outputs.earlier,
+                devices=device_versions(devices),
+                beside=beside,
+                on_start=tell_threads,
+                **of_run,
+            )
+    except UsageError:
+        outputs.forget()  # refused: what the file holds is of another run
+        raise
+    finally:
+        show_json(outputs) if format_ == "json" else show_report(outputs, everything=everything)
+    return unpredicted

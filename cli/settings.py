@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from opreplay.cli.options.types import Assignments, ByteSize, FileName, SocName
-from opreplay.cli.trusted import is_trusted
 
 if TYPE_CHECKING:
     from opreplay.traces.errors import UsageError
@@ -100,33 +102,38 @@ def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: b
     table = _table(path, content)
     trusted = named or is_trusted(path, content)
     untrusted = set[str]()
-    known = {name: _options(command) for name, command in commands.items()}
-    everywhere = sorted({flag for options in known.values() for flag in options})
     values: dict[str, dict[str, Any]] = {}
     places: list[tuple[str, str, str]] = []
     used: dict[str, tuple[str, ...]] = {}
+    for written, value, options in _assigned(path, table, commands):
+        for command, option in options.items():
+            _take(values, path, command, option, value, written)
+            used[command] = (*used.get(command, ()), written)
+            if not trusted and needs_trust(option):
+                untrusted.add(written)
+        places.append((written, _shown(value), str(path)))
+    return Settings(path=path, values=values, places=tuple(places), used=used, untrusted=frozenset(untrusted))
+
+
+def _assigned(
+    path: Path, table: Mapping[str, Any], commands: Mapping[str, click.Command]
+) -> Iterator[tuple[str, Any, dict[str, click.Option]]]:
+    """(name as written, value, the option of each command that it is for) of each setting. Raises UsageError for names
+    of no option or command."""
+    known = {name: _options(command) for name, command in commands.items()}
+    everywhere = sorted({flag for options in known.values() for flag in options})
     for name, value in table.items():
         if isinstance(value, dict) and name in known:
             for flag, inner in cast("dict[str, Any]", value).items():
                 if flag not in known[name]:
                     raise _unknown(path, f"{name} has no option {flag!r}", flag, sorted(known[name]))
-                _take(values, path, name, known[name][flag], inner, f"{name}.{flag}")
-                used[name] = (*used.get(name, ()), f"{name}.{flag}")
-                if not trusted and needs_trust(known[name][flag]):
-                    untrusted.add(f"{name}.{flag}")
-                places.append((f"{name}.{flag}", _shown(inner), str(path)))
+                yield f"{name}.{flag}", inner, {name: known[name][flag]}
         elif name in everywhere:
-            for command in (command_name for command_name, options in known.items() if name in options):
-                if name not in table.get(command, {}):
-                    _take(values, path, command, known[command][name], value, name)
-                    used[command] = (*used.get(command, ()), name)
-                    if not trusted and needs_trust(known[command][name]):
-                        untrusted.add(name)
-            places.append((name, _shown(value), str(path)))
+            having = {command: options[name] for command, options in known.items() if name in options}
+            yield name, value, {command: having[command] for command in having if name not in table.get(command, {})}
         else:
             what = f"there is no command {name!r}" if isinstance(value, dict) else f"no command has an option {name!r}"
             raise _unknown(path, what, name, [*known, *everywhere])
-    return Settings(path=path, values=values, places=tuple(places), used=used, untrusted=frozenset(untrusted))
 
 
 def needs_trust(option: click.Option) -> bool:
@@ -260,3 +267,39 @@ def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
     return _wrong(
         f"{path}: {what}", f"Did you mean {near[0]}?" if near else "Names are those of flags, without dashes."
     )
+
+
+def folder() -> Path:
+    """`$XDG_STATE_HOME/opreplay/trusted`, or below `~/.local/state`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # the specification: relative ones are ignored
+        base = os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "opreplay" / "trusted"
+
+
+def trust(path: Path, content: bytes) -> None:
+    """Remember a file as it is now. Raises OSError."""
+    place = folder()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _private(place):
+        raise PermissionError(0, "others may write there", str(place))
+    mark = os.open(place / _key(path, content), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(mark, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(f"{path.resolve()}\n")
+
+
+def is_trusted(path: Path, content: bytes) -> bool:
+    """Whether the user has said so of this very content at this place."""
+    with suppress(OSError):
+        return _private(folder()) and (folder() / _key(path, content)).is_file()
+    return False
+
+
+def _private(place: Path) -> bool:
+    """Whether a folder is the user's, and nobody else's to write in."""
+    status = place.stat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _key(path: Path, content: bytes) -> str:
+    return sha256(os.fsencode(path.resolve()) + b"\0" + content).hexdigest()

@@ -141,6 +141,7 @@ def plan_of_source(
     device: str = "cpu",
     ranks: int | None = None,
     cluster: str | None = None,
+    activity: bool = False,
 ) -> Callable[[bool], tuple[ReplayPlan, Trace | ReplayPlan]]:
     """The `make` of `planned` for a trace: its plan, on ranks or for a cluster with its collectives, and what was
     read."""
@@ -151,7 +152,7 @@ def plan_of_source(
         from opreplay.replay.plan.kept import kept_plan_of
 
         collectives = ranks is not None or cluster is not None
-        read = source.open(activity=collectives)
+        read = source.open(activity=activity or collectives)
         if keep:
             return kept_plan_of(read, selection, device=device, in_order=in_order), read
         plan = plan_of(read, selection, device=device, in_order=in_order, collectives=collectives)

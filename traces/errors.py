@@ -47,6 +47,10 @@ class TraceError(OpReplayError):
     exit_code = 3
 
 
+class NothingRan(TraceError):
+    """The step, or the whole file, holds nothing that could be timed, or put on the device that was asked for."""
+
+
 class Malformed(TraceError):
     """Not JSON, not a trace, or damaged beyond salvage."""
 

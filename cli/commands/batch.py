@@ -12,13 +12,10 @@ import click
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.measuring import (
     checking_options,
-    device_versions,
-    holding,
     measuring_options,
     quick_look,
     quick_option,
     resume_option,
-    tell_threads,
 )
 from opreplay.cli.options.shared import (
     custom_op_option,
@@ -148,14 +145,12 @@ def command(
 
     from opreplay.cli.opening import parse_limits
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.reporting import engine_of, one_stdout, outcome_code, show_json, show_report
+    from opreplay.cli.reporting import engine_of, one_stdout, outcome_code, run_and_show
     from opreplay.cli.setup import set_up
     from opreplay.cli.terminal.console import narrate
-    from opreplay.cli.terminal.progress import FilesProgress, RunProgress
-    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
+    from opreplay.cli.terminal.progress import FilesProgress
     from opreplay.replay.batch.job import find_and_pair, read_batch
     from opreplay.replay.execute.processes.lanes import lane_devices
-    from opreplay.replay.execute.run import run_plan
     from opreplay.traces.errors import UsageError
 
     if address is not None and engine != "ray":
@@ -214,29 +209,18 @@ def command(
             if not batch.rank_ops and selection.narrows:
                 raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
             devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
-            try:
-                unpredicted = Failed()
-                with holding(devices_held, shared=options.shared_device) as beside, RunProgress() as on_progress:
-                    run_plan(
-                        batch.plan(),
-                        options,
-                        sink=outputs,
-                        simulate=lambda op: simulate_on(op, devices, contents, options.l2_state(), unpredicted),
-                        failed=unpredicted,
-                        on_progress=on_progress,
-                        trace=batch.facts(),
-                        earlier=outputs.earlier,
-                        engine=engine_of(options, engine=engine, lanes=lanes, address=address),
-                        devices=device_versions(devices),
-                        close=batch.close,
-                        beside=beside,
-                        on_start=tell_threads,
-                    )
-            except UsageError:
-                outputs.forget()  # refused: what the file holds is of another run
-                raise
-            finally:
-                show_json(outputs) if format_ == "json" else show_report(outputs)
+            unpredicted = run_and_show(
+                batch.plan(),
+                options,
+                outputs,
+                devices,
+                contents,
+                devices_held=devices_held,
+                format_=format_,
+                trace=batch.facts(),
+                engine=engine_of(options, engine=engine, lanes=lanes, address=address),
+                close=batch.close,
+            )
     return _first(refused, _damaged(batch, allow_damaged), outcome_code(outputs, max_failed, unpredicted))
 
 

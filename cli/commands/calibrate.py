@@ -118,9 +118,8 @@ def refit_shipped(measured: list[Measured], folder: Path, *, version: str, forma
 
     groups = groups_of(measured)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
-    fitted, across, elsewhere = calibrate(
-        groups, devices, on_fold=lambda i, n: console.narrate(f"fitted fold {i} of {n}")
-    )
+    fitted, held_out = calibrate(groups, devices, on_step=console.narrate)
+    across, elsewhere = held_out["folds"], held_out["unseen_soc"]
     for name, text in shipped_texts(groups, fitted, version=version).items():
         write_file(folder / f"{name}.toml", text, force=True)
     if format_ == "json":

@@ -147,7 +147,7 @@ def command(
                 tell=tell,
             )
     except Interrupted as early:
-        result = early.found
+        result = early.partial
     failed = result.failed(required)
     _show(result, failed, page, force=force, format_=format_)
     if result.interrupted:

@@ -12,7 +12,11 @@ from opreplay.cli.options.shared import format_option
 from opreplay.cli.options.types import Share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opreplay.replay.plan.recorded.comparing import Operand
     from opreplay.replay.results.compare.judge import Method
+    from opreplay.replay.timeline.step import StepReport
 
 
 @click.command("compare", short_help="Say which ops became slower or faster between two runs.")
@@ -97,11 +101,13 @@ def command(
     """
     from functools import partial
 
+    from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import check_page, write_page
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.ascend.simulate.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
+    from opreplay.replay.report.step.verdict import step_facts, verdict
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
 
@@ -109,7 +115,9 @@ def command(
     conditions = [parse_condition(text) for text in fail_if]
     threshold = min([threshold, *(condition.limit for condition in conditions if condition.what == "slower")])
     files = ((before, *also_before), (after, *also_after) if after is not None else ())
-    first, second = ([open_operand(path, progress=ReadProgress) for path in side] for side in files)
+    first, second = (
+        [open_operand(path, progress=ReadProgress, activity=tells_step(path)) for path in side] for side in files
+    )
     comparison = compare_operands(
         first,
         second,
@@ -120,16 +128,19 @@ def command(
         force=force,
         simulate=simulated_times,
     )
+    step = _steps(first, second)
     broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
     warnings = warnings_of(conditions, comparison)
     write_page(page, partial(view.page, comparison), force=force or overwrite)
     if format_ == "json":
-        verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
+        sides = {which: None if side is None else step_facts(side) for which, side in step.items()}
+        verdicts = {"step": sides, "violations": broken, "unchecked": untested, "warnings": warnings}
         console.write(console.json_text({**view.facts(comparison), **verdicts}))
     elif format_ == "markdown":
         console.write(view.markdown(comparison, everything=everything))
     else:
-        for line in (view.first_line(comparison), *view.side_lines(comparison)):
+        bounds = [f"{which}: {verdict(side)}" for which, side in step.items() if side is not None and side.marked]
+        for line in (*bounds, view.first_line(comparison), *view.side_lines(comparison)):
             console.show_line(line)
         console.show_fitted(lambda width: view.render(comparison, width=width, everything=everything))
     for line in warnings:
@@ -139,3 +150,13 @@ def command(
     if broken:
         return ExitCode.REGRESSION
     return ExitCode.UNTESTED if untested else ExitCode.OK
+
+
+def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> dict[str, StepReport | None]:
+    """The step of the trace that a side is; None for results and plans."""
+    from opreplay.replay.timeline.timeline import step_of
+    from opreplay.traces import Trace
+
+    traces = {"before": [operand for operand in before if isinstance(operand, Trace)]}
+    traces["after"] = [operand for operand in after if isinstance(operand, Trace)]
+    return {which: step_of(side[0]) if side else None for which, side in traces.items()}

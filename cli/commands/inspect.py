@@ -51,7 +51,9 @@ def command(
     """Say what is in TRACE: events, ops, how busy its device was and with what, how much of the ops' arguments it
     recorded, and what was lost. --by gives one table of where the time goes.
     """
-    from opreplay.cli.opening import open_trace, parse_limits
+    import msgspec
+
+    from opreplay.cli.opening import open_trace, parse_limits, tells_step
     from opreplay.cli.plan_views import captured_file, show_captured
     from opreplay.cli.terminal import console
     from opreplay.traces import summarize
@@ -65,7 +67,14 @@ def command(
     if captured is not None:
         show_captured(captured, by=by, format_=format_)
         return
-    read = open_trace(trace, limit, kernel_details=kernel_details, capture=capture, gradients=False)
+    read = open_trace(
+        trace,
+        limit,
+        kernel_details=kernel_details,
+        capture=capture,
+        gradients=False,
+        activity=by is None and tells_step(trace),
+    )
     if by is not None or format_ == "csv" or top is not None or named is not None:
         from opreplay.replay.report import breakdown as table
 
@@ -78,10 +87,17 @@ def command(
         else:
             console.show_fitted(lambda width: table.render(rows, top or TOP, width=width))
         return
-    summary = summarize(read)
+    from opreplay.replay.report.step.verdict import step_facts, verdict
+    from opreplay.replay.timeline.timeline import step_of
+
+    summary, step = summarize(read), step_of(read)
     if format_ == "json":
-        console.write(console.json_text(summary))
+        facts = {"step": None if step is None else step_facts(step)}
+        console.write(console.json_text({**msgspec.to_builtins(summary), **facts}))
         return
     from opreplay.replay.report.views import trace as view
 
-    console.show_fitted(lambda width: view.render(summary, width=width))
+    shown = step if step is not None and step.marked else None
+    if shown is not None:
+        console.show_line(verdict(shown))
+    console.show_fitted(lambda width: view.render(summary, shown, width=width))

@@ -10,14 +10,11 @@ import click
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.measuring import (
     checking_options,
-    device_versions,
-    holding,
     measuring_options,
     needs_order,
     quick_look,
     quick_option,
     resume_option,
-    tell_threads,
 )
 from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
@@ -108,17 +105,14 @@ def command(
     import msgspec
 
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.reporting import one_stdout, outcome_code, show_json, show_report
+    from opreplay.cli.reporting import one_stdout, outcome_code, run_and_show
     from opreplay.cli.setup import refuse_unused_initializers, set_up, tell_unused
     from opreplay.cli.terminal.console import narrate
-    from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.ascend.simulate.devices import Failed, ranks_without_dies, simulate_on
-    from opreplay.replay.execute.run import run_plan
+    from opreplay.replay.ascend.simulate.devices import ranks_without_dies
     from opreplay.replay.plan.collectives.in_plan import on_ranks
     from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
     from opreplay.replay.plan.recorded.where import where_of
     from opreplay.replay.plan.select import refuse_nothing
-    from opreplay.traces.errors import UsageError
 
     one_stdout(format_, output)
     if quick:
@@ -166,27 +160,17 @@ def command(
         )
         if options.check_kernels:
             plan = with_recorded_children(plan, read)
-        try:
-            unpredicted = Failed()
-            with holding([device], shared=options.shared_device) as beside, RunProgress(rows=rows) as on_progress:
-                outputs.on_result = on_progress.show
-                run_plan(
-                    plan,
-                    options,
-                    sink=outputs,
-                    simulate=lambda op: simulate_on(op, devices, contents, state, unpredicted),
-                    failed=unpredicted,
-                    on_progress=on_progress,
-                    trace=trace_facts(read),
-                    earlier=outputs.earlier,
-                    devices=device_versions(devices),
-                    beside=beside,
-                    on_start=tell_threads,
-                )
-        except UsageError:
-            outputs.forget()  # refused: what the file holds is of another run
-            raise
-        finally:
-            show_json(outputs) if format_ == "json" else show_report(outputs, everything=notes)
+        unpredicted = run_and_show(
+            plan,
+            options,
+            outputs,
+            devices,
+            contents,
+            devices_held=[device],
+            format_=format_,
+            everything=notes,
+            rows=rows,
+            trace=trace_facts(read),
+        )
     tell_unused(devices, plan.ops)
     return outcome_code(outputs, max_failed, unpredicted)

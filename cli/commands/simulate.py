@@ -26,8 +26,12 @@ from opreplay.cli.options.shared import (
 from opreplay.cli.options.source import Source, source_options
 
 if TYPE_CHECKING:
+    from opreplay.cli.setup import Planned
+    from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.selection import Selection
     from opreplay.replay.results.records import L2State
+    from opreplay.replay.timeline.step import StepReport
+    from opreplay.traces import Trace
 
 
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
@@ -83,17 +87,19 @@ def command(
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
+    from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import check_output, command_line, write_file
     from opreplay.cli.setup import plan_of_source, planned
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_plan
     from opreplay.replay.plan.recorded.where import where_of
+    from opreplay.replay.report.step.verdict import verdict
     from opreplay.replay.report.views import simulation as view
 
     for name in output:
         check_output(name, (".json", ".csv", ".html"), force=force)
     ready, read = planned(
-        plan_of_source(source, selection, in_order=True, cluster=cluster),
+        plan_of_source(source, selection, in_order=True, cluster=cluster, activity=tells_step(source.trace)),
         plugins=plugin,
         custom_op_dir=custom_op_dir,
         socs=soc,
@@ -111,6 +117,7 @@ def command(
     if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
         console.narrate(small)
     steps = simulate_plan(plan, list(devices.values()), ready.contents, l2)
+    step = _step(read, ready, selection)
     ready.conclude()
     for name in output:
         suffix = Path(name).suffix.lower()
@@ -121,12 +128,29 @@ def command(
         elif suffix == ".csv":
             text = view.csv_text(plan, steps)
         else:
-            text = console.json_text(view.facts(plan, steps, losers=losers, where=where))
+            text = console.json_text(view.facts(plan, steps, losers=losers, where=where, report=step))
         write_file(Path(name), text, force=force)
     if format_ == "json":
-        console.write(console.json_text(view.facts(plan, steps, losers=losers, where=where)))
+        console.write(console.json_text(view.facts(plan, steps, losers=losers, where=where, report=step)))
         return
+    shown = step if step is not None and step.marked else None
+    if shown is not None:
+        console.show_line(verdict(shown))
     console.show_line(view.head_line(plan, steps))
     console.show_fitted(
-        lambda width: view.render(plan, steps, losers=losers, width=width, where=where, everything=notes)
+        lambda width: view.render(plan, steps, losers=losers, width=width, where=where, report=shown, everything=notes)
     )
+
+
+def _step(read: Trace | ReplayPlan, ready: Planned, selection: Selection) -> StepReport | None:
+    """The step of the trace as `timeline` has it on the same devices; none of a part of its ops."""
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.inputs import plan_of
+    from opreplay.replay.plan.selection import Selection
+    from opreplay.replay.timeline.timeline import step_of
+
+    if isinstance(read, ReplayPlan) or selection.narrows:
+        return None
+    every = Selection(select="owner", allow_imports=selection.allow_imports)
+    plan = ready.plan if selection == every else plan_of(read, every, device="cpu", in_order=True)
+    return step_of(read, devices=list(ready.devices.values()), plan=plan, contents=ready.contents)

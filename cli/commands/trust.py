@@ -18,8 +18,7 @@ def command(file: str | None) -> None:
 
     What is trusted is remembered in $XDG_STATE_HOME/opreplay or ~/.local/state/opreplay.
     """
-    from opreplay.cli.settings import OWN, SHARED, content_of, find_file
-    from opreplay.cli.trusted import trust
+    from opreplay.cli.settings import OWN, SHARED, content_of, find_file, trust
     from opreplay.traces.errors import UsageError
 
     path = find_file(Path.cwd()) if file is None else Path(file)

@@ -13,49 +13,8 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
-INT8 = (
-    "aten::_int_mm",
-    "aten::_weight_int8pack_mm",
-    "_C::cutlass_scaled_mm",
-    "_C::cutlass_scaled_mm_azp",
-    "sgl_kernel::int8_scaled_mm",
-    "sgl_kernel::fp8_scaled_mm",
-    "sgl_kernel::fp8_blockwise_scaled_mm",
-    "aiter::gemm_a8w8",
-    "aiter::gemm_a8w8_ck",
-    "aiter::gemm_a8w8_asm",
-    "aiter::gemm_a8w8_bpreshuffle",
-    "aiter::gemm_a8w8_blockscale",
-    "aiter::gemm_a8w8_blockscale_ck",
-    "aiter::batched_gemm_a8w8",
-    "vllm::rocm_aiter_gemm_a8w8",
-    "vllm::rocm_aiter_gemm_w8a8",
-    "vllm::rocm_aiter_gemm_a8w8_blockscale",
-    "vllm::rocm_aiter_gemm_w8a8_blockscale",
-    "npu::npu_quant_matmul",
-)
-"""Matrix products of 8-bit operands with scales."""
-FAKE = (
-    "aten::fake_quantize_per_tensor_affine",
-    "aten::fake_quantize_per_channel_affine",
-    "aten::fake_quantize_per_channel_affine_cachemask",
-    "aten::_fake_quantize_learnable_per_channel_affine",
-    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
-    "aten::_fake_quantize_learnable_per_tensor_affine",
-    "aten::quantize_per_channel",
-    "aten::quantize_per_tensor",
-)
-"""Ops that quantise with a given scale and zero point."""
-ROWWISE = {
-    "fbgemm::FP8RowwiseQuantizedToFloat": (8, 1.0),
-    "fbgemm::Fused8BitRowwiseQuantizedToFloat": (8, 1 / 255),
-    "fbgemm::Fused8BitRowwiseQuantizedToHalf": (8, 1 / 255),
-    "fbgemm::Fused8BitRowwiseQuantizedToBfloat16": (8, 1 / 255),
-    "fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf": (8, 1 / 255),
-}
-"""Bytes at the end of each row that hold its scale (first four) and bias, and the scale."""
-CODES = ("fbgemm::HFP8QuantizedToFloat",)
-"""Ops on 8-bit floats kept as bytes."""
+ROW_SCALES = {"fp8_rows": 1.0, "byte_rows": 1 / 255}
+"""Role of an op whose rows end in 8 bytes of scale (first four) and bias → the scale."""
 ZEROS = (
     "zero_point",
     "zero_points",
@@ -81,7 +40,7 @@ class QuantizedInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         assumed: dict[str, str] = {}
-        if context.op in FAKE:
+        if context.role == "affine":
             return _fake(context)
         integers = [name for name, tensor in context.tensors() if _holds_codes(name, tensor)]
         for name, tensor in context.tensors():
@@ -91,7 +50,7 @@ class QuantizedInit(CustomInit):
                 fill.assign(tensor, torch.zeros_like(tensor))
             elif name in ORDERS and fill.is_integer(tensor.dtype):
                 assumed[name] = _order(context, name, tensor)
-            elif fill.is_integer(tensor.dtype) and name in ZEROS and context.op in INT8:
+            elif fill.is_integer(tensor.dtype) and name in ZEROS and context.role == "scaled_product":
                 fill.integers(tensor, context.generator, -8, 9)
                 assumed[name] = "in [-8, 8]"
             elif fill.is_integer(tensor.dtype) and (name in ZEROS or name in integers):
@@ -99,9 +58,9 @@ class QuantizedInit(CustomInit):
             elif integers and tensor.dtype.is_floating_point and "scal" in name.lower():
                 fill.uniform(tensor, context.generator, 0.5 * SCALE_SIZE, 1.5 * SCALE_SIZE)
                 assumed[name] = f"about 1/{1 / SCALE_SIZE:.0f}"
-        if context.op in CODES or "FP8" in context.op:
+        if context.role in ("fp8_codes", "fp8_rows"):
             assumed["input"] = _finite_codes(context)
-        if context.op in ROWWISE:
+        if context.role in ROW_SCALES:
             assumed["input"] = f"{assumed.get('input', 'all codes')}, {_row_scales(context)}"
         return InitReport(summary=", ".join(f"{k}: {v}" for k, v in assumed.items()) or "plain values", assumed=assumed)
 
@@ -145,7 +104,7 @@ def _finite_codes(context: InitContext) -> str:
 def _row_scales(context: InitContext) -> str:
     """Write scale and bias to the end of each row; the other bytes stay codes."""
     rows = context.need("input")
-    tail, scale = ROWWISE[context.op]
+    tail, scale = 8, ROW_SCALES[context.role]
     if rows.dtype is torch.uint8 and rows.shape[-1] > tail:
         bytes_ = torch.tensor([scale, 0.0], dtype=torch.float32).view(torch.uint8)
         fill.assign(rows[..., -tail:], bytes_.to(rows.device))

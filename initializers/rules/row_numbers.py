@@ -1,5 +1,5 @@
 # pyright: strict
-"""Row numbers, counts and boundaries of vendor ops that only need them to be possible, as a table: op, argument, kind.
+"""Row numbers, counts and boundaries of vendor ops that only need them to be possible: role, argument, kind.
 
 For ops whose lists mean no more than that: which rows are read or written, how many rows each group has, where each
 sequence ends. Owns no batches of requests (`paged_attention`), no choice of experts (`moe_routing`).
@@ -164,76 +164,77 @@ _ROWS = _size("x")
 _INPUT_ROWS = all_of(_size("input"))
 _PROBABILITIES = below(_size("probs"))
 
-RULES: tuple[tuple[tuple[str, ...], dict[str, Kind]], ...] = (
-    (("_C_cache_ops::copy_blocks", "aiter::copy_blocks"), {"block_mapping": block_pairs("key_caches")}),
-    (("_C_cache_ops::copy_blocks_mla",), {"block_mapping": block_pairs("kv_caches")}),
-    (("_C_cache_ops::swap_blocks", "aiter::swap_blocks"), {"block_mapping": below(_size("src"))}),
-    (("_C::get_cutlass_batched_moe_mm_data", "_C::get_cutlass_pplx_moe_mm_data"),
-                    {"expert_num_tokens": all_of(_given("padded_m"))}),
-    (("_C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets",), {
-        "expert_first_token_offset": cuts(lambda context: 128 * context.need("expert_first_token_offset").numel())}),
-    (("_C::persistent_masked_m_silu_mul_quant", "_C::silu_mul_fp8_quant_deep_gemm_cuda"),
-                    {"counts": all_of(_size("input", 1))}),
-    (("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant", "npu::npu_swiglu_quant",
-                     "npu::npu_clipped_swiglu"), {"group_index": counts(_ROWS)}),
-    (("npu::npu_dynamic_quant", "npu::npu_dynamic_quant_asymmetric"),
-                    {"group_index": cuts(_size("input"))}),
-    (("npu::npu_moe_re_routing",), {"expert_token_num_per_rank": counts(_size("tokens"))}),
-    (("aiter::dynamic_per_group_scaled_quant", "aiter::dynamic_per_token_scaled_quant"),
-                    {"num_rows": _INPUT_ROWS}),
-    (("aiter::per_group_quant_hip", "aiter::per_token_quant_hip"), {"num_rows": all_of(_ROWS)}),
-    (("aiter::smooth_per_token_scaled_quant",), {
-        "num_rows": _INPUT_ROWS, "smooth_scale_map": below(_size("smooth_scale"))}),
-    (("aiter::moe_smoothquant_fwd",), {"topk_ids": below(_size("x_scale"))}),
-    (("aiter::mha_fwd",), {"cu_seqlens_q": cuts(_size("q")), "cu_seqlens_kv": cuts(_size("k"))}),
-    (("aiter::top_k_top_p_sampling_from_probs", "aiter::top_p_sampling_from_probs"),
-                    {"indices": _PROBABILITIES}),
-    (("sgl_kernel::min_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs",
-                     "sgl_kernel::top_p_sampling_from_probs"), {"maybe_indices": _PROBABILITIES}),
-    (("npu::apply_token_bitmask", "sgl_kernel::apply_token_bitmask_inplace_cuda"),
-                    {"indices": distinct(_size("logits"))}),
-    (("fbgemm::group_index_select_dim0",), {"indices_group": below(_size("input_group"))}),
-    (("fbgemm::pack_segments_backward",), {"lengths": counts(_given("total_length"))}),
-    (("fbgemm::silu_mul",), {"valid_token_count": all_of(_size("x0"))}),
-    (("npu::npu_gather_backward",), {"index": below(_given("self_size", "dim"))}),
-    (("npu::npu_gather_sparse_index_backward",), {"index": below(_given("self_sizes", 0))}),
-    (("npu::npu_kv_rmsnorm_rope_cache",), {"index": distinct(
-        lambda context: _size("k_cache", 2)(context) if context.need("index").dim() == 2  # batches' places
-        else _size("k_cache")(context) * max(1, _size("k_cache", 1)(context)))}),
-    (("npu::npu_scatter",), {"indices": below(_along("self", "dim"))}),
-    (("npu::npu_scatter_list", "npu::npu_scatter_list_"), {"indices": below(_along("self", "axis"))}),
-    (("npu::npu_scatter_nd_update", "npu::npu_scatter_nd_update_"), {"indices": places_in("self")}),
-    (("npu::scatter_update", "npu::scatter_update_"), {"indices": below(
-        lambda context: 1 + _along("self", "axis")(context) - max(1, _along("updates", "axis")(context)))}),
-    (("sgl_kernel::ep_moe_pre_reorder",), {
-        "src2dst": distinct(_size("gateup_input")), "topk_ids": below(_given("end_expert_id"))}),
-    (("sgl_kernel::ep_moe_post_reorder",), {
-        "src2dst": distinct(_size("down_output")), "topk_ids": below(_given("end_expert_id"))}),
-    (("sgl_kernel::ep_moe_silu_and_mul",), {"reorder_topk_ids": sorted_below(_given("end_expert_id"))}),
-    (("sglang::moe_permute_prepare_out",), {
-        "sorted_topk_ids": sorted_below(_given("num_experts")), "reorder_ids": distinct(_size("reorder_ids"))}),
-    (("sgl_kernel::fused_qk_norm_rope", "sglang::fused_qk_norm_rope_out"), {"position_ids": in_order}),
-    (("sglang::apply_rope_inplace_with_kvcache",), {
-        "positions": below(_size("cos_sin_cache")), "out_loc": distinct(_size("k_cache"))}),
-    (("sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache",), {
-        "pos_ids": below(_size("cos_sin_cache")), "kv_cache_loc": distinct(_size("k_buffer"))}),
-    (("vllm::rocm_aiter_triton_rotary_embedding",), {
+ROLES: dict[str, dict[str, Kind]] = {
+    "block_pairs": {"block_mapping": block_pairs("key_caches")},
+    "latent_block_pairs": {"block_mapping": block_pairs("kv_caches")},
+    "swapped_blocks": {"block_mapping": below(_size("src"))},
+    "full_experts": {"expert_num_tokens": all_of(_given("padded_m"))},
+    "equal_experts": {
+        "expert_first_token_offset": cuts(lambda context: 128 * context.need("expert_first_token_offset").numel())
+    },
+    "full_counts": {"counts": all_of(_size("input", 1))},
+    "row_groups": {"group_index": counts(_ROWS)},
+    "row_group_ends": {"group_index": cuts(_size("input"))},
+    "rank_tokens": {"expert_token_num_per_rank": counts(_size("tokens"))},
+    "all_input_rows": {"num_rows": _INPUT_ROWS},
+    "all_rows": {"num_rows": all_of(_ROWS)},
+    "smoothed_rows": {"num_rows": _INPUT_ROWS, "smooth_scale_map": below(_size("smooth_scale"))},
+    "expert_ids": {"topk_ids": below(_size("x_scale"))},
+    "dense_sequences": {"cu_seqlens_q": cuts(_size("q")), "cu_seqlens_kv": cuts(_size("k"))},
+    "probability_rows": {"indices": _PROBABILITIES},
+    "maybe_probability_rows": {"maybe_indices": _PROBABILITIES},
+    "logit_rows": {"indices": distinct(_size("logits"))},
+    "grouped_rows": {"indices_group": below(_size("input_group"))},
+    "segment_lengths": {"lengths": counts(_given("total_length"))},
+    "valid_tokens": {"valid_token_count": all_of(_size("x0"))},
+    "gathered": {"index": below(_given("self_size", "dim"))},
+    "gathered_sparse": {"index": below(_given("self_sizes", 0))},
+    "cache_places": {
+        "index": distinct(
+            lambda context: (
+                _size("k_cache", 2)(context)
+                if context.need("index").dim() == 2
+                else _size("k_cache")(context) * max(1, _size("k_cache", 1)(context))
+            )
+        )
+    },
+    "scatter_dim": {"indices": below(_along("self", "dim"))},
+    "scatter_axis": {"indices": below(_along("self", "axis"))},
+    "scatter_nd": {"indices": places_in("self")},
+    "updated_slices": {
+        "indices": below(
+            lambda context: 1 + _along("self", "axis")(context) - max(1, _along("updates", "axis")(context))
+        )
+    },
+    "pre_reorder": {"src2dst": distinct(_size("gateup_input")), "topk_ids": below(_given("end_expert_id"))},
+    "post_reorder": {"src2dst": distinct(_size("down_output")), "topk_ids": below(_given("end_expert_id"))},
+    "reordered_experts": {"reorder_topk_ids": sorted_below(_given("end_expert_id"))},
+    "permuted_tokens": {
+        "sorted_topk_ids": sorted_below(_given("num_experts")),
+        "reorder_ids": distinct(_size("reorder_ids")),
+    },
+    "positions_in_order": {"position_ids": in_order},
+    "rope_into_cache": {"positions": below(_size("cos_sin_cache")), "out_loc": distinct(_size("k_cache"))},
+    "rope_into_buffer": {"pos_ids": below(_size("cos_sin_cache")), "kv_cache_loc": distinct(_size("k_buffer"))},
+    "offset_positions": {
         "positions": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2)),
-        "offsets": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2))}),
-    (("sglang::unified_apply_gptq_marlin_gemm", "sglang::unified_apply_gptq_marlin_gemm_with_wtype"), {
-        "g_idx": sorted_below(_size("weight_scale")), "g_idx_sort_indices": in_order}),
-    (("vllm::flash_attn_maxseqlen_wrapper", "vllm::triton_attn_wrapper"), {
+        "offsets": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2)),
+    },
+    "marlin_groups": {"g_idx": sorted_below(_size("weight_scale")), "g_idx_sort_indices": in_order},
+    "packed_images": {
         "cu_seqlens": cuts(lambda context: _size("q")(context) * max(1, _size("q", 1)(context))),
-        "max_seqlen": all_of(lambda context: _size("q", 1)(context))}),
-    (("vllm::torch_sdpa_wrapper",), {"cu_seqlens": cuts(_size("q", 1))}),
-    (("vllm::xformers_attn_seqlens_wrapper",), {"seqlens": counts(_size("q", 1))}),
-    (("vllm::rocm_aiter_mla_decode_fwd",), {
-        "qo_indptr": cuts(_size("q")), "kv_indptr": cuts(_size("kv_indices")),
-        "kv_indices": distinct(_size("kv_buffer")), "kv_last_page_lens": all_of(lambda context: 1)}),
-)  # fmt: skip
-"""Ops and how their lists are filled."""
-
-TABLE: dict[str, dict[str, Kind]] = {op: kinds for ops, kinds in RULES for op in ops}
+        "max_seqlen": all_of(lambda context: _size("q", 1)(context)),
+    },
+    "image_cuts": {"cu_seqlens": cuts(_size("q", 1))},
+    "image_lengths": {"seqlens": counts(_size("q", 1))},
+    "paged_latent": {
+        "qo_indptr": cuts(_size("q")),
+        "kv_indptr": cuts(_size("kv_indices")),
+        "kv_indices": distinct(_size("kv_buffer")),
+        "kv_last_page_lens": all_of(lambda context: 1),
+    },
+}
+"""What an op means with its lists, the role of its row → how each is filled."""
 
 ANY: dict[str, str] = {
     "aiter::_topk_plain": "lists that it writes",
@@ -262,7 +263,7 @@ class RowNumbersInit(CustomInit):
     def initialize(self, context: InitContext) -> InitReport:
         assumed: dict[str, str] = {}
         for name, tensor in context.tensors():
-            kind = TABLE[context.op].get(name)
+            kind = ROLES[context.role].get(name)
             if kind is not None and fill.is_integer(tensor.dtype) and tensor.numel():
                 assumed[name] = kind(context, tensor)
         told = "; ".join(f"{name} {how}" for name, how in assumed.items())

@@ -103,8 +103,6 @@ def _wide(meta: TensorMeta) -> TensorMeta:
 
 
 def _wide_argument(arg: ReplayArg) -> ReplayArg:
-    value = arg.value
-    if isinstance(value, str) and value.removeprefix("torch.") in HALVES:
-        value = "torch.float32"
-    wide = tuple(None if m is None else _wide(m) for m in arg.tensors)
-    return msgspec.structs.replace(arg, tensors=wide, value=value)
+    names_half = isinstance(arg.value, str) and arg.value.removeprefix("torch.") in HALVES
+    wide = tuple(meta and _wide(meta) for meta in arg.tensors)
+    return msgspec.structs.replace(arg, tensors=wide, value="torch.float32" if names_half else arg.value)

@@ -24,23 +24,11 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 DTYPES: dict[str, torch.dtype] = {
     name: found for name in ITEMSIZE_BYTES if isinstance(found := getattr(torch, name, None), torch.dtype)
 }
+_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+_MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
 NAMED_VALUES: dict[str, Any] = {
     **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
-    **{
-        f"torch.{name}": getattr(torch, name)
-        for name in (
-            "strided",
-            "sparse_coo",
-            "sparse_csr",
-            "sparse_csc",
-            "sparse_bsr",
-            "sparse_bsc",
-            "contiguous_format",
-            "channels_last",
-            "channels_last_3d",
-            "preserve_format",
-        )
-    },
+    **{f"torch.{name}": getattr(torch, name) for name in (*_LAYOUTS, *_MEMORY_FORMATS)},
 }
 """What a plan may name of torch: dtypes, layouts and memory formats. Anything else is refused, never looked up."""
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

@@ -147,7 +147,7 @@ def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lo
             f"{place}: the rule {users.name} failed for {op.name}: {type(error).__name__}: {error}",
             hint="`opreplay plan TRACE --explain OP` shows the arguments that were recorded.",
         ) from error
-    if not all(isinstance(one, KernelCall) for one in kernels):
+    if not all(isinstance(call, KernelCall) for call in kernels):
         raise CustomOpError(f"{users.place}: the rule for {op.name} gave something else than kernels")
     return Lowering(
         kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed, source=users.shown

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
+from pathlib import PurePath
 
 from opreplay.replay.batch.merge import Batch, TracePlan
-from opreplay.replay.batch.pairing import pair
 from opreplay.replay.batch.plan_store import PlanStore
-from opreplay.replay.batch.ranks import rank_at_start
+from opreplay.replay.batch.ranks import rank_at_start, rank_in_name
 from opreplay.replay.batch.reading import BatchFile, HowToRead, Unreadable, decoded, find_files, read_plans
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Limits
@@ -37,21 +38,11 @@ def find_and_pair(
 
     Raises UsageError where no trace has one, or as `find_files` and `pair` do.
     """
-    files, pairs = find_files(patterns), {}
+    files = find_files(patterns)
     donor_paths = {os.path.realpath(file.path): file.path for file in (find_files(donors) if donors else ())}
     files = [file for file in files if os.path.realpath(file.path) not in donor_paths]
     read = [file.path for file in files if not file.left_out]
-    if donors:
-        pairs = pair(read, list(donor_paths.values()), rank_at_start)
-        if not pairs:
-            raise UsageError(
-                "no trace has an ExecutionTrace among those of --execution-trace",
-                hint="They are paired by name or by rank: name them like their traces, e.g. et_rank3.json.",
-            )
-        if without := [path for path in read if path not in pairs]:
-            tell(f"{len(without)} of {len(read)} traces have no ExecutionTrace: {some(without)}")
-        if unused := [path for path in donor_paths.values() if path not in pairs.values()]:
-            tell(f"{len(unused)} of {len(donor_paths)} ExecutionTraces have no trace: {some(unused)}")
+    pairs = _paired(read, list(donor_paths.values()), tell) if donors else {}
     return files, HowToRead(
         selection=selection,
         device=device,
@@ -61,6 +52,21 @@ def find_and_pair(
         children=children,
         timed=len(list(islice((file for file in read if rank_at_start(file) is not None), 2))) == 2,
     )
+
+
+def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[str, str]:
+    """Trace → its ExecutionTrace, and those without told. Raises UsageError where no trace has one."""
+    pairs = pair(traces, donors, rank_at_start)
+    if not pairs:
+        raise UsageError(
+            "no trace has an ExecutionTrace among those of --execution-trace",
+            hint="They are paired by name or by rank: name them like their traces, e.g. et_rank3.json.",
+        )
+    if without := [path for path in traces if path not in pairs]:
+        tell(f"{len(without)} of {len(traces)} traces have no ExecutionTrace: {some(without)}")
+    if unused := [path for path in donors if path not in pairs.values()]:
+        tell(f"{len(unused)} of {len(donors)} ExecutionTraces have no trace: {some(unused)}")
+    return pairs
 
 
 def read_batch(
@@ -83,13 +89,13 @@ def read_batch(
     batch = Batch()
     unreadable: list[Unreadable] = []
     refused: list[Unreadable] = []
-    for file in files:
-        if file.left_out:
-            tell(f"left out: {file.path}: {file.left_out}")
-            batch.leave_out(file.path, file.left_out, refused=False)
-    special, files = [file.path for file in files if file.left_out], [file for file in files if not file.left_out]
+    left_out, files = [file for file in files if file.left_out], [file for file in files if not file.left_out]
+    for file in left_out:
+        tell(f"left out: {file.path}: {file.left_out}")
+        batch.leave_out(file.path, file.left_out, refused=False)
     if not files:
-        raise UsageError(f"there is no regular file among {some(special)}", hint="Name a pipe itself to have it read.")
+        special = some([file.path for file in left_out])
+        raise UsageError(f"there is no regular file among {special}", hint="Name a pipe itself to have it read.")
     plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address, tell=tell)
     for index, (file, plan) in enumerate(zip(files, plans, strict=True), start=1):
         progress(index, len(files))
@@ -103,8 +109,6 @@ def read_batch(
         tell(f"{'refused' if is_refused else 'left out'}: {plan.path}: {plan.message}")
         batch.leave_out(plan.path, plan.message, refused=is_refused)
         refused += [plan] if is_refused else []
-    if store is not None and store.problem is not None:
-        tell(f"opreplay: plans are not kept in {store.path}: {store.problem}; --resume reads traces again")
     if not len(batch) and unreadable:
         error = TraceError("none of the files could be read", hint=unreadable[0].hint)
         error.exit_code = unreadable[0].exit_code
@@ -126,24 +130,112 @@ def _plans(
     tables: dict[str, str | None] = {}
     stored = {path for path in paths if store is not None and store.holds(path, how.files(path, tables))}
     to_read = [path for path in paths if path not in stored]
-    if stored and store is not None:
-        tell(f"plans of {len(stored)} of {len(paths)} traces are those in {store.path}")
     if engine == "ray" and to_read:
         from opreplay.replay.execute.processes.ray import map_files
 
         plans = (decoded(data) for data in map_files(to_read, how.reader(), address=address))
     else:
         plans = read_plans(to_read, how, processes=lanes or os.cpu_count() or 1)
+    if store is None:
+        yield from plans
+        return
+    if stored:
+        tell(f"plans of {len(stored)} of {len(paths)} traces are those in {store.path}")
     for path in paths:
-        if store is not None and path in stored:
-            yield store.load(path)
-            continue
-        plan = next(plans)
-        if store is not None and isinstance(plan, TracePlan):
+        plan = store.load(path) if path in stored else next(plans)
+        if path not in stored and isinstance(plan, TracePlan):
             store.add(plan)
         yield plan
+    if store.problem is not None:
+        tell(f"opreplay: plans are not kept in {store.path}: {store.problem}; --resume reads traces again")
 
 
 def some(paths: Sequence[str]) -> str:
     """The first of them, as a line names them."""
     return ", ".join(paths[:NAMED]) + (" ..." if len(paths) > NAMED else "")
+
+
+_WORDS = re.compile(r"[A-Za-z]+|\d+")
+KINDS = frozenset(
+    (
+        "et",
+        "execution",
+        "trace",
+        "traces",
+        "chakra",
+        "kineto",
+        "pytorch",
+        "torch",
+        "pt",
+        "profile",
+        "profiler",
+        "host",
+        "device",
+        "json",
+        "gz",
+    )
+)
+"""Words of file names that say what kind of file it is, not of what run or rank."""
+
+
+def pair(
+    traces: Sequence[str], donors: Sequence[str], rank_of: Callable[[str], int | None] = lambda path: None
+) -> dict[str, str]:
+    """Trace → its ExecutionTrace, for those that have one.
+
+    Of the donors with the trace's name, apart from words such as "kineto" and "et", or else with its rank, the one that
+    lies nearest. The rank is in the path, or `rank_of` tells it. A single donor belongs to a single trace anyhow.
+    Raises UsageError where two donors fit a trace equally well, or one is the only choice of two traces.
+    """
+    if len(traces) == len(donors) == 1:
+        return {traces[0]: donors[0]}
+    ranks = {path: _rank(path, rank_of) for path in (*traces, *donors)}
+    pairs: dict[str, str] = {}
+    for trace in traces:
+        fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
+        if not fitting and ranks[trace] is not None:
+            fitting = [d for d in donors if ranks[d] == ranks[trace]]
+        if fitting:
+            pairs[trace] = _nearest(trace, fitting)
+    taken: dict[str, str] = {}
+    for trace, donor in pairs.items():
+        if donor in taken:
+            raise UsageError(
+                f"{donor} fits both {taken[donor]} and {trace}", hint="Give the traces of one run at a time."
+            )
+        taken[donor] = trace
+    return pairs
+
+
+def _rank(path: str, rank_of: Callable[[str], int | None]) -> int | None:
+    named = rank_in_name(path)
+    return rank_of(path) if named is None else named
+
+
+def _may_be(rank: int | None, other_rank: int | None) -> bool:
+    return rank is None or other_rank is None or rank == other_rank
+
+
+def _bare(path: str) -> tuple[str, ...]:
+    """Words and numbers of a file's name, without those that tell its kind."""
+    return tuple(word for word in _WORDS.findall(PurePath(path).name.lower()) if word not in KINDS)
+
+
+def _nearest(trace: str, donors: Sequence[str]) -> str:
+    """The donor whose folder has most in common with the trace's. Raises UsageError for two of them."""
+    common = {donor: _in_common(PurePath(trace).parent.parts, PurePath(donor).parent.parts) for donor in donors}
+    best = max(common.values())
+    nearest = [donor for donor in donors if common[donor] == best]
+    if len(nearest) > 1:
+        raise UsageError(
+            f"{nearest[0]} and {nearest[1]} both fit {trace}",
+            hint="Name the ExecutionTraces of one run, with the rank in their names.",
+        )
+    return nearest[0]
+
+
+def _in_common(folders: tuple[str, ...], other_folders: tuple[str, ...]) -> tuple[int, int]:
+    """Folders that two paths share from the top, then from the bottom: `et/run1` is nearest to `kineto/run1`."""
+    top = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, other_folders, strict=False)))
+    below = zip(reversed(folders[top:]), reversed(other_folders[top:]), strict=False)
+    return top, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], below))

@@ -272,13 +272,17 @@ class Batch:
             measured_us=sum(measured) if measured else None,
             slowest_rank_us=max(recorded, default=None),
             simulated_us=dict(simulated),
-            collectives=_collectives_of_job(
-                [
-                    RankCalls(rank=rank, calls=self._calls[index][0], origin_ns=self._calls[index][1])
-                    for index in indices
-                    if (rank := members[index].rank) is not None and self._calls[index][0]
-                ]
-            ),
+            collectives=self._collectives(indices, members),
+        )
+
+    def _collectives(self, indices: Sequence[int], members: Sequence[Member]) -> CollectivesResult | None:
+        """The collectives of a job's ranks matched; None where no two of them share one."""
+        return _collectives_of(
+            [
+                RankCalls(rank=rank, calls=self._calls[index][0], origin_ns=self._calls[index][1])
+                for index in indices
+                if (rank := members[index].rank) is not None and self._calls[index][0]
+            ]
         )
 
 
@@ -319,7 +323,7 @@ def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
     return digest(msgspec.msgpack.encode(what))
 
 
-def _collectives_of_job(ranks: Sequence[RankCalls]) -> CollectivesResult | None:
+def _collectives_of(ranks: Sequence[RankCalls]) -> CollectivesResult | None:
     """The collectives of several ranks matched; None where no two of them share one."""
     if len({rank.rank for rank in ranks}) < 2:
         return None

@@ -6,18 +6,21 @@ Owns the finding, the processes that read, and which rank of a job each file is.
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from importlib.metadata import distributions
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from opreplay.replay.batch.copies import copies_of
 from opreplay.replay.batch.merge import TracePlan
 from opreplay.replay.batch.ranks import rank_at_start, rank_in_name, recognised
 from opreplay.replay.batch.stamps import stamps_of
@@ -285,17 +288,7 @@ def open_ranks(
     the file's place among those given, where none has one, and told. Raises UsageError for fewer than two traces, for
     traces of several jobs, and where some have a rank and others have none; what `read` raises for a named file.
     """
-    traces: list[tuple[str, Trace]] = []
-    for file in find_files(patterns):
-        if file.left_out:
-            tell(f"{file.path} left out: {file.left_out}")
-            continue
-        try:
-            traces.append((file.path, read(file.path)))
-        except TraceError as error:
-            if file.named:
-                raise
-            tell(f"{file.path} left out: {error}")
+    traces = list(_readable(patterns, read, tell))
     if len(traces) < 2:
         raise UsageError(
             f"--ranks needs the traces of two ranks or more, found {len(traces)}",
@@ -315,6 +308,22 @@ def open_ranks(
     return sorted(pairs, key=lambda pair: pair[0])
 
 
+def _readable(
+    patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
+) -> Iterator[tuple[str, Trace]]:
+    """(path, trace) of each file that is one."""
+    for file in find_files(patterns):
+        if file.left_out:
+            tell(f"{file.path} left out: {file.left_out}")
+            continue
+        try:
+            yield file.path, read(file.path)
+        except TraceError as error:
+            if file.named:
+                raise
+            tell(f"{file.path} left out: {error}")
+
+
 def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:
     """Raise UsageError for a folder that holds recordings of several jobs; who names files knows what they are."""
     if len(patterns) == len(paths):
@@ -326,3 +335,83 @@ def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[s
             f"{len(paths)} files are of {len(jobs)} jobs: {', '.join(jobs)[:300]}",
             hint="Name the files of one of them.",
         )
+
+
+GZIP = b"\x1f\x8b"
+CHUNK_BYTES = 1 << 20
+
+
+def copies_of(paths: Iterable[str]) -> dict[str, str]:
+    """Each file that holds what another one does → that one: a file before a link to it, the one less deep in
+    folders, the older one, else the first.
+
+    Only files that unpack to the same number of bytes are read, as a gzip's last four bytes tell it. What is no regular
+    file, is empty or cannot be read is no copy.
+    """
+    sizes: defaultdict[int, list[str]] = defaultdict(list)
+    for path in paths:
+        if os.path.isfile(path) and (size := _unpacked_bytes(path)):
+            sizes[size].append(path)
+    originals: dict[str, str] = {}
+    for size, alike in sizes.items():
+        if len(alike) < 2:
+            continue
+        alike.sort(key=lambda path: (os.path.islink(path), path.count(os.sep), _changed_ns(path)))
+        first: dict[bytes, str] = {}
+        real: dict[str, bytes | None] = {}
+        for path in alike:
+            target = os.path.realpath(path)
+            content = real[target] if target in real else real.setdefault(target, _content(target, size))
+            if content is not None and first.setdefault(content, path) != path:
+                originals[path] = first[content]
+    return originals
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _unpacked_bytes(path: str) -> int | None:
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == GZIP
+            size = file.seek(0, os.SEEK_END)
+            if not packed or size < 4:
+                return size
+            file.seek(-4, os.SEEK_END)
+            return int.from_bytes(file.read(4), "little")
+    except OSError:
+        return None
+
+
+def _content(path: str, size: int) -> bytes | None:
+    """Digest of the bytes of a file, unpacked where they are `size` as it says; never of more than that."""
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == GZIP
+            file.seek(0)
+            if packed:
+                try:
+                    with gzip.open(file) as inside:
+                        if (content := _digest(inside, size)) is not None:
+                            return content
+                except (EOFError, zlib.error, gzip.BadGzipFile):
+                    pass  # damaged: compared as it is
+                file.seek(0)
+            return _digest(file, os.fstat(file.fileno()).st_size)
+    except OSError:
+        return None
+
+
+def _digest(file: BinaryIO | gzip.GzipFile, size: int) -> bytes | None:
+    """Digest of a stream of `size` bytes; None for one that has fewer or more."""
+    hasher, seen = blake2b(digest_size=16), 0
+    while chunk := file.read(CHUNK_BYTES):
+        seen += len(chunk)
+        if seen > size:
+            return None
+        hasher.update(chunk)
+    return hasher.digest() if seen == size else None

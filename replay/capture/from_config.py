@@ -45,14 +45,14 @@ def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
 
     Raises EnvironmentRefused where transformers is not installed.
     """
-    config = _config(Path(path_text))
+    config = _config(config_file(path_text))
     return lambda: _step(config, shape)
 
 
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     """What a reader of times must know of how transformers computes a model."""
     notes = ["attention, experts and norms run as transformers writes them in PyTorch: servers fuse them and take less"]
-    if shape.phase == "decode" and getattr(_config(Path(path_text)), "kv_lora_rank", None):
+    if shape.phase == "decode" and getattr(_config(config_file(path_text)), "kv_lora_rank", None):
         notes.append(
             "each token expands the latents of all cached ones to keys and values: servers that absorb that "
             "projection into the query (MLA) take many times less"
@@ -62,6 +62,24 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def config_file(text: str) -> Path:
+    """A local file, else the config.json of a model that the hub's cache holds ("Qwen/Qwen2.5-0.5B"); nothing is
+    downloaded."""
+    path = Path(text)
+    if path.exists() or text.count("/") != 1 or text.endswith(".json"):
+        return path
+    _transformers()
+    from huggingface_hub import try_to_load_from_cache  # pyright: ignore
+
+    cached = try_to_load_from_cache(text, "config.json")
+    if not isinstance(cached, str):
+        raise UsageError(
+            f"{text} is neither a file nor a model in the hub's cache",
+            hint=f"Nothing is downloaded: `hf download {text} config.json` does, or name a local file.",
+        )
+    return Path(cached)
+
+
 def _config(path: Path) -> Any:
     """The config that transformers makes of a file."""
     try:
@@ -69,7 +87,10 @@ def _config(path: Path) -> Any:
             raise UsageError(f"{path} is no config of a model: it has {path.stat().st_size:,} bytes", hint="See docs.")
         held = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Write hf:CONFIG.json, a local file.") from None
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}",
+            hint="Write hf:CONFIG.json, a local file, or a model of the hub's cache.",
+        ) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is no config of a model: not JSON", hint="It is the model's config.json.") from None
     kind = held.get("model_type") if isinstance(held, dict) else None
@@ -114,7 +135,9 @@ def _model(config: Any, shape: Shape) -> Any:
     dtype = getattr(torch, shape.dtype)
     # Real weights must be drawn; fake ones hold nothing.
     with no_init_weights() if isinstance(torch.empty(0), FakeTensor) else nullcontext():
-        return _class_of(config)._from_config(config, dtype=dtype)
+        model = _class_of(config)._from_config(config, dtype=dtype)
+    model.tie_weights()  # part of what draws them, which fake ones skip
+    return model
 
 
 def _class_of(config: Any) -> Any:
@@ -130,13 +153,71 @@ def _class_of(config: Any) -> Any:
     raise UsageError(f"transformers has no model of {config.model_type}", hint="Write it as FILE.py:make.")
 
 
-def _ids(model: Any, batch: int, tokens: int) -> torch.Tensor:
+def _ids(batch: int, tokens: int) -> torch.Tensor:
     return torch.zeros(batch, tokens, dtype=torch.long)
+
+
+def _inputs(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
+    """What the model's forward takes, by the name of its main input: tokens, an image, a spectrogram, samples of sound.
+
+    Raises UsageError for a model whose inputs have no size that its config tells.
+    """
+    config = model.config
+    given: dict[str, torch.Tensor] = {}
+    names = {model.main_input_name, *(["pixel_values"] if hasattr(config, "vision_config") else [])}
+    if "input_ids" in names:
+        given["input_ids"] = _ids(shape.batch, shape.context)
+    if "pixel_values" in names:
+        given["pixel_values"] = torch.zeros(shape.batch, *_image(config), dtype=model.dtype)
+    if "input_features" in names:
+        given["input_features"] = torch.zeros(shape.batch, *_spectrogram(config), dtype=model.dtype)
+    if "input_values" in names:
+        given["input_values"] = torch.zeros(shape.batch, SAMPLES, dtype=model.dtype)
+    if not given:
+        raise UsageError(
+            f"{type(model).__name__} takes {model.main_input_name}, of which its config tells no size",
+            hint="Write it as FILE.py:make.",
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = _ids(shape.batch, shape.context if "input_ids" in given else 1)
+    return given
+
+
+SAMPLES = 16000
+"""Of sound: a second at the rate that speech models are trained on."""
+
+
+def _image(config: Any) -> tuple[int, int, int]:
+    """[channels, height, width]"""
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None)
+    if size is None:
+        size = IMAGE
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(getattr(vision, "num_channels", 3)), int(height), int(width)
+
+
+IMAGE = 224
+"""Height and width where the config tells none: a convolutional model takes any."""
+
+
+def _spectrogram(config: Any) -> tuple[int, int]:
+    """[bins, frames]"""
+    positions, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
+    if positions is None or bins is None:
+        raise UsageError(
+            f"the config of {config.model_type} tells no size of its spectrograms", hint="Write it as FILE.py:make."
+        )
+    return int(bins), 2 * int(positions)  # the first convolutions halve the frames
 
 
 def _training(model: Any, shape: Shape) -> Step:
     model.train()
-    ids = _ids(model, shape.batch, shape.context)
+    if model.main_input_name != "input_ids":
+        raise UsageError(
+            f"training {type(model).__name__} needs targets of its own", hint="Write it as FILE.py:make, with its loss."
+        )
+    ids = _ids(shape.batch, shape.context)
     # As on accelerators, where it is the default.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 
@@ -150,8 +231,8 @@ def _training(model: Any, shape: Shape) -> Step:
 
 
 def _prefill(model: Any, shape: Shape) -> Step:
-    given: dict[str, Any] = {"input_ids": _ids(model, shape.batch, shape.context)}
-    if model.can_generate():
+    given: dict[str, Any] = dict(_inputs(model, shape))
+    if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False):
         given |= {"past_key_values": _cache(model.config, shape.context), "use_cache": True, "logits_to_keep": 1}
 
     def run() -> Any:
@@ -163,13 +244,16 @@ def _prefill(model: Any, shape: Shape) -> Step:
 
 def _decoding(model: Any, config: Any, shape: Shape) -> Step:
     """One more token of each sequence. The cache is filled by a prefill that is not part of the step."""
-    if not model.can_generate():
-        raise UsageError(f"{config.model_type} generates nothing", hint="Capture it with --phase prefill.")
+    if not model.can_generate() or model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
+        raise UsageError(
+            f"{config.model_type} does not generate one token after the other from text alone",
+            hint="Capture it with --phase prefill, or write it as FILE.py:make.",
+        )
     cache = _cache(config, shape.context + 1)
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     with torch.no_grad():
-        model(input_ids=_ids(model, shape.batch, shape.context), **options)
-    ids = _ids(model, shape.batch, 1)
+        model(input_ids=_ids(shape.batch, shape.context), **options)
+    ids = _ids(shape.batch, 1)
 
     def run() -> Any:
         with torch.no_grad():

@@ -65,7 +65,8 @@ def record(
     with nullcontext() if fakes is None else fakes.entered(), explained(recorder, real=real):
         if real:
             torch.manual_seed(seed)
-        step = make()
+        with nullcontext() if fakes is None else fakes.constructing():
+            step = make()
         as_calls = via == "dispatch" and step.program is None
         if step.root is not None and via != "export":  # an exported program has parameters of its own
             where.know(step.root)

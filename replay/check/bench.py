@@ -5,24 +5,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from opreplay.replay.check import variants
 from opreplay.replay.check.calling.calls import Bench, first_working
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.calling.target import Target, find_reference, find_target
 from opreplay.replay.check.cases import Case, given_cases, guesses
-from opreplay.replay.check.model import Finding, Setup, Timed
-from opreplay.replay.check.points import (
-    bad_input,
-    dynamic,
-    gradient,
-    integration,
-    promises,
-    repeated,
-    values,
-)
+from opreplay.replay.check.model import Listed, Setup, Timed
+from opreplay.replay.check.points import bad_input, dynamic, gradient, integration, promises, repeated, values
 from opreplay.replay.check.points.peak import too_much
-from opreplay.replay.check.points.trials import Attempt
+from opreplay.replay.check.points.trials import Attempt, attempt
 from opreplay.replay.check.simulated import simulated
 from opreplay.replay.check.speed import timed
 from opreplay.replay.execute.executors.make import make_executor
@@ -74,9 +67,6 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
         reference=find_reference(setup.against, target),
         executor=executor,
         seed=setup.seed,
-        bases=[],
-        compact_bases=[],
-        facts=executor.facts(),
         trying=trying,
         lost=setup.lost,
     )
@@ -85,23 +75,23 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
         bench.bases = [case for case in _recorded(setup, target) if case.text not in setup.lost]
     elif setup.shapes:
         written = [given_cases(text, setup.op, target.specs) for text in setup.shapes]
-        kept = [[case for case in cases if case.text not in setup.lost] for cases in written]
-        bench.bases = [_given(bench, setup, cases) for cases in kept if cases]
+        sound = [[case for case in cases if case.text not in setup.lost] for cases in written]
+        bench.bases = [_given(bench, setup, cases) for cases in sound if cases]
     else:
         case = made_up_case(bench, setup.op, target)
         bench.bases = [case]
         assumed.append(Assumption(argument="*", what=f"made up, as nobody gave a call: {case.text.partition(': ')[2]}"))
-    bench.compact_bases = [working_case(bench, variants.compact(base) or [base], base) for base in bench.bases]
+    add_compact(bench)
     return bench, tuple(assumed)
 
 
 def _recorded(setup: Setup, target: Target) -> list[Case]:
     """The calls of a trace that are of an overload that is checked."""
-    found = [Case(kind="recorded", op=op) for op in setup.recorded if (op.overload or "") in target.functions]
-    if not found:
+    cases = [Case(kind="recorded", op=op) for op in setup.recorded if (op.overload or "") in target.functions]
+    if not cases:
         overloads = ", ".join(sorted({op.overload or "default" for op in setup.recorded}))
         raise UsageError(f"the trace calls overloads {overloads} of {setup.op}", hint="Name that overload.")
-    return found
+    return cases
 
 
 def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
@@ -121,11 +111,11 @@ def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
                 hint="Give a call that both take, or another reference (--against).",
             )
         return case
-    for one in cases if bench.has_reference(first) else ():
+    for candidate in cases if bench.has_reference(first) else ():
         with contextlib.suppress(Exception):  # references raise anything
-            bench.refer(one, bench.arguments(one))
-            bench.refused.append(one)
-            return one
+            bench.refer(candidate, bench.arguments(candidate))
+            bench.refused.append(candidate)
+            return candidate
     also = f", and so does the reference {bench.reference.text}" if bench.has_reference(first) else ""
     why = "" if error is None else f": {words(error)}"
     raise UsageError(
@@ -134,12 +124,11 @@ def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
     )
 
 
-def working_case(bench: Bench, cases: Sequence[Case], otherwise: Case | None = None) -> Case:
-    """The first case that is taken; what the op refuses everywhere shows in the trials."""
-    if len(cases) == 1 and otherwise is None:
-        return cases[0]
-    case, _ = first_working(bench, cases)
-    return case or otherwise or cases[0]
+def add_compact(bench: Bench) -> None:
+    """Add to the cases the same with few elements, as the op takes them."""
+    for base in bench.bases:
+        case, _ = first_working(bench, variants.compact(base) or [base])
+        bench.compact_bases.append(case or base)
 
 
 def made_up_case(bench: Bench, name: str, target: Target) -> Case:
@@ -157,21 +146,41 @@ def made_up_case(bench: Bench, name: str, target: Target) -> Case:
     )
 
 
+def prepare(
+    setup: Setup, trying: Callable[[str], None] | None = None
+) -> tuple[Bench, dict[str, list[Attempt]], Listed]:
+    """The op with its cases, the trials of each point that was asked for in the order of reports, and what they are
+    called. Raises as `make_bench`."""
+    bench, assumed = make_bench(setup, trying)
+    try:
+        trials = all_trials(bench, setup)
+    except BaseException:
+        bench.executor.close()
+        raise
+    bench.trying = None
+    listed = Listed(
+        op=setup.op,
+        against=bench.reference.text,
+        trials={point: tuple(attempt.case for attempt in attempts) for point, attempts in trials.items()},
+        cases=tuple(base.text for base in bench.bases),
+        facts=bench.executor.facts(),
+        assumptions=assumed,
+    )
+    return bench, trials, listed
+
+
 def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
-    """The trials of the points that were asked for, in the order of reports."""
     if not bench.bases:
         return {point: [] for point in setup.points}
-    made = {point: TRIALS[point](bench) for point in setup.points if point in TRIALS}
-    if setup.points and "correctness" not in made:
+    trials = {point: TRIALS[point](bench) for point in setup.points if point in TRIALS}
+    if setup.points and "correctness" not in trials:
         # A given call that the op refuses and the reference takes is no pass, whatever was asked for.
         for case in bench.refused:
-            refusal = Attempt(case.text, lambda case=case: values.against_reference(bench, case))
-            made.setdefault(setup.points[0], []).insert(0, refusal)
+            trials.setdefault(setup.points[0], []).insert(0, attempt(bench, case, values.against_reference))
     if "speed" in setup.points:
-        made.setdefault("speed", []).extend(
-            Attempt(case.text, lambda case=case: _speed(bench, setup, case)) for case in speed_cases(bench)
-        )
-    return made
+        speed = [Attempt(case.text, partial(_speed, bench, setup, case)) for case in speed_cases(bench)]
+        trials.setdefault("speed", []).extend(speed)
+    return trials
 
 
 def speed_cases(bench: Bench) -> list[Case]:
@@ -183,18 +192,15 @@ def speed_cases(bench: Bench) -> list[Case]:
     largest = max(bench.bases, key=variants.elements)
     if variants.elements(largest) >= LARGE_ELEMENTS:
         return [first] if largest is first else [first, largest]
-    large = [case for case in variants.huge(first) if too_much(bench, case) is None]
-    found, _ = first_working(bench, large)
-    return [first] if found is None else [first, found]
+    large, _ = first_working(bench, [case for case in variants.huge(first) if too_much(bench, case) is None])
+    return [first] if large is None else [first, large]
 
 
 LARGE_ELEMENTS = 1 << 20
 """Of all tensors of a call whose time is not that of its overhead."""
 
 
-def _speed(bench: Bench, setup: Setup, case: Case) -> Finding | Timed:
+def _speed(bench: Bench, setup: Setup, case: Case) -> Timed:
     finding, speed = timed(bench, case, limit_s=setup.speed_s)
-    if case is not bench.first:
-        return Timed(finding=finding, speed=speed)
-    mine, other = simulated(bench, case, setup.socs)
+    mine, other = simulated(bench, case, setup.socs) if case is bench.first else ({}, {})
     return Timed(finding=finding, speed=speed, simulated=mine, simulated_reference=other)

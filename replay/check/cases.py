@@ -33,6 +33,10 @@ _INDEX_WORDS = ("index", "indices", "idx", "ids", "positions", "offsets", "lengt
 _MASK_WORDS = ("mask",)
 
 
+Trait = Literal["expanded", "inside memory", "one tensor", "value", "dtype"]
+"""What a trial has to know of a variant: a stride of 0, memory around the tensor, one tensor for several arguments,
+another value of an argument that is no tensor, another dtype of one tensor."""
+
 Values = Literal["usual", "large", "far", "small", "denormal", "zeros", "odd", "positive"]
 """Those of the op's initializers; a hundred times as large, whole numbers so large that float32, or float64, does not
 hold them; a thousand added; a millionth; below the smallest normal number; zeros of both signs among them; NaN and
@@ -47,6 +51,7 @@ class Case:
     """What is special about it: "given", "recorded", "transposed", ..."""
     op: ReplayOp
     values: Values = "usual"
+    trait: Trait | None = None
     smaller: tuple[Case, ...] = ()
     """Of a case of many elements the same with fewer, ascending: what they take tells whether there is room for it."""
     instead: tuple[Case, ...] = ()
@@ -82,11 +87,19 @@ def case_of(kind: str, name: str, spec: OpSpec, args: tuple[ReplayArg, ...]) -> 
     return Case(kind=kind, op=op)
 
 
-def replaced(case: Case, kind: str, args: tuple[ReplayArg, ...]) -> Case:
+def replaced(case: Case, kind: str, args: tuple[ReplayArg, ...], trait: Trait | None = None) -> Case:
     """The case with other arguments."""
     identity = blake2b(msgspec.json.encode([case.op.id, kind, args]), digest_size=6).hexdigest()
     op = msgspec.structs.replace(case.op, id=identity, args=args, outputs=None)
-    return Case(kind=kind, op=op, values=case.values)
+    return Case(kind=kind, op=op, values=case.values, trait=trait)
+
+
+def argument(arg: ArgSpec, *, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None) -> ReplayArg:
+    """One argument of a schema in the form of the IR."""
+    mutated = arg.mutated and bool(tensors)
+    return ReplayArg(
+        name=arg.name, type=arg.kind, tensors=tensors, value=value, keyword_only=arg.keyword_only, mutated=mutated
+    )
 
 
 def given_cases(text: str, name: str, specs: Sequence[OpSpec]) -> list[Case]:
@@ -96,20 +109,18 @@ def given_cases(text: str, name: str, specs: Sequence[OpSpec]) -> list[Case]:
     well, "mylib::op(f32[4,8], 0.5)" is a whole call. Raises UsageError for a text that is none of these, and where no
     overload takes it.
     """
-    values = None if "(" in text else _shape_values(text)
-    call = _parse_whole(text, name) if values is None else CallText(name=name, args=())
-    overload = call.name.partition("::")[2].partition(".")[2]  # a function's name has the dot of its file
-    found: list[Case] = []
-    for spec in specs:
-        if overload and spec.overload != overload:
-            continue
-        args = _bound(spec, call) if values is None else _filled(spec, values)
-        if args is not None:
-            found.append(case_of("given", name, spec, args))
-    if not found:
+    if "(" in text:
+        call = _parse_whole(text, name)
+        overload = call.name.partition("::")[2].partition(".")[2]  # a function's name has the dot of its file
+        bound = [(spec, _bound(spec, call)) for spec in specs if overload in ("", spec.overload)]
+    else:
+        shapes = _listed_shapes(text)
+        bound = [(spec, _filled(spec, shapes)) for spec in specs]
+    cases = [case_of("given", name, spec, args) for spec, args in bound if args is not None]
+    if not cases:
         shown = "; ".join(schema_text(spec.text) for spec in specs[:3])
         raise UsageError(f"no overload of {name} takes {text!r}", hint=f"It is {shown}.")
-    return sorted(found, key=lambda case: sum(spec.overload == "out" for spec in specs if spec.text == case.op.schema))
+    return sorted(cases, key=lambda case: case.op.overload == "out")
 
 
 def _parse_whole(text: str, name: str) -> CallText:
@@ -123,39 +134,35 @@ def _parse_whole(text: str, name: str) -> CallText:
     return call
 
 
-def _shape_values(text: str) -> tuple[CallValue, ...]:
-    """The tensors, and maybe other values, that a text without a call lists."""
+def _listed_shapes(text: str) -> list[TensorMeta]:
+    """The tensors that a text without a call lists; those that are sizes alone have the dtype ""."""
     parts = [part.strip() for part in re.split(r"[,;](?![^\[{(]*[\]})])", text) if part.strip()]
     if not parts:
         raise UsageError("--shapes names no shape", hint="Write one as 4096x4096 or f32[4,8].")
-    return tuple(_shape(part) for part in parts)
+    return [
+        TensorMeta(shape=tuple(map(int, re.split(r"[x×]", part))), dtype="")
+        if _PLAIN_SHAPE.fullmatch(part)
+        else parse_tensor(part)
+        for part in parts
+    ]
 
 
-def _shape(part: str) -> TensorMeta:
-    if _PLAIN_SHAPE.fullmatch(part):
-        return TensorMeta(shape=tuple(int(size) for size in re.split(r"[x×]", part)), dtype="")
-    return parse_tensor(part)
-
-
-def _filled(spec: OpSpec, values: Sequence[CallValue]) -> tuple[ReplayArg, ...] | None:
+def _filled(spec: OpSpec, metas: Sequence[TensorMeta]) -> tuple[ReplayArg, ...] | None:
     """Arguments from shapes alone: the tensors in order, one shape for all where one is given, the rest made up."""
-    wanted = [arg for arg in spec.args if arg.kind == "Tensor" and (not arg.optional or len(values) > 1)]
+    tensors = [arg for arg in spec.args if arg.kind == "Tensor" and (not arg.optional or len(metas) > 1)]
     lists = [arg for arg in spec.args if arg.kind == "Tensor[]" and not arg.optional]
-    required = [arg for arg in wanted if not arg.optional]
-    if len(values) > 1 and not lists and not len(required) <= len(values) <= len(wanted):
+    required = sum(not arg.optional for arg in tensors)
+    if len(metas) > 1 and not lists and not required <= len(metas) <= len(tensors):
         return None
-    metas = [cast("TensorMeta", value) for value in values]
-    if len(metas) == 1:
-        metas = metas * len(required)
-        wanted = required
-    by_name = {arg.name: _with_dtype(meta, arg) for arg, meta in zip(wanted, metas, strict=False)}
-    for arg in lists:
-        by_name[arg.name] = _with_dtype(metas[0] if metas else cast("TensorMeta", values[0]), arg)
-    return made_up(spec, by_name)
-
-
-def _with_dtype(meta: TensorMeta, arg: ArgSpec) -> TensorMeta:
-    return meta if meta.dtype else msgspec.structs.replace(meta, dtype=_usual_dtype(arg.name))
+    repeated = [metas[0]] * len(tensors) if len(metas) == 1 else metas
+    metas_of_args = [*zip(tensors, repeated, strict=False), *((arg, metas[0]) for arg in lists)]
+    return made_up(
+        spec,
+        {
+            arg.name: meta if meta.dtype else msgspec.structs.replace(meta, dtype=_usual_dtype(arg.name))
+            for arg, meta in metas_of_args
+        },
+    )
 
 
 def _usual_dtype(name: str) -> str:
@@ -170,42 +177,28 @@ def made_up(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ..
     args: list[ReplayArg] = []
     for arg in spec.args:
         if arg.name in tensors:
-            metas = (tensors[arg.name],) * (2 if arg.kind == "Tensor[]" else 1)
-            made = ReplayArg(
-                name=arg.name,
-                type=arg.kind,
-                tensors=metas,
-                keyword_only=arg.keyword_only,
-                mutated=arg.mutated,
-            )
+            args.append(argument(arg, tensors=(tensors[arg.name],) * (2 if arg.kind == "Tensor[]" else 1)))
         elif arg.has_default:
             continue
-        elif arg.optional or arg.kind == "Tensor?":
-            made = ReplayArg(name=arg.name, type=arg.kind, keyword_only=arg.keyword_only)
+        elif arg.optional:
+            args.append(argument(arg))
         elif arg.kind in _USUAL:
-            value: Value = _USUAL[arg.kind]
-            if arg.size is not None and isinstance(value, tuple):
-                value = tuple(value[0] for _ in range(arg.size))
-            made = ReplayArg(name=arg.name, type=arg.kind, value=value, keyword_only=arg.keyword_only)
+            value = _USUAL[arg.kind]
+            repeats = 1 if arg.size is None else arg.size
+            args.append(argument(arg, value=value * repeats if isinstance(value, tuple) else value))
         else:
             return None
-        args.append(made)
     # What follows an argument that is left out has to be given by name; the schema's order is kept.
     return completed(spec, args)
 
 
 def completed(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
     """Defaults for positional arguments that stand before one that is given."""
-    given = {arg.name: arg for arg in args}
+    by_name = {arg.name: arg for arg in args}
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
-    last = max((positional.index(name) for name in given if name in positional), default=-1)
-    made: list[ReplayArg] = []
-    for place, arg in enumerate(spec.args):
-        if arg.name in given:
-            made.append(given[arg.name])
-        elif not arg.keyword_only and place < last:
-            made.append(ReplayArg(name=arg.name, type=arg.kind, value=arg.default))
-    return tuple(made)
+    last = max((positional.index(name) for name in by_name if name in positional), default=0)
+    needed = by_name.keys() | set(positional[:last])
+    return tuple(by_name.get(arg.name) or argument(arg, value=arg.default) for arg in spec.args if arg.name in needed)
 
 
 _USUAL: dict[str, Value] = {
@@ -228,16 +221,8 @@ def guesses(name: str, spec: OpSpec) -> Iterator[Case]:
     """Calls that the schema allows, the most usual ones first: one shape for all tensors, then rows and vectors,
     matrices that can be multiplied, images. Which of them the op takes shows when it is called."""
     wanted = [arg for arg in spec.args if arg.kind in ("Tensor", "Tensor[]") and not arg.optional]
-    if not wanted:
-        args = made_up(spec, {})
-        if args is not None:
-            yield case_of("made up", name, spec, args)
-        return
-    seen: set[tuple[tuple[int, ...], ...]] = set()
-    for shapes in itertools.islice(_shapes(len(wanted)), MOST_GUESSES):
-        if shapes in seen:
-            continue
-        seen.add(shapes)
+    guessed = itertools.islice(_shapes(len(wanted)), MOST_GUESSES) if wanted else [()]
+    for shapes in dict.fromkeys(guessed):
         tensors = {
             arg.name: TensorMeta(shape=shape, dtype=_usual_dtype(arg.name))
             for arg, shape in zip(wanted, shapes, strict=True)
@@ -275,17 +260,11 @@ def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
     if len(call.args) > len(positional) or not call.kwargs.keys() <= names - values.keys():
         return None
     values.update(call.kwargs)
-    made: list[ReplayArg] = []
-    for arg in spec.args:
-        if arg.name not in values:
-            if not arg.has_default:
-                return None
-            continue
-        bound = _argument(arg, values[arg.name])
-        if bound is None:
-            return None
-        made.append(bound)
-    return completed(spec, made)
+    if any(not arg.has_default and arg.name not in values for arg in spec.args):
+        return None
+    bound = [_argument(arg, values[arg.name]) for arg in spec.args if arg.name in values]
+    args = [arg for arg in bound if arg is not None]
+    return completed(spec, args) if len(args) == len(bound) else None
 
 
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg | None:
@@ -293,22 +272,17 @@ def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg | None:
     items: list[CallValue] = value if isinstance(value, list) else [value]
     if arg.kind in ("Tensor", "Tensor[]"):
         if value is None:
-            made = ReplayArg(name=arg.name, type=arg.kind) if arg.optional else None
-        elif all(item is None or isinstance(item, TensorMeta) for item in items) and (
-            isinstance(value, list) == (arg.kind == "Tensor[]")
-        ):
-            made = ReplayArg(name=arg.name, type=arg.kind, tensors=tuple(cast("list[TensorMeta | None]", items)))
-        else:
-            made = None
-        if made is None:
+            return argument(arg) if arg.optional else None
+        of_kind = isinstance(value, list) == (arg.kind == "Tensor[]")
+        if not of_kind or not all(item is None or isinstance(item, TensorMeta) for item in items):
             return None
-        return msgspec.structs.replace(made, keyword_only=arg.keyword_only, mutated=arg.mutated)
-    if any(isinstance(item, TensorMeta) for item in items) or not _takes(arg, items):
+        return argument(arg, tensors=tuple(cast("list[TensorMeta | None]", items)))
+    if not all(_takes(arg, item) for item in items):
         return None
     plain = _plain(value)
     if arg.kind.endswith("[]") and not isinstance(plain, tuple) and plain is not None:
         plain = (plain,)
-    return ReplayArg(name=arg.name, type=arg.kind, value=plain, keyword_only=arg.keyword_only)
+    return argument(arg, value=plain)
 
 
 _TAKES: dict[str, tuple[type, ...]] = {
@@ -325,17 +299,13 @@ _TAKES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _takes(arg: ArgSpec, items: Sequence[CallValue]) -> bool:
+def _takes(arg: ArgSpec, item: CallValue) -> bool:
     kinds = _TAKES.get(arg.kind.removesuffix("[]"))
     if kinds is None:
-        return arg.kind == "opaque"
-    for item in items:
-        if item is None:
-            if not (arg.optional or arg.optional_elements):
-                return False
-        elif (isinstance(item, bool) and bool not in kinds and int not in kinds) or not isinstance(item, kinds):
-            return False
-    return True
+        return arg.kind == "opaque" and not isinstance(item, TensorMeta)
+    if item is None:
+        return arg.optional or arg.optional_elements
+    return isinstance(item, kinds) and not (isinstance(item, bool) and bool not in kinds and int not in kinds)
 
 
 def _plain(value: CallValue) -> Value:

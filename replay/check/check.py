@@ -17,8 +17,7 @@ def check_op(setup: Setup, *, isolated: bool = True, limit_s: float = LIMIT_S, t
     which is a KeyboardInterrupt with what was found so far, when it is ended during the trials.
     """
     if not isolated:
-        listed, findings = _here(setup)
-        return _judged(setup, listed, findings)
+        return _judged(setup, *_here(setup), {})
     checker = Checker(setup, limit_s=limit_s)
     try:
         listed = checker.start()
@@ -29,80 +28,65 @@ def check_op(setup: Setup, *, isolated: bool = True, limit_s: float = LIMIT_S, t
 
 def _here(setup: Setup) -> tuple[Listed, Iterator[tuple[str, Finding | Timed]]]:
     """The same in this process; torch's threads and gradient mode are the caller's again at the end."""
-    from opreplay.replay.check.bench import all_trials, make_bench
-    from opreplay.replay.check.worker import run_trial
+    from opreplay.replay.check.bench import prepare
 
-    bench, assumed = make_bench(setup)
-    try:
-        trials = all_trials(bench, setup)
-    except BaseException:
-        bench.executor.close()
-        raise
-    listed = Listed(
-        op=setup.op,
-        against=bench.reference.text,
-        trials={point: tuple(one.case for one in made) for point, made in trials.items()},
-        cases=tuple(base.text for base in bench.bases),
-        facts=bench.facts,
-        assumptions=assumed,
-    )
+    bench, trials, listed = prepare(setup)
 
-    def each() -> Iterator[tuple[str, Finding | Timed]]:
+    def findings() -> Iterator[tuple[str, Finding | Timed]]:
         try:
-            for point, made in trials.items():
-                for one in made:
-                    yield point, run_trial(one)
+            for point, attempts in trials.items():
+                for attempt in attempts:
+                    yield point, attempt.run()
         finally:
             bench.executor.close()
 
-    return listed, each()
+    return listed, findings()
 
 
 def _judged(
-    setup: Setup,
-    listed: Listed,
-    trials: Iterator[tuple[str, Finding | Timed]],
-    lost: Mapping[str, str] | None = None,
+    setup: Setup, listed: Listed, trials: Iterator[tuple[str, Finding | Timed]], lost: Mapping[str, str]
 ) -> CheckResult:
-    found: dict[str, list[Finding]] = {point: [] for point in listed.trials}
+    """What the trials came to; `lost`, cases that ended a process before its trials, is filled while they run."""
+    findings: dict[str, list[Finding]] = {point: [] for point in listed.trials}
     times: list[Timed] = []
     interrupted = False
     try:
-        for point, one in trials:
-            if isinstance(one, Timed):
-                times.append(one)
-            found[point].append(one.finding if isinstance(one, Timed) else one)
+        for point, finding in trials:
+            if isinstance(finding, Timed):
+                times.append(finding)
+            findings[point].append(finding.finding if isinstance(finding, Timed) else finding)
     except KeyboardInterrupt:
         interrupted = True
     for point, cases in listed.trials.items():
-        left = cases[len(found[point]) :] if interrupted else ()
-        found[point] += [Finding(case=case, verdict="not reached", detail="the check was interrupted") for case in left]
+        for case in cases[len(findings[point]) :] if interrupted else ():
+            findings[point].append(Finding(case=case, verdict="not reached", detail="the check was interrupted"))
         if not listed.cases:
-            text = next(iter(lost or {}), setup.op)
-            found[point].append(Finding(case=text, verdict="not reached", detail="no call is left to try"))
-    if lost and found:
+            case = next(iter(lost), setup.op)
+            findings[point].append(Finding(case=case, verdict="not reached", detail="no call is left to try"))
+    if lost and findings:
         # Of the point that is about what the op does, else of the first.
+        point = "correctness" if "correctness" in findings else next(iter(findings))
         ended = [Finding(case=case, verdict="fail", detail=detail) for case, detail in lost.items()]
-        point = "correctness" if "correctness" in found else next(iter(found))
-        found[point] = [*ended, *(one for one in found[point] if one.case not in lost)]
+        findings[point] = [*ended, *(finding for finding in findings[point] if finding.case not in lost)]
     # The first call decides on what is simulated, and is the speed; the large one stands beside it.
-    timed = times[0] if times else None
-    result = CheckResult(
+    untimed = Timed(finding=Finding(verdict="not reached"))
+    first, large = [*times, untimed, untimed][:2]
+    checked = CheckResult(
         op=setup.op,
         against=listed.against,
         device=setup.device,
         seed=setup.seed,
         environment=listed.facts,
-        points=tuple(point_result(point, findings) for point, findings in found.items()),
-        speed=None if timed is None else timed.speed,
-        speed_large=next((one.speed for one in times[1:]), None),
-        simulated={} if timed is None else timed.simulated,
-        simulated_reference={} if timed is None else timed.simulated_reference,
+        points=tuple(point_result(point, cases) for point, cases in findings.items()),
+        speed=first.speed,
+        speed_large=large.speed,
+        simulated=first.simulated,
+        simulated_reference=first.simulated_reference,
         cases=listed.cases,
         assumptions=listed.assumptions,
         notes=setup.notes,
         interrupted=interrupted,
     )
     if interrupted:
-        raise Interrupted(result)
-    return result
+        raise Interrupted(checked)
+    return checked

@@ -4,19 +4,16 @@ the ops of an installed library against their stand-ins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any
 
 import msgspec
 
-from opreplay.replay.check.bench import TRIALS, made_up_case, working_case
-from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.bench import TRIALS, add_compact, made_up_case
+from opreplay.replay.check.calling.calls import Bench, first_working
 from opreplay.replay.check.calling.target import ITSELF, OfNames, Reference, find_target
 from opreplay.replay.check.cases import given_cases
 from opreplay.replay.check.model import Finding, Verdict, point_result
-from opreplay.replay.check.variants import compact
-from opreplay.replay.check.worker import run_trial
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
@@ -107,36 +104,33 @@ def _checked(name: str, executor: TorchExecutor, seed: int, library: str | None)
             register_namespace(name.partition("::")[0])
             target = find_target(name)
             reference = ITSELF if known is None else Reference(text=FORMULA, function=OfNames(known.compute))
-        bench = Bench(target=target, reference=reference, executor=executor, seed=seed, bases=[], compact_bases=[])
+        bench = Bench(target=target, reference=reference, executor=executor, seed=seed)
         newest = target.specs[0].overload
         if known is not None:
             specs = [spec for spec in target.specs if spec.overload == newest]
-            bench.bases = [working_case(bench, given_cases(known.call, name, specs))]
+            cases = given_cases(known.call, name, specs)
+            working = first_working(bench, cases)[0] if len(cases) > 1 else None
+            bench.bases = [working or cases[0]]
         else:
             bench.bases = [made_up_case(bench, name, target)]
     except EnvironmentRefused:
         raise
     except OpReplayError as error:
         return StandIn(op=name, against="", detail=str(error))
-    bench.compact_bases = [working_case(bench, compact(base) or [base], base) for base in bench.bases]
+    add_compact(bench)
     return _judged(name, bench)
 
 
 def _judged(name: str, bench: Bench) -> StandIn:
-    findings: dict[str, Sequence[Finding]] = {}
-    for point in POINTS:
-        found: list[Any] = [run_trial(one) for one in TRIALS[point](bench)]
-        findings[point] = found
-    results = [point_result(point, found) for point, found in findings.items()]
-    wrong = next((one for one in results if one.verdict in ("fail", "missing")), None)
-    ulps = [one.ulp for one in results[-1].cases if one.ulp is not None]
-    base = next((one for one in results[-1].cases if one.verdict == "pass"), None)
-    against = bench.reference.text if base is not None or wrong is not None else ""
+    trials = {point: [attempt.run() for attempt in TRIALS[point](bench)] for point in POINTS}
+    results = [point_result(point, [f for f in run if isinstance(f, Finding)]) for point, run in trials.items()]
+    correct = results[-1]
+    wrong = next((judged for judged in results if judged.verdict in ("fail", "missing")), None)
     return StandIn(
         op=name,
-        against=against,
-        verdicts={one.point: one.verdict for one in results},
-        cases=sum(len(one.of("pass", "fail")) for one in results),
-        ulp=max(ulps, default=None),
+        against=bench.reference.text if correct.of("pass") or wrong is not None else "",
+        verdicts={judged.point: judged.verdict for judged in results},
+        cases=sum(len(judged.of("pass", "fail")) for judged in results),
+        ulp=max((finding.ulp for finding in correct.cases if finding.ulp is not None), default=None),
         detail="" if wrong is None else f"{wrong.point}: {wrong.detail}",
     )

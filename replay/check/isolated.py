@@ -89,14 +89,13 @@ class Checker:
 
     def trials(self, listed: Listed, tell: Tell | None = None) -> Iterator[tuple[str, Finding | Timed]]:
         """Each trial with its point; a crash or a hang is the finding of the trial that it happened in."""
-        total = sum(map(len, listed.trials.values()))
-        done = 0
-        for point, cases in listed.trials.items():
-            for number, case in enumerate(cases):
-                if tell is not None:
-                    tell(point, done, total)
-                yield point, self._tried(point, number, case)
-                done += 1
+        numbered = [
+            (point, number, case) for point, cases in listed.trials.items() for number, case in enumerate(cases)
+        ]
+        for done, (point, number, case) in enumerate(numbered):
+            if tell is not None:
+                tell(point, done, len(numbered))
+            yield point, self._tried(point, number, case)
 
     def close(self) -> None:
         """End the process; it has some seconds to do so by itself."""
@@ -107,11 +106,11 @@ class Checker:
     def _tried(self, point: str, number: int, case: str) -> Finding | Timed:
         """What becomes of a trial; of one whose process a signal ended when it is tried again."""
         tries = 1
-        while isinstance(found := self._tried_once(point, number, case), End):
-            if not found.signalled or tries == TRIES:
-                return Finding(case=case, verdict="not reached" if found.lost else "fail", detail=found.detail)
+        while isinstance(judged := self._tried_once(point, number, case), End):
+            if not judged.signalled or tries == TRIES:
+                return Finding(case=case, verdict="not reached" if judged.lost else "fail", detail=judged.detail)
             tries += 1
-        return found
+        return judged
 
     def _tried_once(self, point: str, number: int, case: str) -> Finding | Timed | End:
         if self._child is None:

@@ -61,14 +61,20 @@ _ALSO = {
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """What became of one trial."""
 
-    case: str
-    """The call, as `opreplay.replay.ir.notation` writes it, after what is special about it: "transposed: my::op(…)"."""
+    case: str = ""
+    """The call, as `opreplay.replay.ir.notation` writes it, after what is special about it: "transposed: my::op(…)";
+    "" until the trial that it is of adds it."""
     verdict: Verdict
     detail: str = ""
     ulp: float | None = None
     """Largest distance to the exact result, in units of the last place of the result's dtype."""
     error: float | None = None
     """Largest distance to the result in float64, relative to that."""
+
+    @property
+    def kind(self) -> str:
+        """What is special about the call."""
+        return self.case.partition(":")[0]
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +88,7 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, *verdicts: Verdict) -> list[Finding]:
         """The cases with these verdicts."""
-        return [one for one in self.cases if one.verdict in verdicts]
+        return [case for case in self.cases if case.verdict in verdicts]
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
@@ -142,9 +148,9 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
         """The result of one point, by its name or a short one. Raises UsageError for a name that is none, KeyError
         for one that was not asked for."""
         wanted = point_named(name)
-        for one in self.points:
-            if one.point == wanted:
-                return one
+        for judged in self.points:
+            if judged.point == wanted:
+                return judged
         raise KeyError(wanted)
 
     def failed(self, require: Sequence[str] | None = None) -> tuple[PointResult, ...]:
@@ -154,19 +160,19 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
         some = require is None and len(self.points) < len(POINTS)
         wanted = {point_named(name) for name in (REQUIRED if require is None else require)}
         return tuple(
-            one
-            for one in self.points
-            if (one.point in wanted and one.verdict in ("fail", "missing", "not reached"))
-            or (some and one.verdict in ("fail", "not reached"))
+            judged
+            for judged in self.points
+            if (judged.point in wanted and judged.verdict in ("fail", "missing", "not reached"))
+            or (some and judged.verdict in ("fail", "not reached"))
         )
 
 
 class Interrupted(KeyboardInterrupt):
-    """A check that was ended early, with what was found until then."""
+    """A check that was ended early, with its findings until then."""
 
-    def __init__(self, found: CheckResult) -> None:
+    def __init__(self, partial: CheckResult) -> None:
         super().__init__("the check was interrupted")
-        self.found = found
+        self.partial = partial
 
 
 def point_named(text: str) -> str:
@@ -193,7 +199,7 @@ _ORDER: tuple[Verdict, ...] = ("fail", "missing", "not reached", "pass", "refuse
 
 def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
     """The verdict of a point: that of its worst case, in which a refusal weighs less than a case that passes."""
-    ordered = sorted(findings, key=lambda one: _ORDER.index(one.verdict))
+    ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.verdict))
     verdict: Verdict = ordered[0].verdict if ordered else "not applicable"
     return PointResult(
         point=point, verdict=verdict, cases=tuple(ordered), detail=_detail(verdict, ordered) + _untried(point, findings)
@@ -208,12 +214,12 @@ EVEN = 4
 
 def _untried(point: str, findings: Sequence[Finding]) -> str:
     """A word on rows that have no rest in any call that was taken: "" where some do, or none was made up."""
-    made = [one for one in findings if one.case.partition(":")[0] in _MADE_UP]
-    if point != "correctness" or not made or any(one.verdict == "not reached" for one in made):
+    made_up = [finding for finding in findings if finding.kind in _MADE_UP]
+    if point != "correctness" or not made_up or any(finding.verdict == "not reached" for finding in made_up):
         return ""
-    taken = [one.case for one in made if one.verdict in ("pass", "fail")]
-    columns = math.gcd(*(int(found[1]) for case in taken if (found := _COLUMNS.search(case))))
-    if not taken:
+    calls = [finding.case for finding in made_up if finding.verdict in ("pass", "fail")]
+    columns = math.gcd(*(int(match[1]) for call in calls if (match := _COLUMNS.search(call))))
+    if not calls:
         return "; no uneven row was tried: every made-up size is refused"
     return f"; no uneven row was tried: all are multiples of {columns}" if columns >= EVEN else ""
 
@@ -222,26 +228,24 @@ def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
     """One line: how many cases, and the first that decides."""
     if not ordered:
         return "nothing to try"
-    deciding = [one for one in ordered if one.verdict == verdict]
-    some = "" if len(deciding) == len(ordered) else f" of {len(ordered)}"
+    deciding = [finding for finding in ordered if finding.verdict == verdict]
+    first, several = deciding[0], len(ordered) > 1
+    count = str(len(deciding)) if len(deciding) == len(ordered) else f"{len(deciding)} of {len(ordered)}"
     if verdict in ("fail", "missing"):
-        said = {"fail": "failed", "missing": "missing"}[verdict]
-        count = f"{len(deciding)}{some} {said}: " if len(ordered) > 1 else ""
-        return f"{count}{deciding[0].case}: {deciding[0].detail}"
+        said = "failed" if verdict == "fail" else "missing"
+        return f"{f'{count} {said}: ' if several else ''}{first.case}: {first.detail}"
     if verdict == "not reached":
-        return f"{len(deciding)}{some} not reached: {deciding[0].detail}"
-    parts: list[str] = []
-    if verdict == "pass" and len(ordered) > 1:
-        parts.append(f"{len(deciding)}{some} passed")
-    worst = max((one for one in deciding if one.ulp is not None), key=lambda one: one.ulp or 0.0, default=None)
-    if worst is not None:
-        parts.append(f"at most {worst.ulp:.3g} ulp from float64 ({worst.case.partition(':')[0]})")
-    elif deciding[0].detail and (len(deciding) == 1 or verdict != "pass"):
-        parts.append(deciding[0].detail)
-    refused = [one for one in ordered if one.verdict == "refused"]
-    if verdict == "pass" and refused:
-        names = ", ".join(dict.fromkeys(one.case.partition(":")[0] for one in refused))
-        parts.append(f"refused: {names} ({refused[0].detail})")
+        return f"{count} not reached: {first.detail}"
+    parts = [f"{count} passed"] if verdict == "pass" and several else []
+    ulps = [(finding.ulp, finding) for finding in deciding if finding.ulp is not None]
+    if ulps:
+        ulp, worst = max(ulps, key=lambda pair: pair[0])
+        parts.append(f"at most {ulp:.3g} ulp from float64 ({worst.kind})")
+    elif first.detail and (len(deciding) == 1 or verdict != "pass"):
+        parts.append(first.detail)
+    refused = [finding for finding in ordered if finding.verdict == "refused"] if verdict == "pass" else []
+    if refused:
+        parts.append(f"refused: {', '.join(dict.fromkeys(f.kind for f in refused))} ({refused[0].detail})")
     return "; ".join(parts)
 
 
@@ -305,7 +309,5 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 def counts(result: CheckResult) -> Mapping[Verdict, int]:
     """How many points have each verdict."""
-    found: dict[Verdict, int] = dict.fromkeys(_ORDER, 0)
-    for one in result.points:
-        found[one.verdict] += 1
-    return found
+    verdicts = [judged.verdict for judged in result.points]
+    return {verdict: verdicts.count(verdict) for verdict in _ORDER}

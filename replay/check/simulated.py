@@ -47,20 +47,21 @@ def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
     """Calls one after the other, by device; none where one of them has no prediction, or they take no time."""
     if not parts or not all(parts):
         return {}
-    made: dict[str, Simulated] = {}
+    totals: dict[str, Simulated] = {}
     for name in parts[0]:
-        each = [part[name] for part in parts]
-        first = max(each, key=lambda one: one.time_us)
-        made[name] = msgspec.structs.replace(
-            first,
-            time_us=sum(one.time_us for one in each),
-            low_us=sum(one.low_us for one in each),
-            high_us=sum(one.high_us for one in each),
-            kernels=tuple(kernel for one in each for kernel in one.kernels),
-            terms_us={},
-            extrapolated=any(one.extrapolated for one in each),
-        )
-    return {name: one for name, one in made.items() if one.time_us > 0.0}
+        calls = [part[name] for part in parts]
+        time_us = sum(call.time_us for call in calls)
+        if time_us > 0.0:
+            totals[name] = msgspec.structs.replace(
+                max(calls, key=lambda call: call.time_us),
+                time_us=time_us,
+                low_us=sum(call.low_us for call in calls),
+                high_us=sum(call.high_us for call in calls),
+                kernels=tuple(kernel for call in calls for kernel in call.kernels),
+                terms_us={},
+                extrapolated=any(call.extrapolated for call in calls),
+            )
+    return totals
 
 
 def _of_op(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
@@ -68,19 +69,19 @@ def _of_op(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulat
     from opreplay.replay.ascend.simulate.devices import simulate_on
 
     try:
-        made = simulate_on(op, devices, None, CACHE)
+        by_device = simulate_on(op, devices, None, CACHE)
     except CustomOpError:  # the prediction of a user's function that fails is missing
         return {}
-    return {name: one for name, one in made.items() if one.by is None or one.by != "bytes"}
+    return {name: prediction for name, prediction in by_device.items() if prediction.by != "bytes"}
 
 
 def _with_outputs(bench: Bench, case: Case) -> ReplayOp:
     """The case's op with what its results look like."""
     try:
-        found = bench.call(case, bench.arguments(case)).returned
+        returned = bench.call(case, bench.arguments(case)).returned
     except Exception:  # judged by other points
         return case.op
-    return msgspec.structs.replace(case.op, outputs=tuple(_meta(one) for one in found))
+    return msgspec.structs.replace(case.op, outputs=_metas(returned))
 
 
 class _Calls(TorchDispatchMode):
@@ -93,7 +94,7 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
-        self.parts.append(_of_op(_op_of(func, args, kwargs or {}, _outputs(returned)), self.devices))
+        self.parts.append(_of_op(_op_of(func, args, kwargs or {}, returned), self.devices))
         return returned
 
 
@@ -112,7 +113,7 @@ class _Outermost(TorchFunctionMode):
             return func(*args, **kwargs)
         before = len(self.calls.parts)
         returned = func(*args, **kwargs)
-        whole = _of_op(_op_of(overload, args, kwargs, _outputs(returned)), self.calls.devices)
+        whole = _of_op(_op_of(overload, args, kwargs, returned), self.calls.devices)
         if whole:
             self.calls.parts[before:] = [whole]
         return returned
@@ -124,15 +125,10 @@ def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None
     try:
-        found = getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs))
+        overload = getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs))
     except Exception:  # the function has other arguments than the op
         return None
-    return found if found._can_decompose() else None
-
-
-def _outputs(returned: Any) -> tuple[TensorMeta | None, ...]:
-    results = returned if isinstance(returned, tuple | list) else (returned,)
-    return tuple(_meta(one) if isinstance(one, torch.Tensor) else None for one in results)
+    return overload if overload._can_decompose() else None
 
 
 def _called(
@@ -148,31 +144,35 @@ def _called(
     return calls.parts
 
 
-def _op_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> ReplayOp:
+def _op_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> ReplayOp:
     spec = schema.compile_schema(func._schema)
     values = {**dict(zip((arg.name for arg in spec.args), args, strict=False)), **kwargs}
-    made: list[ReplayArg] = []
+    replay_args: list[ReplayArg] = []
     for arg in spec.args:
-        if arg.name not in values:
-            continue
-        value = values[arg.name]
-        items = list(value) if isinstance(value, list | tuple) else [value]
-        if any(isinstance(item, torch.Tensor) for item in items):
-            metas = tuple(_meta(item) if isinstance(item, torch.Tensor) else None for item in items)
-            made.append(ReplayArg(name=arg.name, type=arg.kind, tensors=metas, keyword_only=arg.keyword_only))
-        else:
-            plain = tuple(_plain(item) for item in items) if isinstance(value, list | tuple) else _plain(value)
-            made.append(ReplayArg(name=arg.name, type=arg.kind, value=plain, keyword_only=arg.keyword_only))
-    return msgspec.structs.replace(case_of("called", spec.name, spec, tuple(made)).op, outputs=outputs)
+        if arg.name in values:
+            metas = _metas(values[arg.name])
+            tensors, value = (metas, None) if any(metas) else ((), _plain(values[arg.name]))
+            replay_args.append(
+                ReplayArg(name=arg.name, type=arg.kind, tensors=tensors, value=value, keyword_only=arg.keyword_only)
+            )
+    op = case_of("called", spec.name, spec, tuple(replay_args)).op
+    return msgspec.structs.replace(op, outputs=_metas(returned))
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
     if isinstance(value, torch.dtype | torch.layout | torch.device | torch.memory_format):
         return str(value)
     return value if isinstance(value, bool | int | float | str) else None
 
 
-def _meta(tensor: torch.Tensor) -> TensorMeta:
-    return TensorMeta(
-        shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), strides=tuple(tensor.stride())
+def _metas(values: Any) -> tuple[TensorMeta | None, ...]:
+    """What the tensors among values look like, one or a list of them; None for what is none."""
+    items = values if isinstance(values, list | tuple) else (values,)
+    return tuple(
+        TensorMeta(shape=tuple(item.shape), dtype=str(item.dtype).removeprefix("torch."), strides=tuple(item.stride()))
+        if isinstance(item, torch.Tensor)
+        else None
+        for item in items
     )

@@ -24,7 +24,7 @@ from opreplay.replay.check.calling.calls import Arguments, Bench, results_of
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding, Speed
-from opreplay.replay.check.points.trials import nothing
+from opreplay.replay.check.points.trials import failed, nothing, passed
 from opreplay.replay.execute.executors.clocks import Clock
 
 LOOKS = (20, 40, 80, 160, 320, 640)
@@ -70,7 +70,7 @@ def compared(
     coin = random.Random(seed)
     pairs: list[tuple[float, float]] = []
     started = now_s()
-    found = (0.0, -math.inf, math.inf)
+    estimated = (0.0, -math.inf, math.inf)
     for look in LOOKS:
         while len(pairs) < look and now_s() - started < limit_s:
             order = (0, 1) if coin.random() < 0.5 else (1, 0)
@@ -79,28 +79,26 @@ def compared(
         if len(pairs) < FEWEST:
             break
         estimate, low, high = interval([math.log(a / b) for a, b in pairs], FALSE_ALARM / len(LOOKS))
-        found = (estimate, low - SYSTEMATIC, high + SYSTEMATIC)
+        estimated = (estimate, low - SYSTEMATIC, high + SYSTEMATIC)
         if len(pairs) < look:
             break
-        if high - low <= 2 * NARROW or found[1] > 0 or found[2] < 0:
-            return pairs, found, True
-    return pairs, found, found[2] - found[1] <= 2 * (NARROW + SYSTEMATIC)
+        if high - low <= 2 * NARROW or estimated[1] > 0 or estimated[2] < 0:
+            return pairs, estimated, True
+    return pairs, estimated, estimated[2] - estimated[1] <= 2 * (NARROW + SYSTEMATIC)
 
 
 def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed | None]:
     """The comparison on one case, in this process."""
-    text = case.text
     if not bench.has_reference(case):
-        return nothing(text, "no reference to be faster than (--against)"), None
+        return nothing("no reference to be faster than (--against)"), None
     try:
         arguments = bench.arguments(case)
         calls = (bench.call_of(case, arguments), bench.reference_call(case, arguments))
         for call in calls:
             results_of(call, arguments)
     except Exception as error:  # judged by other points
-        return nothing(text, words(error)), None
-    kept = arguments.copy() if arguments.written else None
-    sample = _sampler(bench, calls, arguments, kept)
+        return nothing(words(error)), None
+    sample = _sampler(bench, calls, arguments)
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -109,37 +107,36 @@ def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed |
         if collecting:
             gc.enable()
     if not math.isfinite(high):
-        return nothing(text, f"the time was up after {len(pairs)} pairs, {FEWEST} are needed (--speed-time)"), None
-    made = Speed(
+        return nothing(f"the time was up after {len(pairs)} pairs, {FEWEST} are needed (--speed-time)"), None
+    speed = Speed(
         ratio=math.exp(estimate),
         low=math.exp(low),
         high=math.exp(high),
         pairs=len(pairs),
         op_us=statistics.median(a for a, _ in pairs),
         reference_us=statistics.median(b for _, b in pairs),
-        case=text,
+        case=case.text,
         settled=settled or not low <= 0 <= high,
     )
-    said = f"{made.verdict}: {made.ratio:.3f} times the reference's time ({made.low:.3f} to {made.high:.3f})"
-    return Finding(case=text, verdict="fail" if made.verdict == "slower" else "pass", detail=said), made
+    said = f"{speed.verdict}: {speed.ratio:.3f} times the reference's time ({speed.low:.3f} to {speed.high:.3f})"
+    return failed(said) if speed.verdict == "slower" else passed(said), speed
 
 
-def _sampler(
-    bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Arguments, kept: Arguments | None
-) -> Callable[[int], float]:
+def _sampler(bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Arguments) -> Callable[[int], float]:
     """What takes one sample of the op (0) or the reference (1): microseconds a call, without waits for a processor that
     another program had where one thread works."""
+    before = arguments.copy() if arguments.written else None
     clock: Clock = bench.executor.clock
     call_us = max(_warm_up(clock, call) for call in calls)
-    count = 1 if kept is not None else max(1, min(clock.max_calls, math.ceil(SAMPLE_US / max(call_us, 1e-3))))
+    count = 1 if before is not None else max(1, min(clock.max_calls, math.ceil(SAMPLE_US / max(call_us, 1e-3))))
     for call in calls:
         clock.launch_us(call, count)
     alone = bench.executor.threads == 1
 
     def sample(which: int) -> float:
-        if kept is not None:
-            for mine, first in zip(arguments.tensors(), kept.tensors(), strict=True):
-                mine.copy_(first)
+        if before is not None:
+            for tensor, original in zip(arguments.tensors(), before.tensors(), strict=True):
+                tensor.copy_(original)
         at = clock.interruptions()
         took = clock.time_calls(calls[which], count)
         waited = clock.interruptions().waited_since(at, took) if alone else 0.0
@@ -150,10 +147,8 @@ def _sampler(
 
 def _warm_up(clock: Clock, call: Callable[[], Any]) -> float:
     """Microseconds of the last of some calls."""
-    started, took, done = clock.now_s(), 0.0, 0
-    while done < WARM_UP_CALLS or clock.now_s() - started < WARM_UP_S:
-        took = clock.time_calls(call, 1)
-        done += 1
-        if took > 1e6:
-            break
-    return took
+    started, call_us, calls = clock.now_s(), 0.0, 0
+    while call_us <= 1e6 and (calls < WARM_UP_CALLS or clock.now_s() - started < WARM_UP_S):
+        call_us = clock.time_calls(call, 1)
+        calls += 1
+    return call_us

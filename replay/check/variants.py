@@ -11,12 +11,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from opreplay.replay.check.cases import Case, Values, replaced
-from opreplay.replay.ir.model import ReplayArg
+from opreplay.replay.check.cases import Case, Trait, Values, argument, completed, replaced
+from opreplay.replay.ir.model import ReplayArg, Value
 from opreplay.replay.ir.sizes import extent, itemsize
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5, 257, 1021, 3))
@@ -35,8 +37,9 @@ MOST_INSTEAD = 1 << 22
 """Elements of a case that is tried in place of another."""
 NEAR_RATIO = 4
 """Of two sizes of which the larger may be made of the smaller one: halves of a row, heads that share keys."""
-LONG_ROW, ENDLESS_ROW = 8200, 70_001
-"""Columns of long rows: more than the threads of a block and what one of them keeps; more than 16 bits count."""
+COLUMNS = {"long rows": (256, 1025, 8200), "endless rows": (1025, 8200, 70_001)}
+"""Columns of long rows, the last of smaller cases' first ones: more than the threads of a block and what one of them
+keeps; more than 16 bits count."""
 MANY_ROWS = 70_001
 """Rows: more than 65,535, the most blocks that CUDA launches along y and z, and than 16 bits count."""
 MANY_BYTES = 16 << 20
@@ -59,6 +62,13 @@ SMALLEST_SIZE = 3
 
 MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
 """Kinds of cases that are tried where time does not matter."""
+
+MOST_ARGUED = 48
+"""Cases of other arguments."""
+LENGTHS = (1, 3, 5)
+"""Of lists of tensors."""
+PLACEMENT = ("device", "pin_memory", "layout", "memory_format", "generator", "inplace", "out")
+"""Arguments that say where a result lies, not what it is."""
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 DTYPES = (
@@ -92,20 +102,18 @@ Change = Callable[[TensorMeta], "TensorMeta | None"]
 def sized(case: Case) -> Iterator[Case]:
     """The case with other sizes: one element, none, primes, uneven, large."""
     sizes = distinct_sizes(case)
-    if not sizes:
+    first = _first(case)
+    if not sizes or first is None:
         return
-    first = next((meta for meta in _tensors(case) if meta.shape), None)
     yield from _mapped(case, "one element", dict.fromkeys(sizes, 1))
     yield from _mapped(case, "empty", dict.fromkeys(sizes, 0), keep_numbers=True)
-    if first is not None:
-        for place, size in ((0, first.shape[0]), (-1, first.shape[-1])):
-            name = "no rows" if place == 0 else "no columns"
-            if len(sizes) > 1:
-                yield from _mapped(case, name, {size: 0}, keep_numbers=True)
+    if len(sizes) > 1:
+        yield from _mapped(case, "no rows", {first.shape[0]: 0}, keep_numbers=True)
+        yield from _mapped(case, "no columns", {first.shape[-1]: 0}, keep_numbers=True)
     for kind, groups in MADE_UP.items():
         for group in groups:
             yield from _resized(case, kind, sizes, group)
-    yield from long_rows(case)
+    yield from long_rows(case, "long rows")
     yield from many_rows(case)
     yield from huge(case)
 
@@ -113,16 +121,15 @@ def sized(case: Case) -> Iterator[Case]:
 def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
     """The case with these sizes, both ways; in place of those without ratios, where they are refused, such as keep
     ratios up to 4, and multiples, the smallest first: of each size by itself, from the last, and of all of them."""
-    ways = list(_both_ways(sizes, group))
-    for mapping in ways:
+    *_, unrelated = mappings = list(_both_ways(sizes, group))
+    for mapping in mappings:
+        resized = list(_mapped(case, kind, mapping))
         # A number that equals a size may not be one: where both refuse what follows, it stays.
-        others = [(mapping, True), *((one, False) for one in _multiplied(sizes, group) if mapping is ways[-1])]
-        made = list(_mapped(case, kind, mapping))
-        instead = [
-            one for other, keep in others for one in _mapped(case, kind, other, keep_numbers=keep) if one not in made
-        ]
-        small = tuple(one for one in instead if elements(one) <= MOST_INSTEAD)
-        yield from (dataclasses.replace(one, instead=small) for one in made if _few(one))
+        alternatives = list(_mapped(case, kind, mapping, keep_numbers=True))
+        for multiplied in _multiplied(sizes, group) if mapping is unrelated else ():
+            alternatives += _mapped(case, kind, multiplied)
+        small = tuple(other for other in alternatives if other not in resized and elements(other) <= MOST_INSTEAD)
+        yield from (dataclasses.replace(variant, instead=small) for variant in resized if _few(variant))
 
 
 def _few(case: Case) -> bool:
@@ -133,41 +140,44 @@ def _few(case: Case) -> bool:
 def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
     """New sizes for old ones, in which ratios up to 4 are kept, and multiples of them."""
     near = _related(sizes, group, NEAR_RATIO)
-    alone = _related(sizes, group, 1)
-    if near != alone:
+    if near != _related(sizes, group, 1):
         yield near
     roots = [size for size in reversed(sizes) if _base(sizes, size, NEAR_RATIO) is None]
     for step in STEPS:
-        for some in [*([one] for one in roots), roots][: None if len(roots) > 1 else 1]:
+        for some in [*([root] for root in roots), roots][: None if len(roots) > 1 else 1]:
             yield _related(sizes, group, NEAR_RATIO, dict.fromkeys(some, step))
 
 
 def huge(case: Case) -> Iterator[Case]:
     """The case with so many rows that its first tensor has four million elements."""
-    first = next((meta for meta in _tensors(case) if meta.shape), None)
+    first = _first(case)
     if first is None:
         return
     size, alike = first.shape[0], first.shape.count(first.shape[0])
-    rest = max(1, _count(first.shape) // max(1, size**alike))
+    rest = max(1, math.prod(first.shape) // max(1, size**alike))
     # A square grows to both sides, and what is multiplied with it as well: a quarter will do.
     wanted = HUGE_ELEMENTS if alike == 1 else HUGE_ELEMENTS // 4
     sizes = [math.ceil((elements / rest) ** (1 / alike)) for elements in (wanted >> 6, wanted >> 4, wanted)]
     yield from _grown(case, "huge", {}, size, sizes)
 
 
-def endless_rows(case: Case) -> Iterator[Case]:
-    """The case with few rows of more columns than 16 bits count."""
-    first = next((meta for meta in _tensors(case) if meta.shape), None)
-    if first is not None and first.shape[-1] > 1:
-        columns = (LONG_ROW >> 3, LONG_ROW, ENDLESS_ROW)
-        yield from _grown_in_steps(case, "endless rows", {first.shape[0]: 3}, first.shape[-1], columns)
+def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterator[Case]:
+    """The case with few rows of many columns, and where that is refused of the next multiple."""
+    first = _first(case)
+    if first is None or first.shape[-1] <= 1:
+        return
+    mapping, size, columns = {first.shape[0]: 3}, first.shape[-1], COLUMNS[kind]
+    rounded = [[-(-count // step) * step for count in columns] for step in STEPS]
+    instead = tuple(other for counts in rounded for other in _grown(case, kind, mapping, size, counts))
+    for variant in _grown(case, kind, mapping, size, columns):
+        yield dataclasses.replace(variant, instead=instead)
 
 
 def many_rows(case: Case) -> Iterator[Case]:
     """The case with more rows than CUDA launches blocks along y and z: along the first dimension, and where there are
     more than two also along the last but one. Not where the huge case has as many."""
-    first = next((meta for meta in _tensors(case) if meta.shape), None)
-    if first is None or len(first.shape) < 2 or not _count(first.shape):
+    first = _first(case)
+    if first is None or len(first.shape) < 2 or not math.prod(first.shape):
         return
     alone = first.shape.count(first.shape[0]) == 1
     if len(first.shape) != 2 or not alone or HUGE_ELEMENTS // first.shape[1] < MANY_ROWS:
@@ -183,13 +193,13 @@ def _many(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case
         yield from _taller(case, first, place, kind)
         return
     rows = (MANY_ROWS >> 6, MANY_ROWS >> 4, MANY_ROWS)
-    kept = list(_grown(case, kind, {}, size, rows))
-    if kept and _bytes(kept[0].op.args) <= MANY_BYTES:
-        yield from kept
+    with_all_columns = list(_grown(case, kind, {}, size, rows))
+    if with_all_columns and _bytes(with_all_columns[0].op.args) <= MANY_BYTES:
+        yield from with_all_columns
         return
-    others = [one for one in distinct_sizes(case) if one != size]
-    large = [one for one in others if one > SMALL_SIZE]
-    for mapping in ({one: SMALL_SIZE + 1 + i for i, one in enumerate(large)}, *_both_ways(others, FEW_COLUMNS)):
+    others = [other for other in distinct_sizes(case) if other != size]
+    large = [other for other in others if other > SMALL_SIZE]
+    for mapping in ({other: SMALL_SIZE + 1 + i for i, other in enumerate(large)}, *_both_ways(others, FEW_COLUMNS)):
         yield from _grown(case, kind, mapping, size, rows)
 
 
@@ -197,45 +207,24 @@ def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Ca
     """The case with more rows of all tensors that have the sizes of the first one; where those are too large, with
     fewer columns."""
 
-    def of(rows: int, most: int) -> Case:
-        kept = [min(size, most) for size in first.shape]
-        shape = (*kept[:place], rows, *kept[place + 1 :])
-        args = tuple(
-            _each(arg, lambda meta: TensorMeta(shape=shape, dtype=meta.dtype) if meta.shape == first.shape else meta)
-            for arg in case.op.args
-        )
-        return replaced(case, kind, args)
+    def with_rows(rows: int, most_columns: int) -> Case:
+        shape = [min(size, most_columns) for size in first.shape]
+        shape[place] = rows
+        return replaced(case, kind, _reshaped(case, lambda old: tuple(shape) if old == first.shape else old))
 
-    for most in (max(first.shape), SMALL_SIZE + 1):
-        large = of(MANY_ROWS, most)
+    for most_columns in (max(first.shape), SMALL_SIZE + 1):
+        large = with_rows(MANY_ROWS, most_columns)
         if _bytes(large.op.args) <= MANY_BYTES:
-            yield dataclasses.replace(large, smaller=(of(MANY_ROWS >> 6, most), of(MANY_ROWS >> 4, most)))
+            smaller = with_rows(MANY_ROWS >> 6, most_columns), with_rows(MANY_ROWS >> 4, most_columns)
+            yield dataclasses.replace(large, smaller=smaller)
             return
 
 
 def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: Sequence[int]) -> Iterator[Case]:
     """The case with one size replaced by the last of these, beside those with the ones before it."""
     for large in _mapped(case, kind, {**mapping, size: sizes[-1]}):
-        smaller = tuple(one for few in sizes[:-1] for one in _mapped(case, kind, {**mapping, size: few}))
+        smaller = tuple(small for few in sizes[:-1] for small in _mapped(case, kind, {**mapping, size: few}))
         yield dataclasses.replace(large, smaller=smaller)
-
-
-def _grown_in_steps(
-    case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: Sequence[int]
-) -> Iterator[Case]:
-    """The case with one size replaced, and where that is refused by the next multiple."""
-    rounded = [[-(-few // step) * step for few in sizes] for step in STEPS]
-    instead = [one for some in rounded for one in _grown(case, kind, mapping, size, some)]
-    for one in _grown(case, kind, mapping, size, sizes):
-        yield dataclasses.replace(one, instead=tuple(instead))
-
-
-def long_rows(case: Case) -> Iterator[Case]:
-    """The case with few rows of many columns."""
-    first = next((meta for meta in _tensors(case) if meta.shape), None)
-    if first is not None and first.shape[-1] > 1:
-        columns = (LONG_ROW >> 5, LONG_ROW >> 3, LONG_ROW)
-        yield from _grown_in_steps(case, "long rows", {first.shape[0]: 3}, first.shape[-1], columns)
 
 
 def shared(case: Case) -> Iterator[Case]:
@@ -243,54 +232,35 @@ def shared(case: Case) -> Iterator[Case]:
 
     None that is written to: what that means no schema says.
     """
-    places = [
-        (a, t)
-        for a, arg in enumerate(case.op.args)
-        for t, meta in enumerate(arg.tensors)
-        if meta is not None and meta.storage is None and _count(meta.shape) and not arg.mutated
-    ]
     alike: dict[TensorMeta, list[tuple[int, int]]] = {}
-    for a, t in places:
-        alike.setdefault(_plain(case.op.args[a].tensors[t]), []).append((a, t))
-    taken = {meta.storage for meta in _tensors(case) if meta.storage is not None}
-    number = max(taken, default=-1) + 1
-    for group in alike.values():
-        pairs = list(itertools.combinations(group, 2))[:MOST_PAIRS]
-        for some in (*pairs, tuple(group)) if len(group) > 2 else pairs:
+    for a, t, meta in _with_own_memory(case):
+        if math.prod(meta.shape) and not case.op.args[a].mutated:
+            alike.setdefault(TensorMeta(shape=meta.shape, dtype=meta.dtype), []).append((a, t))
+    storage = 1 + max((meta.storage for meta in _tensors(case) if meta.storage is not None), default=-1)
+    for meta, places in alike.items():
+        pairs = list(itertools.combinations(places, 2))[:MOST_PAIRS]
+        for some in (*pairs, tuple(places)) if len(places) > 2 else pairs:
             names = " and ".join(dict.fromkeys(case.op.args[a].name for a, _ in some))
-            args = list(case.op.args)
-            for a, t in some:
-                one = msgspec.structs.replace(_plain(args[a].tensors[t]), storage=number)
-                tensors = (*args[a].tensors[:t], one, *args[a].tensors[t + 1 :])
-                args[a] = msgspec.structs.replace(args[a], tensors=tensors)
-            yield replaced(case, f"{SHARED} for {names}", tuple(args))
+            args = case.op.args
+            for place in some:
+                args = _with_tensor(args, place, msgspec.structs.replace(meta, storage=storage))
+            yield replaced(case, f"one tensor for {names}", args, "one tensor")
 
 
-SHARED = "one tensor"
-"""How the kind of a case begins whose arguments are one tensor."""
 MOST_PAIRS = 3
 """Of arguments that look alike which are given one tensor."""
 
 
-def _plain(meta: TensorMeta | None) -> TensorMeta:
-    """A tensor's sizes and dtype, contiguous."""
-    assert meta is not None
-    return TensorMeta(shape=meta.shape, dtype=meta.dtype)
-
-
 def ranked(case: Case) -> Iterator[Case]:
     """The case with one dimension less, one more and three more, of all tensors that have as many as any."""
-    most = max((len(meta.shape) for meta in _tensors(case)), default=0)
-    kinds: dict[str, Change] = {
-        "one dimension less": lambda meta: TensorMeta(shape=meta.shape[1:], dtype=meta.dtype),
-        "one dimension more": lambda meta: TensorMeta(shape=(3, *meta.shape), dtype=meta.dtype),
-        "three dimensions more": lambda meta: TensorMeta(shape=(2, 1, 3, *meta.shape), dtype=meta.dtype),
+    rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
+    shapes: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
+        "one dimension less": lambda shape: shape[1:],
+        "one dimension more": lambda shape: (3, *shape),
+        "three dimensions more": lambda shape: (2, 1, 3, *shape),
     }
-    for kind, change in kinds.items() if most else ():
-        args = tuple(
-            _each(arg, lambda meta: (change(meta) or meta) if len(meta.shape) == most else meta)  # noqa: B023
-            for arg in case.op.args
-        )
+    for kind, change in shapes.items() if rank else ():
+        args = _reshaped(case, lambda shape: change(shape) if len(shape) == rank else shape)  # noqa: B023
         if _bytes(args) <= MOST_BYTES:
             yield replaced(case, kind, args)
 
@@ -301,19 +271,92 @@ def small(case: Case) -> Iterator[Case]:
     sizes = distinct_sizes(case)
     large = [size for size in sizes if size > SMALL_SIZE]
     mappings = [*_both_ways(sizes, (3, 5, 4, 2)), {size: SMALL_SIZE + 1 + i for i, size in enumerate(large)}]
-    yield from sorted([*(one for mapping in mappings for one in _mapped(case, "small", mapping)), case], key=elements)
+    variants = [variant for mapping in mappings for variant in _mapped(case, "small", mapping)]
+    yield from sorted([*variants, case], key=elements)
 
 
 def compact(case: Case) -> list[Case]:
     """The case small enough to be tried many times: itself, or candidates of which an op takes the first or none."""
-    if sum(_count(meta.shape) for meta in _tensors(case)) <= COMPACT_ELEMENTS:
+    if elements(case) <= COMPACT_ELEMENTS:
         return [case]
     sizes = distinct_sizes(case)
-    made: list[Case] = []
-    for group in COMPACT:
-        for mapping in _both_ways(sizes, group):
-            made += _mapped(case, "small", mapping)
-    return [one for one in made if sum(_count(meta.shape) for meta in _tensors(one)) <= 4 * COMPACT_ELEMENTS]
+    return [
+        variant
+        for group in COMPACT
+        for mapping in _both_ways(sizes, group)
+        for variant in _mapped(case, "small", mapping)
+        if elements(variant) <= 4 * COMPACT_ELEMENTS
+    ]
+
+
+def argued(case: Case, spec: OpSpec) -> Iterator[Case]:
+    """The case with one argument after the other changed: numbers, flags, dtypes, tensors that may be left out, lists.
+
+    An op that takes an argument and ignores it is right as long as nobody gives another value than the default; what
+    the reference refuses says nothing.
+    """
+    changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
+    yield from itertools.islice(
+        itertools.chain.from_iterable(_with_other(case, spec, arg) for arg in changed), MOST_ARGUED
+    )
+    lists = [arg for arg in case.op.args if arg.type == "Tensor[]" and arg.tensors]
+    lengths = {len(arg.tensors) for arg in lists}
+    for length in LENGTHS if len(lengths) == 1 else ():
+        if length not in lengths:
+            args = tuple(
+                msgspec.structs.replace(arg, tensors=(arg.tensors * length)[:length]) if arg in lists else arg
+                for arg in case.op.args
+            )
+            yield replaced(case, f"{length} in a list", args)
+
+
+def _with_other(case: Case, spec: OpSpec, arg: ArgSpec) -> Iterator[Case]:
+    """The case with one argument changed."""
+    by_name = {before.name: before for before in case.op.args}
+    before = by_name.get(arg.name)
+
+    def with_argument(kind: str, changed: ReplayArg, trait: Trait | None = None) -> Case:
+        return replaced(case, kind, completed(spec, [*{**by_name, arg.name: changed}.values()]), trait)
+
+    if arg.kind != "Tensor":
+        for value in _other_values(arg, arg.default if before is None else before.value):
+            shown = str(value).removeprefix("torch.")
+            yield with_argument(f"{arg.name}={shown}", argument(arg, value=value), "value")
+    elif arg.optional and before is not None and any(before.tensors):
+        yield with_argument(f"without {arg.name}", argument(arg))
+    elif arg.optional:
+        for meta in _optional_tensors(case):
+            yield with_argument(f"with {arg.name}", argument(arg, tensors=(meta,)))
+
+
+def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
+    """What a tensor that was left out may look like: the last dimension of the first one, all of it, its first."""
+    first = next(iter(_tensors(case)), None)
+    if first is None:
+        return
+    for shape in dict.fromkeys((first.shape[-1:], first.shape, first.shape[:1])):
+        for dtype in (first.dtype, "bool"):
+            yield TensorMeta(shape=shape, dtype=dtype)
+
+
+def _other_values(spec: ArgSpec, now: Value) -> Sequence[Value]:
+    """Values of an argument's type that are not the one that it has."""
+    # A negative number is a place from the end, or nothing that anybody means.
+    last = (-1,) if spec.name.startswith(("dim", "axis")) else ()
+    tried: dict[str, Sequence[Value]] = {
+        "int": (0, 1, 2, *last) if type(now) is not int else (now + 1, 0, 1, *last),
+        "Scalar": (2, 0, -1, 2.5),
+        "float": (2.5, 0.0, 0.125, -0.75),
+        "int[]": ((0,), (-1,)),
+        "ScalarType": ("torch.float64", "torch.float32", "torch.bfloat16"),
+    }
+    if isinstance(now, bool) or spec.kind == "bool":
+        return [not now]
+    if spec.kind == "int[]" and isinstance(now, tuple):
+        whole = tuple(item for item in now if type(item) is int)
+        more, less = tuple(item + 1 for item in whole), tuple(item - 1 for item in whole)
+        tried["int[]"] = (more, less, whole[::-1], whole[:1])
+    return [value for value in tried.get(spec.kind, ()) if value != now or type(value) is not type(now)]
 
 
 def valued(case: Case) -> Iterator[Case]:
@@ -327,21 +370,18 @@ def primes_of(case: Case) -> Case:
     """The case with prime sizes, or in place of them with such as keep ratios of sizes; the case itself where it has
     no sizes."""
     sizes = distinct_sizes(case)
-    found = list(_resized(case, "prime sizes", sizes, PRIMES[1])) if sizes else []
-    if not found:
+    resized = list(_resized(case, "prime sizes", sizes, PRIMES[1])) if sizes else []
+    if not resized:
         return case
-    *kept, alone = found
-    return dataclasses.replace(alone, instead=(*alone.instead, *kept))
+    *related, unrelated = resized
+    return dataclasses.replace(unrelated, instead=(*unrelated.instead, *related))
 
 
 def other_sizes(case: Case, count: int) -> list[Case]:
     """The case at several sizes, for what must not depend on them."""
     sizes = distinct_sizes(case)
-    groups = ((5, 9, 7, 3), (11, 6, 13, 4), (20, 18, 10, 8), (37, 24, 14, 12))
-    made: list[Case] = []
-    for group in groups[:count] if sizes else ():
-        made += list(_mapped(case, "other sizes", next(iter(_both_ways(sizes, group)))))[:1]
-    return made
+    groups = ((5, 9, 7, 3), (11, 6, 13, 4), (20, 18, 10, 8), (37, 24, 14, 12))[:count] if sizes else ()
+    return [variant for group in groups for variant in _mapped(case, "other sizes", next(_both_ways(sizes, group)))]
 
 
 def distinct_sizes(case: Case) -> list[int]:
@@ -351,10 +391,10 @@ def distinct_sizes(case: Case) -> list[int]:
 
 def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
     """New sizes for old ones: keeping that one is a multiple of another, and then without."""
-    kept, alone = _related(sizes, group, max(sizes, default=1)), _related(sizes, group, 1)
-    if kept != alone:
-        yield kept
-    yield alone
+    related, unrelated = _related(sizes, group, max(sizes, default=1)), _related(sizes, group, 1)
+    if related != unrelated:
+        yield related
+    yield unrelated
 
 
 def _related(
@@ -362,95 +402,71 @@ def _related(
 ) -> dict[int, int]:
     """New sizes for old ones, in which what is a multiple of another, up to a ratio, stays one; the others are those
     of the group, times their steps."""
-    made: dict[int, int] = {}
+    new_sizes: dict[int, int] = {}
     for index, size in enumerate(sizes):
         base = _base(sizes, size, ratio)
         free = group[index % len(group)] + 2 * (index // len(group))
-        made[size] = free * (steps or {}).get(size, 1) if base is None else made[base] * (size // base)
-    return made
+        new_sizes[size] = free * (steps or {}).get(size, 1) if base is None else new_sizes[base] * (size // base)
+    return new_sizes
 
 
 def _base(sizes: Sequence[int], size: int, ratio: int) -> int | None:
     """The largest smaller size that one is a multiple of, up to a ratio."""
-    smaller = [one for one in sizes if one < size and size % one == 0 and size // one <= ratio]
-    return max(smaller, default=None)
+    return max((s for s in sizes if s < size and size % s == 0 and size // s <= ratio), default=None)
 
 
 def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: bool = False) -> Iterator[Case]:
-    """The case with sizes replaced, contiguous, where it is not too large."""
+    """The case with sizes replaced, contiguous, where it is not too large. With `keep_numbers` only lists of sizes
+    follow, as normalized_shape has to fit, and no single numbers."""
 
     def resized(meta: TensorMeta) -> TensorMeta:
-        shape = tuple(mapping.get(size, size) for size in meta.shape)
-        return TensorMeta(shape=shape, dtype=meta.dtype)
+        return TensorMeta(shape=tuple(mapping.get(size, size) for size in meta.shape), dtype=meta.dtype)
 
-    args = tuple(_with_numbers(_each(arg, resized), {} if keep_numbers else mapping) for arg in case.op.args)
-    if keep_numbers:
-        args = tuple(_with_zeroed(arg, mapping) for arg in args)
+    following = ("int[]",) if keep_numbers else ("int", "int[]")
+    args = tuple(_with_numbers(arg, mapping) if arg.type in following else _each(arg, resized) for arg in case.op.args)
     if args != case.op.args and _bytes(args) <= MOST_BYTES and _work(args) <= MOST_WORK:
         yield replaced(case, kind, args)
 
 
 def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
     """Whole numbers that are sizes follow them: normalized_shape, sections of a split."""
-    if arg.type not in ("int", "int[]"):
-        return arg
-    mapped = {old: new for old, new in mapping.items() if old >= SMALLEST_SIZE}
-    if isinstance(arg.value, tuple):
-        items = tuple(mapped.get(item, item) if type(item) is int else item for item in arg.value)
-        return msgspec.structs.replace(arg, value=items)
-    if type(arg.value) is int:
-        return msgspec.structs.replace(arg, value=mapped.get(arg.value, arg.value))
-    return arg
 
+    def mapped(number: Any) -> Any:
+        is_size = type(number) is int and number >= SMALLEST_SIZE
+        return mapping.get(number, number) if is_size else number
 
-def _with_zeroed(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
-    """Lists of sizes follow empty tensors as well: normalized_shape has to fit."""
-    return _with_numbers(arg, mapping) if arg.type == "int[]" else arg
+    value = tuple(map(mapped, arg.value)) if isinstance(arg.value, tuple) else mapped(arg.value)
+    return msgspec.structs.replace(arg, value=value)
 
 
 def laid_out(case: Case) -> Iterator[Case]:
     """The case with other strides: of each tensor alone, and of all of them."""
-    layouts: dict[str, Change] = {
-        "transposed": _transposed,
-        "sliced with an offset": _sliced,
-        "with a row pitch": _pitched,
-        "outer dimensions swapped": _outer_swapped,
-        "expanded": _expanded,
-        "expanded columns": _expanded_columns,
-        "misaligned": _misaligned,
-        "channels last": _channels_last,
+    layouts: dict[str, tuple[Change, Trait | None]] = {
+        "transposed": (_transposed, None),
+        "sliced with an offset": (_sliced, "inside memory"),
+        "with a row pitch": (_pitched, None),
+        "outer dimensions swapped": (_outer_swapped, None),
+        "expanded": (_expanded, "expanded"),
+        "expanded columns": (_expanded_columns, "expanded"),
+        "misaligned": (_misaligned, "inside memory"),
+        "channels last": (_channels_last, None),
     }
-    places = [
-        (a, t)
-        for a, arg in enumerate(case.op.args)
-        for t, meta in enumerate(arg.tensors)
-        if meta is not None and meta.storage is None
-    ]
-    for kind, change in layouts.items():
-        changed = [place for place in places if _change_at(case, [place], change, kind) is not None]
-        if len(changed) > 1:
-            made = _change_at(case, changed, change, kind)
-            if made is not None:
-                yield made
-        for place in changed[:4]:
-            name = case.op.args[place[0]].name
-            made = _change_at(case, [place], change, kind if len(changed) == 1 else f"{kind} {name}")
-            if made is not None:
-                yield made
-
-
-def _change_at(case: Case, places: Sequence[tuple[int, int]], change: Change, kind: str) -> Case | None:
-    """The case with some tensors changed; None where one of them cannot be."""
-    args = list(case.op.args)
-    for a, t in places:
-        arg, meta = args[a], args[a].tensors[t]
-        if meta is None or (arg.mutated and change in (_expanded, _expanded_columns)):
-            return None
-        made = change(TensorMeta(shape=meta.shape, dtype=meta.dtype))
-        if made is None:
-            return None
-        args[a] = msgspec.structs.replace(arg, tensors=(*arg.tensors[:t], made, *arg.tensors[t + 1 :]))
-    return replaced(case, kind, tuple(args)) if _bytes(args) <= 4 * MOST_BYTES else None
+    for kind, (change, trait) in layouts.items():
+        alone: dict[tuple[int, int], tuple[ReplayArg, ...]] = {}
+        together = case.op.args
+        for a, t, meta in _with_own_memory(case):
+            changed = change(TensorMeta(shape=meta.shape, dtype=meta.dtype))
+            if changed is None or (case.op.args[a].mutated and trait == "expanded"):
+                continue
+            args = _with_tensor(case.op.args, (a, t), changed)
+            if _bytes(args) <= 4 * MOST_BYTES:
+                alone[a, t] = args
+                together = _with_tensor(together, (a, t), changed)
+        if len(alone) > 1 and _bytes(together) <= 4 * MOST_BYTES:
+            yield replaced(case, kind, together, trait)
+        for (a, _), args in list(alone.items())[:4]:
+            name = "" if len(alone) == 1 else f" {case.op.args[a].name}"
+            yield replaced(case, f"{kind}{name}", args, trait)
 
 
 def _transposed(meta: TensorMeta) -> TensorMeta | None:
@@ -463,7 +479,7 @@ def _transposed(meta: TensorMeta) -> TensorMeta | None:
 
 def _sliced(meta: TensorMeta) -> TensorMeta | None:
     """Every second column of a wider tensor, from its third row on."""
-    if not meta.shape or not _count(meta.shape):
+    if not meta.shape or not math.prod(meta.shape):
         return None
     strides = contiguous_strides((*meta.shape[:-1], 2 * meta.shape[-1] + 3))
     return msgspec.structs.replace(meta, strides=(*strides[:-1], 2), storage_offset=2 * strides[0] + 1)
@@ -528,71 +544,74 @@ def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
     def retyped(meta: TensorMeta) -> TensorMeta:
         return msgspec.structs.replace(meta, dtype=dtype) if meta.dtype == main else meta
 
-    args = tuple(_each(arg, retyped) for arg in case.op.args)
-    made = replaced(case, kind or dtype, args)
-    return dataclasses.replace(made, instead=tuple(typed(one, dtype, kind) for one in case.instead))
+    variant = replaced(case, kind or dtype, tuple(_each(arg, retyped) for arg in case.op.args))
+    return dataclasses.replace(variant, instead=tuple(typed(other, dtype, kind) for other in case.instead))
 
 
 def broadcast(case: Case) -> Iterator[Case]:
     """The case with one tensor smaller, so that it has to be repeated along a dimension."""
-    places = [
-        (a, arg) for a, arg in enumerate(case.op.args) if arg.type == "Tensor" and arg.tensors and not arg.mutated
-    ]
-    if len([1 for _, arg in places if arg.tensors[0] is not None]) < 2:
-        return
-    for a, arg in places:
-        meta = arg.tensors[0]
-        if meta is None or not meta.shape:
+    tensors = [(a, arg, meta) for a, arg, meta in _single_tensors(case) if not arg.mutated]
+    for a, arg, meta in tensors if len(tensors) > 1 else ():
+        if not meta.shape:
             continue
-        rank = len(meta.shape)
         shapes = {
             f"one row of {arg.name}": (1, *meta.shape[1:]),
             f"one column of {arg.name}": (*meta.shape[:-1], 1),
             f"{arg.name} without rows": meta.shape[1:],
-            f"{arg.name} a single number": (1,) * rank,
+            f"{arg.name} a single number": (1,) * len(meta.shape),
             f"{arg.name} zero-dimensional": (),
         }
         for kind, shape in shapes.items():
             if shape != meta.shape:
-                yield _with_tensor(case, kind, a, TensorMeta(shape=shape, dtype=meta.dtype))
+                smaller = TensorMeta(shape=shape, dtype=meta.dtype)
+                yield replaced(case, kind, _with_tensor(case.op.args, (a, 0), smaller))
 
 
 def wrong(case: Case) -> Iterator[Case]:
     """The case with arguments that an op must refuse, or take as its reference does: dtype, rank, sizes, numbers."""
+    metas = {a: meta for a, _, meta in _single_tensors(case)}
     for a, arg in enumerate(case.op.args):
-        meta = arg.tensors[0] if arg.type == "Tensor" and arg.tensors else None
-        if meta is not None:
-            other = "int64" if "float" in meta.dtype else "float32"
-            yield _with_tensor(case, f"{arg.name} of {other}", a, msgspec.structs.replace(meta, dtype=other))
-            yield _with_tensor(
-                case, f"{arg.name} with one more dimension", a, TensorMeta(shape=(1, *meta.shape, 2), dtype=meta.dtype)
-            )
-            yield _with_tensor(case, f"{arg.name} zero-dimensional", a, TensorMeta(shape=(), dtype=meta.dtype))
-            if meta.shape:
-                longer = (*meta.shape[:-1], meta.shape[-1] + 1)
-                shorter = (max(0, meta.shape[0] - 1), *meta.shape[1:])
-                yield _with_tensor(case, f"{arg.name} too wide", a, TensorMeta(shape=longer, dtype=meta.dtype))
-                yield _with_tensor(case, f"{arg.name} too short", a, TensorMeta(shape=shorter, dtype=meta.dtype))
-                yield _with_tensor(
-                    case, f"{arg.name} empty", a, TensorMeta(shape=(0,) * len(meta.shape), dtype=meta.dtype)
-                )
+        if a in metas:
+            yield from _wrong_tensor(case, a, metas[a])
         elif arg.type in ("int", "Scalar", "float") and isinstance(arg.value, int | float):
-            for number in (-1_000_003, 1 << 31) if arg.type == "int" else (float("1e30"), -1e30):
-                value = number if arg.type == "int" else float(number)
-                changed = msgspec.structs.replace(arg, value=value)
-                args = (*case.op.args[:a], changed, *case.op.args[a + 1 :])
-                yield replaced(case, f"{arg.name}={value:g}", args)
+            for number in (-1_000_003, 1 << 31) if arg.type == "int" else (1e30, -1e30):
+                args = (*case.op.args[:a], msgspec.structs.replace(arg, value=number), *case.op.args[a + 1 :])
+                yield replaced(case, f"{arg.name}={number:g}", args, "value")
 
 
-def _with_tensor(case: Case, kind: str, place: int, meta: TensorMeta) -> Case:
-    args = list(case.op.args)
-    args[place] = msgspec.structs.replace(args[place], tensors=(meta,))
-    return replaced(case, kind, tuple(args))
+def _wrong_tensor(case: Case, place: int, meta: TensorMeta) -> Iterator[Case]:
+    name, shape = case.op.args[place].name, meta.shape
+    dtype = "int64" if "float" in meta.dtype else "float32"
+    other = _with_tensor(case.op.args, (place, 0), msgspec.structs.replace(meta, dtype=dtype))
+    yield replaced(case, f"{name} of {dtype}", other, "dtype")
+    shapes: dict[str, tuple[int, ...]] = {"with one more dimension": (1, *shape, 2), "zero-dimensional": ()}
+    if shape:
+        shapes["too wide"] = (*shape[:-1], shape[-1] + 1)
+        shapes["too short"] = (max(0, shape[0] - 1), *shape[1:])
+        shapes["empty"] = (0,) * len(shape)
+    for kind, other_shape in shapes.items():
+        args = _with_tensor(case.op.args, (place, 0), TensorMeta(shape=other_shape, dtype=meta.dtype))
+        yield replaced(case, f"{name} {kind}", args)
+
+
+def _with_tensor(args: tuple[ReplayArg, ...], place: tuple[int, int], meta: TensorMeta) -> tuple[ReplayArg, ...]:
+    """Arguments with one tensor replaced; `place` is that of the argument, and of the tensor in it."""
+    a, t = place
+    tensors = (*args[a].tensors[:t], meta, *args[a].tensors[t + 1 :])
+    return (*args[:a], msgspec.structs.replace(args[a], tensors=tensors), *args[a + 1 :])
+
+
+def _reshaped(case: Case, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> tuple[ReplayArg, ...]:
+    """Arguments with other sizes; tensors whose sizes stay keep their strides."""
+
+    def reshaped(meta: TensorMeta) -> TensorMeta:
+        shape = change(meta.shape)
+        return meta if shape == meta.shape else TensorMeta(shape=shape, dtype=meta.dtype)
+
+    return tuple(_each(arg, reshaped) for arg in case.op.args)
 
 
 def _each(arg: ReplayArg, change: Callable[[TensorMeta], TensorMeta]) -> ReplayArg:
-    if not arg.tensors:
-        return arg
     return msgspec.structs.replace(arg, tensors=tuple(meta and change(meta) for meta in arg.tensors))
 
 
@@ -600,11 +619,21 @@ def _tensors(case: Case) -> list[TensorMeta]:
     return [meta for arg in case.op.args for meta in arg.tensors if meta is not None]
 
 
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _first(case: Case) -> TensorMeta | None:
+    """The first tensor that is no single number."""
+    return next((meta for meta in _tensors(case) if meta.shape), None)
+
+
+def _single_tensors(case: Case) -> list[tuple[int, ReplayArg, TensorMeta]]:
+    """Arguments that are one tensor, with their places."""
+    args = [(a, arg) for a, arg in enumerate(case.op.args) if arg.type == "Tensor"]
+    return [(a, arg, meta) for a, arg in args for meta in arg.tensors if meta is not None]
+
+
+def _with_own_memory(case: Case) -> list[tuple[int, int, TensorMeta]]:
+    """Tensors that share no memory, after the places of their arguments and theirs in those."""
+    tensors = [(a, t, meta) for a, arg in enumerate(case.op.args) for t, meta in enumerate(arg.tensors)]
+    return [(a, t, meta) for a, t, meta in tensors if meta is not None and meta.storage is None]
 
 
 def _bytes(args: Sequence[ReplayArg]) -> int:
@@ -613,9 +642,10 @@ def _bytes(args: Sequence[ReplayArg]) -> int:
 
 def elements(case: Case) -> int:
     """Elements of all tensors of a call."""
-    return sum(_count(meta.shape) for meta in _tensors(case))
+    return sum(math.prod(meta.shape) for meta in _tensors(case))
 
 
 def _work(args: Sequence[ReplayArg]) -> int:
-    counts = sorted(_count(shape) for shape in {meta.shape for arg in args for meta in arg.tensors if meta is not None})
+    shapes = {meta.shape for arg in args for meta in arg.tensors if meta is not None}
+    counts = sorted(math.prod(shape) for shape in shapes)
     return counts[-1] * counts[-2] if len(counts) > 1 else 0

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
 import msgspec
 
-from opreplay.replay.check.bench import all_trials, make_bench
-from opreplay.replay.check.calling.refusals import words
-from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial, Trying
-from opreplay.replay.check.points.trials import Attempt
+from opreplay.replay.check.bench import prepare
+from opreplay.replay.check.model import Setup, Trial, Trying
 from opreplay.replay.execute.messages import Refused
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with, limit_files
-from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.traces.errors import OpReplayError
 
 
@@ -29,47 +27,24 @@ def serve(descriptor: int, parent: int) -> None:
         setup = msgspec.msgpack.decode(receive(channel) or b"", type=Setup)
         limit_files()
         try:
-            bench, assumed = make_bench(setup, trying=lambda case: send(channel, Trying(case=case)))
-            trials = all_trials(bench, setup)
-            bench.trying = None
+            bench, trials, listed = prepare(setup, trying=lambda case: send(channel, Trying(case=case)))
         except OpReplayError as error:
             send(channel, Refused.of(error))
             return
-        send(
-            channel,
-            Listed(
-                op=setup.op,
-                against=bench.reference.text,
-                trials={point: tuple(one.case for one in made) for point, made in trials.items()},
-                cases=tuple(base.text for base in bench.bases),
-                facts=bench.facts,
-                assumptions=assumed,
-            ),
-        )
+        send(channel, listed)
         decoder = msgspec.msgpack.Decoder(Trial)
         while (frame := receive(channel)) is not None:
             trial = decoder.decode(frame)
-            found = run_trial(trials[trial.point][trial.number])
+            finding = trials[trial.point][trial.number].run()
             if not _alive(bench.executor.synchronize):
                 # Device errors come late and stay: this process is of no more use. Its last words are the finding.
                 os.write(2, b"the device is lost\n")
                 os._exit(1)
-            send(channel, found)
+            send(channel, finding)
 
 
-def run_trial(attempt: Attempt) -> Finding | Timed:
-    """What became of one trial; whatever it raises is a finding."""
+def _alive(synchronize: Callable[[], None]) -> bool:
     try:
-        return attempt.run()
-    except NotReplayable as stopped:
-        return Finding(case=attempt.case, verdict="not applicable", detail=str(stopped.reason))
-    except Exception as error:  # ops raise anything
-        return Finding(case=attempt.case, verdict="fail", detail=words(error))
-
-
-def _alive(synchronize: object) -> bool:
-    try:
-        assert callable(synchronize)
         synchronize()
     except Exception:
         return False

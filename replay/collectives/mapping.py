@@ -50,107 +50,108 @@ class TooFewRanks(ValueError):
     """There are not enough ranks for the operation."""
 
 
-def mapped(one: Collective, world: int, *, max_bytes: float = math.inf) -> Share:
+def mapped(collective: Collective, world: int, *, max_bytes: float = math.inf) -> Share:
     """What `world` ranks run in place of a recorded group, all of their buffers together at most `max_bytes`.
 
     Raises TooFewRanks for a send or receive where there is one rank.
     """
-    if one.kind in POINT_TO_POINT:
-        return _fitted(one, _pair(one, world), max_bytes)
-    size = one.group_size or world
+    if collective.kind in POINT_TO_POINT:
+        return _fitted(collective, _pair(collective, world), max_bytes)
+    size = collective.group_size or world
     count = min(size, world)
-    named = len(one.group_ranks) == count == size and max(one.group_ranks, default=0) < world
-    members = one.group_ranks if named and len(set(one.group_ranks)) == count else tuple(range(count))
-    return _fitted(one, _on(one, members, size), max_bytes)
+    named = len(collective.group_ranks) == count == size and max(collective.group_ranks, default=0) < world
+    members = collective.group_ranks if named and len(set(collective.group_ranks)) == count else tuple(range(count))
+    return _fitted(collective, _on(collective, members, size), max_bytes)
 
 
-def _pair(one: Collective, world: int) -> Share:
+def _pair(collective: Collective, world: int) -> Share:
     if world < 2:
         raise TooFewRanks("a send or receive needs two ranks")
-    source, target = one.source, one.target
+    source, target = collective.source, collective.target
     known = source is not None and target is not None and source != target and max(source, target) < world
     members = (source, target) if known and source is not None and target is not None else (0, 1)
     return Share(
-        kind=one.kind,
-        dtype=one.dtype,
+        kind=collective.kind,
+        dtype=collective.dtype,
         members=members,
-        inputs=one.in_elements,
-        outputs=one.in_elements,
-        asynchronous=bool(one.asynchronous),
-        elements=one.in_elements,
+        inputs=collective.in_elements,
+        outputs=collective.in_elements,
+        asynchronous=bool(collective.asynchronous),
+        elements=collective.in_elements,
         bus_factor=1.0,
     )
 
 
-def _on(one: Collective, members: tuple[int, ...], recorded: int) -> Share:
+def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Share:
     """The collective of a group of `recorded` ranks on `members`."""
     n = len(members)
-    inputs, outputs, matrix = one.in_elements, one.out_elements, ()
+    inputs, outputs, matrix = collective.in_elements, collective.out_elements, ()
     note = ""
     if n < recorded:
-        what = "what leaves a rank" if one.kind == "all_to_all" else "the message"
+        what = "what leaves a rank" if collective.kind == "all_to_all" else "the message"
         note = f"group of {recorded:,} on {n}: {what} is as recorded, for {n - 1} peers, not {recorded - 1:,}"
-    if one.kind in ("all_gather", "gather"):
+    if collective.kind in ("all_gather", "gather"):
         inputs = max(1, outputs // n) if outputs else 0
         outputs = inputs * n
-    elif one.kind in ("reduce_scatter", "scatter"):
+    elif collective.kind in ("reduce_scatter", "scatter"):
         outputs = max(1, inputs // n) if inputs else 0
         inputs = outputs * n
-    elif one.kind == "all_to_all":
-        matrix = _matrix(one, n, recorded)
+    elif collective.kind == "all_to_all":
+        matrix = _matrix(collective, n, recorded)
         inputs, outputs = max(sum(row) for row in matrix), max(sum(column) for column in zip(*matrix, strict=True))
-        if one.in_elements != one.out_elements and not one.in_splits:
+        if collective.in_elements != collective.out_elements and not collective.in_splits:
             note = "; ".join(filter(None, (note, "splits not recorded: even beside what stays on the rank")))
     else:
         outputs = inputs
-    total = outputs if one.kind in ("all_gather", "gather") else inputs
-    factor = bus_factor(one.kind, n)
-    if one.kind == "all_to_all" and inputs:
+    total = outputs if collective.kind in ("all_gather", "gather") else inputs
+    factor = bus_factor(collective.kind, n)
+    if collective.kind == "all_to_all" and inputs:
         factor = max(1.0 - row[i] / max(sum(row), 1) for i, row in enumerate(matrix))
     return Share(
-        kind=one.kind,
-        dtype=one.dtype,
+        kind=collective.kind,
+        dtype=collective.dtype,
         members=members,
         inputs=inputs,
         outputs=outputs,
         matrix=matrix,
-        parts=one.parts if one.kind == "all_reduce" else (),
-        root=one.root if one.root is not None and one.root < n else 0,
-        reduce_op=one.reduce_op if one.reduce_op in ("max", "min", "avg", "product") else "sum",
-        asynchronous=bool(one.asynchronous),
+        parts=collective.parts if collective.kind == "all_reduce" else (),
+        root=collective.root if collective.root is not None and collective.root < n else 0,
+        reduce_op=collective.reduce_op if collective.reduce_op in ("max", "min", "avg", "product") else "sum",
+        asynchronous=bool(collective.asynchronous),
         elements=total,
         bus_factor=factor,
         note=note,
     )
 
 
-def _matrix(one: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
+def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
     """What each of n ranks sends to each: the first one's row and column are those of the rank that was recorded.
 
     Peers are bundled; what a rank keeps stays with it. The others send and receive as much as is recorded of this one.
     """
-    row, column = _spread(one, n, recorded, one.in_splits, one.in_elements), ()
-    column = _spread(one, n, recorded, one.out_splits, one.out_elements)
-    kept = min(row[0], column[0])
-    others_row, others_column = (one.in_elements - kept, one.out_elements - kept)
-    row = (kept, *_scaled(row[1:], others_row))
-    column = (kept, *_scaled(column[1:], others_column))
+    row, column = _spread(collective, n, recorded, collective.in_splits, collective.in_elements), ()
+    column = _spread(collective, n, recorded, collective.out_splits, collective.out_elements)
+    retained = min(row[0], column[0])
+    others_row, others_column = (collective.in_elements - retained, collective.out_elements - retained)
+    row = (retained, *_scaled(row[1:], others_row))
+    column = (retained, *_scaled(column[1:], others_column))
     if n == 1:
-        return ((max(one.in_elements, one.out_elements),),)
+        return ((max(collective.in_elements, collective.out_elements),),)
     # Among the others: each as much as the mean of what the first one gives and takes.
     typical = (others_row + others_column) // (2 * (n - 1))
     return tuple(
-        tuple(row[j] if i == 0 else column[i] if j == 0 else kept if i == j else typical for j in range(n))
+        tuple(row[j] if i == 0 else column[i] if j == 0 else retained if i == j else typical for j in range(n))
         for i in range(n)
     )
 
 
-def _spread(one: Collective, n: int, recorded: int, splits: tuple[int, ...], total: int) -> tuple[int, ...]:
+def _spread(collective: Collective, n: int, recorded: int, splits: tuple[int, ...], total: int) -> tuple[int, ...]:
     """(what stays, what goes to each of n - 1 bundles of peers), for n of `recorded` ranks."""
     if len(splits) != recorded:
-        own = total // recorded
-        return (own, *_even(total - own, n - 1))
-    at = one.group_ranks.index(one.rank) if one.rank is not None and one.rank in one.group_ranks else one.rank or 0
+        retained = total // recorded
+        return (retained, *_even(total - retained, n - 1))
+    rank, ranks = collective.rank, collective.group_ranks
+    at = ranks.index(rank) if rank is not None and rank in ranks else rank or 0
     at = at if at < recorded else 0
     peers = [*splits[at + 1 :], *splits[:at]]
     bounds = [len(peers) * i // max(1, n - 1) for i in range(n)]
@@ -168,9 +169,9 @@ def _scaled(values: tuple[int, ...], total: int) -> list[int]:
         return list(values)
     if not before:
         return _even(total, len(values))
-    made = [value * total // before for value in values]
-    made[-1] += total - sum(made)
-    return made
+    scaled = [value * total // before for value in values]
+    scaled[-1] += total - sum(scaled)
+    return scaled
 
 
 def bytes_of(share: Share, itemsize: int) -> int:
@@ -179,9 +180,9 @@ def bytes_of(share: Share, itemsize: int) -> int:
     return each * itemsize * len(share.members)
 
 
-def _fitted(one: Collective, share: Share, max_bytes: float) -> Share:
+def _fitted(collective: Collective, share: Share, max_bytes: float) -> Share:
     """The collective on as many elements as there is memory for."""
-    needed = bytes_of(share, one.itemsize)
+    needed = bytes_of(share, collective.itemsize)
     if needed <= max_bytes:
         return share
     part = max_bytes / needed
@@ -204,8 +205,8 @@ def _fitted(one: Collective, share: Share, max_bytes: float) -> Share:
         matrix = ()
         inputs = outputs = elements = less(share.inputs)
     ran = elements / share.elements if share.elements else 1.0
-    whole = size_text(size_elements(one) * one.itemsize)
-    text = f"{ran:.3g} of the message ran, for memory: {size_text(elements * one.itemsize)} of {whole}"
+    whole = size_text(size_elements(collective) * collective.itemsize)
+    text = f"{ran:.3g} of the message ran, for memory: {size_text(elements * collective.itemsize)} of {whole}"
     return msgspec.structs.replace(
         share,
         inputs=inputs,

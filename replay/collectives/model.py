@@ -78,12 +78,12 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return size_elements(self) * self.itemsize
 
 
-def size_elements(one: Collective) -> int:
+def size_elements(collective: Collective) -> int:
     """Elements of the message, by the convention of nccl-tests (PERFORMANCE.md there): the larger side of a gather or
     scatter, the buffer of one rank else."""
-    if one.kind in ("all_gather", "gather"):
-        return one.out_elements
-    return one.in_elements
+    if collective.kind in ("all_gather", "gather"):
+        return collective.out_elements
+    return collective.in_elements
 
 
 def bus_factor(kind: Kind, ranks: int) -> float:

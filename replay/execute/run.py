@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from math import inf
 from time import monotonic
+from types import MappingProxyType
 
 import msgspec
 
 from opreplay.replay.arguments.supplied import check_values_file
 from opreplay.replay.execute.executors.make import make_executor
-from opreplay.replay.execute.messages import PassDone
+from opreplay.replay.execute.messages import PassDone, RankConfig, backend_of
 from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne, lane_devices, split_cpus
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess, Runner
@@ -27,7 +28,6 @@ from opreplay.replay.execute.ranks.crew import local_ranks
 from opreplay.replay.execute.ranks.engine import WithRanks
 from opreplay.replay.execute.ranks.joined import JoinedRanks
 from opreplay.replay.execute.ranks.launched import launched
-from opreplay.replay.execute.ranks.messages import RankConfig, backend_of
 from opreplay.replay.execute.ranks.sequence_engine import SequenceOnRanks, calls_alone
 from opreplay.replay.host import environment
 from opreplay.replay.host.interrupts import raise_if_asked
@@ -88,17 +88,17 @@ def run_plan(
     options: RunOptions,
     *,
     sink: ResultSink,
-    simulate: Simulate | None = None,
+    simulate: Simulate = lambda op: {},
     on_progress: Callable[[Progress], None] | None = None,
     runner: Runner | None = None,
     engine: Engine | None = None,
     trace: dict[str, object] | None = None,
     earlier: ResultFile | None = None,
     devices: tuple[str, ...] = (),
-    close: Close | None = None,
+    close: Close = lambda results: (),
     beside: bool = False,
     on_start: Callable[[dict[str, object]], None] | None = None,
-    failed: Mapping[str, Sequence[str]] | None = None,
+    failed: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Summary:
     """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
 
@@ -122,17 +122,15 @@ def run_plan(
     )
     continued = _as_begun(options, earlier)
     recency = _recency(plan, options)
-    if (options.visits or 1) > 1 and (where := _where_no_visits(options, one_by_one=engine is None)) is not None:
-        raise UsageError(f"--visits {options.visits} has no effect {where}", hint="Leave --visits out.")
+    _refuse_vain_visits(options, one_by_one=engine is None)
     if options.mode == "sequence":
         plan = step_plan(plan)
         make_sequence = sequence_engine if options.ranks is None else sequence_on_ranks
         chosen = sequence = make_sequence(plan, continued, on_progress)
         close = sequence.records
     else:
-        chosen = engine or (OneByOne(runner) if runner is not None else make_engine(continued, recency))
-        if options.ranks is not None:
-            chosen = with_ranks(chosen, continued)
+        alone = engine or (OneByOne(runner) if runner is not None else make_engine(continued, recency))
+        chosen = alone if options.ranks is None else with_ranks(alone, continued)
     results: list[OpResult] = []
     begun = False
     try:
@@ -147,14 +145,14 @@ def run_plan(
         costly = ended_by_time(earlier)
         state = _RunState(plan, options, started, len(results), on_progress, costly)
         for op, outcome in chosen.outcomes(left_to_do(plan.ops, results, costly), state.decide):
-            simulated = simulate(op) if simulate is not None else {}
-            why = (failed or {}).get(op.id, ())
+            simulated = simulate(op)  # which may add to `failed`
+            why = failed.get(op.id, ())
             result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=why)
             sink.write(result)
             results.append(result)
             state.done = len(results)
         raise_if_asked()
-        for record in close(results) if close is not None else ():
+        for record in close(results):
             sink.write(record)
     except BaseException:
         # A full disk may be what ended the run: the error that matters is the one on its way.
@@ -351,13 +349,19 @@ def make_runner(options: RunOptions, recency: dict[str, Recency] | None = None) 
     )
 
 
-def _where_no_visits(options: RunOptions, *, one_by_one: bool) -> str | None:
-    """Where ops are measured once only, in words; None where they can be visited again."""
+def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
+    """Raises UsageError for several visits where ops are measured once only."""
+    if (options.visits or 1) == 1:
+        return
     if options.device != "cpu":
-        return f"on {options.device}, which no other program shares"
-    if options.mode == "sequence":
-        return "in a sequence, which has all calls in their order"
-    return None if one_by_one and options.lanes == 1 else "where several ops run side by side"
+        where = f"on {options.device}, which no other program shares"
+    elif options.mode == "sequence":
+        where = "in a sequence, which has all calls in their order"
+    elif one_by_one and options.lanes == 1:
+        return
+    else:
+        where = "where several ops run side by side"
+    raise UsageError(f"--visits {options.visits} has no effect {where}", hint="Leave --visits out.")
 
 
 def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from opreplay.replay.execute.executors.base import Executor, Prepared
+from opreplay.replay.execute.executors.clocks import Clock
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import MeasureWarning, RunCache
 
@@ -119,13 +120,8 @@ def collect(
         if plan.before is not None:
             plan.before()
         at = clock.interruptions()
-        if plan.graph is not None:
-            took_us = clock.time_calls(plan.graph, 1)
-        elif len(plan.calls) == 1:
-            took_us = clock.time_calls(plan.calls[0], plan.count)
-        else:
-            took_us = clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])
-            turn += plan.count
+        took_us = _time(clock, plan, turn)
+        turn += plan.count
         since = clock.interruptions()
         executor.reset(prepared)
         after_us = _read(executor, prepared, plan)
@@ -142,6 +138,15 @@ def collect(
         if _enough(samples, min(spent_s, wall_s), wall_s, options, budget_s, left_s, fewest):
             break
     return samples
+
+
+def _time(clock: Clock, plan: SamplePlan, turn: int) -> float:
+    """Microseconds of one sample, whose calls begin with the one whose `turn` it is."""
+    if plan.graph is not None:
+        return clock.time_calls(plan.graph, 1)
+    if len(plan.calls) == 1:
+        return clock.time_calls(plan.calls[0], plan.count)
+    return clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])
 
 
 def _read(executor: Executor, prepared: Prepared, plan: SamplePlan) -> tuple[float, ...]:

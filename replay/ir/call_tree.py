@@ -10,27 +10,27 @@ Node = TypeVar("Node")
 
 
 def names_below(
-    root: Node, children_of: Callable[[Node], Sequence[Node]], name_of: Callable[[Node], str], *, most: int
+    root: Node, children_of: Callable[[Node], Sequence[Node]], name_of: Callable[[Node], str], *, limit: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Names right below a call, and of all that is below, each before what it calls; None for more than `most` of them.
+    """Names right below a call, and of all that is below, each before what it calls; None for more than `limit`.
 
     An only child of the same name as its parent is left out and its children stand in for it: torch's profiler drops
     such a one (an in-place op calls the same with `out=`), a trace holds it. What has no namespace is a label.
     """
-    direct = [child for child in _calls(root, children_of, name_of) if "::" in name_of(child)]
-    found: list[str] = []
+    direct = _calls(root, children_of, name_of)
+    names: list[str] = []
     stack = direct[::-1]
     while stack:
         node = stack.pop()
-        found.append(name_of(node))
-        if len(found) > most:
+        names.append(name_of(node))
+        if len(names) > limit:
             return None
-        stack += [child for child in _calls(node, children_of, name_of) if "::" in name_of(child)][::-1]
-    return tuple(name_of(child) for child in direct), tuple(found)
+        stack += _calls(node, children_of, name_of)[::-1]
+    return tuple(map(name_of, direct)), tuple(names)
 
 
-def _calls(node: Node, children_of: Callable[[Node], Sequence[Node]], name_of: Callable[[Node], str]) -> Sequence[Node]:
+def _calls(node: Node, children_of: Callable[[Node], Sequence[Node]], name_of: Callable[[Node], str]) -> list[Node]:
     name, children = name_of(node), children_of(node)
     while len(children) == 1 and name_of(children[0]) == name:
         children = children_of(children[0])
-    return children
+    return [child for child in children if "::" in name_of(child)]

@@ -69,7 +69,7 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def peak_bytes(self) -> int:
         """Most that storages take at any time of the step."""
-        return max((one.peak_bytes for one in self.peaks), default=0)
+        return max((peak.peak_bytes for peak in self.peaks), default=0)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,9 +35,10 @@ def extreme(data: bytes) -> str:
             waiting += [(f"{where}.{key}", is_time or bool(_TIME.search(key)), each) for key, each in items]
         elif isinstance(value, list):
             waiting += [(f"{where}[{at}]", is_time, each) for at, each in enumerate(cast("list[Any]", value))]
-        elif isinstance(value, int):
-            if not -MAX_INT < value < MAX_INT or (is_time and abs(value) > MAX_TIME):
-                return where
-        elif isinstance(value, float) and is_time and not abs(value) <= MAX_TIME:
+        elif isinstance(value, int | float) and _is_extreme(value, is_time):
             return where
     return ""
+
+
+def _is_extreme(value: float, is_time: bool) -> bool:
+    return (isinstance(value, int) and abs(value) >= MAX_INT) or (is_time and not abs(value) <= MAX_TIME)

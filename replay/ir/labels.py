@@ -35,6 +35,13 @@ _VENDORS_WITH_COLLECTIVES = frozenset(
 )
 
 
+_BY_NAMESPACE: dict[str, Reason] = {
+    **dict.fromkeys(("autograd", "torch"), Reason("label, not an op")),
+    **dict.fromkeys(COLLECTIVE_NAMESPACES, Reason("collective")),
+    "triton": Reason("triton kernel"),
+}
+
+
 def work_of_label(kernels: Sequence[str]) -> Reason | None:
     """What a label stands for that owns device time: generated code or communication, told by all of its kernels.
 
@@ -64,15 +71,9 @@ def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | No
     if parts is None:
         return Reason("label, not an op")
     namespace, op, _ = parts
-    if namespace in ("autograd", "torch"):
-        return Reason("label, not an op")
-    if namespace == "triton":
-        return Reason("triton kernel")
-    if namespace in COLLECTIVE_NAMESPACES:
-        return Reason("collective")
     if namespace in _VENDORS_WITH_COLLECTIVES and any(word in op for word in _COLLECTIVE_WORDS):
         return Reason("collective")
-    return None
+    return _BY_NAMESPACE.get(namespace)
 
 
 def is_collective(signature: OpSignature) -> bool:

@@ -12,7 +12,6 @@ import msgspec
 
 from opreplay.replay.collectives.model import Collective
 from opreplay.replay.ir.captured import Capture
-from opreplay.replay.ir.opaque import LayerEvidence
 from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
@@ -93,6 +92,21 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the ops right below one of the calls, in order; None where nobody asked, or they are too many."""
     below: tuple[str, ...] | None = None
     """Names of all ops below it, each before those that it calls; None as for `children`."""
+
+
+class LayerEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one call of an opaque layer; sizes that contradict it cannot be those that were recorded."""
+
+    weight_bits: int | None = None
+    """Of one weight, as names of the recorded kernels say."""
+    most_bytes: float | None = None
+    """That the recorded device can have read in the recorded time; None where device or time is not known."""
+    most_flops: float | None = None
+    """Products in 16 bits that it can have done in that time."""
+    device: str = ""
+    """Name in the data sheet, "" where the recorded device is not known."""
+    time_us: float = 0.0
+    """Of the kernels that may read weights."""
 
 
 class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Union, cast
 
 import msgspec
@@ -103,9 +103,7 @@ def _head(text: str) -> re.Match[str]:
 
 def parse_tensor(text: str, *, sizes: Mapping[str, int] | None = None) -> TensorMeta:
     """The tensor that a text such as "bf16[4096,1024]" stands for. Raises UsageError for any other text."""
-    reader = _Reader(text, sizes or {})
-    value = reader.value(0)
-    reader.expect_end()
+    value = parse_value(text, sizes=sizes)
     if not isinstance(value, TensorMeta):
         raise UsageError(f"{_cut(text)!r} is no tensor", hint="Write one as bf16[4096,1024].")
     return value
@@ -123,12 +121,12 @@ def size_names(text: str) -> tuple[str, ...]:
     """Names of sizes that a call is written with, in the order in which they stand there first. Raises UsageError."""
     head = _head(text)
     body = text.strip()[head.end() :]
-    found: list[str] = []
+    names: dict[str, None] = {}
     for match in _TOKEN.finditer(body):
         word, after = match["word"], body[match.end() :].lstrip()
-        if word and word not in _WORDS and not after.startswith(("[", "=")) and word not in found:
-            found.append(word)
-    return tuple(found)
+        if word and word not in _WORDS and not after.startswith(("[", "=")):
+            names[word] = None
+    return tuple(names)
 
 
 def parse_sizes(text: str) -> tuple[str, tuple[int, ...]]:
@@ -252,11 +250,11 @@ class _Reader:
             return self._tensor(match)
         if match["sign"] == "[" or (match["sign"] == "(" and self._is_list(match.end())):
             self._at = match.end()
-            return self._list("]" if match["sign"] == "[" else ")", depth)
-        if match["torch"] or match["text"]:
-            self._at = match.end()
-            return TorchName(match["torch"]) if match["torch"] else self._quoted(match["text"])
-        return self._plain(match)
+            return self._list({"[": "]", "(": ")"}[match["sign"]], depth)
+        if not match["torch"] and not match["text"]:
+            return self._plain(match)
+        self._at = match.end()
+        return TorchName(match["torch"]) if match["torch"] else self._quoted(match["text"])
 
     def _quoted(self, text: str) -> str:
         """What stands in quotes: plain in single ones, as JSON writes it in double ones."""
@@ -271,14 +269,14 @@ class _Reader:
         """A number or a word."""
         negative = match["sign"] == "-"
         inner = _TOKEN.match(self._text, match.end()) if negative else match
-        if inner is not None and (inner["complex"] or inner["float"] or inner["word"] in _WORDS):
-            self._at = inner.end()
-            if inner["word"]:
-                known = _WORDS[inner["word"]]
-                return -known if negative and isinstance(known, float) else known
-            text = f"{'-' if negative else ''}{inner['complex'] or inner['float']}"
-            return complex(text) if inner["complex"] else float(text)
-        return self.whole(0)
+        if inner is None or not (inner["complex"] or inner["float"] or inner["word"] in _WORDS):
+            return self.whole(0)
+        self._at = inner.end()
+        if inner["word"]:
+            known = _WORDS[inner["word"]]
+            return -known if negative and isinstance(known, float) else known
+        text = "-" * negative + (inner["complex"] or inner["float"])
+        return complex(text) if inner["complex"] else float(text)
 
     def _is_list(self, at: int) -> bool:
         """Whether what opens just before `at` is a list rather than a sum: it holds a comma or a tensor."""
@@ -404,51 +402,57 @@ def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str
     for id_, name, inputs, call in ops:
         if call:
             alike.setdefault((name, inputs), []).append((id_, call))
-    made = {id_: "" for id_, *_ in ops}
+    differences = {id_: "" for id_, *_ in ops}
     for group in alike.values():
         if len(group) > 1:
-            made |= _differing({id_: argument_texts(call) for id_, call in group})
-    return made
+            differences |= _differing({id_: argument_texts(call) for id_, call in group})
+    return differences
 
 
 def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
     """Of arguments by name (or place), those that differ between calls, floats short where they still do."""
-    names = dict.fromkeys(name for given in calls.values() for name in given)
-    telling = [name for name in names if len({given.get(name) for given in calls.values()}) > 1]
-    short = {id_: [_piece(name, given, shorter=True) for name in telling] for id_, given in calls.items()}
-    if len({tuple(pieces) for pieces in short.values()}) < len({tuple(given.values()) for given in calls.values()}):
-        short = {id_: [_piece(name, given, shorter=False) for name in telling] for id_, given in calls.items()}
-    return {id_: " · ".join(piece for piece in pieces if piece) for id_, pieces in short.items()}
+    names = dict.fromkeys(name for args in calls.values() for name in args)
+    differing = [name for name in names if len({args.get(name) for args in calls.values()}) > 1]
+    texts = {id_: _pieces(differing, args, shorter=True) for id_, args in calls.items()}
+    if len(set(texts.values())) < len({tuple(args.values()) for args in calls.values()}):
+        texts = {id_: _pieces(differing, args, shorter=False) for id_, args in calls.items()}
+    return {id_: " · ".join(filter(None, pieces)) for id_, pieces in texts.items()}
 
 
-def _piece(name: str, given: dict[str, str], *, shorter: bool) -> str:
-    if name not in given:
-        return ""
-    text = shorter_float(given[name]) if shorter else given[name]
-    return text if name.isdecimal() else f"{name}={text}"
+def _pieces(names: list[str], args: dict[str, str], *, shorter: bool) -> tuple[str, ...]:
+    """A text for each of the arguments, "" for one that the call has not."""
+    pieces: list[str] = []
+    for name in names:
+        text = shorter_float(args.get(name, "")) if shorter else args.get(name, "")
+        pieces.append(text if name not in args or name.isdecimal() else f"{name}={text}")
+    return tuple(pieces)
 
 
 def argument_texts(call: str) -> dict[str, str]:
     """The arguments of a `call_text` as texts, by name or else by place ("0", "1", ...), not looked at further."""
     head, _, rest = call.partition("(")
-    made: dict[str, str] = {"op": head} if head else {}
-    depth, quoted, start, pieces = 0, False, 0, list[str]()
-    body = rest.removesuffix(")")
+    texts: dict[str, str] = {"op": head} if head else {}
+    for place, piece in enumerate(_split(rest.removesuffix(")"))):
+        name, equals, value = piece.partition("=")
+        if equals and name.isidentifier():
+            texts[name] = value
+        else:
+            texts[str(place)] = piece
+    return texts
+
+
+def _split(body: str) -> Iterator[str]:
+    """The pieces between commas, without those inside of parentheses, brackets and quotes."""
+    depth, quoted, start = 0, False, 0
     for at, sign in enumerate(body):
         if sign == '"' and (at == 0 or body[at - 1] != "\\"):
             quoted = not quoted
-        if quoted:
-            continue
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign == "," and depth == 0:
-            pieces.append(body[start:at].strip())
+        depth += 0 if quoted else (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0 and not quoted:
+            yield body[start:at].strip()
             start = at + 1
-    pieces += [body[start:].strip()] if body[start:].strip() else []
-    for place, piece in enumerate(pieces):
-        name, equals, value = piece.partition("=")
-        named = bool(equals) and name.isidentifier()
-        made[name if named else str(place)] = value if named else piece
-    return made
+    if body[start:].strip():
+        yield body[start:].strip()
 
 
 def _argument_text(arg: ReplayArg) -> str:

@@ -11,7 +11,7 @@ from opreplay.replay.ir.extremes import extreme
 from opreplay.replay.ir.model import SCHEMA_VERSION, ReplayPlan
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.ir.verify import verify
-from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.errors import FormatError
 from opreplay.traces.names import printable
 
 MAX_BYTES = 1 << 30
@@ -48,17 +48,6 @@ def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
         raise FormatError(f"{source}: {where} is out of range", hint="The file was changed or is damaged.")
     verify(plan)
     return plan
-
-
-def save_plan(plan: ReplayPlan, path: str | Path, *, force: bool = False) -> None:
-    """Write the plan to a new file. Raises UsageError when it exists and `force` is off, or cannot be written."""
-    try:
-        with Path(path).open("wb" if force else "xb") as stream:
-            stream.write(dump_plan(plan))
-    except FileExistsError:
-        raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
 
 
 def load_plan(path: str | Path) -> ReplayPlan:

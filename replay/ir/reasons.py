@@ -48,20 +48,7 @@ MEANINGS: dict[ReasonKind, str] = {
 }
 """What each kind means, in words for people."""
 
-DETAILED: frozenset[ReasonKind] = frozenset(
-    {
-        "metadata missing",
-        "layout not recorded",
-        "policy",
-        "budget",
-        "out of time",
-        "rank lost",
-        "worker lost",
-        "library missing",
-        "failed",
-        "internal error",
-    }
-)
+DETAILED = frozenset(KINDS) - {"collective", "triton kernel", "label, not an op"}
 """Kinds that say nothing without a detail: what is missing, forbidden, too large or broken."""
 
 LOST: frozenset[ReasonKind] = frozenset({"rank lost", "worker lost"})
@@ -126,8 +113,8 @@ def total_reasons(entries: Iterable[tuple[str, str, int, float]]) -> tuple[Reaso
         sums = kinds.setdefault(kind, {}).setdefault(detail, [0, 0, 0.0])
         for i, value in enumerate((1, calls, share)):
             sums[i] += value
-    made = [_total(kind, details) for kind, details in kinds.items()]
-    return tuple(sorted(made, key=lambda total: (-total.share, -total.ops, total.kind)))
+    totals = [_total(kind, details) for kind, details in kinds.items()]
+    return tuple(sorted(totals, key=lambda total: (-total.share, -total.ops, total.kind)))
 
 
 def _total(kind: str, sums: dict[str, list[float]]) -> ReasonTotal:
@@ -142,7 +129,7 @@ def _total(kind: str, sums: dict[str, list[float]]) -> ReasonTotal:
         ops=int(ops),
         calls=int(calls),
         share=share,
-        details=tuple(sorted(details, key=lambda one: (-one.share, -one.ops, one.detail))),
+        details=tuple(sorted(details, key=lambda total: (-total.share, -total.ops, total.detail))),
     )
 
 

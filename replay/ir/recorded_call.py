@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -42,7 +43,6 @@ class RecordedArg:
     tensor: TensorMeta | None = None
     tensors: tuple[TensorMeta | None, ...] | None = None
     """Of a list; None when not even the number of elements was recorded."""
-    list_dtypes_known: bool = True
     value: Any = None
     """Plain scalar (complex as text) or tuple of them; MISSING when not recorded."""
     strides_recorded: bool = True
@@ -73,11 +73,11 @@ def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | 
     """The results of a recorded call, None for one that is no tensor of a known type; None when not recorded."""
     if signature.results is None:
         return None
-    made = []
+    metas = []
     for result in signature.results:
         dtype = torch_dtype_name(result[0]) if result is not None else None
-        made.append(TensorMeta(shape=result[1], dtype=dtype) if result is not None and dtype is not None else None)
-    return tuple(made)
+        metas.append(TensorMeta(shape=result[1], dtype=dtype) if result is not None and dtype is not None else None)
+    return tuple(metas)
 
 
 def _shared_memories(signature: OpSignature) -> frozenset[int]:
@@ -88,81 +88,83 @@ def _shared_memories(signature: OpSignature) -> frozenset[int]:
 
 def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> RecordedArg:
     dims: Any = signature.dims[i] if signature.dims else ()  # nothing at all: a 0-dim tensor, or no tensor
-    types, strides_all, concrete = signature.types, signature.strides, signature.concrete
-    text = concrete[i] if concrete is not None and i < len(concrete) else None
-    strides: Any = strides_all[i] if strides_all is not None and i < len(strides_all) else None
-    if types is None or i >= len(types):
+    spelled, text, strides = (_at(each, i) for each in (signature.types, signature.concrete, signature.strides))
+    if spelled is None:
         return _untyped(dims)
-    spelled = types[i]
     if spelled in _ABSENT:
-        return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
+        return _absent(text)
     if spelled in _SCALARS:
         return RecordedArg(kind="scalar", value=_value_of(text))
     if spelled in _SCALAR_LISTS:
         value = _value_of(text)
         return RecordedArg(kind="scalars", value=value if isinstance(value, tuple) else MISSING)
-    places = signature.storage[i] if signature.storage is not None and i < len(signature.storage) else ()
-    memory = tuple((offset, number if number in shared else None) for number, offset in places)
-    if spelled in _TENSOR_LISTS or (dims and isinstance(dims[0], tuple)):
-        dtypes = signature.list_types[i] if signature.list_types is not None and i < len(signature.list_types) else ()
-        return _tensor_list(dims, strides, dtypes, memory)
-    dtype = torch_dtype_name(spelled)
-    if dtype is None and dims and _are_integers(dims):
-        # A spelling that is not known here, of something with dimensions: a tensor, its type to be inferred.
-        dtype = ""
-    if dtype is None:
-        return ABSENT if not text else RecordedArg(kind="scalar", value=_plain(parse_literal(text)))
+    places = _at(signature.storage, i) or ()
+    memory = [(offset, number if number in shared else None) for number, offset in places]
+    if spelled in _TENSOR_LISTS or _is_nested(dims):
+        return _tensor_list(dims, strides, _at(signature.list_types, i), memory)
+    return _tensor(dims, torch_dtype_name(spelled), strides, memory, text)
+
+
+def _at(column: Sequence[Any] | None, i: int) -> Any:
+    """What a column has for an argument; None where it is not recorded or too short."""
+    return column[i] if column is not None and i < len(column) else None
+
+
+def _absent(text: str | None) -> RecordedArg:
+    return RecordedArg(kind="scalar", value=_plain(parse_literal(text))) if text else ABSENT
+
+
+def _is_nested(dims: Any) -> bool:
+    return bool(dims) and isinstance(dims[0], tuple)
+
+
+def _tensor(dims: Any, dtype: str | None, strides: Any, memory: Sequence[Memory], text: str | None) -> RecordedArg:
+    """A tensor; of a dtype that is not known here where it has dimensions, to be inferred."""
     if not _are_integers(dims):
-        return RecordedArg(kind="unknown", value=MISSING)
-    meta = _meta(dims, dtype, strides, memory[0] if memory else _OWN_MEMORY)
+        return _absent(text) if dtype is None else RecordedArg(kind="unknown", value=MISSING)
+    if dtype is None and not dims:
+        return _absent(text)
+    meta = _meta(dims, dtype or "", strides, _at(memory, 0))
+    unlike_strided = bool(dims) and strides == ()
     return RecordedArg(
-        kind="tensor",
-        tensor=meta,
-        strides_recorded=meta.strides is not None,
-        unlike_strided=bool(dims) and strides == (),
+        kind="tensor", tensor=meta, strides_recorded=meta.strides is not None, unlike_strided=unlike_strided
     )
 
 
 def _untyped(dims: Any) -> RecordedArg:
     """An argument without a type: a tensor when it has dimensions, else anything."""
-    if dims and isinstance(dims[0], tuple):
-        return _tensor_list(dims, None, (), ())
+    if _is_nested(dims):
+        return _tensor_list(dims, None, None, ())
     if dims and _are_integers(dims):
         return RecordedArg(kind="tensor", tensor=TensorMeta(shape=tuple(dims), dtype=""), strides_recorded=False)
     return RecordedArg(kind="unknown", value=MISSING)
 
 
-def _tensor_list(dims: Any, strides: Any, dtypes: tuple[str, ...], memory: tuple[Memory, ...]) -> RecordedArg:
+def _tensor_list(dims: Any, strides: Any, dtypes: Sequence[str] | None, memory: Sequence[Memory]) -> RecordedArg:
     """A TensorList; dtype "" where the element types were not recorded, None for an absent element."""
-    if not dims:
-        return RecordedArg(kind="tensors", tensors=None, list_dtypes_known=False, strides_recorded=False)
+    if not dims or not all(map(_are_integers, dims)):
+        return RecordedArg(kind="tensors", tensors=None, strides_recorded=False)
     nested = isinstance(strides, tuple) and len(strides) == len(dims)
+    steps = strides if nested else [None] * len(dims)
     metas: list[TensorMeta | None] = []
-    for j, shape in enumerate(dims):
-        if not _are_integers(shape):
-            return RecordedArg(kind="tensors", tensors=None, list_dtypes_known=False, strides_recorded=False)
-        spelled = dtypes[j] if j < len(dtypes) else None
-        if spelled == "":
-            metas.append(None)
-            continue
-        place = memory[j] if j < len(memory) else _OWN_MEMORY
-        metas.append(_meta(shape, torch_dtype_name(spelled or "") or "", strides[j] if nested else None, place))
-    known = all(meta is None or meta.dtype for meta in metas)
+    for j, (shape, step) in enumerate(zip(dims, steps, strict=True)):
+        spelled = _at(dtypes, j)
+        dtype = torch_dtype_name(spelled or "") or ""
+        metas.append(None if spelled == "" else _meta(shape, dtype, step, _at(memory, j)))
     return RecordedArg(
         kind="tensors",
         tensors=tuple(metas),
-        list_dtypes_known=known,
         strides_recorded=nested,
-        unlike_strided=nested and any(shape and not step for shape, step in zip(dims, strides, strict=True)),
+        unlike_strided=nested and any(shape and not step for shape, step in zip(dims, steps, strict=True)),
     )
 
 
-def _meta(dims: Any, dtype: str, strides: Any, memory: Memory) -> TensorMeta:
+def _meta(dims: Any, dtype: str, strides: Any, memory: Memory | None) -> TensorMeta:
     """A tensor's metadata; strides that do not fit its rank count as not recorded (sparse and nested tensors)."""
     shape = tuple(dims)
     if not _are_integers(strides) or len(strides) != len(shape):
         strides = () if not shape else None
-    offset, number = memory
+    offset, number = memory or _OWN_MEMORY
     return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=max(offset, 0), storage=number)
 
 

@@ -6,14 +6,13 @@ Owns the numbers in `TensorMeta.storage`, not the allocation (`tensors`) nor wha
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from opreplay.replay.ir.model import Assumption, ReplayArg
-from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.replay.ir.sizes import extent, itemsize
 from opreplay.traces.model import TensorMeta
 
 MIXED = "memory of its own: it shared bytes with another type"
@@ -26,12 +25,12 @@ _FLOATING = ("float", "bfloat", "complex")
 
 def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]:
     """(argument, tensor) by number of the memory they share, in the order of the arguments."""
-    found: dict[int, list[tuple[str, TensorMeta]]] = defaultdict(list)
+    members: dict[int, list[tuple[str, TensorMeta]]] = defaultdict(list)
     for arg in args:
         for meta in arg.tensors:
             if meta is not None and meta.storage is not None:
-                found[meta.storage].append((arg.name, meta))
-    return dict(found)
+                members[meta.storage].append((arg.name, meta))
+    return dict(members)
 
 
 def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
@@ -40,12 +39,12 @@ def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[As
     A number that a single tensor has means nothing. Numbers read as another type would be out of any range: integers
     share memory only with tensors of their own type.
     """
-    found = groups(args)
-    if not found:
+    memories = groups(args)
+    if not memories:
         return args, ()
     numbers: dict[int, int] = {}
     notes: list[Assumption] = []
-    for number, members in found.items():
+    for number, members in memories.items():
         if len(members) < 2:
             continue
         if _is_mixed([meta.dtype for _, meta in members]):
@@ -63,12 +62,12 @@ def alike(args: Iterable[ReplayArg]) -> tuple[str, ...]:
         return ()
     names: dict[tuple[object, ...], dict[str, None]] = defaultdict(dict)
     for arg in args:
-        metas = [meta for meta in arg.tensors if meta is not None and reach_bytes(meta) >= LARGE_BYTES]
-        for meta in metas:
-            names[meta.shape, meta.strides, meta.storage_offset, meta.dtype][arg.name] = None
+        for meta in arg.tensors:
+            if meta is not None and reach_bytes(meta) >= LARGE_BYTES:
+                names[meta.shape, meta.strides, meta.storage_offset, meta.dtype][arg.name] = None
         if len(arg.tensors) > 1:  # the tensors of a list are parts of something, each given once
             return ()
-    return next((tuple(found) for found in names.values() if len(found) > 1), ())
+    return next((tuple(equal) for equal in names.values() if len(equal) > 1), ())
 
 
 def apart(
@@ -94,13 +93,7 @@ def is_floating(dtype: str) -> bool:
 
 def reach_bytes(meta: TensorMeta) -> int:
     """Bytes from the start of its memory to the tensor's last element; 0 for an empty tensor."""
-    if math.prod(meta.shape) == 0:
-        return 0
-    if meta.strides is None:
-        last = math.prod(meta.shape)
-    else:
-        last = 1 + sum((size - 1) * step for size, step in zip(meta.shape, meta.strides, strict=True))
-    return (meta.storage_offset + last) * ITEMSIZE_BYTES.get(meta.dtype, 8)
+    return extent(meta) * itemsize(meta.dtype)
 
 
 def sharing(args: Iterable[ReplayArg]) -> dict[str, tuple[str, ...]]:
@@ -117,11 +110,10 @@ def _is_mixed(dtypes: list[str]) -> bool:
 
 
 def _renumbered(args: tuple[ReplayArg, ...], number: Callable[[TensorMeta], int | None]) -> tuple[ReplayArg, ...]:
-    made: list[ReplayArg] = []
+    renumbered: list[ReplayArg] = []
     for arg in args:
-        if not any(meta is not None and meta.storage is not None for meta in arg.tensors):
-            made.append(arg)
-            continue
-        tensors = tuple(m and msgspec.structs.replace(m, storage=number(m)) for m in arg.tensors)
-        made.append(msgspec.structs.replace(arg, tensors=tensors))
-    return tuple(made)
+        if any(meta is not None and meta.storage is not None for meta in arg.tensors):
+            tensors = tuple(meta and msgspec.structs.replace(meta, storage=number(meta)) for meta in arg.tensors)
+            arg = msgspec.structs.replace(arg, tensors=tensors)
+        renumbered.append(arg)
+    return tuple(renumbered)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan, Value
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta, beyond_memory
 
@@ -57,17 +57,23 @@ def base_elements(op: ReplayOp) -> int:
 
     `aten::as_strided` may look anywhere in a storage, of which the profiler records only the shape of one view.
     """
-    if not op.name.startswith("aten::as_strided") or not op.args or not any(op.args[0].tensors):
+    if not op.name.startswith("aten::as_strided"):
         return 0
-    base = op.args[0].tensors[0]
+    base = next(tensors_of(op), None)
     values = {arg.name: arg.value for arg in op.args}
-    size, strides, offset = values.get("size"), values.get("stride"), values.get("storage_offset")
-    if base is None or not isinstance(size, tuple) or not isinstance(strides, tuple) or len(size) != len(strides):
-        return 0
-    if not all(isinstance(n, int) and n >= 0 for n in (*size, *strides)):
+    size, strides, offset = _sizes(values.get("size")), _sizes(values.get("stride")), values.get("storage_offset")
+    if base is None or size is None or strides is None or len(size) != len(strides):
         return 0
     offset = offset if isinstance(offset, int) else base.storage_offset
-    return extent(TensorMeta(shape=size, dtype=base.dtype, strides=strides, storage_offset=offset))  # type: ignore[arg-type]
+    return extent(TensorMeta(shape=size, dtype=base.dtype, strides=strides, storage_offset=offset))
+
+
+def _sizes(value: Value) -> tuple[int, ...] | None:
+    """A list of whole numbers from 0 on; None for anything else."""
+    if not isinstance(value, tuple):
+        return None
+    sizes = tuple(size for size in value if isinstance(size, int) and size >= 0)
+    return sizes if len(sizes) == len(value) else None
 
 
 def tensor_bytes(meta: TensorMeta) -> int:
@@ -96,21 +102,21 @@ def need_of(op: ReplayOp) -> Need:
         return Need(inputs=inputs, outputs=outputs, outputs_known=True)
     largest = max((math.prod(meta.shape) * itemsize(meta.dtype) for meta in metas), default=0)
     width = max((itemsize(meta.dtype) for meta in metas), default=4)
-    made = max((_elements_asked_for(arg) for arg in op.args), default=0)
-    outputs = max(largest, width * max(made, _broadcast_elements(metas)))
+    elements = max(map(_elements_asked_for, op.args), default=0)
+    outputs = max(largest, width * max(elements, _broadcast_elements(metas)))
     return Need(inputs=inputs, outputs=outputs, outputs_known=False)
 
 
 def _input_bytes(metas: list[TensorMeta]) -> int:
     """All tensors together; memory that several share counts once, as the largest of them."""
     shared: dict[int, int] = {}
-    own = 0
+    total = 0
     for meta in metas:
         if meta.storage is None:
-            own += tensor_bytes(meta)
+            total += tensor_bytes(meta)
         else:
             shared[meta.storage] = max(shared.get(meta.storage, 0), tensor_bytes(meta))
-    return own + sum(shared.values())
+    return total + sum(shared.values())
 
 
 def is_in_place(op: ReplayOp) -> bool:
@@ -208,20 +214,20 @@ def flood(op: ReplayOp) -> Reason | None:
 
 def _pieces(op: ReplayOp) -> int:
     """An upper bound of the number of results."""
-    shape = next((m.shape for arg in op.args for m in arg.tensors if m is not None), ())
+    first = next(tensors_of(op), None)
+    shape = () if first is None else first.shape
     values = {arg.name: arg.value for arg in op.args}
     dim = values.get("dim", 0)
-    size = shape[dim] if shape and isinstance(dim, int) and -len(shape) <= dim < len(shape) else max(shape, default=0)
-    step = values.get("split_size")
-    if isinstance(step, int) and not isinstance(step, bool) and step > 0:
+    size = shape[dim] if isinstance(dim, int) and -len(shape) <= dim < len(shape) else max(shape, default=0)
+    chunks, sections, step = (values.get(name) for name in ("chunks", "sections", "split_size"))
+    if isinstance(step, int) and step > 0:
         return math.ceil(size / step)
-    for name in ("chunks", "sections"):
-        if isinstance(pieces := values.get(name), int):
-            return min(size, pieces) if name == "chunks" else pieces
-    for name in ("split_sizes", "indices", "split_size"):
-        if isinstance(parts := values.get(name), tuple):
-            return len(parts) + 1
-    return size
+    if isinstance(chunks, int):
+        return min(size, chunks)
+    if isinstance(sections, int):
+        return sections
+    parts = next((values[name] for name in ("split_sizes", "indices", "split_size") if name in values), None)
+    return len(parts) + 1 if isinstance(parts, tuple) else size
 
 
 def refuse_floods(plan: ReplayPlan) -> ReplayPlan:

@@ -18,6 +18,7 @@ from typing import Any
 from opreplay.replay.ops.register import reference
 from opreplay.replay.ops.table import Row, find, load
 
+_WRITTEN = re.compile(r"Tensor(?:\([^)]*!\)|!)[\[\]?]* (\w+)")
 _MARK = re.compile(r"(?<=Tensor)(?:\(\w+!?(?:\s*->\s*\*)?\)|!)")
 
 
@@ -34,10 +35,10 @@ def _table(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
 
 def versions_of(name: str) -> tuple[tuple[str, str], ...]:
     """(date, schema) of each known version of "ns::op". Raises ValueError for an op that is in no table."""
-    found = _table(name.partition("::")[0]).get(name)
-    if found is None:
+    versions = _table(name.partition("::")[0]).get(name)
+    if versions is None:
         raise ValueError(f"no schema of {name} is known")
-    return found
+    return versions
 
 
 def with_writes(schema: str, names: Iterable[str]) -> str:
@@ -106,7 +107,11 @@ def declare_like(row: Row) -> None:
         if theirs not in inspect.signature(version.run).parameters or here not in ours:
             raise ValueError(f"{row.name} like={row.like} {theirs}={here}: no such argument")
     fake = version.fake and _renamed(version.fake, row.renames, version.schema)
-    stands_for(row.name, fake=fake, assumes=version.assumes)(_renamed(version.run, row.renames, version.schema))
+    arguments, _, returns = version.schema.rpartition(" -> ")
+    written: list[str] = _WRITTEN.findall(arguments)
+    writes = None if "!" in returns else tuple(row.renames.get(name, name) for name in written)
+    run = _renamed(version.run, row.renames, version.schema)
+    stands_for(row.name, writes=writes, fake=fake, assumes=version.assumes)(run)
 
 
 def _renamed(run: Callable[..., Any], renames: dict[str, str], schema: str) -> Callable[..., Any]:

@@ -139,14 +139,14 @@ def _exists(name: str) -> bool:
 def _versions(name: str) -> list[tuple[Reference, str]]:
     """The versions of an op, the newest first, each with its overload name."""
     seen: set[str] = set()
-    found: list[tuple[Reference, str]] = []
+    versions_by_date: list[tuple[Reference, str]] = []
     for version in sorted(row(name).references, key=lambda version: version.since, reverse=True):
         overload = version.overload
         if overload in seen:
             overload = "_".join(part for part in (overload, f"since_{version.since.replace('-', '')}") if part)
         seen.add(version.overload)
-        found.append((version, overload))
-    return found
+        versions_by_date.append((version, overload))
+    return versions_by_date
 
 
 def _define(version: Reference, overload: str) -> str:
@@ -191,11 +191,11 @@ def _adapt(run: Callable[..., Any], schema: Any, stand_in: Callable[..., Any] | 
     modes = {mode: computed(schema, mode) for mode in untaken_modes(stand_in or run, schema)}
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        values_by_name = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         for mode, values in modes.items():
-            if mode in given and not is_computed(given[mode], values):
-                raise ValueError(f"{schema.name}: {mode}={_brief(given[mode])} is not stood in for")
-        return run(**{name: given[name] for name in wanted})
+            if mode in values_by_name and not is_computed(values_by_name[mode], values):
+                raise ValueError(f"{schema.name}: {mode}={_brief(values_by_name[mode])} is not stood in for")
+        return run(**{name: values_by_name[name] for name in wanted})
 
     return kernel
 

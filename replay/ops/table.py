@@ -205,16 +205,16 @@ Part = Literal["families", "references", "formulas"]
 @cache
 def _modules() -> dict[Part, tuple[tuple[str, str], ...]]:
     """(folder, module) of each part, by the modules' names."""
-    found: dict[Part, list[tuple[str, str]]] = {"families": [], "references": [], "formulas": []}
+    modules_by_part: dict[Part, list[tuple[str, str]]] = {"families": [], "references": [], "formulas": []}
     for info in walk_packages(room.__path__, f"{room.__name__}."):
         folder, _, name = info.name.removeprefix(f"{room.__name__}.").rpartition(".")
         if name.startswith("reference_"):
-            found["references"].append((folder, info.name))
+            modules_by_part["references"].append((folder, info.name))
         elif name == "formulas":
-            found["formulas"].append((folder, info.name))
+            modules_by_part["formulas"].append((folder, info.name))
         elif name == "families" or (folder.partition(".")[0] == "costs" and not info.ispkg):
-            found["families"].append((folder, info.name))
-    return {part: tuple(modules) for part, modules in found.items()}
+            modules_by_part["families"].append((folder, info.name))
+    return {part: tuple(modules) for part, modules in modules_by_part.items()}
 
 
 _loaded: set[tuple[Part, str | None]] = set()

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from opreplay.replay.ir.model import Assumption, RecordedKernel, ReplayOp, ReplayPlan
-from opreplay.replay.ir.opaque import LayerEvidence
+from opreplay.replay.ir.model import Assumption, LayerEvidence, RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.ops.invented import WEIGHTS, sizes_of
 from opreplay.traces.times.peaks import Peak, peak_of
 

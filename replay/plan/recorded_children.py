@@ -41,7 +41,7 @@ def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
     ops: list[ReplayOp] = []
     for op in plan.ops:
         row = rows.get(op.id)
-        names = None if row is None else names_below(row, children_of, name_of, most=MAX_BELOW)
+        names = None if row is None else names_below(row, children_of, name_of, limit=MAX_BELOW)
         if names is not None:
             recorded = msgspec.structs.replace(op.recorded, children=names[0], below=names[1])
             op = msgspec.structs.replace(op, recorded=recorded)

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from opreplay.replay.resolve.user.executors import register_executor
     from opreplay.replay.results.measurement import Measurement
     from opreplay.replay.session.benchmarking import benchmark
-    from opreplay.replay.session.call import PreparedCall
     from opreplay.replay.session.checking import check
-    from opreplay.replay.session.op import Op
+    from opreplay.replay.session.op import Op, PreparedCall
     from opreplay.replay.session.single import op, op_of_call, op_of_event
     from opreplay.replay.session.trace import OpenTrace, open, plan
     from opreplay.replay.session.whole import Comparison, Results, Simulation, compare, read_results, run, simulate
@@ -101,9 +100,8 @@ _HOMES = {
         "replay.resolve.user.executors": "register_executor",
         "replay.results.measurement": "Measurement",
         "replay.session.benchmarking": "benchmark",
-        "replay.session.call": "PreparedCall",
         "replay.session.checking": "check",
-        "replay.session.op": "Op",
+        "replay.session.op": "Op PreparedCall",
         "replay.session.single": "op op_of_call op_of_event",
         "replay.session.trace": "OpenTrace open plan",
         "replay.session.whole": "Comparison Results Simulation compare read_results run simulate",

@@ -7,47 +7,36 @@ Owns that choice; which kernels there are is torch's (`host.dispatcher`), the eq
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
-import msgspec
-
 from opreplay.replay.host.dispatcher import has_computed_kernel
-from opreplay.replay.ir.model import Reason, Resolution, Value
+from opreplay.replay.ir.model import Reason, Value
 from opreplay.replay.ops.aten import equivalent_for, legacy_form
 from opreplay.replay.resolve.names import Candidates, device_has_kernels, has_kernel
 from opreplay.replay.resolve.schema import OpSpec
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call is made, as `ReplayOp` has it; or the reason why it cannot be."""
-
-    resolved_by: Resolution
-    via: str | None = None
-    reason: Reason | None = None
-
-
 def way_on(
     device: str, name: str, spec: OpSpec, overloads: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
-) -> Way:
-    """How `spec`, one of the `overloads` of the op `name`, runs on `device`; `dtypes` by name of the tensors.
+) -> Candidates:
+    """The `overloads` of the op `name` with the way in which `spec`, one of them, runs on `device`, or why it does not.
 
-    A device of which this torch build has no kernels at all says nothing about single ops: then the overload itself.
+    `dtypes` are those of the tensors, by name. A device of which this torch build has no kernels at all says nothing
+    about single ops: then the overloads as they are.
     """
     form = legacy_form(name, spec.overload)
     if form is not None:
-        return Way(resolved_by="equivalent", via=form.via)
-    as_listed = Way(resolved_by=overloads.resolved_by, via=overloads.via)
+        return replace(overloads, resolved_by="equivalent", via=form.via)
     if not device_has_kernels(device):
-        return as_listed
+        return overloads
     kernel = has_kernel(spec, device)
     equivalent = equivalent_for(name, dtypes, values, has_kernel=kernel, device=device)
     if equivalent is not None:
-        return Way(resolved_by="equivalent", via=equivalent.via)
+        return replace(overloads, resolved_by="equivalent", via=equivalent.via)
     if not kernel:
-        return msgspec.structs.replace(
-            as_listed, reason=Reason("failed", f"{spec.full_name} has no kernel for {device}")
-        )
-    return as_listed
+        return replace(overloads, reason=Reason("failed", f"{spec.full_name} has no kernel for {device}"))
+    return overloads
 
 
 _LAYOUTS = {

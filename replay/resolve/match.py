@@ -165,10 +165,7 @@ def _text_cost(kind: str, text: str) -> float | None:
 
 
 _INT: dict[str, float] = {
-    "int": 0.0,
-    "ScalarType": 0.0,
-    "Layout": 0.0,
-    "MemoryFormat": 0.0,
+    **dict.fromkeys(("int", "ScalarType", "Layout", "MemoryFormat"), 0.0),
     "Scalar": 0.5,
     "float": 1.5,
     "bool": 3.0,
@@ -177,11 +174,7 @@ _INT: dict[str, float] = {
 }
 """Costs of an integer."""
 _UNREAD_SCALAR: dict[str, float] = {
-    "int": 0.0,
-    "Scalar": 0.0,
-    "float": 0.0,
-    "bool": 0.0,
-    "ScalarType": 0.0,
+    **dict.fromkeys(("int", "Scalar", "float", "bool", "ScalarType"), 0.0),
     "Layout": 0.2,
     "MemoryFormat": 0.2,
     "complex": 1.0,
@@ -203,26 +196,15 @@ def _scalars_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
 
 
 _ABSENT_COST: dict[str, float] = {
-    "Generator": 0.0,
-    "str": 0.0,
-    "Device": 0.0,
-    "opaque": 5.0,
-    "Layout": 0.5,
-    "MemoryFormat": 0.5,
-    "ScalarType": 4.0,
+    **dict.fromkeys(("Generator", "str", "Device"), 0.0),
+    **dict.fromkeys(("Layout", "MemoryFormat"), 0.5),
     "str[]": 1.0,
     "int[]": 2.0,
-    "float[]": 3.0,
-    "bool[]": 3.0,
-    "Scalar[]": 3.0,
-    "complex[]": 3.0,
-    "Tensor": 6.0,
-    "Tensor[]": 6.0,
-    "int": 12.0,
-    "float": 12.0,
-    "bool": 12.0,
-    "Scalar": 12.0,
-    "complex": 12.0,
+    "ScalarType": 4.0,
+    "opaque": 5.0,
+    **dict.fromkeys(("float[]", "bool[]", "Scalar[]", "complex[]"), 3.0),
+    **dict.fromkeys(("Tensor", "Tensor[]"), 6.0),
+    **dict.fromkeys(("int", "float", "bool", "Scalar", "complex"), 12.0),
 }
 """Costs where the entry is empty although None is no legal value: strings and devices are never recorded, nor lists of
 more than 30 elements; an undefined tensor looks the same, and a number should not."""

@@ -64,19 +64,10 @@ def summary_of(file: ResultFile) -> Summary:
     """
     if file.summary is not None:
         return file.summary
-    trace = file.header.trace
-    ops = trace.get("ops")
-    return summarized(
-        file.results,
-        ops=ops if isinstance(ops, int) else len(file.results),
-        recorded_us=_number(trace.get("device_us_total")) or _number(trace.get("host_us_total")),
-        wall_s=None,
-        interrupted=True,
-    )
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    ops, *totals = (file.header.trace.get(name) for name in ("ops", "device_us_total", "host_us_total"))
+    recorded = (float(total) for total in totals if total and isinstance(total, int | float))
+    planned = ops if isinstance(ops, int) else len(file.results)
+    return summarized(file.results, ops=planned, recorded_us=next(recorded, 0.0), wall_s=None, interrupted=True)
 
 
 def reasons_of(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:

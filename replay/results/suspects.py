@@ -55,10 +55,9 @@ def suspicions(
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
     contradictions: list[str] = []
-    if measured_us is not None and not LOW <= measured_us / recorded_us <= HIGH:
-        ratio = measured_us / recorded_us
+    if measured_us is not None and not LOW <= (ratio := measured_us / recorded_us) <= HIGH:
         cause = _uneven(op, recorded_us, measured_us) or _measured_cause(op, recorded_us, ratio, refilled)
-        contradictions.append(f"measured ÷ recorded is {measured_us / recorded_us:.2g}: {cause}")
+        contradictions.append(f"measured ÷ recorded is {ratio:.2g}: {cause}")
     for soc, prediction in simulated:
         ratio = prediction.time_us / recorded_us
         if not LOW <= ratio <= HIGH:
@@ -87,15 +86,18 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
     if ratio < 1 and (op.ranks is not None or op.collective is not None or op.name.startswith("c10d::")):
         return "recorded communication holds the wait for other ranks"
     if op.assumptions:
-        first = op.assumptions[0]
-        return f"what the trace lacks was assumed ({first.argument}: {first.what})"
+        return _assumed(op)
     if recorded_us < SHORT_US:
         return "the recorded call is shorter than a launch"
     other = "other values, sizes or libraries than were recorded; `plan --meta` and `run --check-kernels` tell more"
-    if ratio < 1 and op.count < FEW:
-        calls = "one recorded call" if op.count == 1 else f"{op.count} recorded calls"
-        return f"{calls} tell no median: one that was interrupted, or a first call, may be most of it; else {other}"
-    return other
+    if ratio >= 1 or op.count >= FEW:
+        return other
+    calls = "one recorded call" if op.count == 1 else f"{op.count} recorded calls"
+    return f"{calls} tell no median: one that was interrupted, or a first call, may be most of it; else {other}"
+
+
+def _assumed(op: ReplayOp) -> str:
+    return f"what the trace lacks was assumed ({op.assumptions[0].argument}: {op.assumptions[0].what})"
 
 
 def _simulated_cause(op: ReplayOp, prediction: Simulated, recorded_us: float, ratio: float) -> str:
@@ -110,8 +112,7 @@ def _simulated_cause(op: ReplayOp, prediction: Simulated, recorded_us: float, ra
     if op.ranks is not None or "hcom_" in prediction.kernels[0]:
         return "recorded communication holds the wait for other ranks"
     if op.assumptions:
-        first = op.assumptions[0]
-        return f"what the trace lacks was assumed ({first.argument}: {first.what})"
+        return _assumed(op)
     return "the rule may not fit what was recorded; `plan --explain` shows its kernels"
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -42,19 +42,9 @@ class JsonLinesSink:
     @classmethod
     def open(cls, path: str | Path, *, force: bool = False) -> JsonLinesSink:
         """Open a new result file, before anything is measured. Raises UsageError when it exists and `force` is off."""
-        try:
-            stream = Path(path).open("ab" if force else "xb", buffering=0)  # noqa: SIM115 - the sink closes it
-        except FileExistsError:
-            raise UsageError(
-                f"{path} exists", hint="Name another file, overwrite it with --force, or continue it with --resume."
-            ) from None
-        except OSError as error:
-            raise UsageError(
-                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
-            ) from None
-        sink = cls._owned(stream, path)
+        sink = cls._locked(path, "ab" if force else "xb")
         with contextlib.suppress(OSError):  # a device or a pipe has nothing to take away
-            stream.truncate(0)
+            sink._stream.truncate(0)
         _name_to_disk(Path(path))
         return sink
 
@@ -66,25 +56,29 @@ class JsonLinesSink:
         """
         if not Path(path).is_file():
             raise UsageError(f"there is no file {path} to continue")
-        try:
-            stream = Path(path).open("ab", buffering=0)  # noqa: SIM115 - the sink closes it
-        except OSError as error:
-            raise UsageError(
-                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
-            ) from None
-        sink = cls._owned(stream, path)
+        sink = cls._locked(path, "ab")
         try:
             earlier = read_result_file(path)
         except BaseException:
             sink.close()
             raise
-        stream.truncate(earlier.complete_bytes)
-        stream.seek(0, os.SEEK_END)
+        sink._stream.truncate(earlier.complete_bytes)
+        sink._stream.seek(0, os.SEEK_END)
         return sink, earlier
 
     @classmethod
-    def _owned(cls, stream: BinaryIO, path: str | Path) -> JsonLinesSink:
-        """A sink that nobody else has; two runs that write one file would spoil it."""
+    def _locked(cls, path: str | Path, mode: Literal["ab", "xb"]) -> JsonLinesSink:
+        """A sink of a file that nobody else writes; two runs that write one would spoil it."""
+        try:
+            stream = Path(path).open(mode, buffering=0)  # noqa: SIM115 - the sink closes it
+        except FileExistsError:
+            raise UsageError(
+                f"{path} exists", hint="Name another file, overwrite it with --force, or continue it with --resume."
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
+            ) from None
         try:
             lock_file(stream, path)
         except UsageError:

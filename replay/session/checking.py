@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from opreplay.replay.check.check import check_op
@@ -118,14 +118,18 @@ def _recorded(
             f"the smallest recorded call of {name} needs {COPIES} times {need:,} bytes, there are {room:,}",
             hint="Write a smaller call down: --shapes.",
         )
-    notes: list[str] = []
-    if len(calls) > len(sound):
-        notes.append(f"{len(calls) - len(sound)} recorded calls cannot be made again: {_reason(calls)}")
-    if len(sound) > len(fits):
-        notes.append(f"{len(sound) - len(fits)} recorded calls are too large for this machine's memory")
-    if len(fits) > MOST_RECORDED:
-        notes.append(f"the {MOST_RECORDED} heaviest of {len(fits)} recorded calls are tried")
-    return tuple(fits[:MOST_RECORDED]), tuple(notes)
+    return tuple(fits[:MOST_RECORDED]), tuple(_notes_on(calls, len(sound), len(fits)))
+
+
+def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]:
+    """Which of the recorded calls are not tried: `sound` of them can be made again, and `fits` of those have room."""
+    if len(calls) > sound:
+        reason = next(call.reason for call in calls if call.reason is not None)
+        yield f"{len(calls) - sound} recorded calls cannot be made again: {reason}"
+    if sound > fits:
+        yield f"{sound - fits} recorded calls are too large for this machine's memory"
+    if fits > MOST_RECORDED:
+        yield f"the {MOST_RECORDED} heaviest of {fits} recorded calls are tried"
 
 
 def _opened(trace: Source, name: str, device: str) -> OpenTrace:
@@ -134,10 +138,6 @@ def _opened(trace: Source, name: str, device: str) -> OpenTrace:
     if isinstance(read, ReplayPlan):
         return open_trace(read, device=device)
     return open_trace(read, device=device, select="all", include=(name,))
-
-
-def _reason(calls: Sequence[ReplayOp]) -> str:
-    return str(next(call.reason for call in calls if call.reason is not None))
 
 
 def _refuse_what_workers_lack(op: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,36 +24,33 @@ def refuse_what_workers_lack(plan: ReplayPlan, options: RunOptions) -> None:
     Ops of torch.library, executors and initializers that a notebook or a script registers exist in its own process; a
     worker has what is installed and what the options name. To go on without them would give times of something else.
     """
+    lacking = None if options.isolation == "none" else next(_lacking(plan.ops, options), None)
+    if lacking is not None:
+        raise UsageError(
+            f"worker processes do not have {lacking}, which this program registered",
+            hint='Run in this process with RunOptions(isolation="none"), or put it into a file and name that: '
+            'RunOptions(plugins=("my_ops.py",)), or opreplay.open(plugins=("my_ops.py",)).',
+        )
+
+
+def _lacking(ops: Sequence[ReplayOp], options: RunOptions) -> Iterator[str]:
+    """What worker processes do not have of all that decides how these ops run, in words."""
     from opreplay.initializers.extensions import registered
     from opreplay.initializers.user_code import PROGRAM
     from opreplay.replay.resolve.user.executors import EXECUTORS
 
-    if options.isolation == "none":
+    for name in sorted({op.called for op in ops if op.resolved_by == "executor"}):
+        if (entry := EXECUTORS.find(name)) is not None and entry.source == PROGRAM:
+            yield f"the executor {entry.shown} of {name}"
+    names = {name for op in ops for name in (op.called, op.name)}
+    for name, (kind, source) in registered().items():
+        if source == PROGRAM and names & set(kind.op_patterns):
+            yield f"the initializer {name}"
+    if options.plugins or options.init_modules or _installed():  # a worker may well have them
         return
-    names = {op.called for op in plan.ops} | {op.name for op in plan.ops}
-    executed = {op.called for op in plan.ops if op.resolved_by == "executor"}
-    lacking = [
-        f"the executor {entry.shown} of {name}"
-        for name in sorted(executed)
-        if (entry := EXECUTORS.find(name)) is not None and entry.source == PROGRAM
-    ]
-    lacking += [
-        f"the initializer {name}"
-        for name, (kind, source) in registered().items()
-        if source == PROGRAM and names & set(kind.op_patterns)
-    ]
-    if not (options.plugins or options.init_modules or _installed()):  # else a worker may well have them
-        lacking += [
-            f"the op {op.called}, defined in {file.name},"
-            for op in plan.ops
-            if op.called.partition("::")[0] not in options.allow_imports and (file := _defined_here(op)) is not None
-        ]
-    if lacking:
-        raise UsageError(
-            f"worker processes do not have {lacking[0]}, which this program registered",
-            hint='Run in this process with RunOptions(isolation="none"), or put it into a file and name that: '
-            'RunOptions(plugins=("my_ops.py",)), or opreplay.open(plugins=("my_ops.py",)).',
-        )
+    for op in ops:
+        if op.called.partition("::")[0] not in options.allow_imports and (file := _defined_here(op)) is not None:
+            yield f"the op {op.called}, defined in {file.name},"
 
 
 def _defined_here(op: ReplayOp) -> Path | None:

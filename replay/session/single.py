@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.ir.model import ReplayPlan
@@ -112,15 +112,8 @@ class _Metas:
         kinds = [tensor.device.type for tensor in tensors.values()]
         first = next(iter(tensors.values()), None)
         self.device = "cpu" if first is None or kinds[0] == "meta" else str(first.device)
-        spans = sorted((*_span(tensor), key) for key, tensor in tensors.items())
-        groups: list[tuple[int, int, list[tuple[int, int]]]] = []
-        for storage, begin, end, key in spans:
-            if groups and groups[-1][0] == storage and begin < groups[-1][1]:
-                groups[-1] = (storage, max(end, groups[-1][1]), [*groups[-1][2], (begin, key)])
-            else:
-                groups.append((storage, end, [(begin, key)]))
         number = 0
-        for _, _, members in groups:
+        for members in _overlapping((*_span(tensor), key) for key, tensor in tensors.items()):
             base = members[0][0] // ALIGNED_BYTES * ALIGNED_BYTES
             shared = sum(times[key] for _, key in members) > 1
             for begin, key in members:
@@ -129,6 +122,17 @@ class _Metas:
 
     def of(self, tensor: torch.Tensor) -> TensorMeta:
         return self._made[id(tensor)]
+
+
+def _overlapping(spans: Iterable[tuple[int, int, int, int]]) -> list[list[tuple[int, int]]]:
+    """(first byte, key) of the spans (storage, first byte, end, key) that overlap, by group."""
+    groups: list[tuple[int, int, list[tuple[int, int]]]] = []
+    for storage, begin, end, key in sorted(spans):
+        if groups and groups[-1][0] == storage and begin < groups[-1][1]:
+            groups[-1] = (storage, max(end, groups[-1][1]), [*groups[-1][2], (begin, key)])
+        else:
+            groups.append((storage, end, [(begin, key)]))
+    return [members for _, _, members in groups]
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.plan.tracelens import entry_of
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.session.benchmarking import benchmark, tensors_in
-from opreplay.replay.session.call import PreparedCall
+from opreplay.replay.session.op import PreparedCall
 from opreplay.replay.session.single import op_of_event
 from opreplay.traces.errors import UsageError
 

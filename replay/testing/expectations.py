@@ -44,7 +44,7 @@ class Expectations:
         from opreplay.replay.session.trace import open
 
         chosen: dict[str, Any] = {"device": self.device, **selection}
-        return open(self._placed(trace), **chosen)
+        return open(self.folder / trace if isinstance(trace, (str, os.PathLike)) else trace, **chosen)
 
     def op(self, text: str, **sizes: int) -> Op:
         """As `opreplay.op`: the op of a call as reports print it."""
@@ -87,14 +87,16 @@ class Expectations:
         if not len(opened):
             raise OpsNotAsExpected("nothing was replayed: the selection holds no ops")
         file = None if baseline is None else self.folder / baseline
-        if file is not None and not self.update and not file.is_file():
+        before, output = (None, file) if self.update else (file, None)
+        if before is not None and not before.is_file():
             raise OpsNotAsExpected(f"no baseline {file}; pytest --opreplay-update writes it on the machine that judges")
         chosen = msgspec.structs.replace(options or RunOptions(), device=opened.setting.device)
-        output = file if self.update else None
         results = run(opened, options=chosen, output=output, force=True)
-        self._all_replayed(results, may_fail)
-        if file is not None and not self.update:
-            _refuse_regressions(file, results, conditions)
+        missed = [f"{op.name} {op.inputs}: {op.why_not()}" for op in results.ops if op.status != "replayed"]
+        if len(missed) > may_fail:
+            raise OpsNotAsExpected(_listed(f"{len(missed)} of {len(results.ops)} ops were not replayed", missed))
+        if before is not None:
+            _refuse_regressions(before, results, conditions)
         return results
 
     def check(self, op: str, *, require: Sequence[str] | None = None, **options: Any) -> CheckResult:
@@ -102,23 +104,11 @@ class Expectations:
         from opreplay.replay.session.checking import check
 
         chosen: dict[str, Any] = {"device": self.device, **options}
-        result = check(op, **chosen)
-        failed = result.failed(require)
+        checked = check(op, **chosen)
+        failed = [f"{judged.point}: {judged.verdict}; {judged.detail}" for judged in checked.failed(require)]
         if failed:
-            lines = [f"{one.point}: {one.verdict}; {one.detail}" for one in failed]
-            raise OpsNotAsExpected("\n".join([f"{op} against {result.against}:", *lines]))
-        return result
-
-    def _placed(self, source: Source) -> Source:
-        if not isinstance(source, (str, os.PathLike)):
-            return source
-        return self.folder / source
-
-    def _all_replayed(self, results: Results, may_fail: int) -> None:
-        missed = [one for one in results.ops if one.status != "replayed"]
-        if len(missed) > may_fail:
-            lines = [f"{one.name} {one.inputs}: {one.why_not()}" for one in missed]
-            raise OpsNotAsExpected(_listed(f"{len(missed)} of {len(results.ops)} ops were not replayed", lines))
+            raise OpsNotAsExpected("\n".join([f"{op} against {checked.against}:", *failed]))
+        return checked
 
 
 def _refuse_regressions(file: Path, results: Results, conditions: Sequence[Any]) -> None:
@@ -126,10 +116,10 @@ def _refuse_regressions(file: Path, results: Results, conditions: Sequence[Any])
     from opreplay.replay.results.compare.regressions import unchecked, violations
     from opreplay.replay.session.whole import compare
 
-    found = compare(file, results).found
-    broken = [*violations(conditions, found), *unchecked(conditions, found)]
+    comparison = compare(file, results).found
+    broken = [*violations(conditions, comparison), *unchecked(conditions, comparison)]
     if broken:
-        raise OpsNotAsExpected(_listed(f"against {file.name}: {first_line(found)}", broken))
+        raise OpsNotAsExpected(_listed(f"against {file.name}: {first_line(comparison)}", broken))
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

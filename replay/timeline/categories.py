@@ -61,9 +61,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def categories(graph: StepGraph, schedule: Schedule, *, step_us: float, begin_us: float | None = None) -> Categories:
-    """What one schedule of a step did; `step_us` is its length, `begin_us` when it began (default: the graph's)."""
-    begin = graph.begin_us if begin_us is None else begin_us
+def categories(graph: StepGraph, schedule: Schedule) -> Categories:
+    """What one schedule of a step did."""
+    step_us, begin = schedule.step_us, schedule.begin_us
     nodes = graph.nodes
     device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane]
     if not graph.on_device:
@@ -144,10 +144,10 @@ def _idle_causes(graph: StepGraph, schedule: Schedule, work: Floats, busy: Float
     rows = rows[np.argsort(schedule.start_us[rows], kind="stable")]
     ended_by = rows[np.minimum(np.searchsorted(schedule.start_us[rows], busy[1:, 0] - 1e-6), len(rows) - 1)]
     first = int(rows[np.argmax(schedule.start_us[rows] >= busy[0, 0] - 1e-6)])
-    before = _latency(graph, schedule, first) or 0.0
+    before = _latency(schedule, first) or 0.0
     for (_, low), (high, _), task in zip(busy[:-1], busy[1:], ended_by, strict=True):
         gap = float(high - low)
-        latency = _latency(graph, schedule, int(task))
+        latency = _latency(schedule, int(task))
         if latency is None:
             out["idle_dependency"] += gap
             continue
@@ -159,19 +159,19 @@ def _idle_causes(graph: StepGraph, schedule: Schedule, work: Floats, busy: Float
     return out
 
 
-def _latency(graph: StepGraph, schedule: Schedule, task: int) -> float | None:
+def _latency(schedule: Schedule, task: int) -> float | None:
     """From launch to start of a task that waited for its launch last; None for others."""
-    edge = int(schedule.cause[task])
-    if edge < 0 or graph.edges.kind[edge] != LAUNCH:
+    launched_by = int(schedule.cause[task])
+    if launched_by < 0 or schedule.cause_kind[task] != LAUNCH:
         return None
-    return max(0.0, float(schedule.start_us[task] - schedule.end_us[graph.edges.source[edge]]))
+    return max(0.0, float(schedule.start_us[task] - schedule.end_us[launched_by]))
 
 
 def _host_waited(graph: StepGraph, schedule: Schedule, task: int, since_us: float) -> bool:
     """Whether what launched a task had waited for the device after `since_us`."""
-    node = int(graph.edges.source[schedule.cause[task]])
-    while schedule.start_us[node] >= since_us and (edge := int(schedule.cause[node])) >= 0:
-        node = int(graph.edges.source[edge])
+    node = int(schedule.cause[task])
+    while schedule.start_us[node] >= since_us and (before := int(schedule.cause[node])) >= 0:
+        node = before
         if graph.lanes[int(graph.nodes.lane[node])].device:
             return True
     return False

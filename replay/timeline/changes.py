@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -22,13 +22,11 @@ from opreplay.replay.timeline.graph.model import (
     Ints,
     StepGraph,
 )
-from opreplay.replay.timeline.graph.schedule import Schedule, retimed
+from opreplay.replay.timeline.graph.schedule import Schedule, paced, step_length
 from opreplay.replay.timeline.names import Names, op_parents
 from opreplay.traces.errors import TraceError
 from opreplay.traces.links.parents import among_or_around, among_or_inside, outermost_of
 
-NEVER = -1e15
-"""A lag that makes an edge bind nothing."""
 _FACTOR = re.compile(r"^(\d+(?:\.\d+)?|\.\d+)(x|us|ms|s)?$")
 _UNIT_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 _HINT = (
@@ -69,13 +67,12 @@ class Edited:
     offloaded: bool = False
     """Ops that the host ran are tasks of a device here: of what ran inside them no host time is left."""
 
-    def schedule(self, *, release_us: Floats | None = None, begin_us: float | None = None) -> Schedule:
-        """The changed graph's schedule."""
+    def schedule(self, lags_us: Floats | None = None) -> Schedule:
+        """The changed graph's schedule, with other lags than its own if given."""
+        lags_us = self.lags_us if lags_us is None else lags_us
         if not self.overlap:
-            return retimed(
-                self.graph, self.durations_us, lags_us=self.lags_us, release_us=release_us, begin_us=begin_us
-            )
-        return _overlapped(self.graph, self.durations_us, self.lags_us, release_us, begin_us)
+            return paced(self.graph, self.durations_us, lags_us)
+        return _overlapped(self.graph, self.durations_us, lags_us)
 
 
 class Unmatched(TraceError):
@@ -202,7 +199,7 @@ def nearest_names(names: Names, graph: StepGraph, change: str, most: int = 3) ->
     return list(dict.fromkeys(found))[:most]
 
 
-def _parsed(value: str) -> tuple[float, bool]:
+def parsed_value(value: str) -> tuple[float, bool]:
     """(number, whether it is a factor); a bare 0 is a time."""
     found = _FACTOR.match(value)
     if not found or (found[2] is None and float(found[1]) != 0.0):
@@ -214,7 +211,7 @@ def _parsed(value: str) -> tuple[float, bool]:
 
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     """Tasks of matching ops or kernels take `value`; where there are none, host time of matching ops."""
-    number, factor = _parsed(value)
+    number, factor = parsed_value(value)
     nodes = out.graph.nodes
     ops = matching_ops(names, pattern)
     kernels = np.array([fnmatchcase(name, pattern) for name in names.trace.kernel_names] or [False])
@@ -399,22 +396,18 @@ def _captured(out: Edited) -> None:
     out.notes.append("everything from the first launch to the last is one captured graph: no host time between")
 
 
-def _overlapped(
-    graph: StepGraph, durations: Floats, lags: Floats, release: Floats | None, begin: float | None
-) -> Schedule:
+def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
     """Collectives on a stream of their own that nothing but the end of the step waits for."""
     talking = np.flatnonzero(graph.nodes.kind == COLLECTIVE)
     alone = durations.copy()
     alone[talking] = 0.0
-    schedule = retimed(graph, alone, lags_us=lags, release_us=release, begin_us=begin)
+    schedule = paced(graph, alone, lags)
     start, end, free = schedule.start_us.copy(), schedule.end_us.copy(), 0.0
     for node in talking[np.argsort(start[talking], kind="stable")].tolist():
         start[node] = max(start[node], free)
         end[node] = free = start[node] + durations[node]
-    from opreplay.replay.timeline.graph.schedule import step_length
-
-    origin = graph.begin_us if begin is None else begin
-    return Schedule(start_us=start, end_us=end, cause=schedule.cause, step_us=step_length(graph, start, end, origin))
+    step_us = step_length(graph, start, end, schedule.begin_us)
+    return replace(schedule, start_us=start, end_us=end, step_us=step_us)
 
 
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -36,8 +37,8 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
     where: str
 
 
-def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], list[tuple[str, float]]]:
-    """(parts by op, longest first; (module, µs) of the same time, longest first).
+def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], dict[int | str, float]]:
+    """(parts by op, longest first; µs of the same time by row of the ops, -1 for none, and by kind of waiting).
 
     Host time counts for the op it is in; the scale of a stretch whose length was changed is shared by all its ops.
     """
@@ -47,20 +48,20 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
     device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane[path]]
     us: defaultdict[tuple[str, str], float] = defaultdict(float)
     times: defaultdict[tuple[str, str], int] = defaultdict(int)
-    modules: defaultdict[str, float] = defaultdict(float)
+    by_row: defaultdict[int | str, float] = defaultdict(float)
 
-    def add(name: str, where: str, amount: float, module: str) -> None:
+    def add(name: str, where: str, amount: float, row: int | str) -> None:
         us[name, where] += amount
         times[name, where] += 1
-        modules[module] += amount
+        by_row[row] += amount
 
     where = DEVICE if graph.on_device else HOST  # collectives that the host runs are no work of a device
     for place in np.flatnonzero(device).tolist():
         node = int(path[place])
-        add(names.task(node), where, float(spent[place]), names.module_of_op(int(nodes.owner[node])))
+        add(names.task(node), where, float(spent[place]), int(nodes.owner[node]))
     for place in np.flatnonzero(waited > 0.0).tolist():
-        edge = int(schedule.cause[path[place]])
-        label = names.wait(int(graph.edges.kind[edge])) if edge >= 0 else "(start of the thread or stream)"
+        waits = schedule.cause[path[place]] >= 0
+        label = names.wait(int(schedule.cause_kind[path[place]])) if waits else "(start of the thread or stream)"
         add(label, WAIT, float(waited[place]), label)
     host = path[~device]
     counts = nodes.slices[host]
@@ -71,11 +72,19 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
     amount = slices.dur_us[rows] * np.repeat(scale, counts)
     ops, index = np.unique(slices.op[rows], return_inverse=True)
     for op, part, n in zip(ops.tolist(), np.bincount(index, weights=amount), np.bincount(index), strict=True):
-        add(names.op(op), HOST, float(part), names.module_of_op(op))
+        add(names.op(op), HOST, float(part), op)
         times[names.op(op), HOST] += int(n) - 1
     parts = [PathPart(name=n, us=v, where=w, times=times[n, w]) for (n, w), v in us.items() if v > 0.0]
     parts.sort(key=lambda part: (-part.us, part.name))
-    return parts, sorted(((m, v) for m, v in modules.items() if v > 0.0), key=lambda item: (-item[1], item[0]))
+    return parts, by_row
+
+
+def path_modules(names: Names, by_row: Mapping[int | str, float]) -> dict[str, float]:
+    """Time on the path by the innermost module, and by kind of waiting; longest first."""
+    modules: defaultdict[str, float] = defaultdict(float)
+    for row, us in by_row.items():
+        modules[row if isinstance(row, str) else names.module_of_op(row)] += us
+    return dict(sorted(((m, v) for m, v in modules.items() if v > 0.0), key=lambda item: (-item[1], item[0])))
 
 
 def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tuple[Floats, Floats]:

@@ -18,6 +18,7 @@ from opreplay.replay.ascend.cost.collective import lacking
 from opreplay.replay.ascend.cost.predict import HOST_COPY, MOST_BY_BYTES, UNKNOWN, family_of
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of, reuse_distances
+from opreplay.replay.ascend.custom.registrations import CustomOpError
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import simulate_by_family
@@ -34,7 +35,6 @@ from opreplay.replay.timeline.contention import Contention, contended
 from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     COPY,
-    EARLIER,
     HOST,
     LAUNCH,
     STREAM,
@@ -43,13 +43,14 @@ from opreplay.replay.timeline.graph.model import (
     Ints,
     StepGraph,
 )
-from opreplay.replay.timeline.graph.schedule import Schedule, retimed
+from opreplay.replay.timeline.graph.schedule import Schedule, paced
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.paths import PathPart, path_parts
+from opreplay.replay.timeline.step import HOST_BOUND_SHARE
 from opreplay.traces import Trace, innermost_parent
 from opreplay.traces.activity import Collective
-from opreplay.traces.errors import TraceError
+from opreplay.traces.errors import NothingRan
 
 LAUNCH_LATENCY_US = 44.0
 """From the launch by torch_npu's dequeuing thread to the start of the task on an idle stream: the median of the public
@@ -61,8 +62,6 @@ ASSUMED = "launch latency"
 """How the note on these two begins: it is the same for every step."""
 UNPREDICTED_BAND = 3.0
 """80 % factor for tasks that have no prediction and are scaled as the predicted ones are: assumed."""
-HOST_BOUND_SHARE = 0.3
-"""Idle time for the host above which a step is called host-bound."""
 LEAST_BAND = 0.01
 """No step is known better than this, whatever its graph reproduces."""
 LEAST_PREDICTED = 0.5
@@ -157,12 +156,12 @@ def predict(
     Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops,
     and `slices_us` those of the host's slices.
 
-    Raises TraceError for a step without device work.
+    Raises NothingRan for a step without device work.
     """
     nodes = graph.nodes
     tasks = np.flatnonzero(nodes.name >= 0)
     if not len(tasks):
-        raise TraceError(
+        raise NothingRan(
             "nothing of this step can be put on a simulated device: no device work, and no ops with known arguments",
             hint="`opreplay simulate` predicts its ops one by one.",
         )
@@ -194,11 +193,11 @@ def step_on(
     host_scale: float = 1.0,
 ) -> tuple[SocStep, Schedule]:
     """The step with the durations that `predict` made; `structure_error` is the graph's own, a share."""
-    slowed = contended(graph, made.durations_us, made.contention, lambda us: paced(graph, us, made.lags_us)[0])
+    slowed = contended(graph, made.durations_us, made.contention, lambda us: paced(graph, us, made.lags_us))
     if slowed is not None:
         made.notes.append(slowed.note)
         made.durations_us = slowed.durations_us
-    schedule, begin = paced(graph, made.durations_us, made.lags_us)
+    schedule = paced(graph, made.durations_us, made.lags_us)
     low = high = None
     computing = made.predicted_recorded_us - made.collectives_us[0]
     share = computing / every if (every := computing + made.scaled_recorded_us) > 0.0 else float(bool(made.families))
@@ -206,7 +205,7 @@ def step_on(
         low, high = _band(graph, made, schedule.step_us)
         error = max(abs(structure_error), LEAST_BAND)
         low, high = min(low, schedule.step_us / (1.0 + error)), max(high, schedule.step_us * (1.0 + error))
-    found = categories(graph, schedule, step_us=schedule.step_us, begin_us=begin)
+    found = categories(graph, schedule)
     parts, _ = path_parts(names, graph, schedule)
     predicted = sum(float(us.sum()) for us in made.families.values())
     idle_host = found.idle_for_host
@@ -247,29 +246,6 @@ def step_on(
         ),
         schedule,
     )
-
-
-def paced(graph: StepGraph, durations_us: Floats, lags_us: Floats) -> tuple[Schedule, float]:
-    """The schedule of a step that follows one like it, and when the device is done with that one.
-
-    Where the recorded device was still at work on the step before, this one finds what its own kind leaves behind.
-    """
-    if graph.begin_us <= 0.0:
-        return retimed(graph, durations_us, lags_us=lags_us), 0.0
-    earlier = np.unique(graph.edges.source[graph.edges.kind == EARLIER])
-    release = graph.release_us.copy()
-    begin = 0.0
-    schedule = None
-    for _ in range(3):
-        release[earlier] = begin
-        schedule = retimed(graph, durations_us, lags_us=lags_us, release_us=release, begin_us=begin)
-        device = graph.nodes.name >= 0
-        main = graph.nodes.lane == graph.main_lane
-        left = float(schedule.end_us[device].max(initial=0.0)) - float(schedule.end_us[main].max(initial=0.0))
-        begin = max(0.0, left)
-    assert schedule is not None
-    release[earlier] = begin
-    return retimed(graph, durations_us, lags_us=lags_us, release_us=release, begin_us=begin), begin
 
 
 def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Floats | float) -> None:
@@ -418,7 +394,11 @@ def _lowered_ops(
             if op is not None and (op.reason is None or op.reason.kind != "metadata missing"):
                 of_kernels = held.get(op.id, ()) if held is not None else ()
                 amounts = contents(op) if contents is not None else None
-                one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
+                try:
+                    one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
+                except CustomOpError as error:
+                    out.notes.append(f"{op.name} is not predicted: {error}")
+                    continue
                 if one.time_us > 0.0 or (op.reason is None and one.by != "nothing"):
                     known[signature] = one, families
         found = known[signature]
@@ -501,18 +481,18 @@ def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, flo
         for name in group:
             more += made.families[name] * (made.above[name] - 1.0)
             less -= made.families[name] * (1.0 - 1.0 / made.bands[name])
-        up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), made.lags_us)[0].step_us) ** 2
+        up += max(0.0, paced(graph, more, made.lags_us).step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), made.lags_us).step_us) ** 2
     if made.dispatch_us is not None:
         more = made.durations_us + made.dispatch_us * (DISPATCH_BAND - 1.0)
         less = np.maximum(0.0, made.durations_us - made.dispatch_us * (1.0 - 1.0 / DISPATCH_BAND))
-        up += max(0.0, paced(graph, more, made.lags_us)[0].step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, less, made.lags_us)[0].step_us) ** 2
+        up += max(0.0, paced(graph, more, made.lags_us).step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, less, made.lags_us).step_us) ** 2
     if made.latencies_assumed:
         lags = graph.edges.kind == LAUNCH
         lags |= graph.edges.kind == STREAM
         more = np.where(lags, np.maximum(made.lags_us, 0.0) * LATENCY_BAND, made.lags_us)
         less = np.where(lags, np.maximum(made.lags_us, 0.0) / LATENCY_BAND, made.lags_us)
-        up += max(0.0, paced(graph, made.durations_us, more)[0].step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, made.durations_us, less)[0].step_us) ** 2
+        up += max(0.0, paced(graph, made.durations_us, more).step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, made.durations_us, less).step_us) ** 2
     return max(0.0, step_us - math.sqrt(down)), step_us + math.sqrt(up)

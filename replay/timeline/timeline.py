@@ -15,21 +15,27 @@ from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_with_op_times, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
-from opreplay.replay.timeline.graph.schedule import Schedule, retimed
+from opreplay.replay.timeline.graph.schedule import Schedule, lag_bounds, paced, retimed
+from opreplay.replay.timeline.graph.transfer import transferred
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
+from opreplay.replay.timeline.modules import ModuleTime, module_tree
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
-from opreplay.replay.timeline.paths import PathPart, Slack, path_parts, slack_of_ops
+from opreplay.replay.timeline.paths import PathPart, Slack, path_modules, path_parts, slack_of_ops
 from opreplay.replay.timeline.python_time import idle_notes, python_on_path
-from opreplay.replay.timeline.simulated import HOST_BOUND_SHARE, ContentsOf, Predicted, SocStep, paced, predict, step_on
+from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, predict, step_on
+from opreplay.replay.timeline.step import HOST_BOUND_SHARE, StepOnDevice, StepReport, step_report
 from opreplay.traces import Trace
+from opreplay.traces.errors import NothingRan
 from opreplay.traces.links.collectives import with_host_collectives
-from opreplay.traces.links.steps import Step, busy_steps, chosen_step, steps_of
+from opreplay.traces.links.steps import Step, busy_steps, chosen_step
 from opreplay.traces.names import file_name
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
+MOST_OTHER_STEPS = 4
+"""Other steps on which a graph is tested: each costs as much as the step itself."""
 LITTLE_GAIN = 0.5
 """Of what the changed work gains: where the step gains less, it is said why."""
 
@@ -41,23 +47,13 @@ class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
     inferred: int
 
 
-class StepMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Which step it is."""
+class OtherSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The durations of other steps of the trace put into this step's graph, against the times that those steps took."""
 
-    name: str
-    number: int | None
-    marked: bool
-    """False: the trace marks no steps, the whole of it was taken for one."""
     steps: int
-    """Marked steps of the trace."""
-    host_us: float
-    """The marked range on its host thread."""
-    asked: bool = False
-    """False: it is the one of median length among those that launch work."""
-    all_host_us: tuple[float, float] | None = None
-    """Of all marked steps with work: the shortest and the longest range on the host."""
-    begin_us: float
-    """When the device was done with what it still had to do of the step before, after this range began."""
+    median_error: float
+    worst_error: float
+    """Absolute, as shares of the other step's time."""
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +61,9 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
     change: str
     step_us: float
+    low_us: float
+    high_us: float
+    """Of `step_us`: without the waiting that nothing explains, and with every dependency that may exist."""
     gain_us: float
     """Of the step."""
     work_gain_us: float
@@ -81,17 +80,21 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int = SCHEMA_VERSION
     source: str
-    step: StepMark
+    step: StepReport
     recorded_step_us: float
     retimed_step_us: float
-    """The graph scheduled with recorded durations and latencies."""
+    """The pace of steps that are all like this one, scheduled from the graph with recorded durations and latencies."""
     structure_error: float
     """retimed ÷ recorded − 1."""
     structure_error_typical: float
     """The same with the median latency of each kind instead of each one's own: what the graph alone explains."""
+    other_steps: OtherSteps | None = None
+    """None where no other step of the trace launches work."""
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
+    modules: tuple[ModuleTime, ...] = ()
+    """The tree of modules, outer before inner; empty where the trace names none."""
     critical_path_python_us: dict[str, float] = {}
     """Of the path's time between ops: by the Python function that was called, else by the marked range; empty where the
     trace names none."""
@@ -99,7 +102,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     edges: dict[str, EdgeCount]
     unexplained_waits: int
     unexplained_us: float
-    """Waiting that no dependency explains, summed over all streams; re-timing leaves it out."""
+    """Waiting that no dependency explains, summed over all streams; re-timing keeps it as it was."""
     dropped_edges: int
     socs: dict[str, SocStep] = {}
     """By the name of the simulated device."""
@@ -150,24 +153,25 @@ def timeline(
     contents: ContentsOf | None = None,
     host_scale: float = 1.0,
     measured: MeasuredOps | None = None,
+    others: bool = False,
 ) -> Study:
     """Look at one step of a trace that was read with its activity.
 
     `step` as `chosen_step` takes it. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
-    kernel table describes; `host_scale` multiplies the host's time there. `measured` has times of
-    ops that a run measured, for a step of the host. Raises TraceError for a step that there is
-    not, for text that is no change, and for devices where the step has no device work.
+    kernel table describes; `host_scale` multiplies the host's time there. `measured` has times of ops that a run
+    measured, for a step of the host. With `others` the graph is tested on other steps of the trace. Raises TraceError
+    for a step that there is not, for text that is no change, and for devices where the step has no device work.
     """
     trace = with_host_collectives(trace)
     chosen = chosen_step(trace, step)
     graph = step_graph(trace, chosen)
     names = Names(trace, graph)
-    schedule = retimed(graph)
+    schedule = paced(graph)
     recorded = recorded_schedule(graph)
-    made = categories(graph, recorded, step_us=graph.recorded_us)
-    parts, modules = path_parts(names, graph, schedule)
+    made = categories(graph, recorded)
+    parts, by_row = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)
-    typical = relative(retimed(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
+    typical = relative(paced(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
     with_times = None if measured is None else with_measured(names, graph, measured)
     memory = memory_of(trace, chosen, devices, plan)
@@ -178,14 +182,18 @@ def timeline(
     return Study(
         timeline=Timeline(
             source=file_name(trace.info.path),
-            step=_mark(chosen, graph, trace, asked=step is not None),
+            step=step_report(
+                trace, chosen, graph, schedule, made, tuple(parts), _steps_on(simulated), asked=step is not None
+            ),
             recorded_step_us=graph.recorded_us,
             retimed_step_us=schedule.step_us,
             structure_error=error,
             structure_error_typical=typical,
+            other_steps=_on_other_steps(trace, graph) if others else None,
             categories_us=made,
             critical_path=tuple(parts),
-            critical_path_modules_us=dict(modules),
+            critical_path_modules_us=path_modules(names, by_row),
+            modules=module_tree(names, graph, {row: us for row, us in by_row.items() if isinstance(row, int)}),
             critical_path_python_us=dict(python_on_path(trace, graph, schedule, parts)),
             slack=tuple(slack_of_ops(names, graph, schedule)),
             edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()},
@@ -211,6 +219,22 @@ def timeline(
         simulated=simulated,
         measured=timed,
     )
+
+
+def step_of(
+    read: Trace | ReplayPlan,
+    *,
+    devices: Sequence[DeviceProfile] = (),
+    plan: ReplayPlan | None = None,
+    contents: ContentsOf | None = None,
+) -> StepReport | None:
+    """What every command tells of the step of median length; None where nothing says what ran when."""
+    if not isinstance(read, Trace) or read.activity is None:
+        return None
+    try:
+        return timeline(read, devices=devices, plan=plan, contents=contents).timeline.step
+    except NothingRan:
+        return step_of(read) if devices else None
 
 
 def _on_devices(
@@ -275,6 +299,8 @@ def what_if_of(
         return WhatIf(
             change=change,
             step_us=before.step_us,
+            low_us=before.step_us,
+            high_us=before.step_us,
             gain_us=0.0,
             work_gain_us=0.0,
             matched=on_devices.matched,
@@ -283,9 +309,12 @@ def what_if_of(
         )
     after = made.schedule()
     gain, work = before.step_us - after.step_us, float((graph.nodes.dur_us - made.durations_us).sum())
+    gains = _gains(graph, made, gain)
     return WhatIf(
         change=change,
         step_us=after.step_us,
+        low_us=before.step_us - max(gains),
+        high_us=before.step_us - min(gains),
         gain_us=gain,
         work_gain_us=work,
         matched=made.matched,
@@ -294,12 +323,19 @@ def what_if_of(
     )
 
 
+def _gains(graph: StepGraph, changed: Edited, gain_us: float) -> list[float]:
+    """What a change gains, and what it would gain if the waits and dependencies that are not known were others."""
+    recorded, after = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
+    bounds = zip(recorded, after, strict=True)
+    return [gain_us, *(paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds)]
+
+
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
     """Why the step gains little of what the changed work does, in a line; none where it gains half of it or more."""
     gain = before.step_us - after.step_us
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
-    made = categories(graph, after, step_us=after.step_us)
+    made = categories(graph, after)
     waits = made.idle_for_host
     told = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
     if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
@@ -347,7 +383,7 @@ def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDe
         if overlap:
             out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
         else:
-            out[name] = paced(graph, durations, lags)[0].step_us
+            out[name] = paced(graph, durations, lags).step_us
     return _OnDevices(steps_us=out, notes=tuple(dict.fromkeys(notes)), matched=most)
 
 
@@ -371,9 +407,12 @@ def _together(
         return None
     made.overlap = overlap
     after = made.schedule()
+    gains = _gains(graph, made, before.step_us - after.step_us)
     return WhatIf(
         change=" and ".join(changes),
         step_us=after.step_us,
+        low_us=before.step_us - max(gains),
+        high_us=before.step_us - min(gains),
         gain_us=before.step_us - after.step_us,
         work_gain_us=float((graph.nodes.dur_us - durations).sum()),
         matched=matched,
@@ -387,7 +426,12 @@ def recorded_schedule(graph: StepGraph) -> Schedule:
     nodes = graph.nodes
     again = retimed(graph)
     return Schedule(
-        start_us=nodes.start_us, end_us=nodes.start_us + nodes.dur_us, cause=again.cause, step_us=graph.recorded_us
+        start_us=nodes.start_us,
+        end_us=nodes.start_us + nodes.dur_us,
+        cause=again.cause,
+        cause_kind=again.cause_kind,
+        step_us=graph.recorded_us,
+        begin_us=graph.begin_us,
     )
 
 
@@ -406,18 +450,30 @@ def relative(value: float, base: float) -> float:
     return value / base - 1.0 if base else 0.0
 
 
-def _mark(step: Step, graph: StepGraph, trace: Trace, *, asked: bool) -> StepMark:
-    ranges = [(one.end_ns - one.start_ns) / 1e3 for one in busy_steps(trace)]
-    return StepMark(
-        name=step.name,
-        number=step.number,
-        marked=step.marked,
-        steps=len(steps_of(trace)),
-        asked=asked,
-        host_us=graph.host_us,
-        all_host_us=(min(ranges), max(ranges)) if len(ranges) > 1 else None,
-        begin_us=graph.begin_us,
-    )
+def _steps_on(simulated: Mapping[str, OnDevice]) -> dict[str, StepOnDevice]:
+    return {
+        name: StepOnDevice(
+            step_us=on.step.step_us,
+            low_us=on.step.low_us,
+            high_us=on.step.high_us,
+            predicted_share=on.step.predicted_share,
+        )
+        for name, on in simulated.items()
+    }
+
+
+def _on_other_steps(trace: Trace, graph: StepGraph) -> OtherSteps | None:
+    """The steps nearest to this one, as its graph has them; None where there are none."""
+    steps = [step for step in busy_steps(trace) if step.start_ns != graph.step.start_ns]
+    steps = sorted(steps, key=lambda step: abs(step.start_ns - graph.step.start_ns))[:MOST_OTHER_STEPS]
+    errors: list[float] = []
+    for step in steps:
+        other = step_graph(trace, step)
+        durations_us, lags_us = transferred(graph, other)
+        errors.append(abs(relative(paced(graph, durations_us, lags_us).step_us, other.recorded_us)))
+    if not errors:
+        return None
+    return OtherSteps(steps=len(errors), median_error=float(np.median(errors)), worst_error=max(errors))
 
 
 def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
@@ -444,7 +500,12 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(
             f"{graph.unexplained.waits} tasks waited {graph.unexplained.us / 1e3:,.2f} ms in all for nothing that is "
-            "recorded"
+            "recorded: kept as it was, and what-ifs have a range for it"
+        )
+    if graph.blocked_us:
+        notes.append(
+            f"{graph.blocked_us / 1e3:,.2f} ms in calls that wait for the device are taken for host work: nothing says "
+            "what they waited for"
         )
     if not graph.on_device:
         notes.append("no device work: the step is that of its host threads")

@@ -21,7 +21,6 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.check.simulated",
     "opreplay.replay.execute.executors.torch.caches",
     "opreplay.replay.execute.executors.torch.device",
-    "opreplay.replay.execute.executors.torch.gradients",
     "opreplay.replay.execute.executors.torch.profile",
     "opreplay.replay.execute.executors.torch.python_call",
     "opreplay.replay.execute.executors.torch.sequence_tools",

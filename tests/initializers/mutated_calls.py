@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.rules.row_numbers import TABLE
+from opreplay.initializers.rules.row_numbers import ROLES
 from opreplay.replay.ops.register import parse_schema, versions_declared
+from opreplay.replay.ops.table import role_of
 from opreplay.replay.resolve.schema import specs_of
 
 SHAPES = (
@@ -46,7 +47,7 @@ class Arguments(dict[str, Any]):
 
 def kinds_of(op: str) -> dict[str, str]:
     """Argument → its type in some schema of the op; "" where no schema tells."""
-    kinds = dict.fromkeys(TABLE.get(op, ()), "")
+    kinds = dict.fromkeys(ROLES.get(role_of(op), ()), "")
     for version in versions_declared(op):
         kinds.update({str(arg.name): str(arg.type) for arg in parse_schema(version.schema).arguments})
     for spec in specs_of(op):

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from opreplay.replay.execute.messages import RankConfig
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.ranks.crew import local_ranks
-from opreplay.replay.execute.ranks.messages import RankConfig
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.records import OpResult
 from tests.collectives import EVERY, collective_event, every_collective

@@ -115,3 +115,46 @@ def test_code_that_a_config_names_is_not_run(console: Console, config: Any) -> N
     hostile = {**LLAMA, "auto_map": {"AutoModelForCausalLM": "evil--modeling.Evil"}, "architectures": ["os"]}
     found = captured(console, config(hostile), "--context", "8")
     assert found["calls"] > 0
+
+
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "image_size": 32,
+    "patch_size": 8,
+}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+}
+SOUND = {
+    "model_type": "wav2vec2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "conv_dim": [32] * 7,
+}
+
+
+@pytest.mark.parametrize("held", [VIT, BERT, SOUND], ids=lambda held: held["model_type"])
+def test_inputs_follow_from_what_the_model_takes(console: Console, config: Any, held: dict[str, Any]) -> None:
+    """Images, tokens whose embedding is tied to the head, and sound."""
+    assert captured(console, config(held), "--context", "8", "--dtype", "float32", "--check")["equal"] is True
+
+
+def test_an_image_model_does_not_decode(console: Console, config: Any) -> None:
+    refused = console("capture", config(VIT), "--phase", "decode", code=2)
+    assert "vit does not generate one token after the other" in refused.stderr
+
+
+def test_a_model_of_the_hub_is_taken_from_its_cache_alone(console: Console) -> None:
+    refused = console("capture", "hf:no-such/model", code=2)
+    assert "neither a file nor a model in the hub's cache" in refused.stderr

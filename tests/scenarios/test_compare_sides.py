@@ -97,8 +97,9 @@ def test_results_against_their_trace_and_their_predictions(console: Console, tmp
     out = tmp_path / "r.jsonl"
     console("run", SAMPLE, "--top", 4, "--op-time", "2ms", "--threads", 1, "-o", out)
     against_trace = console("compare", SAMPLE, out).stdout.splitlines()
-    assert against_trace[1].startswith("before: recorded on cpu (transformer_infer.json.gz); on both sides 4 of ")
-    assert against_trace[2].startswith("after: measured on cpu (")
+    assert against_trace[0].startswith("before: On the host alone: ")
+    assert against_trace[2].startswith("before: recorded on cpu (transformer_infer.json.gz); on both sides 4 of ")
+    assert against_trace[3].startswith("after: measured on cpu (")
     own = json.loads(console("compare", out, "--format", "json").stdout)
     assert [side["what"] for side in own["sides"]] == ["measured", "simulated"]
     results = {one["id"]: one for one in map(json.loads, out.read_text().splitlines()) if one["record"] == "op"}

@@ -108,6 +108,7 @@ def test_device_files_and_options_with_any_value_anywhere(tmp_path: Path) -> Non
         device.write_text(shipped.replace(line, f"{key}= {text}"))
         is_refused_or_done("devices", "--show", device)
         is_refused_or_done("simulate", trace, "--top", "2", "--soc", device)
+        is_refused_or_done("timeline", trace, "--soc", device)
         options.write_text(f"[plan]\n{rng.choice(['top', 'visits', 'min-share', 'op-time'])} = {value}\n")
         is_refused_or_done("--config", options, "plan", trace)
 

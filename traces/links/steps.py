@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.traces.errors import TraceError
+from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
 from opreplay.traces.model import Trace
 
@@ -122,6 +122,6 @@ def _whole(trace: Trace) -> Step:
         ends.append(calls.start_ns + calls.dur_ns)
     starts, ends = [a for a in starts if len(a)], [a for a in ends if len(a)]
     if not starts:
-        raise TraceError(f"{trace.info.path} holds nothing that ran, so there is no step to time", hint=_HINT)
+        raise NothingRan(f"{trace.info.path} holds nothing that ran, so there is no step to time", hint=_HINT)
     begin, end = min(int(a.min()) for a in starts), max(int(a.max()) for a in ends)
     return Step(name="the whole trace", number=None, start_ns=begin, end_ns=end, track=-1, marked=False)

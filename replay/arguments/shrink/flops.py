@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
+from opreplay.replay.arguments.shrink.pools import single_tensors
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.traces.model import TensorMeta
 
 FLOPS_PER_THREAD = 1e10
 """Floating-point operations a second of one thread in float32 products, on the safe side: half of what one core of a
@@ -30,23 +30,18 @@ def bearable_flops(threads: int) -> float:
 
 def product_flops(op: ReplayOp) -> float:
     """Two for each multiplication and addition of a matrix product, attention or convolution; 0 for other ops."""
-    short = op.name.removeprefix("aten::")
-    tensors = {a.name: a.tensors[0] for a in op.args if a.type == "Tensor" and a.tensors and a.tensors[0] is not None}
-    if short in _PRODUCTS:
-        first, second = (tensors.get(name) for name in _PRODUCTS[short])
-        return _matmul(first, second) if first is not None and second is not None else 0.0
-    if short == "linear" and "input" in tensors and "weight" in tensors:
-        return 2.0 * math.prod(tensors["input"].shape) * tensors["weight"].shape[0]
-    if "scaled_dot_product" in short and {"query", "key", "value"} <= set(tensors):
-        query, key = tensors["query"].shape, tensors["key"].shape
+    short, tensors = op.name.removeprefix("aten::"), single_tensors(op)
+    shapes = {name: meta.shape for name, meta in tensors.items()}
+    if short in _PRODUCTS and shapes.keys() >= set(_PRODUCTS[short]):
+        first, second = (shapes[name] for name in _PRODUCTS[short])
+        return 2.0 * math.prod(first) * (second[-1] if len(second) > 1 else 1)
+    if short == "linear" and shapes.keys() >= {"input", "weight"}:
+        return 2.0 * math.prod(shapes["input"]) * shapes["weight"][0]
+    if "scaled_dot_product" in short and shapes.keys() >= {"query", "key", "value"}:
+        query, key = shapes["query"], shapes["key"]
         return 4.0 * math.prod(query) * key[-2] if len(query) == len(key) == 4 else 0.0
-    if "convolution" in short and "weight" in tensors:
-        result = tensors.get("grad_output") or (op.outputs[0] if op.outputs else None)
+    result = tensors.get("grad_output") or next(iter(op.outputs or ()), None)
+    if "convolution" in short and "weight" in shapes and result is not None:
         each = 4.0 if "backward" in short else 2.0
-        return each * math.prod(result.shape) * math.prod(tensors["weight"].shape[1:]) if result is not None else 0.0
+        return each * math.prod(result.shape) * math.prod(shapes["weight"][1:])
     return 0.0
-
-
-def _matmul(first: TensorMeta, second: TensorMeta) -> float:
-    columns = second.shape[-1] if len(second.shape) > 1 else 1
-    return 2.0 * math.prod(first.shape) * columns

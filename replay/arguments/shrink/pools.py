@@ -8,6 +8,8 @@ tensors' shapes, so that fewer rows stay in range.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -16,40 +18,22 @@ from opreplay.replay.ir.sizes import need_of
 from opreplay.traces.dtypes import MASKS
 from opreplay.traces.model import TensorMeta
 
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with spaces between them."""
+    return tuple(text.split())
+
+
 CACHES = frozenset(
-    {
-        "key_cache",
-        "value_cache",
-        "k_cache",
-        "v_cache",
-        "kv_cache",
-        "src_cache",
-        "kv_c_and_k_pe_cache",
-        "kv_buffer",
-        "k_buffer",
-        "v_buffer",
-        "key",
-        "value",
-        "k",
-        "v",
-        "K",
-        "V",
-        "kcache",
-        "vcache",
-    }
+    names(
+        "key_cache value_cache k_cache v_cache kv_cache src_cache kv_c_and_k_pe_cache kv_buffer k_buffer v_buffer key "
+        "value k v K V kcache vcache"
+    )
 )
 """Names of arguments that are a paged cache where the call also has one of `PLACES`."""
-PLACES = (
-    "block_tables",
-    "block_table",
-    "page_table",
-    "kv_page_indices",
-    "kv_indices",
-    "slot_mapping",
-    "slot_indices",
-    "indices",
-    "loc",
-    "block_table_tensor",
+PLACES = names(
+    "block_tables block_table page_table kv_page_indices kv_indices slot_mapping slot_indices indices loc "
+    "block_table_tensor"
 )
 """Names of arguments that say which blocks or slots of a cache are meant."""
 PLACED_OPS = ("cache", "attention", "attn", "varlen", "mla", "mha", "fmha", "pa_fwd", "set_kv_buffer", "fwd")
@@ -82,51 +66,54 @@ def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[
     All pools of a call keep the same number of rows. There are at least as many as the call names at once (for caches:
     as it has sequences; the initializer says how often a block is used when tables name more).
     """
-    pools = pools_of(op)
-    if not pools:
+
+    def fits(smaller: ReplayOp) -> bool:
+        return need_of(smaller).total <= limit_bytes
+
+    pools, tensors = pools_of(op), single_tensors(op)
+    sizes = {name: tensors[name].shape[dim] for name, dim in pools.items()}
+    needed = _rows_needed(op) if pools else 0
+    if not pools or needed >= min(sizes.values()) or not fits(_cut(op, pools, needed)):
         return op, ()
-    rows = min(_meta(op, name).shape[dim] for name, dim in pools.items())
-    low, high = _rows_needed(op), rows
-    if low >= rows or need_of(_cut(op, pools, low)).total > limit_bytes:
-        return op, ()
+    rows = largest_fitting(needed, min(sizes.values()), partial(_cut, op, pools), fits)
+    notes = tuple(
+        Assumption(argument=name, what=f"{rows} of {size} rows: the call addresses few of them")
+        for name, size in sizes.items()
+    )
+    return _cut(op, pools, rows), notes
+
+
+def largest_fitting(low: int, high: int, cut: Callable[[int], ReplayOp], fits: Callable[[ReplayOp], bool]) -> int:
+    """The largest number below `high` that an op can be cut to and fits; `low` where none above it does."""
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if need_of(_cut(op, pools, middle)).total <= limit_bytes else (low, middle)
-    notes = tuple(
-        Assumption(argument=name, what=f"{low} of {_meta(op, name).shape[dim]} rows: the call addresses few of them")
-        for name, dim in pools.items()
-    )
-    return _cut(op, pools, low), notes
+        low, high = (middle, high) if fits(cut(middle)) else (low, middle)
+    return low
+
+
+def single_tensors(op: ReplayOp) -> dict[str, TensorMeta]:
+    """Tensors by argument name, without lists."""
+    return {arg.name: arg.tensors[0] for arg in op.args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
 
 
 def pools_of(op: ReplayOp) -> dict[str, int]:
     """Name of each pool → the dimension that counts its rows."""
-    tensors = {arg.name: arg.tensors[0] for arg in op.args if arg.type == "Tensor" and arg.tensors}
-    table = TABLES.get(op.name)
-    if table is not None:
-        return _table(op, *table)
+    tensors = single_tensors(op)
+    if op.name in TABLES:
+        return _table(op, *TABLES[op.name])
     if BATCHED_TABLES in op.name:
-        sizes = [meta.shape[0] for name in WEIGHTS if (meta := tensors.get(name)) is not None and len(meta.shape) == 1]
+        weights = (tensors[name].shape for name in WEIGHTS if name in tensors)
+        largest = max((shape for shape in weights if len(shape) == 1), default=None)
         # A full optimizer state is as large as the weights.
-        return {name: 0 for name, meta in tensors.items() if meta and sizes and meta.shape == (max(sizes),)}
+        return {name: 0 for name, meta in tensors.items() if meta.shape == largest}
     short = op.name.partition("::")[2].lower()
-    named = any(tensors.get(name) is not None for name in PLACES)
-    if not named or not any(word in short for word in PLACED_OPS):
+    if tensors.keys().isdisjoint(PLACES) or not any(word in short for word in PLACED_OPS):
         return {}
-    caches = {
-        name: _block_dim(meta) for name, meta in tensors.items() if name in CACHES and meta and len(meta.shape) > 1
-    }
-    if not caches:
-        return {}
-    rows = {_meta(op, name).shape[dim] for name, dim in caches.items()}
-    largest = max(rows)
-    caches = {name: dim for name, dim in caches.items() if _meta(op, name).shape[dim] == largest}
-    scales = {
-        name: 0
-        for name, meta in tensors.items()
-        if meta and "scale" in name.lower() and meta.shape and meta.shape[0] == largest
-    }
-    return {**caches, **scales}
+    dims = {name: _block_dim(meta) for name, meta in tensors.items() if name in CACHES and len(meta.shape) > 1}
+    rows = max((tensors[name].shape[dim] for name, dim in dims.items()), default=None)
+    dims = {name: dim for name, dim in dims.items() if tensors[name].shape[dim] == rows}
+    scales = (name for name, meta in tensors.items() if "scale" in name.lower() and meta.shape[:1] == (rows,))
+    return dims | dict.fromkeys(scales, 0)
 
 
 def _table(op: ReplayOp, table: str, indices: str) -> dict[str, int]:
@@ -134,16 +121,12 @@ def _table(op: ReplayOp, table: str, indices: str) -> dict[str, int]:
     if table not in args or indices not in args or not any(args[table].tensors):
         return {}
     dim = args["dim"].value if "dim" in args else 0
-    listed = args[indices].tensors
     if args[indices].type == "Tensor[]":
         # Only the first indexed dimension is cut; a mask must stay as large as what it masks.
-        dim = next((i for i, meta in enumerate(listed) if meta is not None), None)
-        if dim is None or any(meta is not None and meta.dtype in MASKS for meta in listed):
-            return {}
+        dtypes = {i: meta.dtype for i, meta in enumerate(args[indices].tensors) if meta is not None}
+        dim = None if set(MASKS) & set(dtypes.values()) else next(iter(dtypes), None)
     rank = len(_meta(op, table).shape)
-    if not isinstance(dim, int) or not -rank <= dim < rank:
-        return {}
-    return {table: dim % rank}
+    return {table: dim % rank} if isinstance(dim, int) and -rank <= dim < rank else {}
 
 
 def _block_dim(meta: TensorMeta) -> int:
@@ -152,25 +135,20 @@ def _block_dim(meta: TensorMeta) -> int:
 
 def _rows_needed(op: ReplayOp) -> int:
     """The least number of rows that leaves the call what it was."""
-    args = {arg.name: arg for arg in op.args}
-    table = TABLES.get(op.name)
-    if table is not None:
-        if op.name == "aten::gather":
-            # One index for each column: no more rows than the index has.
-            index, dim = args[table[1]].tensors[0], args["dim"].value
-            return index.shape[dim] if index is not None and index.shape and isinstance(dim, int) else 1
-        wanted = (meta for meta in args[table[1]].tensors if meta is not None)
-        padding = args["padding_idx"].value if "padding_idx" in args else -1
+    values, tensors = {arg.name: arg.value for arg in op.args}, single_tensors(op)
+    if op.name == "aten::gather":
+        # One index for each column: no more rows than the index has.
+        index, dim = tensors.get("index"), values["dim"]
+        return index.shape[dim] if index is not None and index.shape and isinstance(dim, int) else 1
+    if op.name in TABLES:
+        listed = next(arg.tensors for arg in op.args if arg.name == TABLES[op.name][1])
+        padding = values.get("padding_idx", -1)
         last = padding + 1 if isinstance(padding, int) else 1
-        return max(1, last, *(math.prod(meta.shape) for meta in wanted))
-    counts = [1]
-    if BATCHED_TABLES in op.name and isinstance(total := args["total_D"].value if "total_D" in args else None, int):
-        counts.append(total)
-    for name in PLACES if BATCHED_TABLES not in op.name else ():
-        meta = args[name].tensors[0] if name in args and args[name].tensors else None
-        if meta is not None and meta.shape:
-            counts.append(meta.shape[0])
-    return max(counts)
+        return max(1, last, *(math.prod(meta.shape) for meta in listed if meta is not None))
+    if BATCHED_TABLES in op.name:
+        total = values.get("total_D")
+        return max(1, total) if isinstance(total, int) else 1
+    return max([1, *(tensors[name].shape[0] for name in PLACES if name in tensors and tensors[name].shape)])
 
 
 def _cut(op: ReplayOp, pools: dict[str, int], rows: int) -> ReplayOp:
@@ -185,9 +163,18 @@ def _cut_argument(arg: ReplayArg, dim: int, rows: int) -> ReplayArg:
     strides = meta.strides
     if strides is not None and strides[dim] < max(strides):
         strides = dense_strides(shape, strides)
-    # A memory of its own: where it begins in the recorded one, and what else lies there, is as large as that.
-    cut = msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
-    return msgspec.structs.replace(arg, tensors=(cut,))
+    return msgspec.structs.replace(arg, tensors=(in_new_memory(meta, shape, strides),))
+
+
+def resized(meta: TensorMeta, shape: tuple[int, ...]) -> TensorMeta:
+    """A dense tensor of another size; its dimensions keep their order in memory."""
+    return in_new_memory(meta, shape, None if meta.strides is None else dense_strides(shape, meta.strides))
+
+
+def in_new_memory(meta: TensorMeta, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> TensorMeta:
+    """A tensor in a memory of its own: where it begins in the recorded one, and what else lies there, is as large as
+    that."""
+    return msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
 
 
 def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ proportional to what is left of it. Knows no torch; an op that is not listed her
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
 import msgspec
 
-from opreplay.replay.arguments.shrink.pools import dense_strides
+from opreplay.replay.arguments.shrink.pools import largest_fitting, names, resized, single_tensors
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
@@ -48,19 +49,11 @@ def sliced(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
     for cut in rule(op) if rule is not None else ():
         if cut.size < 2:
             continue
-        count = _most_that_fit(op, cut, fits)
+        count = largest_fitting(0, cut.size, partial(_apply, op, cut), fits)
         share = count / cut.size
         if count and share >= MIN_PART and (best is None or share > best[1]):
             best = (_apply(op, cut, count), share, f"{count} of {cut.size} {cut.what}")
     return best
-
-
-def _most_that_fit(op: ReplayOp, cut: Cut, fits: Fits) -> int:
-    low, high = 0, cut.size
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(_apply(op, cut, middle)) else (low, middle)
-    return low
 
 
 def _apply(op: ReplayOp, cut: Cut, count: int) -> ReplayOp:
@@ -87,16 +80,8 @@ def _cut_argument(arg: ReplayArg, cut: Cut, count: int) -> ReplayArg:
 
 
 def _cut_tensor(meta: TensorMeta, dim: int, count: int) -> TensorMeta:
-    """A dense tensor of fewer slices; its dimensions keep their order in memory."""
     at = dim % len(meta.shape)
-    shape = tuple(count if i == at else n for i, n in enumerate(meta.shape))
-    strides = None if meta.strides is None else dense_strides(shape, meta.strides)
-    return msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
-
-
-def _tensors(op: ReplayOp) -> dict[str, TensorMeta]:
-    """Single tensors by argument name."""
-    return {arg.name: arg.tensors[0] for arg in op.args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
+    return resized(meta, (*meta.shape[:at], count, *meta.shape[at + 1 :]))
 
 
 def _value(op: ReplayOp, name: str) -> object:
@@ -105,7 +90,7 @@ def _value(op: ReplayOp, name: str) -> object:
 
 def _pointwise(op: ReplayOp) -> Iterator[Cut]:
     """All tensors broadcast together: cut along any dimension that the widest has, counted from the end."""
-    tensors = _tensors(op)
+    tensors = single_tensors(op)
     if not tensors or any(arg.type == "Tensor[]" for arg in op.args):
         return
     rank = max(len(meta.shape) for meta in tensors.values())
@@ -121,7 +106,7 @@ def _along(*names: str, squeezes: bool = False) -> Rule:
     """Ops that reduce, sort or normalise along the dimension in one of the arguments `names`: cut along another."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
-        tensors = _tensors(op)
+        tensors = single_tensors(op)
         rank = max((len(meta.shape) for meta in tensors.values()), default=0)
         said = next((v for name in names if (v := _value(op, name)) is not None), None)
         dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
@@ -144,7 +129,7 @@ def _first(*names: str, rank: int = 2) -> Rule:
     """Ops whose arguments `names` have one entry a sample, a batch or a token along dimension 0."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
-        tensors = {name: meta for name, meta in _tensors(op).items() if name in names and len(meta.shape) >= rank}
+        tensors = {name: meta for name, meta in single_tensors(op).items() if name in names and len(meta.shape) >= rank}
         sizes = {meta.shape[0] for meta in tensors.values()}
         if len(sizes) == 1:
             yield Cut(size=sizes.pop(), dims=dict.fromkeys(tensors, 0), out=0, what="slices of dimension 0")
@@ -156,7 +141,7 @@ def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None =
     """Matrix products: fewer rows of the left side or fewer columns of the right one."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
-        tensors = _tensors(op)
+        tensors = single_tensors(op)
         a, b = tensors.get(first), tensors.get(second)
         if a is None or b is None or len(b.shape) != 2 or len(a.shape) < 2:
             return
@@ -179,10 +164,12 @@ def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None =
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:
     """Attention on [batch, heads, length, width]: fewer batches, or fewer heads where all have the same number."""
-    tensors = {name: meta for name, meta in _tensors(op).items() if name in ("query", "key", "value")}
+    tensors = {name: meta for name, meta in single_tensors(op).items() if name in ("query", "key", "value")}
     if len(tensors) != 3 or any(len(meta.shape) != 4 for meta in tensors.values()):
         return
-    extra = {name: meta for name, meta in _tensors(op).items() if name in ("attn_mask", "attn_bias", "grad_out", "out")}
+    extra = {
+        name: meta for name, meta in single_tensors(op).items() if name in ("attn_mask", "attn_bias", "grad_out", "out")
+    }
     for dim, what in ((0, "batches"), (1, "heads")):
         size = tensors["query"].shape[dim]
         if all(meta.shape[dim] == size for meta in tensors.values()):
@@ -212,138 +199,34 @@ def _factory(op: ReplayOp) -> Iterator[Cut]:
 
 def _normalised(op: ReplayOp) -> Iterator[Cut]:
     """layer_norm: dimension 0, unless that is normalised too; statistics have one entry a sample as well."""
-    source, normalised = _tensors(op).get("input"), _value(op, "normalized_shape")
+    source, normalised = single_tensors(op).get("input"), _value(op, "normalized_shape")
     if source is not None and is_whole_numbers(normalised) and len(source.shape) > len(normalised):
         yield from _first("input", "grad_out", "mean", "rstd", "out")(op)
 
 
-_POINTWISE = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "pow",
-    "neg",
-    "abs",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "sigmoid",
-    "tanh",
-    "relu",
-    "gelu",
-    "silu",
-    "elu",
-    "leaky_relu",
-    "hardtanh",
-    "hardswish",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "cos",
-    "sin",
-    "erf",
-    "sign",
-    "floor",
-    "ceil",
-    "round",
-    "maximum",
-    "minimum",
-    "where",
-    "masked_fill",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "logical_and",
-    "logical_or",
-    "logical_not",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_not",
-    "isnan",
-    "isinf",
-    "addcmul",
-    "addcdiv",
-    "lerp",
-    "threshold",
-    "threshold_backward",
-    "gelu_backward",
-    "silu_backward",
-    "sigmoid_backward",
-    "tanh_backward",
-    "elu_backward",
-    "native_dropout",
-    "native_dropout_backward",
-    "dropout",
-    "bernoulli",
-    "fill",
-    "zero",
-    "copy",
-    "clone",
-    "_to_copy",
-    "to",
-    "contiguous",
-    "rsub",
-    "square",
-    "softplus",
-    "remainder",
-    "fmod",
-    "floor_divide",
-    "nan_to_num",
-    "log1p",
-    "expm1",
-    "mish",
-    "normal",
-    "uniform",
+_POINTWISE = names(
+    "add sub mul div pow neg abs exp log sqrt rsqrt reciprocal sigmoid tanh relu gelu silu elu leaky_relu hardtanh "
+    "hardswish clamp clamp_min clamp_max cos sin erf sign floor ceil round maximum minimum where masked_fill eq ne "
+    "lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not isnan isinf addcmul addcdiv "
+    "lerp threshold threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward "
+    "native_dropout native_dropout_backward dropout bernoulli fill zero copy clone _to_copy to contiguous rsub "
+    "square softplus remainder fmod floor_divide nan_to_num log1p expm1 mish normal uniform"
 )
-_ATTENTION = (
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_attention_math",
-    "_scaled_dot_product_fused_attention_overrideable",
+_ATTENTION = names(
+    "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
+    "_scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu "
+    "_scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable"
 )
-_SAMPLES = (
-    "convolution",
-    "_convolution",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "cudnn_convolution",
-    "miopen_convolution",
-    "convolution_backward",
-    "miopen_convolution_backward",
-    "native_batch_norm",
-    "cudnn_batch_norm",
-    "miopen_batch_norm",
-    "max_pool2d_with_indices",
-    "max_pool2d",
-    "avg_pool2d",
-    "_adaptive_avg_pool2d",
-    "adaptive_avg_pool2d",
-    "upsample_bilinear2d",
-    "upsample_nearest2d",
-    "upsample_bicubic2d",
+_SAMPLES = names(
+    "convolution _convolution conv1d conv2d conv3d cudnn_convolution miopen_convolution convolution_backward "
+    "miopen_convolution_backward native_batch_norm cudnn_batch_norm miopen_batch_norm max_pool2d_with_indices "
+    "max_pool2d avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool2d upsample_bilinear2d upsample_nearest2d "
+    "upsample_bicubic2d"
 )
-_ROWS = (
-    "_C::silu_and_mul",
-    "_C::gelu_and_mul",
-    "_C::gelu_tanh_and_mul",
-    "_C::rms_norm",
-    "_C::fused_add_rms_norm",
-    "sgl_kernel::silu_and_mul",
-    "sgl_kernel::rmsnorm",
-    "aiter::rms_norm",
-    "aiter::rmsnorm2d_fwd",
-    "npu::npu_rms_norm",
-    "npu::npu_swiglu",
+_ROWS = names(
+    "_C::silu_and_mul _C::gelu_and_mul _C::gelu_tanh_and_mul _C::rms_norm _C::fused_add_rms_norm "
+    "sgl_kernel::silu_and_mul sgl_kernel::rmsnorm aiter::rms_norm aiter::rmsnorm2d_fwd npu::npu_rms_norm "
+    "npu::npu_swiglu"
 )
 
 RULES: dict[str, Rule] = {

@@ -5,38 +5,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from opreplay.replay.arguments.shrink.pools import dense_strides
+from opreplay.replay.arguments.shrink.pools import dense_strides, largest_fitting, names, resized
 from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
 from opreplay.replay.ir.sizes import need_of
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
 SIZED = frozenset({"as_strided", "as_strided_", "view", "_unsafe_view", "_reshape_alias", "expand", "reshape"})
 """Views that are told the sizes of the result, and perhaps its strides."""
 UNSIZED = frozenset(
-    {
-        "transpose",
-        "permute",
-        "t",
-        "unsqueeze",
-        "squeeze",
-        "alias",
-        "detach",
-        "select",
-        "slice",
-        "narrow",
-        "movedim",
-        "unbind",
-        "lift_fresh",
-        "numpy_T",
-        "swapaxes",
-        "adjoint",
-        "view_as_real",
-        "view_as_complex",
-    }
+    names(
+        "transpose permute t unsqueeze squeeze alias detach select slice narrow movedim unbind lift_fresh numpy_T "
+        "swapaxes adjoint view_as_real view_as_complex"
+    )
 )
 """Views that say which dimensions they mean."""
 
@@ -53,15 +39,11 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
     for dim, size in enumerate(base.shape):
         for at, unit in _places(op, short, base, dim):
             # Sizes stay whole: what is cut is a number of equal pieces of the dimension.
-            low, high = 0, size // unit
-            while high - low > 1:
-                middle = (low + high) // 2
-                fits = need_of(_cut(op, base, (dim, middle * unit), at)).total <= limit_bytes
-                low, high = (middle, high) if fits else (low, middle)
-            if low:
-                what = f"{low * unit} of {size} in dimension {dim}: a view moves nothing"
-                note = Assumption(argument=op.args[0].name, what=what)
-                return _cut(op, base, (dim, low * unit), at), (note,)
+            cut = partial(_cut, op, base, dim, at, unit)
+            pieces = largest_fitting(0, size // unit, cut, lambda smaller: need_of(smaller).total <= limit_bytes)
+            if pieces:
+                what = f"{pieces * unit} of {size} in dimension {dim}: a view moves nothing"
+                return cut(pieces), (Assumption(argument=op.args[0].name, what=what),)
     return op, ()
 
 
@@ -88,27 +70,19 @@ def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tu
             yield at, size // shared
 
 
-def _cut(op: ReplayOp, base: TensorMeta, cut: tuple[int, int], at: int | None) -> ReplayOp:
-    """The call with cut[1] in place of the size of dimension cut[0], and what is asked for at `at` smaller alike."""
-    dim, length = cut
-    shape = tuple(length if d == dim else n for d, n in enumerate(base.shape))
-    strides = None if base.strides is None else dense_strides(shape, base.strides)
-    small = msgspec.structs.replace(base, shape=shape, strides=strides, storage_offset=0, storage=None)
+def _cut(op: ReplayOp, base: TensorMeta, dim: int, at: int | None, unit: int, pieces: int) -> ReplayOp:
+    """The call with `pieces` of `unit` in dimension `dim`, and what is asked for at `at` smaller alike."""
+    length = pieces * unit
+    small = resized(base, (*base.shape[:dim], length, *base.shape[dim + 1 :]))
     if at is None:
         return _with(op, small, {})
     values = {arg.name: arg.value for arg in op.args}
     asked: Any = values.get("size", values.get("shape"))
     sizes = tuple(n * length // base.shape[dim] if d == at and n > 0 else n for d, n in enumerate(asked))
     changed: dict[str, Any] = {"size": sizes, "shape": sizes}
-    recorded_strides: Any = values.get("stride")
-    strides_asked = cast("tuple[Any, ...]", recorded_strides) if isinstance(recorded_strides, tuple) else None
-    if (
-        strides_asked is not None
-        and len(strides_asked) == len(asked)
-        and all(isinstance(s, int) for s in strides_asked)
-    ):
-        changed["stride"] = dense_strides(sizes, strides_asked)
-        changed["storage_offset"] = 0
+    strides = values.get("stride")
+    if is_whole_numbers(strides) and len(strides) == len(asked):
+        changed |= {"stride": dense_strides(sizes, strides), "storage_offset": 0}
     return _with(op, small, changed)
 
 

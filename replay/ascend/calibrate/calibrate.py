@@ -78,7 +78,7 @@ def _nearness(group: Group, device: DeviceProfile, measured: Set[tuple[str, str,
 class Bands(msgspec.Struct, frozen=True, kw_only=True):
     """80 % bands of short kernels in networks, as factors, and what they are widened by."""
 
-    own: dict[tuple[str, str], float]
+    by_soc: dict[tuple[str, str], float]
     """(SoC, family) → of a family measured there."""
     elsewhere: dict[str, float]
     """Family → of all SoCs that it was measured on."""
@@ -89,27 +89,35 @@ class Bands(msgspec.Struct, frozen=True, kw_only=True):
     widths: dict[str, float] = {}
     """By name of `WIDTHS`: factor on the logarithm."""
 
-    def of(self, one: HeldOut) -> float:
+    def of(self, kernel: HeldOut) -> float:
         """Logarithm of the band of a held-out kernel."""
-        band = None if one.nearness == "apart" else self.own.get((one.soc, one.family))
-        width = math.log(band or self.elsewhere.get(one.family, self.usual)) * _unsteadiness(one)
-        return width * self.widths.get(one.nearness, 1)
+        band = None if kernel.nearness == "apart" else self.by_soc.get((kernel.soc, kernel.family))
+        width = math.log(band or self.elsewhere.get(kernel.family, self.usual)) * _unsteadiness(kernel)
+        return width * self.widths.get(kernel.nearness, 1)
+
+    def of_family(self, soc: str, family: str, *, here: int, elsewhere: int) -> float:
+        """Band of a family that so many kernels were measured of on its SoC and on others."""
+        if here or elsewhere:
+            pooled = self.elsewhere.get(family, self.usual)
+            return self.by_soc.get((soc, family), pooled) if here else pooled
+        # Nobody measured this family: twice the spread of the others.
+        return _band(2 * math.log(self.usual))
 
 
-def with_widths(made: Bands, folds: Sequence[HeldOut], left_out: Sequence[HeldOut]) -> Bands:
+def with_widths(unwidened: Bands, folds: Sequence[HeldOut], left_out: Sequence[HeldOut]) -> Bands:
     """The bands with the factor on their logarithm by nearness: 80 % of the held-out kernels of each lie within.
 
     The folds tell those of kernels of measured families; tables and SoCs left out what is apart.
     """
     out: dict[str, float] = {}
     for name in WIDTHS:
-        kept = [*folds, *left_out] if name == "apart" else folds
-        ratios = [abs(_log_error(one)) / made.of(one) for one in kept if one.nearness == name]
+        kernels = [*folds, *left_out] if name == "apart" else folds
+        ratios = [abs(_log_error(kernel)) / unwidened.of(kernel) for kernel in kernels if kernel.nearness == name]
         # Few kernels: drawn to 1.
         out[name] = percentile([*ratios, *[1.0] * 3], 0.8)
     for less, more in itertools.pairwise(WIDTHS):
         out[more] = max(out[more], out[less])
-    return msgspec.structs.replace(made, widths=out)
+    return msgspec.structs.replace(unwidened, widths=out)
 
 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:
@@ -133,8 +141,8 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
         states[launch.state, None if share is None else round(share * 4), launch.loaded].append(launch)
     samples: list[Sample] = []
     for alike in states.values():
-        middle = median(one.duration_us for one in alike)
-        typical = min(alike, key=lambda one: abs(one.duration_us - middle))
+        middle = median(launch.duration_us for launch in alike)
+        typical = min(alike, key=lambda launch: abs(launch.duration_us - middle))
         samples.append(
             Sample(
                 call=typical.row.call,
@@ -160,18 +168,18 @@ def fitted_to(
 
 def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
     """The devices with the groups as neighbours of other kernels, each on its own SoC; those that it had are kept."""
-    found: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
+    errors: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
     for group in groups:
         device, call = devices[group.soc], group.launches[0].parts[0].call
         if len(group.launches[0].parts) > 1:
             continue
         family = family_of(call, device)
         state = group.launches[0].state
-        place, one = place_of(call, family.form, state=state), compare_group(group.launches, device)
-        if place is not None and one.predicted_us > 0:
-            found[group.soc, family.name].append((one.total_us, place, math.log(one.measured_us / one.predicted_us)))
+        place, row = place_of(call, family.form, state=state), compare_group(group.launches, device)
+        if place is not None and row.predicted_us > 0:
+            errors[group.soc, family.name].append((row.total_us, place, math.log(row.measured_us / row.predicted_us)))
     out = dict(devices)
-    for (soc, name), known in found.items():
+    for (soc, name), known in errors.items():
         family = out[soc].families[name]
         known.sort(key=lambda item: -item[0])
         nearby = dict(family.nearby)
@@ -204,7 +212,7 @@ def cross_validate(
     folds: int = 5,
     seed: int = 0,
     prior_width: float = 1.0,
-    on_fold: Callable[[int, int], None] | None = None,
+    on_step: Callable[[str], None] = lambda step: None,
 ) -> list[HeldOut]:
     """Each unique kernel predicted by a fit to the other folds; kernels are dealt to folds at random by `seed`.
 
@@ -219,8 +227,7 @@ def cross_validate(
         test = [g for g in groups if fold_of[_name(g)] == fold]
         if train and test:
             out += _held_out(test, fitted_to(train, devices, prior_width=prior_width), train)
-        if on_fold:
-            on_fold(fold + 1, folds)
+        on_step(f"fitted fold {fold + 1} of {folds}")
     return out
 
 
@@ -229,39 +236,45 @@ def _name(group: Group) -> str:
     return f"{call.type}|{call.inputs}|{call.outputs}"
 
 
-def leave_one_soc_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
-    """Each SoC's kernels predicted by a fit to all other SoCs."""
-    return _left_out(groups, devices, lambda group: group.soc)
+def hold_out(
+    groups: Sequence[Group],
+    devices: dict[str, DeviceProfile],
+    *,
+    folds: int = 5,
+    on_step: Callable[[str], None] = lambda step: None,
+) -> dict[str, list[HeldOut]]:
+    """Kernels predicted by fits that did not see them, by what was left out: "folds", "unseen_table", "unseen_soc".
+
+    Near-duplicates of a kernel are mostly in its own table, so unseen tables are the harder test of known SoCs. Of one
+    table, or one SoC, there is nothing to leave out.
+    """
+    sets = {"folds": cross_validate(groups, devices, folds=folds, on_step=on_step)}
+    for name, what, parts in (
+        ("unseen_table", "table", [group.table for group in groups]),
+        ("unseen_soc", "SoC", [group.soc for group in groups]),
+    ):
+        sets[name] = []
+        if len(set(parts)) > 1:
+            on_step(f"fitting without one {what} at a time")
+        for part in sorted(set(parts)):
+            train = [group for group, of in zip(groups, parts, strict=True) if of != part]
+            test = [group for group, of in zip(groups, parts, strict=True) if of == part]
+            if train:
+                sets[name] += _held_out(test, fitted_to(train, devices), train)
+    return sets
 
 
-def leave_one_table_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
-    """Each table's kernels predicted by a fit to all other tables: near-duplicates of a kernel are mostly in its own
-    table, so this is the harder test of known SoCs."""
-    return _left_out(groups, devices, lambda group: group.table)
-
-
-def _left_out(
-    groups: Sequence[Group], devices: dict[str, DeviceProfile], part_of: Callable[[Group], str]
-) -> list[HeldOut]:
-    out: list[HeldOut] = []
-    for name in sorted({part_of(g) for g in groups}):
-        train, test = [g for g in groups if part_of(g) != name], [g for g in groups if part_of(g) == name]
-        if train:
-            out += _held_out(test, fitted_to(train, devices), train)
-    return out
-
-
-def spread(own: Sequence[float], pooled: float, weight: float = BAND_PRIOR_WEIGHT) -> float:
+def spread(residuals: Sequence[float], pooled: float, weight: float = BAND_PRIOR_WEIGHT) -> float:
     """Mean of |log error|, drawn to `pooled` as if `weight` of the kernels had it."""
-    return (sum(abs(r) for r in own) + weight * pooled) / (len(own) + weight)
+    return (sum(abs(r) for r in residuals) + weight * pooled) / (len(residuals) + weight)
 
 
-def _unsteadiness(one: HeldOut) -> float:
-    return unsteadiness(one.compared.predicted_us, one.state, known=one.nearness != "apart")
+def _unsteadiness(kernel: HeldOut) -> float:
+    return unsteadiness(kernel.compared.predicted_us, kernel.state, known=kernel.nearness != "apart")
 
 
-def bands(held: Sequence[HeldOut]) -> Bands:
-    """80 % bands by SoC and family, and the share of `held` that falls inside.
+def bands(held_out: Sequence[HeldOut]) -> Bands:
+    """80 % bands by SoC and family, and the share of `held_out` that falls inside.
 
     A band is exp(k * spread). The factor k is the 80 % quantile of |log error| / spread over all held-out kernels, each
     kernel's own error left out of its spread; so 80 % of kernels that no band has seen fall inside by construction.
@@ -269,8 +282,8 @@ def bands(held: Sequence[HeldOut]) -> Bands:
     an SoC is drawn to that of the SoC, which is drawn to that of all.
     """
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for one in held:
-        groups[one.soc, one.family].append(_log_error(one) / _unsteadiness(one))
+    for kernel in held_out:
+        groups[kernel.soc, kernel.family].append(_log_error(kernel) / _unsteadiness(kernel))
     families: dict[str, list[float]] = defaultdict(list)
     socs: dict[str, list[float]] = defaultdict(list)
     for (soc, name), group in groups.items():
@@ -286,7 +299,7 @@ def bands(held: Sequence[HeldOut]) -> Bands:
     k = percentile(ratios, 0.8) if ratios else 1.6
     inside = fmean(r <= k for r in ratios) if ratios else math.nan
     return Bands(
-        own={key: _band(k * spread(g, usual[key[0]])) for key, g in groups.items()},
+        by_soc={key: _band(k * spread(g, usual[key[0]])) for key, g in groups.items()},
         elsewhere={key: _band(k * spread(g, pooled)) for key, g in families.items()},
         usual=_band(k * pooled),
         inside=inside,
@@ -297,8 +310,8 @@ def _band(width: float) -> float:
     return min(MAX_BAND, max(MIN_BAND, math.exp(width)))
 
 
-def _log_error(one: HeldOut) -> float:
-    return math.log(one.compared.predicted_us / one.compared.measured_us)
+def _log_error(kernel: HeldOut) -> float:
+    return math.log(kernel.compared.predicted_us / kernel.compared.measured_us)
 
 
 EXTRAPOLATED = 1.5
@@ -308,17 +321,17 @@ measured on; assumed."""
 
 def _extents(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict[str, dict[str, Any]]:
     """By family: the sizes and dtypes that were measured of it on any SoC."""
-    found: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    operands: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for group in groups:
         for part in group.launches[0].parts:
-            found[family_of(part.call, devices[group.soc]).name].append(largest(part.call))
+            operands[family_of(part.call, devices[group.soc]).name].append(largest(part.call))
     return {
         name: {
             "least_elements": max(1.0, min(n for n, _ in sizes)),
             "most_elements": max(1.0, max(n for n, _ in sizes)),
             "dtypes": tuple(sorted({dtype for _, dtype in sizes if dtype})),
         }
-        for name, sizes in found.items()
+        for name, sizes in operands.items()
     }
 
 
@@ -327,51 +340,39 @@ def calibrate(
     devices: dict[str, DeviceProfile],
     *,
     folds: int = 5,
-    on_fold: Callable[[int, int], None] | None = None,
-) -> tuple[dict[str, DeviceProfile], list[HeldOut], list[HeldOut]]:
+    on_step: Callable[[str], None] = lambda step: None,
+) -> tuple[dict[str, DeviceProfile], dict[str, list[HeldOut]]]:
     """Fit all devices to the groups; devices without data get what is shared.
 
-    Returns the devices with sample counts and bands filled in, and the cross-validated and leave-one-SoC-out kernels.
+    Returns the devices with sample counts and bands filled in, and the kernels held out as `hold_out` does.
     """
-    across = cross_validate(groups, devices, folds=folds, on_fold=on_fold)
-    elsewhere = leave_one_soc_out(groups, devices) if len({g.soc for g in groups}) > 1 else []
-    fitted = fitted_to(groups, devices)
-    counts: dict[tuple[str, str], int] = defaultdict(int)
+    held_out = hold_out(groups, devices, folds=folds, on_step=on_step)
+    fitted_bands = with_widths(
+        bands(held_out["folds"]), held_out["folds"], [*held_out["unseen_table"], *held_out["unseen_soc"]]
+    )
+    states: dict[tuple[str, str], list[State]] = defaultdict(list)
     for group in groups:
         for name in {family_of(part.call, devices[group.soc]).name for part in group.launches[0].parts}:
-            counts[group.soc, name] += 1
-    states: dict[tuple[str, str], set[State]] = defaultdict(set)
-    for group in groups:
-        for part in group.launches[0].parts:
-            states[group.soc, family_of(part.call, devices[group.soc]).name].add(group.launches[0].state)
-    by_table = leave_one_table_out(groups, devices) if len({g.table for g in groups}) > 1 else []
-    made = with_widths(bands(across), across, [*by_table, *elsewhere])
+            states[group.soc, name].append(group.launches[0].state)
     measured = _extents(groups, devices)
     out: dict[str, DeviceProfile] = {}
-    for soc, device in fitted.items():
+    for soc, device in fitted_to(groups, devices).items():
         families: dict[str, FamilyCost] = {}
         for name, family in device.families.items():
-            own = counts.get((soc, name), 0)
-            others = sum(n for (s, f), n in counts.items() if f == name and s != soc)
-            if own:
-                band = made.own.get((soc, name), made.elsewhere.get(name, made.usual))
-            elif others:
-                band = made.elsewhere.get(name, made.usual)
-            else:
-                # Nobody measured this family: twice the spread of the others.
-                band = _band(2 * math.log(made.usual))
+            here = len(states.get((soc, name), ()))
+            elsewhere = sum(len(kernels) for (s, f), kernels in states.items() if f == name and s != soc)
             families[name] = msgspec.structs.replace(
                 family,
-                samples=own or family.samples,
-                samples_elsewhere=others or family.samples_elsewhere,
-                band=band,
-                states=tuple(sorted(states[soc, name])),
+                samples=here or family.samples,
+                samples_elsewhere=elsewhere or family.samples_elsewhere,
+                band=fitted_bands.of_family(soc, name, here=here, elsewhere=elsewhere),
+                states=tuple(sorted(set(states.get((soc, name), ())))),
                 **measured.get(name, {}),
             )
         rates = msgspec.structs.replace(
             device.rates,
-            **{f"band_{nearness}": factor for nearness, factor in made.widths.items()},
-            band_extrapolated=EXTRAPOLATED * made.widths["apart"],
+            **{f"band_{nearness}": factor for nearness, factor in fitted_bands.widths.items()},
+            band_extrapolated=EXTRAPOLATED * fitted_bands.widths["apart"],
         )
         out[soc] = msgspec.structs.replace(device, families=families, rates=rates)
-    return out, across, elsewhere
+    return out, held_out

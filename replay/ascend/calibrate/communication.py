@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from opreplay.replay.ascend.calibrate.validate import Figures, Validation, figures_of
+from opreplay.replay.ascend.calibrate.validate import Figures, Validation, figures_of, total_counts
 from opreplay.replay.ascend.cost.collective import chosen
 from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.devices.file import load_device
@@ -33,23 +33,23 @@ LARGE_BYTES = 500e3
 """Packets from it on tell the rate."""
 
 
-def transfer_us(one: Transfer, soc: str, table: dict[str, Transport] | None = None) -> float | None:
+def transfer_us(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> float | None:
     """Predicted time of all packets of a transfer, one after the other; None for a transport that is not known."""
-    transport = transport_named(one.transport, table)
+    transport = transport_named(transfer.transport, table)
     if transport is None:
         return None
-    work = work_of(one.op)
-    return sum(count * transport.time_us(size, work, soc) for size, count in one.packets)
+    work = work_of(transfer.op)
+    return sum(count * transport.time_us(size, work, soc) for size, count in transfer.packets)
 
 
-def compared_of(one: Transfer, soc: str, table: dict[str, Transport] | None = None) -> Compared | None:
+def compared_of(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> Compared | None:
     """The transfer beside its prediction; None where one of them is not known."""
-    predicted = transfer_us(one, soc, table)
-    if predicted is None or one.transit_us is None or one.transit_us <= 0:
+    predicted = transfer_us(transfer, soc, table)
+    if predicted is None or transfer.transit_us is None or transfer.transit_us <= 0:
         return None
-    spec = TensorSpec(shape=(round(one.size_bytes),), dtype="uint8")
-    call = KernelCall(type=f"{one.op} {one.transport}", inputs=(spec,), outputs=())
-    return _compared(call, one.transit_us, predicted)
+    spec = TensorSpec(shape=(round(transfer.size_bytes),), dtype="uint8")
+    call = KernelCall(type=f"{transfer.op} {transfer.transport}", inputs=(spec,), outputs=())
+    return _compared(call, transfer.transit_us, predicted)
 
 
 def _compared(call: KernelCall, measured_us: float, predicted_us: float) -> Compared:
@@ -78,28 +78,24 @@ def validate_transfers(
     `cross` also fits the table without one profiled run at a time. Raises Malformed where nothing can be compared.
     """
     pairs = [(row, row.soc or soc) for file, soc in files for row in file.rows]
-    found = [(made, soc) for row, soc in pairs if (made := compared_of(row, soc)) is not None]
-    if not found:
+    comparisons = [(comparison, soc) for row, soc in pairs if (comparison := compared_of(row, soc)) is not None]
+    if not comparisons:
         raise Malformed("no transfer with a time on a known transport", hint="Known are " + ", ".join(transports()))
-    dropped: dict[str, int] = {}
-    for file, _ in files:
-        for reason, count in file.dropped.items():
-            dropped[reason] = dropped.get(reason, 0) + count
-    held: dict[str, Figures] = {}
+    unseen: dict[str, Figures] = {}
     if cross:
         if on_step is not None:
             on_step("fitting without one profiled run at a time")
-        held["unseen_table"] = figures_of([made for made, _ in leave_one_run_out(pairs)])
-    socs = sorted({soc for _, soc in found})
+        unseen["unseen_table"] = figures_of([comparison for comparison, _ in leave_one_run_out(pairs)])
+    socs = sorted({soc for _, soc in comparisons})
     return Validation(
-        figures=figures_of([made for made, _ in found]),
-        socs={soc: errors_of([made for made, of in found if of == soc]) for soc in socs},
-        compared=tuple(made for made, _ in found),
+        figures=figures_of([comparison for comparison, _ in comparisons]),
+        socs={soc: errors_of([comparison for comparison, of in comparisons if of == soc]) for soc in socs},
+        compared=tuple(comparison for comparison, _ in comparisons),
         rows=len(pairs),
-        measured_rows=len(found),
+        measured_rows=len(comparisons),
         fitted_to=0,
-        dropped=dropped,
-        cross=held,
+        dropped=total_counts([file.dropped for file, _ in files]),
+        cross=unseen,
     )
 
 
@@ -111,8 +107,8 @@ def leave_one_run_out(pairs: Sequence[tuple[Transfer, str]]) -> list[tuple[Compa
     for run in runs:
         table = fit_transports([pair for pair in pairs if pair[0].run != run])
         for row, soc in pairs:
-            if row.run == run and (made := compared_of(row, soc, table)) is not None:
-                out.append((made, soc))
+            if row.run == run and (comparison := compared_of(row, soc, table)) is not None:
+                out.append((comparison, soc))
     return out
 
 
@@ -135,26 +131,26 @@ def fit_transports(pairs: Sequence[tuple[Transfer, str]]) -> dict[str, Transport
         start = statistics.median(starts[row.transport]) if starts[row.transport] else 0.0
         rate = row.size_bytes / max(row.transit_us - count * start, 1e-3) * 1e6
         rates[row.transport, work_of(row.op), soc].append(rate)
-    made: dict[str, Transport] = {}
+    fitted: dict[str, Transport] = {}
     for name, shipped in transports().items():
-        own = {key: values for key, values in rates.items() if key[0] == name}
-        if not own:
+        measured = {key: values for key, values in rates.items() if key[0] == name}
+        if not measured:
             if shipped.copy.confidence != "fitted":
-                made[name] = shipped
+                fitted[name] = shipped
             continue
-        works = _by_work(own)
+        works = _by_work(measured)
         socs: dict[str, dict[Work, Quantity]] = {}
-        for (_, work, soc), values in own.items():
+        for (_, work, soc), values in measured.items():
             socs.setdefault(soc, {})[work] = _rate(values)
-        every = [value for values in own.values() for value in values]
-        made[name] = Transport(
+        every = [value for values in measured.values() for value in values]
+        fitted[name] = Transport(
             latency=_quantity(statistics.median(starts[name]) if starts[name] else shipped.latency.value, "us"),
             copy=works.get("copy") or _rate(every),
             reduce=works.get("reduce"),
             send=works.get("send"),
             socs=socs,
         )
-    return made
+    return fitted
 
 
 def _by_work(rates: dict[tuple[str, Work, str], list[float]]) -> dict[Work, Quantity]:
@@ -196,14 +192,9 @@ def read_misc(path: str | Path) -> list[MiscRow]:
     """Collectives of a table of vendors' figures (columns source, soc, op, shape, dtype, ranks, us, other): experts'
     dispatch and combine, and transfers of one die to another. Rows of other kinds, and collectives whose ranks the
     source does not say, are left out; a rate stands for the time of its bytes."""
-    rows: list[MiscRow] = []
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    for row in csv.DictReader(text.splitlines()):
-        get = {key: value or "" for key, value in row.items() if isinstance(key, str)}
-        found = _misc_row(get)
-        if found is not None:
-            rows.append(found)
-    return rows
+    cells = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(text.splitlines())]
+    return [row for row in map(_misc_row, cells) if row is not None]
 
 
 def _misc_row(row: dict[str, str]) -> MiscRow | None:
@@ -246,24 +237,24 @@ def of_folder(folder: Path, *, cross: bool) -> dict[str, list[tuple[str, str, li
     Tables of transfers by their SoCs; vendors' figures as one. `cross`: each profiled run by what the others tell.
     """
     shipped: list[tuple[str, str, list[Compared], bool]] = []
-    held: list[tuple[str, str, list[Compared], bool]] = []
+    unseen: list[tuple[str, str, list[Compared], bool]] = []
     every: list[Compared] = []
     for path in sorted(folder.glob("*.csv")):
         if is_communication(path):
             pairs = [(row, row.soc) for row in read_transfers(path).rows]
-            found = [(made, soc) for row, soc in pairs if (made := compared_of(row, soc)) is not None]
-            for soc in sorted({soc for _, soc in found}):
-                shipped.append((path.name, soc, [made for made, of in found if of == soc], True))
-            every += [made for made, _ in found]
+            comparisons = [(comparison, soc) for row, soc in pairs if (comparison := compared_of(row, soc)) is not None]
+            for soc in sorted({soc for _, soc in comparisons}):
+                shipped.append((path.name, soc, [comparison for comparison, of in comparisons if of == soc], True))
+            every += [comparison for comparison, _ in comparisons]
             if cross:
-                held.append((path.name, "", [made for made, _ in leave_one_run_out(pairs)], False))
+                unseen.append((path.name, "", [comparison for comparison, _ in leave_one_run_out(pairs)], False))
         elif is_misc(path) and (rows := read_misc(path)):
-            made = [compared_misc(row) for row in rows]
-            shipped.append((path.name, "", made, True))
-            every += made
+            vendors = [compared_misc(row) for row in rows]
+            shipped.append((path.name, "", vendors, True))
+            every += vendors
     if every:
         shipped.append(("communication", "", every, True))
-    return {"shipped": shipped, "unseen_table": held}
+    return {"shipped": shipped, "unseen_table": unseen}
 
 
 def is_misc(path: Path) -> bool:

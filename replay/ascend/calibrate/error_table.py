@@ -18,10 +18,8 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     Group,
     HeldOut,
     bands,
-    cross_validate,
     datasheet_only,
-    leave_one_soc_out,
-    leave_one_table_out,
+    hold_out,
     with_widths,
 )
 from opreplay.replay.ascend.calibrate.communication import of_folder
@@ -66,66 +64,60 @@ def error_table(
     about = {table.workload: (soc_in(table.workload, [soc]) or "", table.kind, table.state) for table, soc in pairs}
     sections: dict[str, tuple[TableRow, ...]] = {}
     if not cross:
-        made = [(g, compare_group(g.launches, load_device(g.soc))) for g in groups]
-        sections["shipped"] = _rows([(g.table, _first_family(g), one) for g, one in made], about, fitted_to=True)
+        compared = [(g.table, _first_family(g), compare_group(g.launches, load_device(g.soc))) for g in groups]
+        sections["shipped"] = _rows(compared, about, fitted_to=True)
         return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=False)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
-    held: dict[str, list[HeldOut]] = {}
-    held["folds"] = cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))
-    on_step("fitting without one table at a time")
-    held["unseen_table"] = leave_one_table_out(groups, devices)
-    on_step("fitting without one SoC at a time")
-    held["unseen_soc"] = leave_one_soc_out(groups, devices)
-    made = with_widths(bands(held["folds"]), held["folds"], [*held["unseen_table"], *held["unseen_soc"]])
-    for name, found in held.items():
-        banded = [(h.table, h.family, _banded(h, made)) for h in found]
+    sets = hold_out(groups, devices, on_step=on_step)
+    unseen_bands = with_widths(bands(sets["folds"]), sets["folds"], [*sets["unseen_table"], *sets["unseen_soc"]])
+    for name, kernels in sets.items():
+        banded = [(kernel.table, kernel.family, _banded(kernel, unseen_bands)) for kernel in kernels]
         sections[name] = _rows(banded, about, fitted_to=False)
     return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=True)
 
 
-def _with_transfers(found: ErrorTable, folder: Path, *, cross: bool) -> ErrorTable:
+def _with_transfers(table: ErrorTable, folder: Path, *, cross: bool) -> ErrorTable:
     """With rows for communication, which are part of no sum over kernels."""
-    sections, files = dict(found.sections), set[str]()
+    sections, files = dict(table.sections), set[str]()
     for name, entries in of_folder(folder, cross=cross).items():
         if name in sections:
-            rows = [
-                TableRow(
-                    name=f"{file} {soc}".strip(), soc=soc, kind="", state="", errors=errors_of(made), fitted_to=fitted
-                )
-                for file, soc, made, fitted in entries
-            ]
-            sections[name] = (*sections[name], *rows)
+            sections[name] += tuple(
+                _row(f"{file} {soc}".strip(), comparisons, soc=soc, fitted_to=fitted)
+                for file, soc, comparisons, fitted in entries
+            )
         files |= {file for file, *_ in entries}
-    return ErrorTable(sections=sections, left_out={k: why for k, why in found.left_out.items() if k not in files})
+    return ErrorTable(sections=sections, left_out={k: why for k, why in table.left_out.items() if k not in files})
 
 
 def _first_family(group: Group) -> str:
     return family_of(group.launches[0].parts[0].call, load_device(group.soc)).name
 
 
-def _banded(one: HeldOut, made: Bands) -> Compared:
-    band = math.exp(made.of(one))
-    at = one.compared.predicted_us
-    return msgspec.structs.replace(one.compared, low_us=at / band, high_us=at * band)
+def _banded(kernel: HeldOut, unseen_bands: Bands) -> Compared:
+    band = math.exp(unseen_bands.of(kernel))
+    at = kernel.compared.predicted_us
+    return msgspec.structs.replace(kernel.compared, low_us=at / band, high_us=at * band)
 
 
 def _rows(
-    found: Sequence[tuple[str, str, Compared]], about: dict[str, tuple[str, str, str]], *, fitted_to: bool
+    compared: Sequence[tuple[str, str, Compared]], about: dict[str, tuple[str, str, str]], *, fitted_to: bool
 ) -> tuple[TableRow, ...]:
     rows: list[TableRow] = []
-    for name in sorted({table for table, _, _ in found}, key=lambda table: (about[table][1:], table)):
+    for name in sorted({table for table, _, _ in compared}, key=lambda table: (about[table][1:], table)):
         soc, kind, state = about[name]
-        errors = errors_of([one for table, _, one in found if table == name])
-        rows.append(TableRow(name=name, soc=soc, kind=kind, state=state, errors=errors, fitted_to=fitted_to))
+        rows.append(_row(name, [c for t, _, c in compared if t == name], soc, kind, state, fitted_to=fitted_to))
     every = (
-        ("kernels in networks", [c for t, _, c in found if "kernels" in about[t][1]]),
-        ("matrix products", [c for _, family, c in found if family in PRODUCTS]),
-        ("all", [c for _, _, c in found]),
+        ("kernels in networks", [c for t, _, c in compared if "kernels" in about[t][1]]),
+        ("matrix products", [c for _, family, c in compared if family in PRODUCTS]),
+        ("all", [c for _, _, c in compared]),
     )
-    for name, chosen in every:
-        if chosen:
-            rows.append(TableRow(name=name, soc="", kind="", state="", errors=errors_of(chosen), fitted_to=fitted_to))
-    return tuple(rows)
+    return (*rows, *(_row(name, chosen, fitted_to=fitted_to) for name, chosen in every if chosen))
+
+
+def _row(
+    name: str, compared: Sequence[Compared], soc: str = "", kind: str = "", state: str = "", *, fitted_to: bool
+) -> TableRow:
+    return TableRow(name=name, soc=soc, kind=kind, state=state, errors=errors_of(compared), fitted_to=fitted_to)
 
 
 def median_of_tables(rows: Sequence[TableRow]) -> float:

@@ -28,17 +28,17 @@ def _file(device: DeviceProfile) -> DeviceFile:
     )
 
 
-def own_device_text(found: Recalibration, *, name: str) -> str:
+def own_device_text(fit: Recalibration, *, name: str) -> str:
     """The TOML text of a user's calibrated device: complete, so that it means the same whatever ships later."""
-    kernels = len(found.compared_before)
+    kernels = len(fit.compared_before)
     device = msgspec.structs.replace(
-        found.after, name=name, title=f"{found.before.title}, calibrated", aliases=(), version="1"
+        fit.after, name=name, title=f"{fit.before.title}, calibrated", aliases=(), version="1"
     )
     header = (
-        f"{found.before.title} ({found.before.name}, version {found.before.version}), its constants fitted to "
+        f"{fit.before.title} ({fit.before.name}, version {fit.before.version}), its constants fitted to "
         f"{kernels} measured kernels\nby `opreplay calibrate`. Use it by its path: --soc FILE."
     )
-    source = f"{found.before.name} {found.before.version}, fitted to {kernels} kernels of a user's profile"
+    source = f"{fit.before.name} {fit.before.version}, fitted to {kernels} kernels of a user's profile"
     return device_text(_file(device), device, header=header, source=source, model=datasheet_only(device))
 
 

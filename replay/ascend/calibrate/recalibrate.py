@@ -67,23 +67,23 @@ def recalibrate(
     if len(usable) >= 4:
         for caution in CAUTION:
             tell(f"cross-validating with priors {caution} times as wide")
-            held = cross_validate(usable, {device.name: device}, folds=min(folds, len(usable)), prior_width=caution)
-            error = _error([h.compared for h in held])
+            held_out = cross_validate(usable, {device.name: device}, folds=min(folds, len(usable)), prior_width=caution)
+            error = _error([h.compared for h in held_out])
             if error < best[0]:
-                best = (error, caution, held)
-    _, caution, held = best
+                best = (error, caution, held_out)
+    _, caution, held_out = best
     if len(usable) < 4:
         # Too few to try anything out: what they say is weighed against narrow priors.
         caution = CAUTION[-1]
     after = device
     if caution:
         after = fitted_to(usable, {device.name: device}, prior_width=caution)[device.name]
-    after = _with_bands(_with_slow_paths(after, usable), usable, held)
+    after = _with_bands(_with_slow_paths(after, usable), usable, held_out)
     return Recalibration(
         before=device,
         after=after,
         compared_before=tuple(before),
-        compared_held_out=tuple(h.compared for h in held),
+        compared_held_out=tuple(h.compared for h in held_out),
         compared_after=tuple(compare_group(g.launches, after) for g in usable),
         caution=caution,
     )
@@ -97,17 +97,17 @@ ALIKE = 4.0
 
 def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
     """The device with an entry for each kernel type, dtype and size that still takes much longer than predicted."""
-    found: list[SlowPath] = []
+    slow_paths: list[SlowPath] = []
     for group in groups:
-        one, call = compare_group(group.launches, device), group.launches[0].parts[0].call
-        ratio = one.measured_us / one.predicted_us
+        row, call = compare_group(group.launches, device), group.launches[0].parts[0].call
+        ratio = row.measured_us / row.predicted_us
         if len(group.launches[0].parts) > 1 or ratio < SLOW or path_of(call, device.slow_paths.get(call.type, ())):
             continue
         main = first(call.inputs)
         if main is None or not (elements := prod(main.shape)):
             continue
-        source = f"{describe_sizes(call)}: {one.measured_us:.4g} us measured, {one.predicted_us:.4g} predicted"
-        found.append(
+        source = f"{describe_sizes(call)}: {row.measured_us:.4g} us measured, {row.predicted_us:.4g} predicted"
+        slow_paths.append(
             SlowPath(
                 name=f"{call.type} measured slow",
                 types=(call.type,),
@@ -120,13 +120,13 @@ def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DevicePr
                 confidence="measured",
             )
         )
-    if not found:
+    if not slow_paths:
         return device
-    own = (*found, *device.own_slow_paths)
+    own_slow_paths = (*slow_paths, *device.own_slow_paths)
     by_type = dict(device.slow_paths)
-    for path in reversed(found):
+    for path in reversed(slow_paths):
         by_type[path.types[0]] = (path, *by_type.get(path.types[0], ()))
-    return msgspec.structs.replace(device, own_slow_paths=own, slow_paths=by_type)
+    return msgspec.structs.replace(device, own_slow_paths=own_slow_paths, slow_paths=by_type)
 
 
 def describe_sizes(call: KernelCall) -> str:
@@ -134,10 +134,10 @@ def describe_sizes(call: KernelCall) -> str:
     return "; ".join(" x ".join(map(str, spec.shape)) or "1" for spec in call.inputs if spec is not None)
 
 
-def _with_bands(device: DeviceProfile, groups: Sequence[Group], held: Sequence[HeldOut]) -> DeviceProfile:
+def _with_bands(device: DeviceProfile, groups: Sequence[Group], held_out: Sequence[HeldOut]) -> DeviceProfile:
     """Sample counts, and bands drawn to the new residuals as far as there are enough of them."""
     counts = Counter(family_of(g.launches[0].row.call, device).name for g in groups)
-    found = bands(held)
+    fitted_bands = bands(held_out)
     states: dict[str, set[str]] = {}
     for group in groups:
         states.setdefault(family_of(group.launches[0].row.call, device).name, set()).add(group.launches[0].state)
@@ -145,9 +145,9 @@ def _with_bands(device: DeviceProfile, groups: Sequence[Group], held: Sequence[H
     for name, n in counts.items():
         old = families[name]
         band = old.band
-        if held:
-            new = found.own.get((device.name, name), found.usual)
-            share = len(held) / (len(held) + OLD_BAND_WEIGHT)
+        if held_out:
+            new = fitted_bands.by_soc.get((device.name, name), fitted_bands.usual)
+            share = len(held_out) / (len(held_out) + OLD_BAND_WEIGHT)
             band = math.exp(share * math.log(new) + (1 - share) * math.log(old.band))
         families[name] = msgspec.structs.replace(
             old, samples=n, band=band, states=tuple(sorted(states[name].union(old.states)))

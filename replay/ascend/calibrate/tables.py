@@ -96,7 +96,7 @@ def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurem
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder", hint="--all takes the folder that holds the tables.")
-    found: list[tuple[Measurements, str]] = []
+    tables: list[tuple[Measurements, str]] = []
     others: dict[str, str] = {}
     for path in sorted(folder.glob("*.csv")):
         try:
@@ -106,18 +106,18 @@ def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurem
             continue
         named = soc_in(path.name, known)
         by_soc: dict[str, list[Launch]] = {}
-        for one in table.launches:
-            soc = named or soc_in(one.soc, known)
-            if soc is not None and not one.row.communication:
-                by_soc.setdefault(soc, []).append(one)
+        for launch in table.launches:
+            soc = named or soc_in(launch.soc, known)
+            if soc is not None and not launch.row.communication:
+                by_soc.setdefault(soc, []).append(launch)
         for soc, chosen in by_soc.items():
-            found.append((msgspec.structs.replace(table, launches=tuple(chosen)), soc))
+            tables.append((msgspec.structs.replace(table, launches=tuple(chosen)), soc))
         if not by_soc:
             why = ", ".join(f"{n} rows: {reason}" for reason, n in table.dropped.items())
             others[path.name] = why or f"neither its name nor a column soc tells one of {', '.join(known)}"
-    if not found:
+    if not tables:
         raise Malformed(f"{folder}: no tables of measured kernels or ops", hint="See docs/ascend-model.md.")
-    return found, others
+    return tables, others
 
 
 def soc_in(name: str, known: Iterable[str]) -> str | None:
@@ -133,13 +133,13 @@ def groups_of_tables(tables: Iterable[tuple[Measurements, str]]) -> list[Group]:
     """
     by_workload: dict[tuple[str, str], list[Launch]] = {}
     for table, soc in tables:
-        chosen = [one for one in table.launches if not one.row.communication]
+        chosen = [launch for launch in table.launches if not launch.row.communication]
         by_workload.setdefault((table.workload, soc), []).extend(chosen)
-    made = [
+    groups = [
         Group(soc=soc, launches=tuple(group), table=workload)
-        for (workload, soc), found in by_workload.items()
-        for group in grouped(found)
+        for (workload, soc), measured in by_workload.items()
+        for group in grouped(measured)
     ]
-    sizes = Counter(group.table for group in made)
+    sizes = Counter(group.table for group in groups)
     usual = max(sizes.values(), default=1)
-    return [msgspec.structs.replace(g, weight=min(4.0, math.sqrt(usual / sizes[g.table]))) for g in made]
+    return [msgspec.structs.replace(g, weight=min(4.0, math.sqrt(usual / sizes[g.table]))) for g in groups]

@@ -7,6 +7,7 @@ Owns what `opreplay validate` computes; `accuracy` owns the errors, `calibrate` 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -15,10 +16,8 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     Group,
     HeldOut,
     bands,
-    cross_validate,
     datasheet_only,
-    leave_one_soc_out,
-    leave_one_table_out,
+    hold_out,
 )
 from opreplay.replay.ascend.calibrate.tables import Measurements, groups_of_tables, read_measurements
 from opreplay.replay.ascend.cost.nearby import is_learned
@@ -85,14 +84,14 @@ def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> lis
 def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
     """Tables by the name of their device, in order of first appearance."""
     out: dict[str, list[Measured]] = {}
-    for one in measured:
-        out.setdefault(one.device.name, []).append(one)
+    for run in measured:
+        out.setdefault(run.device.name, []).append(run)
     return out
 
 
 def groups_of(measured: Sequence[Measured]) -> list[Group]:
     """Unique measured kernels and ops of each SoC and workload, as a fit takes them; collectives are left out."""
-    return groups_of_tables([(one.table, one.device.name) for one in measured])
+    return groups_of_tables([(run.table, run.device.name) for run in measured])
 
 
 def figures_of(compared: Sequence[Compared]) -> Figures:
@@ -114,7 +113,7 @@ def validate(
     measured rows but the collectives, and predicts what each fit did not see. Raises UsageError when `only_held_out` is
     asked of tables without that column, Malformed when no row is left to compare.
     """
-    if only_held_out and not any(one.table.has_held_out for one in measured):
+    if only_held_out and not any(run.table.has_held_out for run in measured):
         raise UsageError("no table has a column HeldOut", hint="Leave out --only-held-out, or add the column (0 or 1).")
     everything: list[Compared] = []
     fitted_to = 0
@@ -122,20 +121,20 @@ def validate(
     for name, tables in by_device(measured).items():
         chosen = [
             launch
-            for one in tables
-            for launch in one.table.launches
+            for run in tables
+            for launch in run.table.launches
             if (communication or not launch.row.communication) and (launch.row.held_out or not only_held_out)
         ]
-        device = tables[0].device
-        found = [compare_group(group, device) for group in grouped(chosen)]
-        everything += found
-        fitted_to += sum(_is_learned(group[0], device) for group in grouped(chosen))
-        if found:
-            socs[name] = errors_of(found)
-    rows = sum(one.table.rows for one in measured)
+        device, groups = tables[0].device, grouped(chosen)
+        compared = [compare_group(group, device) for group in groups]
+        everything += compared
+        fitted_to += sum(_is_learned(group[0], device) for group in groups)
+        if compared:
+            socs[name] = errors_of(compared)
+    rows = sum(run.table.rows for run in measured)
     if not everything:
         raise Malformed(
-            f"{', '.join(one.table.path for one in measured)}: none of {rows} rows has a duration to compare with",
+            f"{', '.join(run.table.path for run in measured)}: none of {rows} rows has a duration to compare with",
             hint="The column is Duration(us) or Task Duration(us); check what the other options leave out.",
         )
     return Validation(
@@ -143,9 +142,9 @@ def validate(
         socs=socs,
         compared=tuple(everything),
         rows=rows,
-        measured_rows=sum(len(one.table.launches) for one in measured),
+        measured_rows=sum(len(run.table.launches) for run in measured),
         fitted_to=fitted_to,
-        dropped=_sums([one.table.dropped for one in measured]),
+        dropped=total_counts([run.table.dropped for run in measured]),
         cross=_cross(measured, on_step or (lambda step: None)) if cross else {},
     )
 
@@ -157,34 +156,22 @@ def _is_learned(launch: Launch, device: DeviceProfile) -> bool:
 
 def _cross(measured: Sequence[Measured], on_step: Callable[[str], None]) -> dict[str, Figures]:
     groups = groups_of(measured)
-    devices = {one.device.name: datasheet_only(one.device) for one in measured}
+    devices = {run.device.name: datasheet_only(run.device) for run in measured}
     if len(groups) < 2:
         raise UsageError("cross-validation needs at least two unique measured kernels beside collectives")
-    out = {
-        "folds": held_figures(cross_validate(groups, devices, on_fold=lambda i, n: on_step(f"fitted fold {i} of {n}"))),
-    }
-    if len({group.table for group in groups}) > 1:
-        on_step("fitting without one table at a time")
-        out["unseen_table"] = held_figures(leave_one_table_out(groups, devices))
-    if len(devices) > 1:
-        on_step("fitting without one SoC at a time")
-        out["unseen_soc"] = held_figures(leave_one_soc_out(groups, devices))
-    return out
+    sets = hold_out(groups, devices, on_step=on_step)
+    return {name: held_figures(kernels) for name, kernels in sets.items() if kernels or name == "folds"}
 
 
-def held_figures(held: Sequence[HeldOut]) -> Figures:
+def held_figures(held_out: Sequence[HeldOut]) -> Figures:
     """Errors of held-out kernels; whether they lie in their bands is told by bands made from the other kernels."""
-    made = figures_of([one.compared for one in held])
-    inside = bands(held).inside
+    figures = figures_of([kernel.compared for kernel in held_out])
     return Figures(
-        overall=msgspec.structs.replace(made.overall, in_band=inside),
-        families={name: msgspec.structs.replace(one, in_band=math.nan) for name, one in made.families.items()},
+        overall=msgspec.structs.replace(figures.overall, in_band=bands(held_out).inside),
+        families={name: msgspec.structs.replace(errors, in_band=math.nan) for name, errors in figures.families.items()},
     )
 
 
-def _sums(counts: Sequence[dict[str, int]]) -> dict[str, int]:
-    out: dict[str, int] = {}
-    for one in counts:
-        for reason, n in one.items():
-            out[reason] = out.get(reason, 0) + n
-    return out
+def total_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """The sum of counts by key."""
+    return dict(sum(map(Counter, counts), Counter[str]()))

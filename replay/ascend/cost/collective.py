@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from math import ceil, log2
+from math import ceil, log2, prod
 from typing import NamedTuple
 
 from opreplay.replay.ascend.cost.sizes import total_bytes
@@ -70,11 +70,11 @@ def levels_of(world: int, device: DeviceProfile, work: Work = "copy", ranks: tup
 
 
 def _inner(dies: int, device: DeviceProfile, work: Work) -> Level:
-    own = None if device.cluster is None else device.cluster.inside
-    if own is not None:
-        together = own.bytes_per_s * (dies - 1 if own.mesh else 1)
-        peer = Link(bytes_per_s=own.bytes_per_s, latency_us=own.latency_us)
-        return Level(dies, Link(bytes_per_s=together, latency_us=own.latency_us), True, own.transport, peer)
+    described = None if device.cluster is None else device.cluster.inside
+    if described is not None:
+        together = described.bytes_per_s * (dies - 1 if described.mesh else 1)
+        peer = Link(bytes_per_s=described.bytes_per_s, latency_us=described.latency_us)
+        return Level(dies, Link(bytes_per_s=together, latency_us=described.latency_us), True, described.transport, peer)
     if dies == 2 and device.pair_link is not None:
         return Level(dies, device.pair_link, True, "SIO")
     if device.peer_bytes_per_s is None:
@@ -94,10 +94,10 @@ def _inner(dies: int, device: DeviceProfile, work: Work) -> Level:
 
 
 def _outer(servers: int, device: DeviceProfile, work: Work) -> Level:
-    own = None if device.cluster is None else device.cluster.between
-    if own is not None:
-        link = Link(bytes_per_s=own.bytes_per_s, latency_us=own.latency_us)
-        return Level(servers, link, False, own.transport)
+    described = None if device.cluster is None else device.cluster.between
+    if described is not None:
+        link = Link(bytes_per_s=described.bytes_per_s, latency_us=described.latency_us)
+        return Level(servers, link, False, described.transport)
     far = device.far_link
     if far is None:
         return Level(servers, device.link, False, "link")
@@ -126,17 +126,17 @@ def phase(size: float, level: Level) -> Choice:
     moved = size * (n - 1) / n / link.bytes_per_s * 1e6
     steps = ceil(log2(n))
     if level.direct:
-        made = [Choice(link.latency_us + moved, "direct")]
+        choices = [Choice(link.latency_us + moved, "direct")]
         if level.peer is not None:
             around = size * (n - 1) / n / level.peer.bytes_per_s * 1e6
-            made.append(Choice((n - 1) * level.peer.latency_us + around, "ring"))
+            choices.append(Choice((n - 1) * level.peer.latency_us + around, "ring"))
     else:
         halved = moved * (1.0 if n == 1 << steps else 1.5)
-        made = [
+        choices = [
             Choice((n - 1) * link.latency_us + moved, "ring"),
             Choice(steps * link.latency_us + halved, "halving-doubling"),
         ]
-    best = min(made, key=lambda choice: choice.us)
+    best = min(choices, key=lambda choice: choice.us)
     return Choice(best.us, f"{best.algorithm} over {level.transport}")
 
 
@@ -147,13 +147,13 @@ def _together(parts: list[Choice]) -> Choice:
 def _reduced(size: float, levels: list[Level]) -> Choice:
     # Down and up again: each level works on what the level inside left to each die.
     parts: list[Choice] = []
-    left = size
+    shard_bytes = size
     for level in levels:
-        parts.append(phase(left, level))
-        left /= level.dies
-    made = _together(parts)
+        parts.append(phase(shard_bytes, level))
+        shard_bytes /= level.dies
+    by_levels = _together(parts)
     if len(levels) < 2:
-        return made
+        return by_levels
     # One ring around all dies: the slowest link on the way decides, and every step starts there.
     n = levels[0].dies * levels[1].dies
     slowest = min((level.peer or level.link for level in levels), key=lambda link: link.bytes_per_s)
@@ -161,7 +161,7 @@ def _reduced(size: float, levels: list[Level]) -> Choice:
         (n - 1) * slowest.latency_us + size * (n - 1) / n / slowest.bytes_per_s * 1e6,
         f"one ring over {' and '.join(level.transport for level in levels)}",
     )
-    return min(made, around, key=lambda choice: choice.us)
+    return min(by_levels, around, key=lambda choice: choice.us)
 
 
 def _all_reduce(size: float, levels: list[Level], gathering: list[Level]) -> Choice:
@@ -172,9 +172,7 @@ def _all_reduce(size: float, levels: list[Level], gathering: list[Level]) -> Cho
 
 def _exchanged(size: float, levels: list[Level], uneven: float = 1.0) -> Choice:
     """All-to-all: every die sends each other one its part at once. `uneven`: the largest part over the mean one."""
-    world = 1
-    for level in levels:
-        world *= level.dies
+    world = prod(level.dies for level in levels)
     times: list[float] = []
     reached = 1
     for level in levels:
@@ -190,21 +188,24 @@ def _exchanged(size: float, levels: list[Level], uneven: float = 1.0) -> Choice:
     return Choice(max(times, default=0.0), f"pairwise over {names}")
 
 
+def _tree_start_us(levels: list[Level]) -> float:
+    return sum(level.link.latency_us * ceil(log2(max(2, level.dies))) for level in levels)
+
+
 def _once(size: float, levels: list[Level]) -> Choice:
     # Through every level once, in pieces that follow each other: the slowest link counts.
-    starts = sum(one.link.latency_us * ceil(log2(max(2, one.dies))) for one in levels)
-    tree = max((size / one.link.bytes_per_s * 1e6 for one in levels), default=0.0)
-    made = [Choice(starts + tree, "tree over " + " and ".join(one.transport for one in levels))]
+    start = _tree_start_us(levels)
+    tree = max((size / level.link.bytes_per_s * 1e6 for level in levels), default=0.0)
+    choices = [Choice(start + tree, "tree over " + " and ".join(level.transport for level in levels))]
     if len(levels) == 1 and levels[0].peer is not None:
-        one = levels[0]
-        peer = one.peer or one.link
-        made.append(Choice(peer.latency_us + size / peer.bytes_per_s * 1e6, f"direct over {one.transport}"))
-    return min(made, key=lambda choice: choice.us)
+        level = levels[0]
+        peer = level.peer or level.link
+        choices.append(Choice(peer.latency_us + size / peer.bytes_per_s * 1e6, f"direct over {level.transport}"))
+    return min(choices, key=lambda choice: choice.us)
 
 
 def _synchronised(size: float, levels: list[Level]) -> Choice:
-    us = 2 * sum(one.link.latency_us * ceil(log2(max(2, one.dies))) for one in levels)
-    return Choice(us, "tree over " + " and ".join(one.transport for one in levels))
+    return Choice(2 * _tree_start_us(levels), "tree over " + " and ".join(level.transport for level in levels))
 
 
 def _sent(size: float, levels: list[Level]) -> Choice:
@@ -228,9 +229,7 @@ MOE_FALL = 0.153
 
 def _experts(size: float, levels: list[Level], way: str) -> Choice:
     """Tokens to their experts' ranks, or back: a start, steps and bytes of few tokens, or the rate of many."""
-    world = 1
-    for level in levels:
-        world *= level.dies
+    world = prod(level.dies for level in levels)
     if world < 2:
         return Choice(0.0, "")
     even = _exchanged(size, levels)
@@ -272,8 +271,8 @@ def chosen(call: KernelCall, device: DeviceProfile) -> Choice:
 
     The algorithm says where a described cluster has fewer dies than the group: its time is that of as many as it has.
     """
-    made, lacks = _chosen(call, device), lacking(call.attrs.get("world_size"), device)
-    return made._replace(algorithm=f"{made.algorithm or 'no link'}, {lacks}") if lacks else made
+    choice, lacks = _chosen(call, device), lacking(call.attrs.get("world_size"), device)
+    return choice._replace(algorithm=f"{choice.algorithm or 'no link'}, {lacks}") if lacks else choice
 
 
 def _chosen(call: KernelCall, device: DeviceProfile) -> Choice:
@@ -283,11 +282,11 @@ def _chosen(call: KernelCall, device: DeviceProfile) -> Choice:
     much larger than the mean its largest part is. Time spent waiting for other ranks is no cost of the operation and is
     not predicted.
     """
-    given, ranks, uneven = call.attrs.get("world_size"), call.attrs.get("ranks"), call.attrs.get("uneven")
-    world = given if isinstance(given, int) and given > 0 else DEFAULT_WORLD
+    ranks, uneven = call.attrs.get("ranks"), call.attrs.get("uneven")
     size = float(max(total_bytes(call.inputs), total_bytes(call.outputs)))
     name = call.type.lower().replace("hcom_", "").replace("_", "")
     members = ranks if isinstance(ranks, tuple) else ()
+    world = _world_size(call)
     levels = levels_of(world, device, work_of(name), members)
     if not levels:
         return Choice(0.0, "")
@@ -299,17 +298,20 @@ def _chosen(call: KernelCall, device: DeviceProfile) -> Choice:
     return time_of(size, levels)
 
 
+def _world_size(call: KernelCall) -> int:
+    recorded = call.attrs.get("world_size")
+    return recorded if isinstance(recorded, int) and recorded > 0 else DEFAULT_WORLD
+
+
 def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
     """Whether a collective is unlike all that public profiles have: more servers, larger messages, links that are
     not measured, or fewer dies than ranks."""
-    given = call.attrs.get("world_size")
-    world = given if isinstance(given, int) and given > 0 else DEFAULT_WORLD
-    levels = levels_of(world, device)
+    levels = levels_of(_world_size(call), device)
     servers = next((level.dies for level in levels if not level.direct), 1)
     known = {"HCCS", "RDMA", "SIO", "UB"}
     return (
         servers > MEASURED_SERVERS
-        or bool(lacking(given, device))
+        or bool(lacking(call.attrs.get("world_size"), device))
         or max(total_bytes(call.inputs), total_bytes(call.outputs)) > MEASURED_BYTES
         or any(level.transport not in known for level in levels)
     )

@@ -49,9 +49,9 @@ def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool
     across, tall = -(-n // cols), batch * -(-m // rows)
     before = rows, cols, 1
     earlier, tiles = 0, tall * across
-    least = FLOAT32_TILE * sqrt(gemm.k) if gemm.dtype in FLOATS else 0
+    min_tile = FLOAT32_TILE * sqrt(gemm.k) if gemm.dtype in FLOATS else 0
     while tiles < cores and (rows >= 32 or cols >= 32):
-        if least and (rows <= FLOAT32_ROWS or cols > 16) and (rows if rows > 32 else 32) * cols <= least:
+        if min_tile and (rows <= FLOAT32_ROWS or cols > 16) and (rows if rows > 32 else 32) * cols <= min_tile:
             break
         before, earlier = (rows, cols, 1), tiles
         if rows < 32 or (cols >= 32 and (cols >= rows if columns_first else rows <= 32)):
@@ -178,8 +178,8 @@ def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) ->
     if resident is None:
         rates = device.rates
         # Weights that L2 could not hold are not in it.
-        kept = resident_share(weight, device) / rates.resident_share
-        near = (moved - weight) * resident_share(moved, device) + weight * rates.weight_resident_share * kept
+        cached_share = resident_share(weight, device) / rates.resident_share
+        near = (moved - weight) * resident_share(moved, device) + weight * rates.weight_resident_share * cached_share
         resident = near / moved if moved else 1.0
     return float(operands), float(result), resident
 

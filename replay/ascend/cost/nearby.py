@@ -167,9 +167,9 @@ def drawn(
     # The sum of pull * likeness, written out: it is taken for every kernel that is predicted.
     rows, columns, depth = _spot_of(form, gemm, tally)
     total = nearest = 0.0
-    least, most = columns - FARTHEST, columns + FARTHEST
+    nearest_column, farthest_column = columns - FARTHEST, columns + FARTHEST
     for x, y, z, pull in neighbours:
-        if least < y < most:
+        if nearest_column < y < farthest_column:
             y -= columns
             x -= rows
             z -= depth
@@ -190,8 +190,8 @@ def largest(call: KernelCall) -> tuple[float, str]:
 
 def is_outside(family: FamilyCost, tally: Tally) -> bool:
     """Whether sizes or dtype of a call lie far outside what was measured of its family, or nothing of it was."""
-    n, most = tally.elements, family.most_elements
-    if most <= 0.0 or n > BEYOND * most or n * BEYOND < family.least_elements:
+    n, largest_measured = tally.elements, family.most_elements
+    if largest_measured <= 0.0 or n > BEYOND * largest_measured or n * BEYOND < family.least_elements:
         return True
     dtype = tally.dtype
     return bool(dtype) and ("half" if dtype in HALF else dtype) not in family.dtypes
@@ -203,8 +203,8 @@ def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -
     if place is None:
         return False
     return any(
-        max(abs(x - y) for x, y in zip(one[:3], place.spot, strict=True)) < SAME
-        for one in family.nearby.get(place.kind, ())
+        max(abs(x - y) for x, y in zip(neighbour[:3], place.spot, strict=True)) < SAME
+        for neighbour in family.nearby.get(place.kind, ())
     )
 
 

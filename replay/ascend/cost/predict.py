@@ -114,8 +114,7 @@ def variant(call: KernelCall, device: DeviceProfile) -> str:
         return "Reduce:across" if _is_across(call, device) else call.type
     if call.type != "TransData":
         return call.type
-    source = call.inputs[0].format if call.inputs and call.inputs[0] is not None else "ND"
-    target = call.outputs[0].format if call.outputs and call.outputs[0] is not None else "ND"
+    source, target = (specs[0].format if specs and specs[0] else "ND" for specs in (call.inputs, call.outputs))
     for mark, word in (("NC1HWC0", "5HD"), ("FRACTAL_Z", "FZ"), ("FRACTAL_NZ", "NZ")):
         if target.startswith(mark):
             return f"TransData:to{word}"
@@ -130,14 +129,14 @@ def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
     source, out = first(call.inputs), first(call.outputs)
     if source is None or out is None:
         return False
-    kept = [size for size in out.shape if size != 1]
-    rows = prod(kept)
+    result_sizes = [size for size in out.shape if size != 1]
+    rows = prod(result_sizes)
     if rows < device.aiv_cores and tensor_bytes(source) > rows * summed_alone(source.dtype):
         return True
-    given = call.attrs.get("across")
-    if isinstance(given, bool):
-        return given
-    return kept != [size for size in source.shape if size != 1][: len(kept)]
+    across = call.attrs.get("across")
+    if isinstance(across, bool):
+        return across
+    return result_sizes != [size for size in source.shape if size != 1][: len(result_sizes)]
 
 
 def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
@@ -165,16 +164,16 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
         if gemm is None:
             return BARE_START_US
         macs = mac_rate(gemm.dtype, device, family.hf32) * device.aic_cores * device.freq_hz
-        least = gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6
-        return least if least > BARE_START_US else BARE_START_US
+        floor_us = gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6
+        return floor_us if floor_us > BARE_START_US else BARE_START_US
     if form not in MOVES_ALL:
         return BARE_START_US
     # Part of what is named may not be touched: slices, broadcasts, lookups.
     moved = 2 * tally.write if form == "copy" or form == "elementwise" else tally.read + tally.write
-    least = moved / (device.aiv_cores * L2_PEAK_BYTES * device.freq_hz) * 1e6
+    floor_us = moved / (device.aiv_cores * L2_PEAK_BYTES * device.freq_hz) * 1e6
     if moved > 2 * device.l2_bytes:
-        least = max(least, (moved - 2 * device.l2_bytes) / device.hbm_bytes_per_s * 1e6)
-    return least if least > BARE_START_US else BARE_START_US
+        floor_us = max(floor_us, (moved - 2 * device.l2_bytes) / device.hbm_bytes_per_s * 1e6)
+    return floor_us if floor_us > BARE_START_US else BARE_START_US
 
 
 DOUBLES = frozenset({"float64", "complex128"})
@@ -247,9 +246,9 @@ def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) ->
     """A launch of which `share` is left beyond one core's. Of what a kernel takes beyond starting the fourth root of
     that share is left: passes and synchronisation are the same whatever the caches hold, but the more a kernel does
     the more code it has, which is fetched as well."""
-    least, bare = rates.launch_one_us, launch - family.fixed_us
-    if bare > least:
-        bare = least + (bare - least) * share
+    one_core_us, bare = rates.launch_one_us, launch - family.fixed_us
+    if bare > one_core_us:
+        bare = one_core_us + (bare - one_core_us) * share
     return bare + family.fixed_us * sqrt(sqrt(share)) if family.fixed_us else bare
 
 
@@ -339,15 +338,15 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction
 
 def _scaled(terms: dict[str, float], scale: float) -> tuple[dict[str, float], float, str]:
     """Terms times `scale`, those of 0 left out, their sum, and the name of the longest."""
-    total = most = 0.0
+    total = longest_us = 0.0
     longest = ""
     scaled: dict[str, float] = {}
     for name, term in terms.items():
         if term > 0:
             us = scaled[name] = term * scale
             total += us
-            if us > most:
-                most, longest = us, name
+            if us > longest_us:
+                longest_us, longest = us, name
     return scaled, total, longest
 
 

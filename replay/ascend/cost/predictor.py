@@ -20,7 +20,7 @@ class Predictor:
 
     def __init__(self, device: DeviceProfile) -> None:
         self.device = device
-        self._made: dict[object, KernelPrediction] = {}
+        self._predictions: dict[object, KernelPrediction] = {}
 
     def __call__(
         self, call: KernelCall, resident: float | None = None, state: State = "network", loaded: float = 0.0
@@ -31,9 +31,9 @@ class Predictor:
         loaded = round(loaded, 2)
         attrs = call.attrs
         key = (call.type, call.inputs, call.outputs, resident, state, loaded, tuple(attrs.items()) if attrs else None)
-        found = self._made.get(key)
-        if found is None:
-            if len(self._made) >= MAX_CACHED:
-                self._made.clear()
-            found = self._made[key] = predict_kernel(call, self.device, resident, state, loaded)
-        return found
+        prediction = self._predictions.get(key)
+        if prediction is None:
+            if len(self._predictions) >= MAX_CACHED:
+                self._predictions.clear()
+            prediction = self._predictions[key] = predict_kernel(call, self.device, resident, state, loaded)
+        return prediction

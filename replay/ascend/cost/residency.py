@@ -48,7 +48,7 @@ class Stream:
         memory by size.
         """
         keys, sizes = self._tensors(call)
-        own = sum(sizes)
+        kernel_bytes = sum(sizes)
         names = _names(call, inputs, outputs) if inputs or outputs else [(None, False)] * len(keys)
         touches: list[Touch] = []
         stacks = [self._by_size.setdefault(key, []) for key in keys]
@@ -56,8 +56,8 @@ class Stream:
             before = stack.pop() if stack else None
             if is_read and name is not None:
                 before = self._by_identity.get(name)
-            touches.append((size, None if before is None else self._clock - before + own))
-        clock = self._clock = self._clock + own
+            touches.append((size, None if before is None else self._clock - before + kernel_bytes))
+        clock = self._clock = self._clock + kernel_bytes
         for stack, (name, _) in zip(stacks, names, strict=True):
             stack.append(clock)
             if len(stack) > MAX_REMEMBERED:
@@ -68,14 +68,14 @@ class Stream:
 
     def _tensors(self, call: KernelCall) -> tuple[list[tuple[int, str]], list[float]]:
         """(elements, dtype) and bytes of a kernel's tensors; kept, as most kernels come again."""
-        found = self._described.get(id(call))
-        if found is None or found[0] is not call:
+        described = self._described.get(id(call))
+        if described is None or described[0] is not call:
             keys = [(prod(s.shape), s.dtype) for s in call.inputs + call.outputs if s is not None]
-            found = call, keys, [float(n * itemsize(dtype)) for n, dtype in keys]
+            described = call, keys, [float(n * itemsize(dtype)) for n, dtype in keys]
             if len(self._described) >= MAX_DESCRIBED:
                 self._described.clear()
-            self._described[id(call)] = found
-        return found[1], found[2]
+            self._described[id(call)] = described
+        return described[1], described[2]
 
 
 def _names(call: KernelCall, inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[tuple[Hashable, bool]]:
@@ -97,9 +97,9 @@ def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...
     """
     stream = Stream()
     # A step repeats the one before it, and so its distances: each combination is kept once.
-    kept: dict[tuple[Touch, ...], tuple[Touch, ...]] = {}
-    found = (() if call is None else stream.touch(call) for call in calls)
-    return [kept.setdefault(touches, touches) for touches in found]
+    distinct: dict[tuple[Touch, ...], tuple[Touch, ...]] = {}
+    launches = (() if call is None else stream.touch(call) for call in calls)
+    return [distinct.setdefault(touches, touches) for touches in launches]
 
 
 def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, ...]]:
@@ -163,9 +163,9 @@ def resident_of(touches: tuple[Touch, ...], device: DeviceProfile) -> float | No
     """
     rates = device.rates
     reach = rates.sequence_reach * device.l2_bytes
-    total = found = 0.0
+    total = resident_bytes = 0.0
     for size, distance in touches:
         total += size
         if distance is not None:
-            found += size / (1 + min(distance / reach, FAR) ** rates.sequence_sharpness)
-    return found / total if total > 0 else None
+            resident_bytes += size / (1 + min(distance / reach, FAR) ** rates.sequence_sharpness)
+    return resident_bytes / total if total > 0 else None

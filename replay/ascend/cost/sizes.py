@@ -53,35 +53,24 @@ def tally_of(call: KernelCall) -> Tally:
     for spec in call.inputs or call.outputs:
         if spec is not None:
             n = prod(spec.shape)
-            kind = spec.dtype
-            try:
-                size = n * ITEMSIZE_BYTES[kind]
-            except KeyError:
-                size = n * UNKNOWN_BYTES
+            size = n * ITEMSIZE_BYTES.get(spec.dtype, UNKNOWN_BYTES)
             read += size
             if size > main_bytes:
                 main, main_bytes = spec, size
             if n >= elements:
-                dtype = kind
+                dtype = spec.dtype
                 if n > elements:
                     elements, widest = n, spec
-    most, most_bytes = elements, main_bytes if main_bytes > 0 else 0
+    largest, largest_bytes = elements, main_bytes if main_bytes > 0 else 0
     if not call.inputs:
-        return Tally(0, read, most, most_bytes, main, widest, elements, dtype)
+        return Tally(0, read, largest, largest_bytes, main, widest, elements, dtype)
     for spec in call.outputs:
         if spec is not None:
             n = prod(spec.shape)
-            kind = spec.dtype
-            try:
-                size = n * ITEMSIZE_BYTES[kind]
-            except KeyError:
-                size = n * UNKNOWN_BYTES
+            size = n * ITEMSIZE_BYTES.get(spec.dtype, UNKNOWN_BYTES)
             write += size
-            if size > most_bytes:
-                most_bytes = size
-            if n > most:
-                most = n
-    return Tally(read, write, most, most_bytes, main, widest, elements, dtype)
+            largest_bytes, largest = max(largest_bytes, size), max(largest, n)
+    return Tally(read, write, largest, largest_bytes, main, widest, elements, dtype)
 
 
 def first(specs: tuple[TensorSpec | None, ...]) -> TensorSpec | None:

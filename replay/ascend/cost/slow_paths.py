@@ -52,8 +52,8 @@ def _middle(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
 
 
 def _long_rows(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
-    source, found = first(call.inputs), lines_of(call)
-    return source is not None and found is not None and found.inner * itemsize(source.dtype) > 4 * UNIFIED_BUFFER
+    source, lines = first(call.inputs), lines_of(call)
+    return source is not None and lines is not None and lines.inner * itemsize(source.dtype) > 4 * UNIFIED_BUFFER
 
 
 def _unaligned(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
@@ -99,11 +99,11 @@ def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = Non
 
 def is_far(call: KernelCall, path: SlowPath) -> bool:
     """Whether a call's dimension is far longer or shorter than any at which the path was measured."""
-    least, most = path.lengths
+    shortest, longest = path.lengths
     cut = lines_of(call)
-    if most <= 0.0 or cut is None:
+    if longest <= 0.0 or cut is None:
         return False
-    return not least / FAR <= length_of(cut) <= most * FAR
+    return not shortest / FAR <= length_of(cut) <= longest * FAR
 
 
 def length_of(cut: Lines) -> int:
@@ -132,5 +132,5 @@ def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
         return min(n * SCALAR_CYCLES, length * (path.row_cycles + path.cycles * max(1.0, n / length / cores)))
     inner = min(cut.inner, UNDIVIDED) if cut.lines > 1 else cut.inner
     slices = ceil(cut.outer * ceil(cut.inner / max(1, inner)) / cores)
-    most = prod(source.shape) * max(SCALAR_CYCLES, path.row_cycles / max(1, cut.inner))
-    return min(most, slices * cut.lines * (path.row_cycles + inner * path.cycles))
+    one_by_one_cycles = prod(source.shape) * max(SCALAR_CYCLES, path.row_cycles / max(1, cut.inner))
+    return min(one_by_one_cycles, slices * cut.lines * (path.row_cycles + inner * path.cycles))

@@ -44,11 +44,11 @@ def memory_us(read: float, write: float, blocks: int, resident: float, device: D
     return moved * (1.0 - resident) / hbm * 1e6, moved * resident / cache * 1e6
 
 
-def launch_between(one: float, full: float, blocks: int, rates: Rates) -> float:
+def launch_between(one_us: float, full_us: float, blocks: int, rates: Rates) -> float:
     """What starting takes on `blocks` vector cores, of what it takes on one of them and on all; microseconds."""
     if blocks > 1:
-        return one + (full - one) * ((blocks - 1) / (FULL_CORES - 1)) ** rates.launch_exponent
-    return one
+        return one_us + (full_us - one_us) * ((blocks - 1) / (FULL_CORES - 1)) ** rates.launch_exponent
+    return one_us
 
 
 def work_terms(
@@ -76,8 +76,8 @@ def work_terms(
             cycles = alone
     far = hbm * family.memory_factor
     vector, moving = cycles / device.freq_hz * 1e6, far + cache
-    one = rates.launch_one_us
-    launch = launch_between(one, one + (rates.launch_full_us - one) * family.launch_factor, blocks, rates)
+    one_us = rates.launch_one_us
+    launch = launch_between(one_us, one_us + (rates.launch_full_us - one_us) * family.launch_factor, blocks, rates)
     p = rates.vector_overlap
     # Terms are reported so that they add up: overlapping shortens both alike.
     both = vector + moving

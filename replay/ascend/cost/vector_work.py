@@ -108,18 +108,18 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
         main = max((s for s in call.outputs if s is not None), key=tensor_bytes, default=None)
     if main is None:
         return Work(1, 0, 0, 0, 0)
-    given = call.attrs.get("cols") if call.attrs else None
-    cols = int(given) if isinstance(given, int) else last_dim(main)
+    recorded_cols = call.attrs.get("cols") if call.attrs else None
+    cols = int(recorded_cols) if isinstance(recorded_cols, int) else last_dim(main)
     if cols < 1:
         cols = 1
     rows = prod(main.shape) // cols or 1
-    least = family.row_block
-    blocks = ceil(rows / least) or 1
+    row_block = family.row_block
+    blocks = ceil(rows / row_block) or 1
     if blocks > device.aiv_cores:
         blocks = device.aiv_cores
     busiest = ceil(rows / blocks)
-    if busiest < least:
-        busiest = least if least < rows else rows
+    if busiest < row_block:
+        busiest = row_block if row_block < rows else rows
     # Rows shorter than a vector instruction share one.
     shared = busiest * (cols / VECTOR_FLOATS) if cols < VECTOR_FLOATS else busiest
     read = tally.read
@@ -205,10 +205,10 @@ def _moved_by_index(call: KernelCall, tally: Tally) -> int:
 
 
 def _gather(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
-    given = call.attrs.get("indices")
-    indices = given if isinstance(given, int) else _index_count(call)
-    bytes_given = call.attrs.get("moved_bytes")
-    moved = bytes_given if isinstance(bytes_given, int) else _moved_by_index(call, tally)
+    recorded_indices = call.attrs.get("indices")
+    indices = recorded_indices if isinstance(recorded_indices, int) else _index_count(call)
+    recorded_bytes = call.attrs.get("moved_bytes")
+    moved = recorded_bytes if isinstance(recorded_bytes, int) else _moved_by_index(call, tally)
     n = moved / itemsize(call.outputs[0].dtype if call.outputs and call.outputs[0] is not None else "float32")
     blocks = max(1, min(device.aiv_cores, max(indices, ceil(moved / device.rates.block_bytes))))
     return Work(blocks, n / blocks, ceil(indices / blocks), moved + 8 * indices, moved)
@@ -231,12 +231,12 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     levels = n * log2(min(cols, SORTED_IN_CORE)) / blocks
     # Longer rows are merged in memory, four runs at a time, by ever fewer cores; of the largest k no more than these.
     out = first(call.outputs)
-    kept = last_dim(out) if call.type.startswith("TopK") and out is not None else cols
+    selected = last_dim(out) if call.type.startswith("TopK") and out is not None else cols
     run = SORTED_IN_CORE
     while run < cols:
         run *= 4
         merges = ceil(rows * ceil(cols / run) / cores)
-        levels += MERGED * log2(4) * merges * min(run, cols, 4 * kept)
+        levels += MERGED * log2(4) * merges * min(run, cols, 4 * selected)
     return Work(blocks, levels, ceil(rows / blocks), tally.read, tally.write)
 
 
@@ -247,8 +247,8 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     images = prod(main.shape[:2]) if len(main.shape) >= 4 else 1
     n = max(_numel(first(call.inputs)), _numel(first(call.outputs)))
     # Images are dealt out whole; where they are too few, their rows are.
-    least = images if images >= device.aiv_cores else blocks_for(n * itemsize(main.dtype), device)
-    blocks = max(1, min(device.aiv_cores, max(images, least)))
+    min_blocks = images if images >= device.aiv_cores else blocks_for(n * itemsize(main.dtype), device)
+    blocks = max(1, min(device.aiv_cores, max(images, min_blocks)))
     # The mask of positions is packed bits, whatever shape it is recorded with.
     read = sum(tensor_bytes(s) for s in call.inputs if s is not None and s.dtype != "uint16")
     write = sum(tensor_bytes(s) for s in call.outputs if s is not None and s.dtype != "uint16")
@@ -292,23 +292,10 @@ def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
         return 1.0
     form = family.form
     operands = call.inputs if form == "elementwise" or form == "optimizer" else call.inputs[:1]
-    half = wide = narrow = native = False
-    for spec in operands:
-        if spec is not None and (shape := spec.shape) and shape != (1,):
-            dtype = spec.dtype
-            if dtype == "float32":
-                narrow = True
-            elif dtype in HALF:
-                if family.native_half and dtype == "float16":
-                    native = True
-                else:
-                    half = True
-            elif dtype in WIDE:
-                wide = True
-            else:
-                narrow = True
-    if half or native:
-        if native and not half and not wide and not narrow:
-            return NATIVE_HALF
-        return (1.0 + half_ratio) / 2.0 if narrow else half_ratio
-    return family.wide_ratio if wide and not narrow else 1.0
+    dtypes = {spec.dtype for spec in operands if spec is not None and spec.shape and spec.shape != (1,)}
+    if family.native_half and dtypes == {"float16"}:
+        return NATIVE_HALF
+    has_words = not dtypes <= HALF | WIDE
+    if not dtypes.isdisjoint(HALF):
+        return (1.0 + half_ratio) / 2.0 if has_words else half_ratio
+    return family.wide_ratio if dtypes and not has_words else 1.0

@@ -9,6 +9,7 @@ user code sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
@@ -25,8 +26,7 @@ from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.replay.ascend.cost.cube import mac_rate
 from opreplay.replay.ascend.cost.vector import launch_between, memory_us, resident_share
 from opreplay.replay.ascend.cost.vector_work import blocks_for
-from opreplay.replay.ascend.custom import device_facts, op_invoke
-from opreplay.replay.ascend.custom.device_facts import DeviceFacts
+from opreplay.replay.ascend.custom import op_invoke
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ascend.custom.programs import PROGRAMS
 from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError, device_name, op_name
@@ -46,10 +46,63 @@ MAX_AMOUNT = 1e30
 """More bytes or operations than that are no property of an op."""
 SHOWN = 200
 """Characters of a user's wrong value that a message repeats."""
-_OWN_FILES = (__file__, op_invoke.__file__, device_facts.__file__)
+_OWN_FILES = (__file__, op_invoke.__file__)
 
+CUBE_DTYPES = ("float16", "bfloat16", "float32", "int8")
+"""Dtypes that an estimator is told a peak rate of, where the cube multiplies them."""
 VECTOR_BYTES_PER_CYCLE = 128
 """Width of a vector core's instructions (datasheet of the 910B)."""
+
+
+class DeviceFacts:
+    """Reads a `DeviceProfile`; every attribute of the profile is there too (`name`, `rates`, `aic_cores`, ...)."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.profile, name)
+
+    @cached_property
+    def mma_ops(self) -> dict[Any, float]:
+        """Peak operations a second of the cube cores by torch dtype; a multiply-add is two."""
+        import torch
+
+        device = self.profile
+        return {
+            getattr(torch, name): 2 * device.macs_per_cycle[name] * device.aic_cores * device.freq_hz
+            for name in CUBE_DTYPES
+            if name in device.macs_per_cycle
+        }
+
+    @cached_property
+    def gp_ops(self) -> dict[Any, float]:
+        """Peak operations a second of the vector cores by torch dtype: 128 bytes a cycle and core."""
+        import torch
+
+        device = self.profile
+        sizes = {"float16": 2, "bfloat16": 4, "float32": 4, "int8": 2}
+        return {getattr(torch, name): 128 / size * device.aiv_cores * device.freq_hz for name, size in sizes.items()}
+
+    @property
+    def memory_bandwidth_bytes_ps(self) -> float:
+        """Peak of the HBM, bytes a second."""
+        return self.profile.hbm_bytes_per_s
+
+    @property
+    def memory_size_bytes(self) -> float:
+        """Size of the HBM."""
+        return self.profile.hbm_bytes
+
+    @property
+    def compute_efficiency(self) -> float:
+        """Share of the cube's peak that large products reach."""
+        return self.profile.rates.mac_efficiency
+
+    @property
+    def memory_efficiency(self) -> float:
+        """Share of the HBM's peak that vector kernels reach."""
+        return self.profile.rates.hbm_efficiency
 
 
 def register_op_estimator(
@@ -107,7 +160,7 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
             why = "no device is simulated, --soc names one"
         elif entry.device is not None and entry.device not in devices:
             why = f"it is for {entry.device}, simulated is {', '.join(devices)}"
-        elif not _names_one(entry, table, ops):
+        elif not _names_any(entry, table, ops):
             why = "no selected op has that name"
         else:
             why = "another registration goes first"
@@ -115,13 +168,13 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
     return lines
 
 
-def _names_one(entry: UserFunction, table: UserTable[UserFunction], ops: Collection[str]) -> bool:
+def _names_any(entry: UserFunction, table: UserTable[UserFunction], ops: Collection[str]) -> bool:
     """Whether one of these ops has a name of the registration, with or without its overload or in-place underscore."""
     bases = {op_name(name) for name in ops if "::" in name}
     names = {*ops, *bases, *(base.rstrip("_") for base in bases)}
     if not names.isdisjoint((*entry.ops, *(op.partition(".")[0] for op in entry.ops))):
         return True
-    return any(found is entry for name in names for _, found in table.matching(name, entry.device))
+    return any(registered is entry for name in names for _, registered in table.matching(name, entry.device))
 
 
 def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
@@ -149,12 +202,12 @@ def has_own_cost(op: ReplayOp) -> bool:
     return not registered.isdisjoint({op_name(op.name), op_name(op.called)})
 
 
-def _is_amount(value: Any, most: float) -> bool:
-    """Whether a user's value is a number from 0 to `most`; numpy's are numbers too, booleans are not."""
+def _is_amount(value: Any, limit: float) -> bool:
+    """Whether a user's value is a number from 0 to `limit`; numpy's are numbers too, booleans are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number: Any = value
-    return bool(0 <= number <= most)
+    return bool(0 <= number <= limit)
 
 
 def _shown(value: object) -> str:
@@ -175,21 +228,21 @@ def property_terms(
     entry = OpInvokeInfo.properties.find(op_name(op.name)) if OpInvokeInfo.properties and "::" in op.name else None
     if entry is None or (op.reason is not None and not op.args):
         return None
-    made = _called(op, entry.function, OpInvokeInfo(op))
-    wrong = _wrong_in(made)
-    if wrong is not None or not isinstance(made, PerformanceProperties):
+    properties = _called(op, entry.function, OpInvokeInfo(op))
+    wrong = _wrong_in(properties)
+    if wrong is not None or not isinstance(properties, PerformanceProperties):
         raise CustomOpError(f"{entry.place}: the properties of {op.name} are {wrong}")
-    return terms_of(made, device, state), entry.shown
+    return terms_of(properties, device, state), entry.shown
 
 
-def _wrong_in(made: object) -> str | None:
+def _wrong_in(properties: object) -> str | None:
     """What keeps a user's value from being properties, in words; None when nothing does."""
-    if not isinstance(made, PerformanceProperties):
-        return f"{_shown(made)}, no PerformanceProperties"
+    if not isinstance(properties, PerformanceProperties):
+        return f"{_shown(properties)}, no PerformanceProperties"
     for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
-        if not _is_amount(getattr(made, name), MAX_AMOUNT):
-            return f"wrong: {name} is {_shown(getattr(made, name))}, no number of bytes"
-    by_dtype = cast("object", made.compute_ops)
+        if not _is_amount(getattr(properties, name), MAX_AMOUNT):
+            return f"wrong: {name} is {_shown(getattr(properties, name))}, no number of bytes"
+    by_dtype = cast("object", properties.compute_ops)
     if not isinstance(by_dtype, dict):
         return f"wrong: compute_ops is {_shown(by_dtype)}, no dict of dtype to ComputeOps"
     for dtype, ops in cast("dict[object, object]", by_dtype).items():
@@ -200,7 +253,7 @@ def _wrong_in(made: object) -> str | None:
     return None
 
 
-def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
+def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
     """Launch, cube, vector, hbm and l2 time of an op of these properties; all but the launch overlap (`overlap_p`).
 
     The launch is that of as many vector cores as the bytes occupy, or the operations where they are more than a core
@@ -211,14 +264,14 @@ def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = 
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
     cores = device.aiv_cores
-    for dtype, ops in made.compute_ops.items():
+    for dtype, ops in properties.compute_ops.items():
         name = str(dtype).removeprefix("torch.")
         cube += ops.mma_ops / 2 / (mac_rate(name, device, False) * rates.mac_efficiency * device.aic_cores * freq)
         lanes = VECTOR_BYTES_PER_CYCLE / max(2, itemsize(name))
         vector += ops.gp_ops / (lanes * cores * freq)
     busy = min(cores, int(vector * cores * 1e6 / rates.launch_one_us))
-    read = made.memory_read_bytes + made.memory_readwrite_bytes
-    write = made.memory_write_bytes + made.memory_readwrite_bytes
+    read = properties.memory_read_bytes + properties.memory_readwrite_bytes
+    write = properties.memory_write_bytes + properties.memory_readwrite_bytes
     moved = read + write
     resident = {
         "cold": 0.0,
@@ -231,10 +284,10 @@ def terms_of(made: PerformanceProperties, device: DeviceProfile, state: State = 
     norm = sum(value**p for value in parts.values())
     share = norm ** (1 / p) / norm if norm > 0 else 0.0
     blocks = max(blocks_for(max(read, write), device), busy)
-    one, full = rates.launch_one_us, rates.launch_full_us
+    one_us, full_us = rates.launch_one_us, rates.launch_full_us
     if cube:
-        one, full = rates.cube_launch_us, rates.mix_launch_us if vector else rates.cube_launch_us
-    launch = launch_between(one, full, blocks, rates)
+        one_us, full_us = rates.cube_launch_us, rates.mix_launch_us if vector else rates.cube_launch_us
+    launch = launch_between(one_us, full_us, blocks, rates)
     return {"launch": launch, **{name: value**p * share for name, value in parts.items()}}
 
 

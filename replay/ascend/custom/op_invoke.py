@@ -113,8 +113,8 @@ class OpInvokeInfo:
     @cached_property
     def out(self) -> Any:
         """The result as a meta tensor, a tuple of them where there are several; None when it is not known."""
-        made = tuple(None if meta is None else _empty(meta) for meta in self.op.outputs or ())
-        return made[0] if len(made) == 1 else made or None
+        results = tuple(None if meta is None else _empty(meta) for meta in self.op.outputs or ())
+        return results[0] if len(results) == 1 else results or None
 
     def get_memory_access_properties(self) -> PerformanceProperties:
         """Bytes moved when every argument is read once and every result written once.
@@ -172,8 +172,8 @@ def _empty(meta: TensorMeta) -> Any:
 
 def _value(arg: ReplayArg) -> Any:
     if arg.tensors:
-        made = [None if meta is None else _empty(meta) for meta in arg.tensors]
-        return made if arg.type.endswith("[]") else made[0]
+        metas = [None if meta is None else _empty(meta) for meta in arg.tensors]
+        return metas if arg.type.endswith("[]") else metas[0]
     if arg.type == "str" or arg.value is None or isinstance(arg.value, bool | int | float):
         return arg.value
     import torch

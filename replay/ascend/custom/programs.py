@@ -58,5 +58,5 @@ def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCo
     names = [
         base if op.overload is None else f"{base}.{op.overload}" for base in (op_name(op.called), op_name(op.name))
     ]
-    found = PROGRAMS.find(*(name.removesuffix(".") for name in names), op_name(op.called), op_name(op.name))
-    return None if found is None else cast("Coster", found.function)(op, device, state)
+    program = PROGRAMS.find(*(name.removesuffix(".") for name in names), op_name(op.called), op_name(op.name))
+    return None if program is None else cast("Coster", program.function)(op, device, state)

@@ -263,18 +263,22 @@ def shared_pipes() -> PipesFile:
     """Memories, paths and starts of a core that devices have unless they say otherwise, checked for completeness."""
     file: PipesFile = _decode((_folder() / "_pipes.toml").read_bytes(), PipesFile, "_pipes.toml")
     _check_names("_pipes.toml", "pipes", file.pipes, set(Pipes.__struct_fields__), complete=True)
-    for name, own in file.devices.items():
-        _check_pipes(f"_pipes.toml: devices.{name}", own, file)
+    for name, pipes in file.devices.items():
+        _check_pipes(f"_pipes.toml: devices.{name}", pipes, file)
     return file
 
 
-def _check_pipes(where: str, given: dict[str, Quantity], shared: PipesFile) -> None:
-    _check_names(where, "pipes", given, set(Pipes.__struct_fields__), complete=False)
-    for name, quantity in given.items():
-        if quantity.unit != shared.pipes[name].unit:
-            raise FormatError(f"{where}: pipes.{name} is in {quantity.unit!r}, expected {shared.pipes[name].unit!r}")
+def _check_pipes(where: str, pipes: dict[str, Quantity], shared: PipesFile) -> None:
+    _check_names(where, "pipes", pipes, set(Pipes.__struct_fields__), complete=False)
+    _check_quantities(where, "pipes", pipes, {name: quantity.unit for name, quantity in shared.pipes.items()})
+
+
+def _check_quantities(where: str, section: str, quantities: dict[str, Quantity], units: dict[str, str]) -> None:
+    for name, quantity in quantities.items():
+        if quantity.unit != units[name]:
+            raise FormatError(f"{where}: {section}.{name} is in {quantity.unit!r}, expected {units[name]!r}")
         if quantity.value <= 0:
-            raise FormatError(f"{where}: pipes.{name} must be above 0, is {quantity.value}")
+            raise FormatError(f"{where}: {section}.{name} must be above 0, is {quantity.value}")
 
 
 def pipes_of(file: DeviceFile) -> dict[str, Quantity]:
@@ -307,8 +311,8 @@ def type_table(model: ModelFile) -> dict[str, str]:
     return table
 
 
-def _check_names(where: str, section: str, given: Any, known: set[str], *, complete: bool) -> None:
-    unknown, missing = sorted(set(given) - known), sorted(known - set(given))
+def _check_names(where: str, section: str, entries: Any, known: set[str], *, complete: bool) -> None:
+    unknown, missing = sorted(set(entries) - known), sorted(known - set(entries))
     if unknown:
         raise FormatError(
             f"{where}: unknown name in [{section}]: {', '.join(unknown)}", hint=f"known: {', '.join(sorted(known))}"
@@ -319,40 +323,35 @@ def _check_names(where: str, section: str, given: Any, known: set[str], *, compl
 
 def _checked(file: DeviceFile, where: str) -> DeviceFile:
     model = load_model()
-    given = {name: value for name, value in file.datasheet.items() if name not in OPTIONAL}
-    _check_names(where, "datasheet", given, set(DATASHEET), complete=file.base is None)
+    required = {name: value for name, value in file.datasheet.items() if name not in OPTIONAL}
+    _check_names(where, "datasheet", required, set(DATASHEET), complete=file.base is None)
     if file.schema_version == 1:
         file = msgspec.structs.replace(file, rates={k: v for k, v in file.rates.items() if k not in RETIRED})
     _check_names(where, "rates", file.rates, set(Rates.__struct_fields__), complete=False)
     _check_names(where, "families", file.families, set(model.families), complete=False)
     _check_pipes(where, file.pipes, shared_pipes())
-    for name, quantity in file.datasheet.items():
-        unit = DATASHEET.get(name) or OPTIONAL[name]
-        if quantity.unit != unit:
-            raise FormatError(f"{where}: datasheet.{name} is in {quantity.unit!r}, expected {unit!r}")
-        if quantity.value <= 0:
-            raise FormatError(f"{where}: datasheet.{name} must be above 0, is {quantity.value}")
-    for name, quantity in file.rates.items():
-        if quantity.unit != model.rates[name].unit:
-            raise FormatError(f"{where}: rates.{name} is in {quantity.unit!r}, expected {model.rates[name].unit!r}")
-        if quantity.value <= 0:
-            raise FormatError(f"{where}: rates.{name} must be above 0, is {quantity.value}")
+    _check_quantities(where, "datasheet", file.datasheet, DATASHEET | OPTIONAL)
+    _check_quantities(where, "rates", file.rates, {name: quantity.unit for name, quantity in model.rates.items()})
     for path in file.slow_paths:
         if not (0 < path.factor < 1e6 and 0 <= path.cycles < 1e6 and 0 <= path.row_cycles < 1e9):
             raise FormatError(f"{where}: slow_paths {path.name!r}: factor and cycles must be 0 or more and below 1e6")
     for name, entry in file.families.items():
-        for number in NUMBERS:
-            value = getattr(entry, number)
-            if value is not None and not 0 <= value < 1e9:
-                raise FormatError(f"{where}: families.{name}.{number} must be 0 or more, is {value}")
-        for kind, neighbours in (entry.nearby or {}).items():
-            if any(min(one.sizes) < 1 or not abs(one.pull) <= MAX_PULL for one in neighbours):
-                raise FormatError(
-                    f"{where}: families.{name}.nearby.{kind}: sizes must be 1 or more, pulls within {MAX_PULL:g}"
-                )
-        if entry.types or entry.form:
-            raise FormatError(f"{where}: families.{name}: form and types belong to the shared model")
+        _check_family(f"{where}: families.{name}", entry)
     return file
+
+
+def _check_family(where: str, entry: FamilyEntry) -> None:
+    for number in NUMBERS:
+        value = getattr(entry, number)
+        if value is not None and not 0 <= value < 1e9:
+            raise FormatError(f"{where}.{number} must be 0 or more, is {value}")
+    if entry.band is not None and entry.band < 1.0:
+        raise FormatError(f"{where}.band is a factor of 1 or more, is {entry.band}")
+    for kind, neighbours in (entry.nearby or {}).items():
+        if any(min(neighbour.sizes) < 1 or not abs(neighbour.pull) <= MAX_PULL for neighbour in neighbours):
+            raise FormatError(f"{where}.nearby.{kind}: sizes must be 1 or more, pulls within {MAX_PULL:g}")
+    if entry.types or entry.form:
+        raise FormatError(f"{where}: form and types belong to the shared model")
 
 
 def read_device_file(text: bytes, where: str) -> DeviceFile:
@@ -368,19 +367,8 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
     rates = {**model.rates, **(base.rates if base else {}), **file.rates}
     families: dict[str, FamilyCost] = {}
     for name, entry in model.families.items():
-        values: dict[str, Any] = {"name": name, "form": entry.form or "elementwise"}
-        for layer in (entry, base.families.get(name) if base else None, file.families.get(name)):
-            if layer is not None:
-                for field in (*NUMBERS, *OTHER_FIELDS):
-                    value = getattr(layer, field)
-                    if value is not None:
-                        values[field] = value
-        if "nearby" in values:
-            values["nearby"] = {
-                kind: tuple(_neighbour(one, values["form"]) for one in entries)
-                for kind, entries in values["nearby"].items()
-            }
-        families[name] = FamilyCost(**values)
+        layers = (entry, base.families.get(name) if base else None, file.families.get(name))
+        families[name] = _family(name, entry.form or "elementwise", [layer for layer in layers if layer])
     number = {name: quantity.value for name, quantity in datasheet.items()}
     return DeviceProfile(
         name=file.name,
@@ -409,6 +397,20 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         own_slow_paths=(*file.slow_paths, *(base.slow_paths if base else ())),
         datasheet=datasheet,
     )
+
+
+def _family(name: str, form: Form, layers: Sequence[FamilyEntry]) -> FamilyCost:
+    """A family from entries of which each replaces what the ones before say."""
+    values: dict[str, Any] = {"name": name, "form": form}
+    for layer in layers:
+        fields = {field: getattr(layer, field) for field in (*NUMBERS, *OTHER_FIELDS)}
+        values |= {field: value for field, value in fields.items() if value is not None}
+    if "nearby" in values:
+        values["nearby"] = {
+            kind: tuple(_neighbour(neighbour, form) for neighbour in entries)
+            for kind, entries in values["nearby"].items()
+        }
+    return FamilyCost(**values)
 
 
 def _neighbour(entry: NeighbourEntry, form: Form) -> Neighbour:

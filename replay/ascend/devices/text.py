@@ -53,7 +53,8 @@ def _nearby(family: FamilyCost) -> list[str]:
     lines = [f"[families.{family.name}.nearby]"]
     for kind, neighbours in family.nearby.items():
         entries = ", ".join(
-            f"{{ sizes = {list(sizes_at(one[:3], family.form))}, pull = {one[3]:.4f} }}" for one in neighbours
+            f"{{ sizes = {list(sizes_at((rows, columns, depth), family.form))}, pull = {pull:.4f} }}"
+            for rows, columns, depth, pull in neighbours
         )
         lines.append(f"{json.dumps(kind)} = [{entries}]")
     return lines
@@ -68,7 +69,7 @@ def _slow_path(path: SlowPath) -> str:
         elif isinstance(value, str):
             lines.append(f"{name} = {json.dumps(value)}")
         else:
-            shown = ", ".join(json.dumps(one) if isinstance(one, str) else _number(one) for one in value)
+            shown = ", ".join(json.dumps(item) if isinstance(item, str) else _number(item) for item in value)
             lines.append(f"{name} = [{shown}]")
     return "\n".join(lines) + "\n"
 

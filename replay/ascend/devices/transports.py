@@ -34,10 +34,10 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def rate(self, work: Work, soc: str = "") -> Quantity:
         """Bytes a second, of this SoC where there is one, else of all."""
-        own = self.socs.get(soc, {})
+        soc_rates = self.socs.get(soc, {})
         # To one peer alone links are quicker than in a mesh: what an SoC reaches there says nothing of that.
-        other = None if work == "send" else next(iter(own.values()), None)
-        return own.get(work) or other or getattr(self, work) or self.copy
+        other = None if work == "send" else next(iter(soc_rates.values()), None)
+        return soc_rates.get(work) or other or getattr(self, work) or self.copy
 
     def time_us(self, size_bytes: float, work: Work, soc: str = "") -> float:
         """Of one packet."""

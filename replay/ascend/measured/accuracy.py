@@ -104,10 +104,10 @@ def launches(table: KernelTable) -> list[Launch]:
     """
     known = [row.call if row.has_shapes else None for row in table.rows]
     touches = reuse_distances(known) if table.is_sequence else [()] * len(known)
-    kept = codes_kept(row.call for row in table.rows) if table.is_sequence else [False] * len(known)
+    code_cached = codes_kept(row.call for row in table.rows) if table.is_sequence else [False] * len(known)
     return [
         Launch(row=row, touches=touch, loaded=loaded, duration_us=row.duration_us)
-        for row, touch, loaded in zip(table.rows, touches, kept, strict=True)
+        for row, touch, loaded in zip(table.rows, touches, code_cached, strict=True)
         if row.duration_us is not None
     ]
 
@@ -122,20 +122,20 @@ def grouped(measured: Iterable[Launch]) -> list[list[Launch]]:
 
 def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
     """Predict the launches of one unique kernel or op and compare them with what was measured."""
-    made: dict[object, tuple[float, float, bool]] = {}
+    predicted: dict[object, tuple[float, float, bool]] = {}
     predictions = []
-    for one in group:
-        shares = tuple(resident_of(part.touches, device) for part in one.parts)
-        key = shares, one.state, one.loaded
-        if key not in made:
-            made[key] = _together(one, shares, device)
-        predictions.append(made[key])
-    pairs = [(p[0], one.duration_us, one.row.count) for p, one in zip(predictions, group, strict=True)]
+    for launch in group:
+        shares = tuple(resident_of(part.touches, device) for part in launch.parts)
+        key = shares, launch.state, launch.loaded
+        if key not in predicted:
+            predicted[key] = _together(launch, shares, device)
+        predictions.append(predicted[key])
+    pairs = [(p[0], launch.duration_us, launch.row.count) for p, launch in zip(predictions, group, strict=True)]
     middle, band = median(p[0] for p in predictions), predictions[0][1]
     return Compared(
         call=group[0].row.call,
         extrapolated=predictions[0][2],
-        measured_us=median(one.duration_us for one in group),
+        measured_us=median(launch.duration_us for launch in group),
         predicted_us=middle,
         low_us=middle / band,
         high_us=middle * band,
@@ -143,29 +143,29 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
         total_us=sum(m * n for _, m, n in pairs),
         absolute_us=sum(abs(p - m) * n for p, m, n in pairs),
         signed_us=sum((p - m) * n for p, m, n in pairs),
-        held_out=any(one.row.held_out for one in group),
+        held_out=any(launch.row.held_out for launch in group),
     )
 
 
-def _together(one: Launch, shares: Sequence[float | None], device: DeviceProfile) -> tuple[float, float, bool]:
+def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProfile) -> tuple[float, float, bool]:
     """(time, factor of the band, whether extrapolated) of a launch's kernels; their errors are independent."""
     total = square = 0.0
     far = False
-    for part, share in zip(one.parts, shares, strict=True):
-        made = predict_kernel(part.call, device, share, one.state, part.loaded)
-        total += made.time_us * part.call.count
-        if made.time_us > 0:
-            square += (math.log(made.high_us / made.time_us) * made.time_us * part.call.count) ** 2
-        far = far or made.extrapolated
+    for part, share in zip(launch.parts, shares, strict=True):
+        prediction = predict_kernel(part.call, device, share, launch.state, part.loaded)
+        total += prediction.time_us * part.call.count
+        if prediction.time_us > 0:
+            square += (math.log(prediction.high_us / prediction.time_us) * prediction.time_us * part.call.count) ** 2
+        far = far or prediction.extrapolated
     return total, math.exp(math.sqrt(square) / total) if total else 1.0, far
 
 
 def selected(table: KernelTable, *, communication: bool = True, only_held_out: bool = False) -> list[Launch]:
     """The measured rows that figures are made from; all rows count for what is in the cache."""
     return [
-        one
-        for one in launches(table)
-        if (communication or not one.row.communication) and (one.row.held_out or not only_held_out)
+        launch
+        for launch in launches(table)
+        if (communication or not launch.row.communication) and (launch.row.held_out or not only_held_out)
     ]
 
 
@@ -174,7 +174,7 @@ def compare_tables(
 ) -> list[Compared]:
     """All unique measured kernels of tables of one device; a kernel that is in several tables counts once."""
     chosen = [
-        one for table in tables for one in selected(table, communication=communication, only_held_out=only_held_out)
+        row for table in tables for row in selected(table, communication=communication, only_held_out=only_held_out)
     ]
     return [compare_group(group, device) for group in grouped(chosen)]
 
@@ -221,8 +221,8 @@ def _capped(compared: Sequence[Compared]) -> float:
     share = max(MOST_WEIGHT, 1 / len(compared))
     weights = [c.total_us for c in compared]
     for _ in range(20):
-        most = share * sum(weights)
-        weights = [min(w, most) for w in weights]
+        cap = share * sum(weights)
+        weights = [min(w, cap) for w in weights]
     errors = (c.absolute_us / c.total_us * w for c, w in zip(compared, weights, strict=True))
     return sum(errors) / sum(weights)
 
@@ -230,7 +230,7 @@ def _capped(compared: Sequence[Compared]) -> float:
 def errors_by_type(compared: Iterable[Compared]) -> dict[str, Errors]:
     """Errors by kernel type, those with most measured time first."""
     groups: dict[str, list[Compared]] = {}
-    for one in compared:
-        groups.setdefault(one.call.type, []).append(one)
+    for kernel in compared:
+        groups.setdefault(kernel.call.type, []).append(kernel)
     ordered = sorted(groups.items(), key=lambda item: -sum(c.total_us for c in item[1]))
     return {kernel_type: errors_of(group) for kernel_type, group in ordered}

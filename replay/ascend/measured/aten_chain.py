@@ -90,13 +90,13 @@ def _value(name: str, value: int | bool | tuple[int, ...]) -> ReplayArg:
     return ReplayArg(name=name, type=kind, value=value)
 
 
-def _flat(given: object) -> tuple[int, ...]:
-    if isinstance(given, bool) or given is None:
+def _flat(value: object) -> tuple[int, ...]:
+    if isinstance(value, bool) or value is None:
         return ()
-    if isinstance(given, int):
-        return (given,)
-    if isinstance(given, list | tuple):
-        return tuple(x for one in cast("Sequence[object]", given) for x in _flat(one))
+    if isinstance(value, int):
+        return (value,)
+    if isinstance(value, list | tuple):
+        return tuple(x for item in cast("Sequence[object]", value) for x in _flat(item))
     return ()
 
 
@@ -130,9 +130,9 @@ def _product_arguments(name: str, inputs: Sequence[Tensor]) -> list[ReplayArg]:
 
 
 def _arguments(
-    name: str, overload: str, inputs: Sequence[Tensor], last: Tensor | None, given: Sequence[object]
+    name: str, overload: str, inputs: Sequence[Tensor], last: Tensor | None, init_args: Sequence[object]
 ) -> list[ReplayArg]:
-    numbers = _flat(given)
+    numbers = _flat(init_args)
     main = last or inputs[0]
     if name in PRODUCTS:
         pair = [inputs[0], *inputs[1:]] if last is None else [last, inputs[-1]]
@@ -168,12 +168,12 @@ def _arguments(
 
 
 def chain(
-    ops: Sequence[str], inputs: Sequence[Tensor], given: Sequence[object], output: tuple[int, ...] | None
+    ops: Sequence[str], inputs: Sequence[Tensor], init_args: Sequence[object], output: tuple[int, ...] | None
 ) -> tuple[KernelCall, ...]:
     """Kernels of `ops` ("aten.mul.Tensor" or "mul.Tensor") on inputs of these shapes, in order.
 
-    `given` are the module's arguments (a dimension, a window, a normalised shape); `output` is the shape of the result
-    where known. Raises ValueError when there is no input.
+    `init_args` are the module's arguments (a dimension, a window, a normalised shape); `output` is the shape of the
+    result where known. Raises ValueError when there is no input.
     """
     if not inputs:
         raise ValueError("no inputs")
@@ -184,7 +184,7 @@ def chain(
         name, overload = parts[0], parts[1] if len(parts) > 1 else "default"
         if name in ("scalar_tensor", "view", "t", "permute", "unsqueeze", "squeeze", "expand"):
             continue
-        args = _arguments(name, overload, inputs, last, given)
+        args = _arguments(name, overload, inputs, last, init_args)
         main = args[0].tensors[0]
         assert main is not None
         known: tuple[TensorMeta, ...] | None = None
@@ -207,9 +207,9 @@ def chain(
             args=tuple(args),
             outputs=known,
         )
-        made = lower(op).kernels
-        kernels += made
-        result = made[-1].outputs[0] if made and made[-1].outputs else None
+        lowered = lower(op).kernels
+        kernels += lowered
+        result = lowered[-1].outputs[0] if lowered and lowered[-1].outputs else None
         if known is not None:
             last = known[0].shape, known[0].dtype
         elif name in ("mul", "add", "sub", "div", "xlogy") and len(args) == 2:

@@ -123,9 +123,9 @@ def _of_op(name: str, raw: msgspec.Raw, run: str, dropped: Counter[str]) -> list
     if op.startswith("Total Op Info"):
         return []
     try:
-        found = msgspec.json.decode(raw, type=_Op)
-        if found.bandwidth:
-            return _of_bandwidths(op, found.bandwidth, run)
+        parsed = msgspec.json.decode(raw, type=_Op)
+        if parsed.bandwidth:
+            return _of_bandwidths(op, parsed.bandwidth, run)
         pairs = msgspec.json.decode(raw, type=dict[str, _Pair])
     except (msgspec.MsgspecError, RecursionError):
         dropped["unreadable op"] += 1
@@ -145,16 +145,16 @@ def _of_op(name: str, raw: msgspec.Raw, run: str, dropped: Counter[str]) -> list
     ]
 
 
-def _of_bandwidths(op: str, found: dict[str, _Bandwidth], run: str) -> list[Transfer]:
-    made: list[Transfer] = []
-    moved = {name for name, one in found.items() if one.size_mb > 0 and one.time_ms > 0}
+def _of_bandwidths(op: str, bandwidths: dict[str, _Bandwidth], run: str) -> list[Transfer]:
+    transfers: list[Transfer] = []
+    moved = {name for name, bandwidth in bandwidths.items() if bandwidth.size_mb > 0 and bandwidth.time_ms > 0}
     for name in moved:
         if name == "SDMA" and moved & set(PARTS):
             continue  # the sum of the others
-        one = found[name]
-        packets = _packets(one.sizes, one.size_mb)
-        made.append(Transfer(op=op, transport=name, packets=packets, transit_us=one.time_ms * 1e3, run=run))
-    return sorted(made, key=lambda transfer: transfer.transport)
+        bandwidth = bandwidths[name]
+        packets = _packets(bandwidth.sizes, bandwidth.size_mb)
+        transfers.append(Transfer(op=op, transport=name, packets=packets, transit_us=bandwidth.time_ms * 1e3, run=run))
+    return sorted(transfers, key=lambda transfer: transfer.transport)
 
 
 def _packets(sizes: dict[str, list[float]], total_mb: float) -> tuple[tuple[float, int], ...]:

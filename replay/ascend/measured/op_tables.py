@@ -155,12 +155,12 @@ def _aten_problem(row: Row) -> OpCase:
     ops = row["aten_ops"].split()
     if not ops or len(ops) > MAX_OPS:
         raise _Skip("no aten ops")
-    given = _listed(row.get("init_args") or "[]")
+    init_args = _listed(row.get("init_args") or "[]")
     out = row.get("output_shape")
     kernels = chain(
         ops,
         _inputs(row["input_shapes"], row.get("input_dtypes")),
-        given if isinstance(given, list) else [],
+        init_args if isinstance(init_args, list) else [],
         _sizes(out) if out else None,
     )
     label = re.sub(r"^\d+_|_$", "", row.get("problem") or ops[0])
@@ -184,9 +184,9 @@ def _named_problem(row: Row) -> OpCase:
 def _case(label: str, kernels: tuple[KernelCall, ...], time: str | None, row: Row) -> OpCase:
     if not kernels:
         raise _Skip("no kernels")
-    held = (row.get("HeldOut") or row.get("held_out") or "").strip().lower() in ("1", "1.0", "true", "yes")
+    held_out = (row.get("HeldOut") or row.get("held_out") or "").strip().lower() in ("1", "1.0", "true", "yes")
     soc = (row.get("soc") or "").strip().lower()
-    return OpCase(label=label, kernels=kernels, duration_us=_number(time), held_out=held, soc=soc)
+    return OpCase(label=label, kernels=kernels, duration_us=_number(time), held_out=held_out, soc=soc)
 
 
 def _spec(sizes: tuple[int, ...], dtype: str, layout: str = "ND") -> TensorSpec:
@@ -254,7 +254,7 @@ def _served(row: Row) -> OpCase:
         return _case(kind, (call,), row["duration_us"], row)
     if not re.fullmatch(r"[\d,; ]+", shapes):
         raise _Skip("shapes are not recorded")
-    layouts = [one or "ND" for one in (row.get("input_formats") or "ND").split(";")]
+    layouts = [layout or "ND" for layout in (row.get("input_formats") or "ND").split(";")]
     inputs = tuple(
         _spec(sizes, kind_, layouts[min(i, len(layouts) - 1)])
         for i, (sizes, kind_) in enumerate(_inputs(shapes, ";".join(dtypes)))
@@ -327,10 +327,10 @@ def read_op_table(path: str | Path) -> OpTable:
     than MAX_ROWS rows.
     """
     header = set(header_of(path))
-    found = next((kind for kind in KINDS if kind[1] <= header), None)
-    if found is None:
+    kind = next((kind for kind in KINDS if kind[1] <= header), None)
+    if kind is None:
         raise Malformed(f"{path}: no op-level table", hint="Columns as in docs/ascend-model.md, 'Tables of ops'.")
-    name, _, read, state = found
+    name, _, read, state = kind
     dropped: Counter[str] = Counter()
     cases: list[OpCase] = []
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:

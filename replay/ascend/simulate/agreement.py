@@ -62,8 +62,8 @@ def compare_kernels(op: ReplayOp) -> KernelAgreement | None:
 
 def compare_all(ops: Iterable[ReplayOp]) -> tuple[KernelAgreement, ...]:
     """All ops that can be compared, those with most recorded time first."""
-    made = [found for op in ops if (found := compare_kernels(op)) is not None]
-    return tuple(sorted(made, key=lambda one: -one.recorded_us))
+    agreements = [agreement for op in ops if (agreement := compare_kernels(op)) is not None]
+    return tuple(sorted(agreements, key=lambda agreement: -agreement.recorded_us))
 
 
 def _verdict(recorded: dict[str, float], lowered: dict[str, int]) -> Verdict:

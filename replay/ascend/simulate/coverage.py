@@ -41,15 +41,15 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
     """Of (share of the recorded time, prediction or None) of each op."""
     users = rules = invented = by_bytes = 0.0
     ops = 0
-    for share, one in shares:
-        if one is None:
+    for share, simulated in shares:
+        if simulated is None:
             continue
         ops += 1
-        if one.by == "bytes":
+        if simulated.by == "bytes":
             by_bytes += share
-        elif one.by == "invented sizes":
+        elif simulated.by == "invented sizes":
             invented += share
-        elif one.by == "rule" or one.by is None:
+        elif simulated.by == "rule" or simulated.by is None:
             rules += share
         else:
             users += share
@@ -69,10 +69,10 @@ def clock_of(plan: ReplayPlan) -> str:
     return "device time" if plan.device_us_total > 0 else "host time" if plan.host_us_total > 0 else "ops"
 
 
-def coverage_of(plan: ReplayPlan, made: Sequence[tuple[str, Simulated]]) -> Coverage:
+def coverage_of(plan: ReplayPlan, predictions: Sequence[tuple[str, Simulated]]) -> Coverage:
     """Coverage of a plan by predictions given as (op id, prediction)."""
     shares = recorded_shares(plan)
-    return coverage((shares.get(id_, 0.0), one) for id_, one in made)
+    return coverage((shares.get(id_, 0.0), simulated) for id_, simulated in predictions)
 
 
 def _device_us(op: ReplayOp) -> float:

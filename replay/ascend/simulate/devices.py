@@ -85,10 +85,10 @@ def simulate_on(
     `contents` says what the values of its arguments amount to. Where a user's function fails there is none either, or
     one of opreplay's own, and `failed` is told why. Raises CustomOpError and InternalError without it.
     """
-    made: dict[str, Simulated] = {}
+    predictions: dict[str, Simulated] = {}
     for name, device in devices.items():
         try:
-            one = simulate_op(op, device, None if contents is None else contents(op), l2)
+            simulated = simulate_op(op, device, None if contents is None else contents(op), l2)
         except (CustomOpError, InternalError) as error:
             if failed is None:
                 raise
@@ -96,11 +96,11 @@ def simulate_on(
                 failed.faults.setdefault(op.id, error)
             failed.setdefault(op.id, []).append(f"no prediction for {name}: {error}")
         else:
-            if is_predicted(op, one):
-                made[name] = one
-            elif one.by == "nothing" and one.source and failed is not None:
-                failed.setdefault(op.id, []).append(f"not predicted for {name}: {one.source}")
-    return made
+            if is_predicted(op, simulated):
+                predictions[name] = simulated
+            elif simulated.by == "nothing" and simulated.source and failed is not None:
+                failed.setdefault(op.id, []).append(f"not predicted for {name}: {simulated.source}")
+    return predictions
 
 
 def simulate_plan(
@@ -111,16 +111,18 @@ def simulate_plan(
 ) -> list[Step]:
     """All ops of a plan on each device, in the order given; what lies in L2 follows from its sequence, or is `l2`."""
     if plan.sequence is None or l2 == "warm":
-        return [simulate_step(plan.ops, one, contents, None, l2) for one in devices]
+        return [simulate_step(plan.ops, device, contents, None, l2) for device in devices]
     kernels = step_kernels(plan.ops, plan.sequence, contents)
-    held = held_in_caches(kernels, devices) if l2 == "sequence" else [None] * len(devices)
-    steps = [simulate_step(plan.ops, one, contents, known, l2) for one, known in zip(devices, held, strict=True)]
-    return [_streamed(step, device, kernels) for step, device in zip(steps, devices, strict=True)]
+    caches = held_in_caches(kernels, devices) if l2 == "sequence" else [None] * len(devices)
+    return [
+        _streamed(simulate_step(plan.ops, device, contents, cached, l2), device, kernels)
+        for device, cached in zip(devices, caches, strict=True)
+    ]
 
 
 def _streamed(step: Step, device: DeviceProfile, kernels: StepKernels) -> Step:
     """The step with how long one pass of it is predicted to take, and what it streams at least in that time."""
-    times = {one.id: one.simulated.time_us for one in step.ops}
+    times = {op.id: op.simulated.time_us for op in step.ops}
     return msgspec.structs.replace(
         step,
         pass_us=sum(times.get(kernels.ops[index].id, 0.0) for index in kernels.calls),

@@ -78,23 +78,18 @@ def _combine(
     parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering, l2: L2State, device: DeviceProfile
 ) -> Simulated:
     terms: dict[str, float] = {}
-    total = above = below = 0.0
-    confidence: Confidence = "calibrated"
-    for call, one in parts:
-        total += one.time_us * call.count
-        # Kernels of one op err independently, so their deviations add in quadrature.
-        if one.time_us and one.low_us:
-            above += (math.log(max(1.0, one.high_us / one.time_us)) * one.time_us * call.count) ** 2
-            below += (math.log(max(1.0, one.time_us / one.low_us)) * one.time_us * call.count) ** 2
-        moves = "vector" in one.terms_us and only_moves(family_of(call, device))
-        for name, us in one.terms_us.items():
+    for call, cost in parts:
+        moves = "vector" in cost.terms_us and only_moves(family_of(call, device))
+        for name, us in cost.terms_us.items():
             name = MOVING if moves and name == "vector" else name
             terms[name] = terms.get(name, 0.0) + us * call.count
-        if _RANK[one.confidence] > _RANK[confidence] and one.time_us > 0:
-            confidence = one.confidence
-    most, least = (math.exp(math.sqrt(part) / total) if total > 0 else 1.0 for part in (above, below))
-    if lowering.assumed and total > 0:
-        most, least = max(most, LEAST_ASSUMED), max(least, LEAST_ASSUMED)
+    total = sum((cost.time_us * call.count for call, cost in parts), 0.0)
+    sure = [(cost, cost.time_us * call.count) for call, cost in parts if cost.time_us and cost.low_us]
+    floor = LEAST_ASSUMED if lowering.assumed and total > 0 else 1.0
+    up_factor = max(floor, _deviation([(cost.high_us / cost.time_us, us) for cost, us in sure], total))
+    down_factor = max(floor, _deviation([(cost.time_us / cost.low_us, us) for cost, us in sure], total))
+    confidences: list[Confidence] = ["calibrated", *(cost.confidence for _, cost in parts if cost.time_us > 0)]
+    confidence = max(confidences, key=_RANK.__getitem__)
     by_bound: dict[str, float] = {}
     for name, us in terms.items():
         by_bound[BOUNDS[name]] = by_bound.get(BOUNDS[name], 0.0) + us
@@ -104,14 +99,21 @@ def _combine(
         terms_us=terms,
         kernels=tuple(call.type for call, _ in parts),
         l2=l2,
-        extrapolated=any(one.extrapolated and one.time_us > EXTRAPOLATED_SHARE * total for _, one in parts),
-        algorithm=next((one.algorithm for _, one in parts if one.algorithm), ""),
+        extrapolated=any(cost.extrapolated and cost.time_us > EXTRAPOLATED_SHARE * total for _, cost in parts),
+        algorithm=next((cost.algorithm for _, cost in parts if cost.algorithm), ""),
         confidence=confidence if lowering.known and not lowering.assumed else "uncalibrated",
-        low_us=total / least,
-        high_us=total * most,
+        low_us=total / down_factor,
+        high_us=total * up_factor,
         by=_by(lowering),
         source=lowering.source or lowering.unbounded,
     )
+
+
+def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
+    """Factor of a sum of times whose terms are off by (factor, microseconds): kernels of one op err independently, so
+    their deviations add in quadrature."""
+    squares = sum((math.log(max(1.0, ratio)) * us) ** 2 for ratio, us in ratios)
+    return math.exp(math.sqrt(squares) / total_us) if total_us > 0 else 1.0
 
 
 def _by(lowering: Lowering) -> By:
@@ -126,7 +128,7 @@ def _by(lowering: Lowering) -> By:
 
 def _bound(by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPrediction]], total: float) -> str:
     """What most of the time goes to; "slow path" where kernels that take one have most of it."""
-    slow = sum(one.time_us * call.count for call, one in parts if one.slow_path)
+    slow = sum(cost.time_us * call.count for call, cost in parts if cost.slow_path)
     if slow > 0.5 * total:
         return "slow path"
     return max(by_bound, key=by_bound.__getitem__) if by_bound else "none"
@@ -162,27 +164,27 @@ def simulate_by_family(
     device: DeviceProfile,
     predict: Predictor | None = None,
     contents: Contents | None = None,
-    held: Sequence[Held] = (),
+    cached: Sequence[Held] = (),
     l2: L2State = "sequence",
 ) -> tuple[Simulated, dict[str, float]]:
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
-    `predict` remembers kernels that several ops have in common; `held` says what the caches hold of each kernel, where
-    that is known. Raises CustomOpError for what a user's function does, InternalError for a fault of ours.
+    `predict` remembers kernels that several ops have in common; `cached` says what the caches hold of each kernel,
+    where that is known. Raises CustomOpError for what a user's function does, InternalError for a fault of ours.
     """
     own_us = estimate(op, device)
     if own_us is not None:
-        made = _by_user({"custom": own_us[0]}, device, "user estimator", own_us[1])
-        return msgspec.structs.replace(made, l2=l2), {"custom": own_us[0]}
+        simulated = _by_user({"custom": own_us[0]}, device, "user estimator", own_us[1])
+        return msgspec.structs.replace(simulated, l2=l2), {"custom": own_us[0]}
     terms = property_terms(op, device, state_of(l2))
     if terms is not None:
-        made = msgspec.structs.replace(_by_user(terms[0], device, "user properties", terms[1]), l2=l2)
-        return made, {"custom": sum(terms[0].values())}
+        simulated = msgspec.structs.replace(_by_user(terms[0], device, "user properties", terms[1]), l2=l2)
+        return simulated, {"custom": sum(terms[0].values())}
     program = program_cost(op, device, state_of(l2))
     if program is not None:
-        made = _by_user(program.terms_us, device, "tile program", program.source)
-        made = msgspec.structs.replace(
-            made,
+        simulated = _by_user(program.terms_us, device, "tile program", program.source)
+        simulated = msgspec.structs.replace(
+            simulated,
             time_us=program.time_us,
             low_us=program.low_us,
             high_us=program.high_us,
@@ -191,9 +193,9 @@ def simulate_by_family(
             extrapolated=program.extrapolated,
             l2=l2,
         )
-        return made, {"custom": program.time_us}
+        return simulated, {"custom": program.time_us}
     try:
-        return _by_kernels(op, device, predict or Predictor(device), contents, held, l2)
+        return _by_kernels(op, device, predict or Predictor(device), contents, cached, l2)
     except OpReplayError:
         raise
     except Exception as error:
@@ -205,7 +207,7 @@ def _by_kernels(
     device: DeviceProfile,
     predict: Predictor,
     contents: Contents | None,
-    held: Sequence[Held],
+    cached: Sequence[Held],
     l2: L2State,
 ) -> tuple[Simulated, dict[str, float]]:
     """The same of the kernels that the op is lowered to."""
@@ -214,23 +216,24 @@ def _by_kernels(
     lowering = lower(op, contents)
     if any(_is_absurd_kernel(call) for call in lowering.kernels):
         return _NOTHING, {}
-    held = held if len(held) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
+    cached = cached if len(cached) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
     state = state_of(l2)
     if state != "network":
-        held = [Held(resident_of(touches, device)) for touches in touches_in(lowering.kernels, state)]
+        cached = [Held(resident_of(touches, device)) for touches in touches_in(lowering.kernels, state)]
     parts = [
-        (call, predict(call, one.resident, state, one.loaded)) for call, one in zip(lowering.kernels, held, strict=True)
+        (call, predict(call, cache.resident, state, cache.loaded))
+        for call, cache in zip(lowering.kernels, cached, strict=True)
     ]
     families: dict[str, float] = {}
-    for call, one in parts:
+    for call, cost in parts:
         name = family_of(call, device).name
-        families[name] = families.get(name, 0.0) + one.time_us * call.count
-    made = _combine(parts, lowering, l2, device)
+        families[name] = families.get(name, 0.0) + cost.time_us * call.count
+    simulated = _combine(parts, lowering, l2, device)
     if lowering.source:
-        made = msgspec.structs.replace(made, taken_for=_taken_for(lowering, device))
-    if op.refuted and made.by in ("rule", "invented sizes", "bytes"):
+        simulated = msgspec.structs.replace(simulated, taken_for=_taken_for(lowering, device))
+    if op.refuted and simulated.by in ("rule", "invented sizes", "bytes"):
         return msgspec.structs.replace(_NOTHING, source=op.assumptions[-1].what), {}
-    return _marked(made, missing_path(op, lowering, device)), families
+    return _marked(simulated, missing_path(op, lowering, device)), families
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
@@ -252,8 +255,8 @@ _NOTHING = Simulated(
 
 def _is_absurd_kernel(call: KernelCall) -> bool:
     """Whether a kernel works on more elements than any memory holds: its op's arguments go together to no call."""
-    specs = [one for one in (*call.inputs, *call.outputs) if one is not None]
-    return any(math.prod(one.shape) > MOST_ELEMENTS for one in specs)
+    specs = [spec for spec in (*call.inputs, *call.outputs) if spec is not None]
+    return any(math.prod(spec.shape) > MOST_ELEMENTS for spec in specs)
 
 
 CUBE_FORMS = frozenset({"matmul", "conv", "attention"})
@@ -273,7 +276,7 @@ def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str
     operands = [spec.dtype for call in products for spec in call.inputs[:1] if spec is not None]
     wide = [dtype for dtype in operands if dtype not in known and dtype not in _PACKED]
     # Lowered to the integers of their size, so that the call itself tells.
-    narrow = [one.dtype for one in tensors_of(op) if one.dtype.startswith(_NARROW_FLOATS) and one.dtype not in known]
+    narrow = [t.dtype for t in tensors_of(op) if t.dtype.startswith(_NARROW_FLOATS) and t.dtype not in known]
     return next(iter([*wide, *narrow]), "")
 
 
@@ -281,18 +284,18 @@ _PACKED = frozenset({"int4", "uint8", "int32"})
 """Of weights and indices that a kernel lists first, unpacked to what the cube takes; not of products by themselves."""
 
 
-def _marked(made: Simulated, dtype: str) -> Simulated:
+def _marked(simulated: Simulated, dtype: str) -> Simulated:
     """A prediction for a product that the device has no path for: far from anything measured."""
-    if not dtype or made.time_us <= 0:
-        return made
-    factor = max(made.high_us / made.time_us, LEAST_ASSUMED)
+    if not dtype or simulated.time_us <= 0:
+        return simulated
+    factor = max(simulated.high_us / simulated.time_us, LEAST_ASSUMED)
     return msgspec.structs.replace(
-        made,
+        simulated,
         no_path=dtype,
         confidence="uncalibrated",
         extrapolated=True,
-        low_us=made.time_us / factor,
-        high_us=made.time_us * factor,
+        low_us=simulated.time_us / factor,
+        high_us=simulated.time_us * factor,
     )
 
 
@@ -323,18 +326,18 @@ def explain_op(
     op: ReplayOp, device: DeviceProfile, contents: Contents | None = None, l2: L2State = "sequence"
 ) -> Explanation:
     """The kernels that `op` becomes on `device`, each with its tensors, terms, bound, confidence and band."""
-    own = simulate_op(op, device, contents, l2)
+    simulated = simulate_op(op, device, contents, l2)
     lowering = lower(op, contents)
     state = state_of(l2)
     parts = [
         (call, predict_kernel(call, device, resident_of(touches, device), state))
         for call, touches in zip(lowering.kernels, touches_in(lowering.kernels, state), strict=True)
     ]
-    if own.taken_for:
-        note = f"kernels named by a rule of yours, {own.source}: {own.taken_for}"
+    if simulated.taken_for:
+        note = f"kernels named by a rule of yours, {simulated.source}: {simulated.taken_for}"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
-    if own.by in ("user estimator", "user properties", "tile program"):
-        note = f"time from {own.by.removeprefix('user ')} of yours, {own.source}, not from these kernels"
+    if simulated.by in ("user estimator", "user properties", "tile program"):
+        note = f"time from {simulated.by.removeprefix('user ')} of yours, {simulated.source}, not from these kernels"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     kernels: list[KernelExplanation] = []
     for call, prediction in parts:
@@ -355,7 +358,7 @@ def explain_op(
         op=op.name,
         device=device.name,
         device_version=device.version,
-        simulated=own,
+        simulated=simulated,
         kernels=tuple(kernels),
         notes=lowering.notes,
     )

@@ -85,16 +85,16 @@ def inversions(steps: Sequence[Step]) -> list[Inversion]:
     That comes of calibration: launches and kernels that were measured on one and taken over, or not there, for the
     other.
     """
-    found: list[Inversion] = []
+    inverted: list[Inversion] = []
     for small, large in itertools.permutations(steps, 2):
         if small.peaks == large.peaks or not all(a <= b for a, b in zip(small.peaks, large.peaks, strict=True)):
             continue
-        others = {one.id: one.simulated.time_us for one in large.ops}
-        pairs = [(one.simulated.time_us, others[one.id]) for one in small.ops if others.get(one.id)]
+        others = {op.id: op.simulated.time_us for op in large.ops}
+        pairs = [(op.simulated.time_us, others[op.id]) for op in small.ops if others.get(op.id)]
         faster = sum(a * (1 + NOTABLE) < b for a, b in pairs)
         if faster:
-            found.append(Inversion(small.device, large.device, faster, len(pairs)))
-    return found
+            inverted.append(Inversion(small.device, large.device, faster, len(pairs)))
+    return inverted
 
 
 NOTABLE = 0.03
@@ -105,22 +105,22 @@ def simulate_step(
     ops: Iterable[ReplayOp],
     device: DeviceProfile,
     contents: Callable[[ReplayOp], Contents | None] | None = None,
-    held: Mapping[str, Sequence[Held]] | None = None,
+    cached: Mapping[str, Sequence[Held]] | None = None,
     l2: L2State = "sequence",
 ) -> Step:
     """Simulate every op that can be; labels and ops without arguments are left out, as they are not for free.
 
-    `contents` says what the values of an op's arguments amount to, where that matters to its time; `held` what the
+    `contents` says what the values of an op's arguments amount to, where that matters to its time; `cached` what the
     caches hold of each op's kernels, by op id (see `step_residency`); `l2` what holds for every op instead.
 
     Kernels of one family err alike and their errors add; errors of different families are independent.
     """
-    made: list[OpStep] = []
+    parts: list[OpStep] = []
     failed: dict[str, str] = {}
     weights: dict[str, tuple[float, float]] = {}
     predict = Predictor(device)
     for op in ops:
-        of_kernels = held.get(op.id, ()) if held is not None else ()
+        of_kernels = cached.get(op.id, ()) if cached is not None else ()
         amounts = contents(op) if contents is not None else None
         try:
             simulated, families = simulate_by_family(op, device, predict, amounts, of_kernels, l2)
@@ -130,17 +130,17 @@ def simulate_step(
         if simulated.by == "nothing" and simulated.source:
             failed[op.id] = f"not predicted: {simulated.source}"
         elif is_predicted(op, simulated):
-            made.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
+            parts.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
             weights[op.id] = op.recorded.device_us_total, op.recorded.host_us_total
-    total = sum(one.simulated.time_us * one.count for one in made)
+    total = sum(part.simulated.time_us * part.count for part in parts)
     by_bound: dict[str, float] = {}
     by_family: dict[str, float] = {}
-    for one in made:
-        for name, us in one.simulated.terms_us.items():
+    for part in parts:
+        for name, us in part.simulated.terms_us.items():
             bound = BOUNDS.get(name, name)
-            by_bound[bound] = by_bound.get(bound, 0.0) + us * one.count
-        for name, us in one.families_us.items():
-            by_family[name] = by_family.get(name, 0.0) + us * one.count
+            by_bound[bound] = by_bound.get(bound, 0.0) + us * part.count
+        for name, us in part.families_us.items():
+            by_family[name] = by_family.get(name, 0.0) + us * part.count
     below, above_us = _deviations(by_family, device)
     return Step(
         device=device.name,
@@ -150,8 +150,8 @@ def simulate_step(
         high_us=total + above_us,
         by_bound=_largest_first(by_bound),
         by_family=_largest_first(by_family),
-        uncalibrated_share=_uncalibrated(made, weights),
-        ops=tuple(made),
+        uncalibrated_share=_uncalibrated(parts, weights),
+        ops=tuple(parts),
         l2=l2,
         failed=failed,
         hbm_bytes=device.hbm_bytes,
@@ -169,10 +169,10 @@ def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, flo
     whichever is more. One that is far too short hides in the predicted time, one far too long in the recorded."""
     if not ops:
         return 1.0
-    predicted = {one.id: one.simulated.time_us * one.count for one in ops}
+    predicted = {op.id: op.simulated.time_us * op.count for op in ops}
     clocks = [{id_: times[clock] for id_, times in recorded.items()} for clock in (0, 1)]
     weights = [predicted, *(clock for clock in clocks if sum(clock.values()) > 0)][:2]
-    doubtful = [one.id for one in ops if one.simulated.confidence == "uncalibrated"]
+    doubtful = [op.id for op in ops if op.simulated.confidence == "uncalibrated"]
     shares = [sum(weight[id_] for id_ in doubtful) / total for weight in weights if (total := sum(weight.values()))]
     return max(shares, default=0.0)
 
@@ -185,12 +185,12 @@ def _deviations(by_family: dict[str, float], device: DeviceProfile) -> tuple[flo
     rates = device.rates
     families = {name: device.families[name if name in device.families else "Unknown"] for name in by_family}
     widths = {
-        name: math.log(one.band) * (rates.band_far if one.samples else rates.band_apart)
-        for name, one in families.items()
+        name: math.log(family.band) * (rates.band_far if family.samples else rates.band_apart)
+        for name, family in families.items()
     }
-    most = {**{name: math.exp(width) for name, width in widths.items()}, UNKNOWN: MOST_BY_BYTES}
+    upper_factors = {**{name: math.exp(width) for name, width in widths.items()}, UNKNOWN: MOST_BY_BYTES}
     below = math.hypot(*(widths[name] * us for name, us in by_family.items()))
-    return below, math.hypot(*((most[name] - 1.0) * us for name, us in by_family.items()))
+    return below, math.hypot(*((upper_factors[name] - 1.0) * us for name, us in by_family.items()))
 
 
 def _largest_first(times: dict[str, float]) -> dict[str, float]:
@@ -204,8 +204,8 @@ def losing(step: Step, ops: Sequence[ReplayOp], number: int) -> list[tuple[Repla
     """
     known = {op.id: op for op in ops}
     lost = [
-        (known[one.id], one, one.simulated.time_us * one.count - known[one.id].recorded.device_us_total)
-        for one in step.ops
-        if known[one.id].recorded.device_us_total > 0
+        (known[part.id], part, part.simulated.time_us * part.count - known[part.id].recorded.device_us_total)
+        for part in step.ops
+        if known[part.id].recorded.device_us_total > 0
     ]
-    return sorted((one for one in lost if one[2] > 0), key=lambda item: -item[2])[:number]
+    return sorted((part for part in lost if part[2] > 0), key=lambda item: -item[2])[:number]

@@ -7,6 +7,7 @@ which result an argument is. A step is taken to follow itself: a parameter was l
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from math import prod
 
@@ -29,6 +30,8 @@ HeldByOp = dict[str, tuple[Held, ...]]
 READS_ALL = MOVES_ALL | {"matmul", "conv"}
 """Forms of kernels that read every byte of what they name."""
 
+_Place = tuple[int, int]
+"""(op, kernel of it)."""
 _Tensor = tuple[int, str, Hashable]
 """(elements, dtype, which tensor it is)."""
 
@@ -57,28 +60,29 @@ def step_kernels(
 
 def held_in_caches(step: StepKernels, devices: Sequence[DeviceProfile]) -> list[HeldByOp]:
     """For each device, what its caches hold of each op of the step."""
-    kernels = step.kernels
-    sums = [[[0.0] * len(made) for made in kernels] for _ in devices]
-    known = [[0] * len(made) for made in kernels]
-    ran = [[0] * len(made) for made in kernels]
-    loaded = [[0] * len(made) for made in kernels]
-    for index, number, touches, kept in _walk(step):
-        ran[index][number] += 1
-        loaded[index][number] += kept
-        if not any(size for size, _ in touches):
-            continue
-        known[index][number] += 1
-        for at, device in enumerate(devices):
-            sums[at][index][number] += resident_of(touches, device) or 0.0
+    launches, loaded, known = Counter[_Place](), Counter[_Place](), Counter[_Place]()
+    resident = [defaultdict[_Place, float](float) for _ in devices]
+    for index, number, touches, code_cached in _walk(step):
+        place = index, number
+        launches[place] += 1
+        loaded[place] += code_cached
+        if any(size for size, _ in touches):
+            known[place] += 1
+            for device, sums in zip(devices, resident, strict=True):
+                sums[place] += resident_of(touches, device) or 0.0
+
+    def share(total: float, count: int) -> float | None:
+        return total / count if count else None
+
     return [
         {
             op.id: tuple(
-                Held(total / n if n else None, kept / runs if runs else 0.0)
-                for total, n, kept, runs in zip(of_device[i], known[i], loaded[i], ran[i], strict=True)
+                Held(share(sums[i, k], known[i, k]), share(loaded[i, k], launches[i, k]) or 0.0)
+                for k in range(len(step.kernels[i]))
             )
             for i, op in enumerate(step.ops)
         }
-        for of_device in sums
+        for sums in resident
     ]
 
 
@@ -97,7 +101,7 @@ def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container
     origin: dict[Value, Source] = {}
     """Of views: the tensor from outside that they are of."""
     for place, (index, sources) in enumerate(zip(step.calls, step.linked.sources, strict=True)):
-        of = [origin.get(one.value, one) if one.value is not None else one for one in sources]
+        of = [origin.get(source.value, source) if source.value is not None else source for source in sources]
         if not step.kernels[index] and of:
             origin.update((Value(place, output), of[0]) for output in range(len(results_of(step.ops[index]))))
         arguments = tensors_of(step.ops[index]) if reads[index] else []
@@ -127,10 +131,10 @@ def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool
     same: dict[Hashable, Hashable] = {}
     for counted in (False, True):
         for place, index in enumerate(calls):
-            found = [_identity(source, same) for source in linked.sources[place]]
+            identities = [_identity(source, same) for source in linked.sources[place]]
             inputs: list[_Tensor] = [
-                (prod(meta.shape), meta.dtype, one)
-                for meta, one in zip(arguments[index], found, strict=True)
+                (prod(meta.shape), meta.dtype, identity)
+                for meta, identity in zip(arguments[index], identities, strict=True)
                 if meta is not None
             ]
             results: list[_Tensor] = [
@@ -140,12 +144,12 @@ def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool
             ]
             if not kernels[index] and inputs:
                 # A view: its result lies in the memory of its first argument.
-                same.update((one, inputs[0][2]) for _, _, one in results)
+                same.update((identity, inputs[0][2]) for _, _, identity in results)
             for number, call in enumerate(kernels[index]):
                 touches = stream.touch(call, _matched(call.inputs, inputs), _matched(call.outputs, results))
-                kept = codes.launch(call)
+                code_cached = codes.launch(call)
                 if counted:
-                    yield index, number, touches, kept
+                    yield index, number, touches, code_cached
 
 
 def _identity(source: Source, same: dict[Hashable, Hashable]) -> Hashable:
@@ -157,12 +161,12 @@ def _identity(source: Source, same: dict[Hashable, Hashable]) -> Hashable:
 
 def _matched(specs: Sequence[TensorSpec | None], tensors: Sequence[_Tensor]) -> list[Hashable]:
     """Which of an op's tensors each of a kernel's is: the first of as many elements and the same dtype, each once."""
-    left = list(tensors)
+    unmatched = list(tensors)
     out: list[Hashable] = []
     for spec in specs:
         at = -1
         if spec is not None:
             n = prod(spec.shape)
-            at = next((i for i, (size, dtype, _) in enumerate(left) if size == n and dtype == spec.dtype), -1)
-        out.append(left.pop(at)[2] if at >= 0 else None)
+            at = next((i for i, (size, dtype, _) in enumerate(unmatched) if size == n and dtype == spec.dtype), -1)
+        out.append(unmatched.pop(at)[2] if at >= 0 else None)
     return out

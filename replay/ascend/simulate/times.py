@@ -22,9 +22,9 @@ def simulated_times(read: Trace | ReplayPlan, soc: str, select: str = "owner") -
     devices = load_socs((soc,))
     plan = plan_of(read, Selection(select=select), device="cpu", in_order=True)
     (step,) = simulate_plan(plan, list(devices.values()), expected_contents())
-    found = {one.id: one.simulated for one in step.ops}
+    times = {op.id: op.simulated for op in step.ops}
     ops = tuple(
-        with_prediction(OpTime(id=op.id, name=op.name, inputs=describe_inputs(op), count=op.count), found.get(op.id))
+        with_prediction(OpTime(id=op.id, name=op.name, inputs=describe_inputs(op), count=op.count), times.get(op.id))
         for op in plan.ops
     )
     return Times(what="simulated", on=step.device, source=plan.source, ops=ops)

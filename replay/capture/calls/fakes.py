@@ -12,12 +12,47 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from opreplay.replay.capture.calls.arguments import is_dense
 
 _LIFTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
 """How a tensor of Python's numbers comes to be; fake tensors remember its value only if they see it made."""
+
+
+_MOST_CONSTANT = 1024
+"""Elements of a range whose values are kept while a model is made: probabilities of layers are read from such."""
+
+
+class _WhereTorchRefuses(TorchDispatchMode):
+    """Calls that torch's fake tensors refuse though the step runs: products of groups in float32, and what constructors
+    ask of values."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        super().__init__()
+        self._fakes = fakes
+        self.constructing = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype not in (torch.bfloat16, None):
+            # torch 2.13 checks bfloat16, which its kernels do not need; sizes and strides are the same.
+            return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).to(args[0].dtype)
+        if self.constructing:
+            if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+                if getattr(args[0], "constant", None) is None:
+                    return False  # rejection sampling asks whether a draw is left: not of one that holds nothing
+            elif func in _RANGES:
+                return self._fakes.constant(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+_RANGES = (
+    torch.ops.aten.linspace.default,
+    torch.ops.aten.arange.default,
+    torch.ops.aten.arange.start,
+    torch.ops.aten.arange.start_step,
+)
 
 
 class Fakes:
@@ -29,6 +64,29 @@ class Fakes:
         self._kept: list[torch.Tensor] = []
         """Real tensors, alive as long as others would be taken for them."""
         self._made: dict[int, torch.Tensor] = {}
+        self._refused = _WhereTorchRefuses(self)
+
+    @contextmanager
+    def constructing(self) -> Generator[None, None, None]:
+        """While a model is made: its weights hold nothing, and what initialises them asks nothing of them."""
+        self._refused.constructing = True
+        try:
+            yield
+        finally:
+            self._refused.constructing = False
+
+    def constant(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """A short range as a fake tensor that knows its values; a long one knows none."""
+        with _disable_current_modes():
+            real = func(*args, **{**kwargs, "device": torch.device("cpu")})
+        if real.numel() > _MOST_CONSTANT:
+            return func(*args, **kwargs)
+        return self._known(self.mode.from_tensor(real, static_shapes=True), real)
+
+    def _known(self, fake: Any, real: torch.Tensor) -> torch.Tensor:
+        fake.constant = real
+        self.mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+        return fake
 
     @contextmanager
     def entered(self) -> Generator[None, None, None]:
@@ -44,7 +102,7 @@ class Fakes:
 
         utils.swap_tensors = swap_tensors
         try:
-            with self.mode, warnings.catch_warnings():
+            with self.mode, self._refused, warnings.catch_warnings():
                 # Copying a fake module asks for addresses, by which torch tells copies apart; nothing reads there.
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
                 yield
@@ -69,9 +127,7 @@ class Fakes:
                 found = self._made[id(tensor)] = self.mode.from_tensor(plain, static_shapes=True)
             self._kept.append(tensor)
             if constant is not None:
-                # An optimizer asks for the number of its step.
-                found.constant = constant  # type: ignore[attr-defined]
-                self.mode.fake_tensor_converter.add_constant_storage_mapping(found)  # type: ignore[arg-type]
+                self._known(found, constant)  # an optimizer asks for the number of its step
         return found
 
 

@@ -67,7 +67,9 @@ class Whereabouts:
         """Give names to a model's modules, parameters and buffers."""
         if id(root) in self._of_module:
             return
-        prefix = "" if not self._roots else f"{type(root).__name__}:"
+        alike = sum(type(known) is type(root) for known in self._roots[1:])
+        number = f"#{alike + 1}" if alike else ""
+        prefix = "" if not self._roots else f"{_kind(root)}{number}:"
         self._roots.append(root)
         self._undo.know(root)
         self._prefixes.append(prefix)

@@ -67,20 +67,26 @@ class Arguments:
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
         """With each tensor replaced."""
 
-        def one(value: Any) -> Any:
+        def replaced(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return change(value)
-            return [one(item) for item in value] if isinstance(value, list) else value
+            return [replaced(item) for item in value] if isinstance(value, list) else value
 
-        return Arguments({name: one(value) for name, value in self.values.items()}, self.keyword_only, self.written)
+        values = {name: replaced(value) for name, value in self.values.items()}
+        return Arguments(values, self.keyword_only, self.written)
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors, lists flattened; one that is given twice is there twice."""
-        return [item for item in flattened(list(self.values.values())) if isinstance(item, torch.Tensor)]
+        return tensors_in(list(self.values.values()))
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that are arguments by themselves."""
         return {name: value for name, value in self.values.items() if isinstance(value, torch.Tensor)}
+
+
+def tensors_in(values: object) -> list[torch.Tensor]:
+    """The tensors among values, in lists and tuples as well."""
+    return [item for item in flattened(values) if isinstance(item, torch.Tensor)]
 
 
 @dataclass(slots=True)
@@ -94,17 +100,18 @@ class Results:
 
     def all(self) -> list[torch.Tensor]:
         """Returned tensors, and written ones that are not among them."""
-        places = {(one.data_ptr(), one.shape, one.stride()) for one in self.returned if one.numel()}
-        apart = [one for one in self.written if (one.data_ptr(), one.shape, one.stride()) not in places]
-        if self.returned and any(one is other for one in self.returned for other in self.written):
-            apart = [one for one in apart if not any(one is other for other in self.returned)]
-        return [*self.returned, *apart]
+        ids = {id(tensor) for tensor in self.returned}
+        places = {(t.data_ptr(), t.shape, t.stride()) for t in self.returned if t.numel()}
+        only_written = [
+            t for t in self.written if id(t) not in ids and (t.data_ptr(), t.shape, t.stride()) not in places
+        ]
+        return [*self.returned, *only_written]
 
 
 def paired(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
     """Results of the op beside those of the reference, which may return what the op writes; None where their numbers
     differ."""
-    for left, right in (
+    for ours, theirs in (
         (mine.all(), other.all()),
         (mine.all(), other.returned),
         (mine.returned, other.returned),
@@ -112,9 +119,17 @@ def paired(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tens
         (mine.written, other.written),
         (mine.returned, other.written),
     ):
-        if left and len(left) == len(right):
-            return list(zip(left, right, strict=True))
+        if ours and len(ours) == len(theirs):
+            return list(zip(ours, theirs, strict=True))
     return [] if not mine.all() and not other.all() else None
+
+
+class NotApplicable(Exception):
+    """A case cannot be tried; the text says why."""
+
+
+class BothRefuse(NotApplicable):
+    """A case cannot be tried as neither the op nor its reference takes it."""
 
 
 @dataclass(slots=True)
@@ -125,8 +140,8 @@ class Bench:
     reference: Reference
     executor: TorchExecutor
     seed: int
-    bases: list[Case]
-    compact_bases: list[Case]
+    bases: list[Case] = field(default_factory=list[Case])
+    compact_bases: list[Case] = field(default_factory=list[Case])
     """The same with few elements, as the op takes them."""
     refused: list[Case] = field(default_factory=list)
     """Given calls that the reference takes and the op does not."""
@@ -134,9 +149,12 @@ class Bench:
     """Told each call before it is made, and "" after it, until the trials begin."""
     lost: Mapping[str, str] = field(default_factory=dict[str, str])
     """Cases that ended an earlier process before the trials, and how."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    facts_of_op: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """What trials have found of the op and need not find again."""
+    too_large: dict[str, NotApplicable | None] = field(default_factory=dict[str, NotApplicable | None])
+    """By id of a case of many elements: why there is no room or time for it, None where there is."""
+    alternatives: list[int | None] = field(default_factory=list[int | None])
+    """Of each case whose sizes were refused: which of those in its place was taken, None for none."""
+    not_differentiable: tuple[str, ...] | None = None
+    """Arguments that the op refuses to have a gradient for; None before it is known."""
 
     @property
     def device(self) -> torch.device:
@@ -154,6 +172,11 @@ class Bench:
         """The overload of a case; None for a function of Python's."""
         return self.target.operator(case.op.overload)
 
+    def is_random(self, case: Case) -> bool:
+        """Whether the op says that its results depend on torch's random numbers."""
+        operator = self.operator(case)
+        return operator is not None and torch.Tag.nondeterministic_seeded in operator.tags
+
     def has_reference(self, case: Case) -> bool:
         """Whether results can be held against something else than the op itself."""
         return self.reference.function_for(case.op.overload) is not None
@@ -163,13 +186,13 @@ class Bench:
         filled = self.executor.fill(case.op, self.target.function(case.op.overload), self.seed)
         keyword_only = frozenset(arg.name for arg in filled.op.args if arg.keyword_only)
         written = tuple(arg.name for arg in filled.op.args if arg.mutated)
-        made = _united(Arguments(dict(filled.args), keyword_only, written))
-        if case.kind.startswith(("sliced", "misaligned")):
-            for tensor in made.tensors():
+        arguments = _united(Arguments(dict(filled.args), keyword_only, written))
+        if case.trait == "inside memory":
+            for tensor in arguments.tensors():
                 _give_room(tensor)
-        for number, tensor in enumerate(distinct(made) if case.values != "usual" else ()):
+        for number, tensor in enumerate(distinct(arguments) if case.values != "usual" else ()):
             _change_values(tensor, case.values, number)
-        return made
+        return arguments
 
     def call(self, case: Case, arguments: Arguments) -> Results:
         """The op on these arguments, which it may write to. Whatever it raises passes through; RuntimeError for a case
@@ -208,13 +231,13 @@ def _united(arguments: Arguments) -> Arguments:
     """With one tensor for those that are the same elements of one memory."""
     first: dict[object, torch.Tensor] = {}
 
-    def one(tensor: torch.Tensor) -> torch.Tensor:
+    def united(tensor: torch.Tensor) -> torch.Tensor:
         place = tensor.untyped_storage().data_ptr()
         if not place:
             return tensor
         return first.setdefault((place, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype), tensor)
 
-    return arguments.changed(one)
+    return arguments.changed(united)
 
 
 def _give_room(tensor: torch.Tensor) -> None:
@@ -232,25 +255,21 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
     other places of each."""
     if not tensor.numel() or 0 in tensor.stride():
         return
-    if not tensor.dtype.is_floating_point:
-        if values == "large" and tensor.dtype is torch.int32:
-            tensor.mul_(LARGE_WHOLE)
-        return
-    if tensor.itemsize < 2:
+    if values == "large" and tensor.dtype is torch.int32:
+        tensor.mul_(LARGE_WHOLE)
+    if not is_float(tensor):
         return
     info = torch.finfo(tensor.dtype)
-    if values == "large":
-        tensor.mul_(LARGE)
+    small = 2.0**-6 if tensor.dtype is torch.float16 else SMALL
+    factors: dict[Values, float] = {"large": LARGE, "small": small, "denormal": info.tiny / 4}
+    if values in factors:
+        tensor.mul_(factors[values])
     elif values == "far":
         tensor.add_(FAR if info.bits > 16 else FAR_OF_16_BITS)
-    elif values == "small":
-        tensor.mul_(SMALL if info.bits > 16 or tensor.dtype is torch.bfloat16 else 2.0**-6)
-    elif values == "denormal":
-        tensor.mul_(info.tiny / 4)
     elif values == "positive":
         tensor.abs_().clamp_(max=3.0).mul_(0.3).add_(0.05)
     elif values == "zeros":
-        for place in range(tensor.numel() if tensor.numel() < MOST_ZEROS else MOST_ZEROS):
+        for place in range(min(tensor.numel(), MOST_ZEROS)):
             if (place + number) % 3 != 2:
                 tensor[_index(tensor, place)] = 0.0 if (place + number) % 3 else -0.0
     else:
@@ -275,44 +294,41 @@ def seed_torch(seed: int) -> None:
             backend.manual_seed_all(seed)
 
 
-def results_of(call: Callable[[], Any], arguments: Arguments) -> Results:
-    """One call, seeded, without gradients."""
-    seed_torch(0)
+def results_of(call: Callable[[], Any], arguments: Arguments, *, seed: int | None = 0) -> Results:
+    """One call without gradients; None for `seed` leaves torch's random numbers as they are."""
+    if seed is not None:
+        seed_torch(seed)
     with torch.no_grad():
         returned = list(flattened(call()))
-    written = [
-        item
-        for name in arguments.written
-        for item in flattened([arguments.values.get(name)])
-        if isinstance(item, torch.Tensor)
-    ]
     return Results(
-        returned=[item for item in returned if isinstance(item, torch.Tensor)],
-        written=written,
+        returned=tensors_in(returned),
+        written=tensors_in([arguments.values.get(name) for name in arguments.written]),
         others=[item for item in returned if not isinstance(item, torch.Tensor)],
     )
 
 
+def is_float(tensor: torch.Tensor) -> bool:
+    """Whether its elements are floating-point numbers of 16 bits or more: torch does not compute with those of 8."""
+    return tensor.is_floating_point() and tensor.itemsize > 1
+
+
 def reach_of(arguments: Arguments) -> float:
     """The largest finite number among the arguments' tensors; 0 without any."""
-    found = 0.0
-    for tensor in arguments.tensors():
-        if tensor.numel() and (tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)):
-            found = max(found, float(tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()))
-    return found
+    numbers = [t.detach() for t in arguments.tensors() if t.numel() and (t.is_complex() or is_float(t))]
+    return max((float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max()) for tensor in numbers), default=0.0)
 
 
 def widened(arguments: Arguments) -> Arguments:
     """The same numbers in float64, contiguous, in memory of their own."""
     memo: dict[int, torch.Tensor] = {}
 
-    def one(tensor: torch.Tensor) -> torch.Tensor:
+    def wide(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in memo:
-            wide = WIDER.get(tensor.dtype, tensor.dtype)
-            memo[id(tensor)] = tensor.detach().to(wide, copy=True).contiguous()
+            dtype = WIDER.get(tensor.dtype, tensor.dtype)
+            memo[id(tensor)] = tensor.detach().to(dtype, copy=True).contiguous()
         return memo[id(tensor)]
 
-    return arguments.changed(one)
+    return arguments.changed(wide)
 
 
 def contiguous(arguments: Arguments) -> Arguments:
@@ -361,37 +377,37 @@ def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
-    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return None
-    return {one.name: one.default is one.empty for one in parameters}
+    return {p.name: p.default is p.empty for p in parameters}
 
 
 def with_finite_results(bench: Bench, case: Case) -> Case:
     """The case, or with numbers between 0 and 1 where its results are not finite, as those of logarithms are not."""
 
-    def finite(one: Case) -> bool:
+    def finite(values: Values) -> bool:
+        variant = dataclasses.replace(case, values=values)
         try:
-            found = bench.call(one, bench.arguments(one).copy()).all()
+            results = bench.call(variant, bench.arguments(variant).copy()).all()
         except Exception:  # judged by other points
             return False
-        return all(bool(torch.isfinite(t).all()) for t in found if t.is_floating_point() and t.itemsize > 1)
+        return all(bool(torch.isfinite(t).all()) for t in results if is_float(t))
 
-    positive = dataclasses.replace(case, values="positive")
-    return case if finite(case) or not finite(positive) else positive
+    return case if finite(case.values) or not finite("positive") else dataclasses.replace(case, values="positive")
 
 
 def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:
     """The first case that the op takes, its reference too where there is one; else the first error."""
     error: BaseException | None = None
-    taken: Case | None = None
+    by_op_alone: Case | None = None
     for case in cases:
         try:
             arguments = bench.arguments(case)
             bench.call(case, arguments.copy())
-            taken = taken or case
+            by_op_alone = by_op_alone or case
             if bench.has_reference(case):
                 bench.refer(case, arguments)
             return case, None
         except Exception as raised:  # ops raise anything
             error = error or raised
-    return taken, error
+    return by_op_alone, error

@@ -55,111 +55,107 @@ class Distance:
 
 
 def compare(
-    found: torch.Tensor,
+    actual: torch.Tensor,
     exact: torch.Tensor,
     same: torch.Tensor | None = None,
     *,
     terms: float = 1.0,
-    shaken: Sequence[torch.Tensor] = (),
+    perturbed: Sequence[torch.Tensor] = (),
     reach: float = math.inf,
 ) -> Distance:
     """A result against the reference's: `exact` in a wider dtype, `same` in the result's own, where there is one.
 
-    `terms`: how many elements one result was made of, at most. `shaken`: exact results of arguments that differ by a
+    `terms`: how many elements one result was made of, at most. `perturbed`: exact results of arguments that differ by a
     rounding; by twice what that changes results may be off. `reach`: the largest number among the arguments; where all
     results are small, they may be off by some units in its last place. Integers and truth values must be equal; where
     the reference itself rounds to other integers from wider inputs, they may be off by as much.
     """
-    found, exact = found.detach().cpu(), exact.detach().cpu()
+    actual, exact = actual.detach().cpu(), exact.detach().cpu()
     same = None if same is None else same.detach().cpu()
-    if found.shape != exact.shape:
-        return Distance(False, None, None, f"shape {tuple(found.shape)}, not {tuple(exact.shape)}")
-    if found.numel() == 0:
+    if actual.shape != exact.shape:
+        return Distance(False, None, None, f"shape {tuple(actual.shape)}, not {tuple(exact.shape)}")
+    if actual.numel() == 0:
         return Distance(True, None, None)
-    if found.dtype.is_complex or exact.dtype.is_complex:
-        return _complex(found, exact, same, terms, reach)
+    if actual.dtype.is_complex or exact.dtype.is_complex:
+        return _complex(actual, exact, same, terms, reach)
+    if not actual.dtype.is_floating_point:
+        return _integers(actual, exact, same, perturbed)
     spared: torch.Tensor | None = None
-    if not found.dtype.is_floating_point:
-        return _integers(found, exact, same, shaken)
-    if shaken:
-        spared = torch.zeros_like(exact, dtype=torch.float64)
-        for one in shaken:
-            moved = (one.detach().cpu().double() - exact.double()).abs().nan_to_num(0.0, 0.0, 0.0)
-            spared = torch.maximum(spared, 2 * moved)
-    return _floats(found, exact, same, terms, reach, spared)
+    for other in perturbed:
+        moved = 2 * (other.detach().cpu().double() - exact.double()).abs().nan_to_num(0.0, 0.0, 0.0)
+        spared = moved if spared is None else torch.maximum(spared, moved)
+    return _floats(actual, exact, same, terms, reach, spared)
 
 
 def _complex(
-    found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, terms: float, reach: float
+    actual: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, terms: float, reach: float
 ) -> Distance:
-    if not found.dtype.is_complex or not exact.dtype.is_complex:
-        return Distance(False, None, None, f"{_name(found.dtype)}, not {_name(exact.dtype)}")
-    wide = found.to(torch.complex128)
+    if not actual.dtype.is_complex or not exact.dtype.is_complex:
+        return Distance(False, None, None, f"{_name(actual.dtype)}, not {_name(exact.dtype)}")
+    wide = actual.to(torch.complex128)
     parts = torch.view_as_real(wide.resolve_conj())
     wanted = torch.view_as_real(exact.to(torch.complex128).resolve_conj())
-    own = None if same is None else torch.view_as_real(same.to(torch.complex128).resolve_conj())
-    base = torch.float64 if found.dtype is torch.complex128 else torch.float32
+    same_parts = None if same is None else torch.view_as_real(same.to(torch.complex128).resolve_conj())
+    base = torch.float64 if actual.dtype is torch.complex128 else torch.float32
     # One part may be far below the other: both are measured by the whole number.
     sizes = exact.to(torch.complex128).abs().unsqueeze(-1).expand(wanted.shape)
-    return _measured(parts, wanted, own, base, terms, reach, sizes)
+    return _measured(parts, wanted, same_parts, base, terms, reach, sizes)
 
 
 def _integers(
-    found: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, shaken: Sequence[torch.Tensor]
+    actual: torch.Tensor, exact: torch.Tensor, same: torch.Tensor | None, perturbed: Sequence[torch.Tensor]
 ) -> Distance:
     wanted = same if same is not None else exact
-    if found.dtype is torch.bool or not wanted.dtype.is_floating_point:
-        wrong = found.to(torch.int64) != wanted.to(torch.int64)
-    else:
-        wrong = found.double() != wanted.double()
-    if found.dtype is not torch.bool:
-        for one in shaken:
-            wrong &= found.double() != one.detach().cpu().double()
+    is_bool = actual.dtype is torch.bool
+    as_whole = torch.int64 if is_bool or not wanted.dtype.is_floating_point else torch.float64
+    wrong = actual.to(as_whole) != wanted.to(as_whole)
+    for other in () if is_bool else perturbed:
+        wrong &= actual.double() != other.detach().cpu().double()
     if not bool(wrong.any()):
         return Distance(True, 0.0, 0.0)
     if same is not None and same.shape == exact.shape:
         # Where the reference rounds otherwise from float64, the last place is a matter of rounding.
         rounded = same.double() != exact.double()
-        if bool((rounded & ((found.double() - exact.double()).abs() <= 1))[wrong].all()):
+        if bool((rounded & ((actual.double() - exact.double()).abs() <= 1))[wrong].all()):
             return Distance(True, 0.0, 0.0)
     index = _place(wrong)
-    error = (found.double() - wanted.double()).abs() / wanted.double().abs().clamp(min=1)
+    error = (actual.double() - wanted.double()).abs() / wanted.double().abs().clamp(min=1)
     return Distance(
         False,
         None,
-        None if found.dtype is torch.bool else float(error[wrong].max()),
-        f"{_count(wrong)} differ, at {index} it is {found[index].item()}, not {wanted[index].item()}",
+        None if is_bool else float(error[wrong].max()),
+        f"{_count(wrong)} differ, at {index} it is {actual[index].item()}, not {wanted[index].item()}",
     )
 
 
 def _floats(
-    found: torch.Tensor,
+    actual: torch.Tensor,
     exact: torch.Tensor,
     same: torch.Tensor | None,
     terms: float,
     reach: float,
     spared: torch.Tensor | None = None,
 ) -> Distance:
-    if spared is None and found.numel() > LARGE and _plainly_close(found, exact):
+    if spared is None and actual.numel() > LARGE and _plainly_close(actual, exact):
         # All is within the usual tolerance; how far in units of the last place is looked up at some places.
-        step = found.numel() // LARGE + 1
-        few = [t.reshape(-1)[::step] for t in (found, exact)]
+        step = actual.numel() // LARGE + 1
+        few = [t.reshape(-1)[::step] for t in (actual, exact)]
         return _floats(few[0], few[1], None if same is None else same.reshape(-1)[::step], terms, reach)
-    own = None if same is None or same.shape != exact.shape else same.double()
-    return _measured(found.double(), exact.double(), own, found.dtype, terms, reach, None, spared)
+    same = None if same is None or same.shape != exact.shape else same.double()
+    return _measured(actual.double(), exact.double(), same, actual.dtype, terms, reach, None, spared)
 
 
-def _plainly_close(found: torch.Tensor, exact: torch.Tensor) -> bool:
+def _plainly_close(actual: torch.Tensor, exact: torch.Tensor) -> bool:
     """Whether every element is within the dtype's tolerance, by few passes over the memory."""
-    relative, absolute = TOLERANCES.get(found.dtype, (0.0, 0.0))
-    if found.itemsize == 1:  # torch has no arithmetic for 8 bits
+    relative, absolute = TOLERANCES.get(actual.dtype, (0.0, 0.0))
+    if actual.itemsize == 1:  # torch has no arithmetic for 8 bits
         return False
-    error = found.to(exact.dtype).sub_(exact).abs_() if found.dtype != exact.dtype else (found - exact).abs_()
+    error = actual.to(exact.dtype).sub_(exact).abs_() if actual.dtype != exact.dtype else (actual - exact).abs_()
     return bool(error.sub_(exact.abs(), alpha=relative).max() <= absolute)
 
 
 def _measured(
-    found: torch.Tensor,
+    actual: torch.Tensor,
     exact: torch.Tensor,
     same: torch.Tensor | None,
     dtype: torch.dtype,
@@ -177,15 +173,14 @@ def _measured(
     # What the dtype cannot hold is infinite, or its largest number where it has no infinity.
     over = exact.abs() > info.max
     exact = torch.where(over, torch.sign(exact) * torch.inf, exact)
-    saturated = over & (found.abs() >= info.max) & (torch.sign(found) == torch.sign(exact))
-    lost = over & ~torch.isfinite(found)
+    saturated = over & (actual.abs() >= info.max) & (torch.sign(actual) == torch.sign(exact))
+    lost = over & ~torch.isfinite(actual)
     size = exact.abs() if sizes is None else sizes
     finite = torch.isfinite(exact)
-    error = torch.where(finite, (found - exact).abs(), torch.zeros_like(exact))
-    kept = size[finite]
-    largest = float(kept.max()) if kept.numel() else 0.0
-    least = min(absolute, absolute * min(1.0, largest) + OF_LARGEST * info.eps * reach)
-    allowed = least + relative * torch.where(finite, size, torch.zeros_like(size))
+    error = (actual - exact).abs().where(finite, 0.0)
+    largest = float(size[finite].max()) if bool(finite.any()) else 0.0
+    flat = min(absolute, absolute * min(1.0, largest) + OF_LARGEST * info.eps * reach)
+    allowed = flat + relative * size.where(finite, 0.0)
     # Neighbours of numbers below the smallest normal one lie as far apart as there.
     allowed = allowed + info.smallest_normal * info.eps
     if terms > 1:
@@ -195,50 +190,48 @@ def _measured(
         allowed = allowed + spared
     agrees = torch.zeros_like(finite)
     if same is not None:
-        own = (same - exact).abs()
-        own = torch.where(finite & torch.isfinite(own), own, torch.zeros_like(own))
-        allowed = allowed + OF_REFERENCE * own
+        same_error = (same - exact).abs()
+        same_error = same_error.where(finite & torch.isfinite(same_error), 0.0)
+        allowed = allowed + OF_REFERENCE * same_error
         # Where the reference itself is further off than rounding explains, results hang together, as in a scan.
-        rounded = own <= ROUNDING_STEPS * info.eps * exact.abs().nan_to_num(posinf=0.0, neginf=0.0)
+        rounded = same_error <= ROUNDING_STEPS * info.eps * exact.abs().nan_to_num(posinf=0.0, neginf=0.0)
         if terms > 1 or float((~rounded & finite).double().mean()) > SCANS:
-            allowed = allowed + OF_REFERENCE * float(own.max())
+            allowed = allowed + OF_REFERENCE * float(same_error.max())
         # Equal bits to the reference in the same dtype are right, whatever float64 says: NaN and infinity included.
-        agrees = (found == same) | (torch.isnan(found) & torch.isnan(same))
-    wrong = (finite & ~(error <= allowed)) | (~finite & ~_same_odd(found, exact) & ~saturated & ~lost)
+        agrees = (actual == same) | (torch.isnan(actual) & torch.isnan(same))
+    wrong = (finite & ~(error <= allowed)) | (~finite & ~_same_odd(actual, exact) & ~saturated & ~lost)
     wrong &= ~agrees
-    off = finite & (found != exact) & ~agrees
+    off = finite & (actual != exact) & ~agrees
     if info.bits == 8 and int(off.sum()) > max(1.0, FP8_OFF * off.numel()):
         wrong |= off
     steps = _ulp(torch.clamp(exact.abs(), min=largest * NEAR_ZERO), info)
-    shown = torch.where(finite & torch.isfinite(error), error / steps, torch.zeros_like(error))
-    ulp = float(shown.max())
-    scale = torch.clamp(size, min=info.tiny)
-    ratio = torch.where(finite & torch.isfinite(error), error / scale, torch.zeros_like(error))
-    worst_relative = float(ratio.max())
+    known = finite & torch.isfinite(error)
+    ulp = float((error / steps).where(known, 0.0).max())
+    worst_relative = float((error / torch.clamp(size, min=info.tiny)).where(known, 0.0).max())
     if not bool(wrong.any()):
         return Distance(True, ulp, worst_relative)
-    excess = torch.where(wrong, torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf), torch.zeros_like(error))
+    excess = torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf).where(wrong, 0.0)
     index = _place(wrong & (excess == excess.max())) if bool(excess.max() > 0) else _place(wrong)
     return Distance(
         False,
         ulp,
         worst_relative,
-        f"{_count(wrong)} differ, at {index} it is {told_apart(float(found[index]), float(exact[index]))}",
+        f"{_count(wrong)} differ, at {index} it is {contrast(float(actual[index]), float(exact[index]))}",
     )
 
 
-def told_apart(found: float, exact: float) -> str:
+def contrast(actual: float, exact: float) -> str:
     """ "6.2, not 6.3" with as many digits as tell the two apart, six at least; 17 tell any two numbers of float64."""
     for digits in range(6, 17):
-        left, right = f"{found:.{digits}g}", f"{exact:.{digits}g}"
-        if left != right:
-            return f"{left}, not {right}"
-    return f"{found:.17g}, not {exact:.17g}"
+        ours, theirs = f"{actual:.{digits}g}", f"{exact:.{digits}g}"
+        if ours != theirs:
+            return f"{ours}, not {theirs}"
+    return f"{actual:.17g}, not {exact:.17g}"
 
 
-def _same_odd(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+def _same_odd(actual: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Whether both are NaN, or the same infinity."""
-    return (torch.isnan(found) & torch.isnan(exact)) | (found == exact)
+    return (torch.isnan(actual) & torch.isnan(exact)) | (actual == exact)
 
 
 def _ulp(exact: torch.Tensor, info: torch.finfo) -> torch.Tensor:

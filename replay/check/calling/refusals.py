@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from typing import Literal
-
-Kind = Literal["clear", "accident", "silent"]
-"""Clear: says what is wrong. Accident: something inside the op broke. Silent: no message at all."""
 
 ACCIDENTS = (
     "view size is not compatible with input tensor",
@@ -43,18 +39,15 @@ _SUPPORT = ("not implemented for", "not supported", "unsupported", "Could not ru
 """Parts of messages that say that a dtype or device has no kernel."""
 
 
-def kind_of(error: BaseException) -> Kind:
-    """Of what kind an error is that the op raised for a call that its reference takes."""
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error that the op raised for a call which its reference takes says what is wrong with the call; not
+    where something inside the op broke, or there is no message."""
     text = str(error).strip()
     if isinstance(error, NotImplementedError) or any(part in text for part in _SUPPORT):
-        return "clear"
-    if not text:
-        return "silent"
-    if isinstance(error, _ACCIDENTAL):
-        return "accident"
-    if any(part in text for part in ACCIDENTS) and not _raised_on_purpose(error):
-        return "accident"
-    return "clear"
+        return True
+    if not text or isinstance(error, _ACCIDENTAL):
+        return False
+    return not any(part in text for part in ACCIDENTS) or _raised_on_purpose(error)
 
 
 def _raised_on_purpose(error: BaseException) -> bool:

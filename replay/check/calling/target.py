@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from opreplay.replay.ir.names import split_name
 from opreplay.replay.ops.register import stand_in_of
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.names import candidates, near_names
-from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.resolve.policy import Policy, refuse_name
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.replay.resolve.user.executors import EXECUTORS
 from opreplay.traces.errors import UsageError
@@ -38,8 +38,6 @@ class Target:
     """Its overloads; of a Python function one, made from its signature."""
     functions: Mapping[str, Callable[..., Any]]
     """By overload name."""
-    in_dispatcher: bool
-    """Whether the functions are overloads of torch's dispatcher, and not Python's."""
 
     def function(self, overload: str | None) -> Callable[..., Any]:
         """What is called for an overload."""
@@ -72,33 +70,42 @@ def find_target(name: str) -> Target:
         if entry.schema is None:
             return _of_function(name, entry.function)
         spec = schema.compile_schema(torch._C.parse_schema(f"{qualified}{entry.schema.strip()}"))
-        return Target(name=name, specs=(spec,), functions={spec.overload: entry.function}, in_dispatcher=False)
+        return Target(name=name, specs=(spec,), functions={spec.overload: entry.function})
     if not specs:
-        found = candidates(qualified, Policy())
-        specs, qualified = found.specs, found.via or qualified
-        if not specs:
-            # What is checked is loaded by --plugin; that a trace may not import it is beside the point.
-            said = str(found.reason)
-            near = ", ".join(near_names(qualified))
-            why = "nothing that was loaded registers it" if "--allow-import" in said else said
-            raise UsageError(
-                f"{name} is no op that torch knows here: {why}",
-                hint=f"Did you mean {near}?" if near else "Give the file that registers it: --plugin my_ops.py.",
-            )
+        specs, qualified = _specs_here(name, qualified)
     if parts[2] is not None:
         specs = tuple(spec for spec in specs if spec.overload == parts[2])
         if not specs:
             raise UsageError(f"{qualified} has no overload {parts[2]}", hint=f"Leave it out: {qualified}.")
     specs = tuple(spec for spec in specs if spec.registered)
-    return Target(
-        name=name, specs=specs, functions={spec.overload: _overload(spec) for spec in specs}, in_dispatcher=True
+    return Target(name=name, specs=specs, functions={spec.overload: overload_of(spec) for spec in specs})
+
+
+def _specs_here(name: str, qualified: str) -> tuple[tuple[OpSpec, ...], str]:
+    """The overloads of an op that an installed library or a stand-in has, and their name. Raises UsageError."""
+    policy = Policy()
+    known = candidates(qualified, policy)
+    if known.specs:
+        return known.specs, known.via or qualified
+    near = ", ".join(near_names(known.via or qualified))
+    # What is checked is loaded by --plugin; that a trace may not import it is beside the point.
+    unloaded = known.reason is not None and known.reason.kind == "policy" and refuse_name(qualified, policy) is None
+    why = "nothing that was loaded registers it" if unloaded else str(known.reason)
+    raise UsageError(
+        f"{name} is no op that torch knows here: {why}",
+        hint=f"Did you mean {near}?" if near else "Give the file that registers it: --plugin my_ops.py.",
     )
 
 
-def _overload(spec: OpSpec) -> Callable[..., Any]:
-    namespace, _, op = spec.name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), op)
-    return cast("Callable[..., Any]", getattr(packet, spec.overload or "default"))
+def packet_of(name: str) -> Any:
+    """All overloads of "namespace::op", as torch calls them."""
+    namespace, _, op = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), op)
+
+
+def overload_of(spec: OpSpec) -> Callable[..., Any]:
+    """What calls one overload."""
+    return cast("Callable[..., Any]", getattr(packet_of(spec.name), spec.overload or "default"))
 
 
 def is_function(text: str) -> bool:
@@ -113,24 +120,20 @@ def user_function(text: str, *, flag: str) -> Callable[..., Any]:
     if not Path(path).is_file():
         raise UsageError(f"{flag} {text}: there is no file {path}", hint="Give it as file.py:function.")
     load_user_code(path, flag=flag)
-    found = getattr(user_module(path), name, None)
-    if not callable(found):
+    function = getattr(user_module(path), name, None)
+    if not callable(function):
         raise UsageError(f"{flag} {text}: {path} has no function {name}", hint="Give it as file.py:function.")
-    return cast("Callable[..., Any]", found)
+    return cast("Callable[..., Any]", function)
 
 
 def _of_function(name: str, function: Callable[..., Any]) -> Target:
     """A function as a target; one that torch.library.custom_op made is the op that it is."""
-    opoverload = getattr(function, "_opoverload", None)
-    if isinstance(function, torch._ops.OpOverloadPacket):
-        opoverload = function.default
-    if isinstance(function, torch._ops.OpOverload):
-        opoverload = function
+    opoverload = function.default if isinstance(function, torch._ops.OpOverloadPacket) else _plain_function(function)
     if isinstance(opoverload, torch._ops.OpOverload):
         spec = schema.compile_schema(opoverload._schema)
-        return Target(name=name, specs=(spec,), functions={spec.overload: opoverload}, in_dispatcher=True)
+        return Target(name=name, specs=(spec,), functions={spec.overload: opoverload})
     spec = _spec_of(name.rpartition(":")[2] or name, function)
-    return Target(name=name, specs=(spec,), functions={"": function}, in_dispatcher=False)
+    return Target(name=name, specs=(spec,), functions={"": function})
 
 
 _KINDS = {
@@ -150,35 +153,33 @@ def _spec_of(name: str, function: Callable[..., Any]) -> OpSpec:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise UsageError(f"{name} has no signature", hint="Write a Python function around it.") from None
-    args: list[ArgSpec] = []
-    for one in parameters:
-        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-            continue
-        note = one.annotation if isinstance(one.annotation, str) else getattr(one.annotation, "__name__", "")
-        has_default = one.default is not one.empty
-        kind = next((kind for word, kind in _KINDS.items() if note.split(" ")[0].split(".")[-1] == word), None)
-        if kind is None:
-            kind = _KINDS.get(type(one.default).__name__, "Tensor") if has_default else "Tensor"
-        if "list" in note.lower() and "Tensor" in note:
-            kind = "Tensor[]"
-        default: Any = one.default if has_default else None
-        args.append(
-            ArgSpec(
-                name=one.name,
-                kind=kind,
-                type_text=note or kind,
-                optional=has_default and default is None,
-                optional_elements=False,
-                size=None,
-                has_default=has_default,
-                default=cast("Value", default if isinstance(default, bool | int | float | str) else None),
-                keyword_only=one.kind is one.KEYWORD_ONLY,
-                mutated=False,
-                out=False,
-            )
-        )
+    args = tuple(_arg_spec(p) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
     shown = f"{name}({', '.join(f'{arg.kind} {arg.name}' for arg in args)})"
-    return OpSpec(name=name, overload="", args=tuple(args), text=shown, returns_list=False)
+    return OpSpec(name=name, overload="", args=args, text=shown, returns_list=False)
+
+
+def _arg_spec(parameter: inspect.Parameter) -> ArgSpec:
+    annotation, default = parameter.annotation, parameter.default
+    note = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    has_default = default is not parameter.empty
+    if "list" in note.lower() and "Tensor" in note:
+        kind = "Tensor[]"
+    else:
+        # An annotation says more than the default does; `parameter.empty` is of no kind in the table.
+        kind = _KINDS.get(note.split(" ")[0].split(".")[-1]) or _KINDS.get(type(default).__name__, "Tensor")
+    return ArgSpec(
+        name=parameter.name,
+        kind=kind,
+        type_text=note or kind,
+        optional=default is None,
+        optional_elements=False,
+        size=None,
+        has_default=has_default,
+        default=cast("Value", default if isinstance(default, bool | int | float | str) else None),
+        keyword_only=parameter.kind is parameter.KEYWORD_ONLY,
+        mutated=False,
+        out=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +200,6 @@ class Reference:
     """In words."""
     function: Callable[..., Any] | None
     """None: the op itself, in float64 and on contiguous copies."""
-    op: str | None = None
-    """ "namespace::op" where it is one."""
     by_overload: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
     """Functions for single overloads of the op that is checked."""
 
@@ -223,10 +222,10 @@ def find_reference(text: str | None, target: Target) -> Reference:
     if text is None or text in ("float64", "itself"):
         return ITSELF
     if text == "stand-in":
-        found = stand_in_of(target.specs[0].name)
-        if found is None:
+        stand_in = stand_in_of(target.specs[0].name)
+        if stand_in is None:
             raise UsageError(f"there is no stand-in for {target.name}", hint="docs/vendor-ops.md lists them.")
-        return Reference(text=f"opreplay's stand-in for {target.specs[0].name}", function=found)
+        return Reference(text=f"opreplay's stand-in for {target.specs[0].name}", function=stand_in)
     if text == "decomposition":
         return Reference(text="torch's decomposition", function=None, by_overload=_decompositions(target))
     if text.startswith(GRADIENT):
@@ -237,8 +236,9 @@ def find_reference(text: str | None, target: Target) -> Reference:
         return Reference(text=text, function=_plain_function(user_function(text, flag="--against")))
     if "::" in text:
         other = find_target(text)
-        function = other.function(other.specs[0].overload) if len(other.specs) == 1 else _packet(other.specs)
-        return Reference(text=text, function=function, op=text.partition(".")[0])
+        only = other.specs[0]
+        function = other.function(only.overload) if len(other.specs) == 1 else packet_of(only.name)
+        return Reference(text=text, function=function)
     if text.startswith("torch."):
         return Reference(text=text, function=_of_torch(text))
     raise UsageError(
@@ -253,10 +253,9 @@ def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Ten
     Gradients of results are those of its tensors that have "grad" in their name, or are called dy or dout; what forward
     saved is not used. Raises TypeError where arguments are missing.
     """
-    spec = next((one for one in forward.specs if _has(values, one)), None)
+    spec = next((spec for spec in forward.specs if _has(values, spec)), None)
     if spec is None:
         raise TypeError(f"{forward.name} needs arguments that the op does not have by their names")
-    given = [value for name, value in values.items() if "grad" in name.lower() or name in ("dy", "dout")]
     named = {arg.name: values[arg.name] for arg in spec.args if arg.name in values}
     leaves = {
         name: value.detach().requires_grad_()
@@ -265,10 +264,11 @@ def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Ten
     }
     with torch.enable_grad():
         results = list(flattened(forward.function(spec.overload)(**{**named, **leaves})))
-    results = [one for one in results if isinstance(one, torch.Tensor) and one.requires_grad]
-    weights = [one for one in given if isinstance(one, torch.Tensor)]
-    found = torch.autograd.grad(results[: len(weights)], list(leaves.values()), weights, allow_unused=True)
-    return tuple(one for one in found if one is not None)
+    results = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
+    of_results = [value for name, value in values.items() if "grad" in name.lower() or name in ("dy", "dout")]
+    weights = [value for value in of_results if isinstance(value, torch.Tensor)]
+    gradients = torch.autograd.grad(results[: len(weights)], list(leaves.values()), weights, allow_unused=True)
+    return tuple(gradient for gradient in gradients if gradient is not None)
 
 
 def _has(values: Mapping[str, Any], spec: OpSpec) -> bool:
@@ -280,27 +280,22 @@ def _plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(function, "_opoverload", None) or function
 
 
-def _packet(specs: Sequence[OpSpec]) -> Callable[..., Any]:
-    namespace, _, op = specs[0].name.partition("::")
-    return cast("Callable[..., Any]", getattr(getattr(torch.ops, namespace), op))
-
-
 def _of_torch(text: str) -> Callable[..., Any]:
     """A public function of torch's: "torch.add", "torch.nn.functional.silu"."""
     parts = text.split(".")
     if any(part.startswith("_") for part in parts):
         raise UsageError(f"--against {text}: only public names of torch", hint="Name an op as aten::add.")
-    found: Any = torch
+    named: Any = torch
     for i, part in enumerate(parts[1:], 2):
-        if not hasattr(found, part):
+        if not hasattr(named, part):
             try:
                 importlib.import_module(".".join(parts[:i]))
             except ImportError:
                 raise UsageError(f"torch has no {text}", hint="Name a function as torch.add.") from None
-        found = getattr(found, part)
-    if not callable(found):
+        named = getattr(named, part)
+    if not callable(named):
         raise UsageError(f"{text} cannot be called", hint="Name a function as torch.add.")
-    return cast("Callable[..., Any]", found)
+    return cast("Callable[..., Any]", named)
 
 
 def _decompositions(target: Target) -> dict[str, Callable[..., Any]]:
@@ -308,7 +303,7 @@ def _decompositions(target: Target) -> dict[str, Callable[..., Any]]:
     from torch._decomp import global_decomposition_table
 
     table = cast("dict[Any, Callable[..., Any]]", global_decomposition_table["post_autograd"])
-    found = {overload: table[function] for overload, function in target.functions.items() if function in table}
-    if not found:
+    by_overload = {overload: table[function] for overload, function in target.functions.items() if function in table}
+    if not by_overload:
         raise UsageError(f"torch has no decomposition of {target.name}", hint="Leave --against out: float64.")
-    return found
+    return by_overload

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.calling.calls import Bench, NotApplicable
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
-from opreplay.replay.check.points.trials import Attempt, attempt, nothing
+from opreplay.replay.check.points.peak import arguments_for
+from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed
 from opreplay.replay.check.points.values import against_reference
-from opreplay.replay.ir.reasons import NotReplayable
 
 MOST = 60
 """Calls that are tried at most."""
@@ -23,53 +25,46 @@ def bad_input(bench: Bench) -> list[Attempt]:
     base = bench.compact_bases[0]
     odd = [case for case in variants.valued(base) if case.values == "odd"]
     return [
-        *(attempt(case, lambda case: _refused(bench, case)) for case in [*variants.wrong(base), *odd][:MOST]),
-        Attempt(f"another device: {base.text}", lambda: _elsewhere(bench, base)),
+        *(attempt(bench, case, _refused) for case in [*variants.wrong(base), *odd][:MOST]),
+        attempt(bench, base, _elsewhere, "another device"),
     ]
 
 
 def _refused(bench: Bench, case: Case) -> Finding:
     """An exception with a message, or a result where the reference gives one, too."""
-    text = case.text
-    try:
-        arguments = bench.arguments(case)
-    except NotReplayable as stopped:
-        return nothing(text, f"no arguments can be made: {stopped.reason}")
+    arguments = arguments_for(bench, case)
     try:
         bench.call(case, arguments.copy())
     except Exception as error:  # this is what is wanted
-        return _said(text, error)
+        return _said(error)
     if not bench.has_reference(case):
-        return Finding(case=text, verdict="pass", detail="is taken")
+        return passed("is taken")
     try:
         bench.refer(case, arguments.copy())
     except Exception as error:  # references raise anything
-        if "float" in case.kind or "int" in case.kind:
-            return Finding(case=text, verdict="pass", detail=f"is taken; the reference refuses it: {words(error)}")
-        detail = f"is taken, though the reference refuses it: {words(error)}"
-        return Finding(case=text, verdict="fail", detail=detail)
-    found = against_reference(bench, case)
-    if found.verdict == "fail":
-        return Finding(case=text, verdict="fail", detail=f"is taken, and the result is wrong: {found.detail}")
-    return Finding(case=text, verdict="pass", detail="is taken, as by the reference")
+        if case.trait == "dtype":
+            return passed(f"is taken; the reference refuses it: {words(error)}")
+        return failed(f"is taken, though the reference refuses it: {words(error)}")
+    with contextlib.suppress(NotApplicable):
+        finding = against_reference(bench, case)
+        if finding.verdict == "fail":
+            return failed(f"is taken, and the result is wrong: {finding.detail}")
+    return passed("is taken, as by the reference")
 
 
-def _said(text: str, error: BaseException) -> Finding:
-    if not str(error).strip():
-        return Finding(case=text, verdict="fail", detail=f"{type(error).__name__} without a message")
-    return Finding(case=text, verdict="pass", detail=words(error))
+def _said(error: BaseException) -> Finding:
+    return passed(words(error)) if str(error).strip() else failed(f"{type(error).__name__} without a message")
 
 
 def _elsewhere(bench: Bench, case: Case) -> Finding:
     """The first of several tensors on the meta device, where none has values."""
-    text = f"another device: {case.text}"
     arguments = bench.arguments(case).copy()
     tensors = arguments.tensors()
     if len(tensors) < 2:
-        return nothing(text, "the only tensor decides on the device")
+        return nothing("the only tensor decides on the device")
     arguments = arguments.changed(lambda t: torch.empty_like(t, device="meta") if t is tensors[0] else t)
     try:
         bench.call(case, arguments)
     except Exception as error:  # this is what is wanted
-        return _said(text, error)
-    return Finding(case=text, verdict="pass", detail="is taken")
+        return _said(error)
+    return passed("is taken")

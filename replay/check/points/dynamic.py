@@ -6,19 +6,18 @@ import contextlib
 import itertools
 import logging
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench, with_finite_results
+from opreplay.replay.check.calling.calls import Arguments, Bench, NotApplicable, tensors_in, with_finite_results
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.promises import opcheck
-from opreplay.replay.check.points.trials import Attempt, nothing
+from opreplay.replay.check.points.trials import Attempt, attempt, failed, passed
 
 OTHER_SIZES = 3
 
@@ -27,37 +26,34 @@ def dynamic_shapes(bench: Bench) -> list[Attempt]:
     """Export, compilation and opcheck."""
     base = with_finite_results(bench, bench.compact_bases[0])
     return [
-        Attempt(f"torch.export: {base.text}", lambda: _exported(bench, base)),
-        Attempt(f"torch.compile: {base.text}", lambda: _compiled(bench, base)),
+        attempt(bench, base, _exported, "torch.export"),
+        attempt(bench, base, _compiled, "torch.compile"),
         Attempt(f"opcheck: {base.text}", lambda: opcheck(bench, base, "test_aot_dispatch_dynamic")),
     ]
 
 
-def _function(bench: Bench, case: Case, arguments: Arguments) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """The op as a function of its tensors alone, and these."""
+def _function(bench: Bench, case: Case, arguments: Arguments) -> Callable[..., Any]:
+    """The op as a function of its tensors alone. Raises NotApplicable where it takes none."""
+    if not arguments.tensors():
+        raise NotApplicable("no tensor among the arguments")
     function = bench.target.function(case.op.overload)
     # What is compiled holds places in place of tensors: the sizes of those that it held would be guarded.
     numbers = itertools.count()
-    form: list[tuple[bool, Any]] = []
-    for value in arguments.values.values():
-        is_list = isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value)
-        items = [_Place(next(numbers)) if isinstance(v, torch.Tensor) else v for v in (value if is_list else [value])]
-        form.append((is_list, items))
-    names = [name if name in arguments.keyword_only else None for name in arguments.values]
+    places = arguments.changed(lambda _: cast("torch.Tensor", _Place(next(numbers))))
+    positional, by_name = places.positional, places.by_name
 
-    def call(*given: torch.Tensor) -> Any:
-        positional: list[Any] = []
-        by_name: dict[str, Any] = {}
-        for name, (is_list, items) in zip(names, form, strict=True):
-            placed = [given[item.number] if isinstance(item, _Place) else item for item in items]
-            value = placed if is_list else placed[0]
-            if name is None:
-                positional.append(value)
-            else:
-                by_name[name] = value
-        return function(*positional, **by_name)
+    def call(*tensors: torch.Tensor) -> Any:
+        args = [_placed(value, tensors) for value in positional]
+        return function(*args, **{name: _placed(value, tensors) for name, value in by_name.items()})
 
-    return call, arguments.tensors()
+    return call
+
+
+def _placed(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """A value with tensors in the places that stand for them."""
+    if isinstance(value, _Place):
+        return tensors[value.number]
+    return [_placed(item, tensors) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +63,24 @@ class _Place:
     number: int
 
 
-def _others(bench: Bench, base: Case) -> list[tuple[Case, Arguments, list[torch.Tensor]]]:
+def _other_sizes(bench: Bench, base: Case) -> list[tuple[Case, Arguments, list[torch.Tensor]]]:
     """Other sizes that the op takes: arguments, and what it gives for them."""
-    found = []
     try:
-        results = len(_tensors(bench.call_of(base, bench.arguments(base))()))
+        results = len(tensors_in(bench.call_of(base, bench.arguments(base))()))
     except Exception:  # nothing to compare: what export and compile say of it is told
         return []
+    others: list[tuple[Case, Arguments, list[torch.Tensor]]] = []
     for case in variants.other_sizes(base, OTHER_SIZES):
         try:
             arguments = bench.arguments(case)
-            real = _tensors(bench.call_of(case, arguments.copy())())
+            real = tensors_in(bench.call_of(case, arguments.copy())())
         except Exception:  # it does not take these sizes
             continue
         # Numbers that follow sizes are constants of the graph, and so is how many results it has (`split`, `unbind`).
         numbers = [a for a in case.op.args if not a.tensors] == [a for a in base.op.args if not a.tensors]
         if numbers and len(real) == results:
-            found.append((case, arguments, real))
-    return found
+            others.append((case, arguments, real))
+    return others
 
 
 @contextlib.contextmanager
@@ -99,87 +95,75 @@ def _quiet() -> Generator[None, None, None]:
 
 
 def _exported(bench: Bench, base: Case) -> Finding:
-    text = f"torch.export: {base.text}"
     arguments = bench.arguments(base)
-    call, tensors = _function(bench, base, arguments)
-    if not tensors:
-        return nothing(text, "no tensor among the arguments")
+    call = _function(bench, base, arguments)
 
     class Module(torch.nn.Module):
-        def forward(self, *given: torch.Tensor) -> Any:
-            return call(*given)
+        def forward(self, *tensors: torch.Tensor) -> Any:
+            return call(*tensors)
 
-    auto = torch.export.Dim.AUTO
+    auto, tensors = torch.export.Dim.AUTO, tuple(arguments.tensors())
     dims = tuple({d: auto for d, size in enumerate(tensor.shape) if size > 1} for tensor in tensors)
-    others = _others(bench, base)
+    others = _other_sizes(bench, base)
+    strict = bench.operator(base) is None
     try:
         with _quiet():
-            program = torch.export.export(
-                Module(), tuple(tensors), dynamic_shapes=(dims,), strict=bench.operator(base) is None
-            ).module()
+            program = torch.export.export(Module(), tensors, dynamic_shapes=(dims,), strict=strict).module()
     except Exception as error:  # export raises anything
-        return Finding(case=text, verdict="fail", detail=_reason(error))
-    for case, given, real in others:
+        return failed(_reason(error))
+    for case, other, real in others:
+        text = f"torch.export: {case.text}"
         try:
             with _quiet():
-                made = _tensors(program(*given.copy().tensors()))
+                results = tensors_in(program(*other.copy().tensors()))
         except Exception as error:  # guards of sizes, and whatever the op raises
-            detail = f"exported for one size only: {_reason(error)}"
-            return Finding(case=f"torch.export: {case.text}", verdict="fail", detail=detail)
-        if not _alike(made, real):
-            return Finding(case=f"torch.export: {case.text}", verdict="fail", detail="gives other results than the op")
-    return Finding(case=text, verdict="pass", detail=f"and at {len(others)} other sizes")
+            return Finding(case=text, verdict="fail", detail=f"exported for one size only: {_reason(error)}")
+        if not _alike(results, real):
+            return Finding(case=text, verdict="fail", detail="gives other results than the op")
+    return passed(f"and at {len(others)} other sizes")
 
 
 def _compiled(bench: Bench, base: Case) -> Finding:
-    text = f"torch.compile: {base.text}"
     import torch._dynamo
 
     arguments = bench.arguments(base)
-    call, tensors = _function(bench, base, arguments)
-    if not tensors:
-        return nothing(text, "no tensor among the arguments")
-    count = 0
+    call = _function(bench, base, arguments)
+    graphs = 0
 
     def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        nonlocal count
-        count += 1
+        nonlocal graphs
+        graphs += 1
         return module.forward
 
     torch._dynamo.reset()
     compiled = torch.compile(call, dynamic=True, fullgraph=True, backend=backend)
-    others = _others(bench, base)
+    others = _other_sizes(bench, base)
+    text = f"torch.compile: {base.text}"
     try:
         with _quiet():
             compiled(*arguments.copy().tensors())
-            for case, given, real in others:
+            for case, other, real in others:
                 text = f"torch.compile: {case.text}"
-                made = _tensors(compiled(*given.copy().tensors()))
-                if not _alike(made, real):
+                if not _alike(tensors_in(compiled(*other.copy().tensors())), real):
                     return Finding(case=text, verdict="fail", detail="gives other results than the op")
         # Ranges of sizes may have graphs of their own, as torch's convolutions have for kernels beyond 3.
-        if others and count > len(others):
+        if others and graphs > len(others):
             return Finding(case=text, verdict="fail", detail="each other size is compiled once more")
     except Exception as error:  # dynamo raises anything
         return Finding(case=text, verdict="fail", detail=_reason(error))
     finally:
         torch._dynamo.reset()
-    graphs = "one graph" if count == 1 else f"{count} graphs"
-    return Finding(case=f"torch.compile: {base.text}", verdict="pass", detail=f"{graphs} for {1 + len(others)} sizes")
+    return passed(f"{'one graph' if graphs == 1 else f'{graphs} graphs'} for {1 + len(others)} sizes")
 
 
-def _tensors(results: Any) -> list[torch.Tensor]:
-    return [one for one in flattened(results) if isinstance(one, torch.Tensor)]
-
-
-def _alike(made: list[torch.Tensor], real: list[torch.Tensor]) -> bool:
+def _alike(results: list[torch.Tensor], real: list[torch.Tensor]) -> bool:
     """Whether results look alike; whether they are right is judged elsewhere, and some ops are random."""
-    return [(a.shape, a.dtype) for a in made] == [(b.shape, b.dtype) for b in real]
+    return [(a.shape, a.dtype) for a in results] == [(b.shape, b.dtype) for b in real]
 
 
 def _reason(error: Exception) -> str:
     """The lines of torch's message that say what happened, without the advice around them."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("Explanation:", "Developer debug", "Guard failed"))]
+    explaining = [line for line in lines if line.startswith(("Explanation:", "Developer debug", "Guard failed"))]
     first = lines[0] if lines else type(error).__name__
-    return " ".join(dict.fromkeys([f"{type(error).__name__}: {first}", *told]))[:400]
+    return " ".join(dict.fromkeys([f"{type(error).__name__}: {first}", *explaining]))[:400]

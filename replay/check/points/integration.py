@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from opreplay.replay.arguments.tensors import flattened
-from opreplay.replay.check.calling.calls import Arguments, Bench
+from opreplay.replay.check.calling.calls import Bench, is_float
 from opreplay.replay.check.calling.closeness import compare
 from opreplay.replay.check.calling.refusals import words
+from opreplay.replay.check.calling.target import overload_of
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
-from opreplay.replay.check.points.trials import Attempt, nothing
+from opreplay.replay.check.points.trials import Attempt, attempt, failed, missing, nothing, passed
 from opreplay.replay.resolve import schema as schemas
-
-Ask = Callable[[Bench, Case, torch._ops.OpOverload], Finding]
 
 BATCH = 3
 """Slices of the batch that torch.vmap is tried with."""
 
 
-def _asked(bench: Bench, ask: Ask) -> list[Attempt]:
-    """One trial of an op of the dispatcher."""
-    case = bench.compact_bases[0]
-    operator = bench.operator(case)
-    if operator is None:
-        return [Attempt(case.text, lambda: nothing(case.text, "a Python function is not in the dispatcher"))]
-    return [Attempt(case.text, lambda: ask(bench, case, operator))]
+def of_operator(
+    judge: Callable[[Bench, Case, torch._ops.OpOverload], Finding],
+) -> Callable[[Bench], list[Attempt]]:
+    """Decorator: the trials of a point, one, on the compact case of an op of the dispatcher."""
+
+    def trials(bench: Bench) -> list[Attempt]:
+        case = bench.compact_bases[0]
+        operator = bench.operator(case)
+        if operator is None:
+            return [Attempt(case.text, lambda: nothing("a Python function is not in the dispatcher"))]
+        return [Attempt(case.text, lambda: judge(bench, case, operator))]
+
+    return trials
 
 
 def in_place(bench: Bench) -> list[Attempt]:
@@ -38,176 +44,133 @@ def in_place(bench: Bench) -> list[Attempt]:
     operator = bench.operator(case)
     if operator is None or any(arg.mutated for arg in case.op.args):
         why = "a Python function has no variants" if operator is None else "the op writes to its arguments itself"
-        return [Attempt(case.text, lambda: nothing(case.text, why))]
-    found = list(_variants(operator))
-    if not found:
+        return [Attempt(case.text, lambda: nothing(why))]
+    specs = _variants(operator)
+    if not specs:
         detail = f"there is neither {operator.namespace}::{operator._opname}_ nor an overload out"
-        return [Attempt(case.text, lambda: Finding(case=case.text, verdict="missing", detail=detail))]
-    return [
-        Attempt(f"{name}: {case.text}", lambda name=name, spec=spec: _agrees(bench, case, name, spec))
-        for name, spec in found
-    ]
+        return [Attempt(case.text, lambda: missing(detail))]
+    return [attempt(bench, case, partial(_agrees, spec=spec), spec.full_name) for spec in specs]
 
 
-def _variants(operator: torch._ops.OpOverload) -> list[tuple[str, schemas.OpSpec]]:
-    """Names and schemas of in-place and out= variants whose other arguments are those of the op."""
-    own = [argument.name for argument in operator._schema.arguments]
+def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
+    """In-place and out= variants, whose other arguments are those of the op."""
+    types = {argument.name: str(argument.real_type) for argument in operator._schema.arguments}
     qualified = f"{operator.namespace}::{operator._opname}"
-    made: list[tuple[str, schemas.OpSpec]] = []
-    for name in (f"{qualified}_", qualified, f"{qualified}_out"):
-        for spec in schemas.specs_of(name):
-            names = [arg.name for arg in spec.args]
-            kinds = [arg.kind for arg in spec.args if arg.name in own]
-            same = [str(a.real_type) for a in operator._schema.arguments if a.name in names]
-            types = [arg.type_text for arg in spec.args if arg.name in own]
-            writes = [arg for arg in spec.args if arg.mutated]
-            rest = [arg.name for arg in spec.args if arg.name not in own]
-            fits = bool(writes) and set(own) <= set(names) and same == types and len(kinds) == len(own)
-            if fits and all(arg.mutated for arg in spec.args if arg.name in rest):
-                made.append((spec.full_name, spec))
-    return made
+    specs = [spec for name in (f"{qualified}_", qualified, f"{qualified}_out") for spec in schemas.specs_of(name)]
+    return [spec for spec in specs if _is_variant(spec, types)]
 
 
-def _agrees(bench: Bench, case: Case, name: str, spec: schemas.OpSpec) -> Finding:
+def _is_variant(spec: schemas.OpSpec, types: Mapping[str, str]) -> bool:
+    """Whether an overload that writes has all arguments of the op, and beside them buffers for results alone."""
+    shared = {arg.name: arg.type_text for arg in spec.args if arg.name in types}
+    buffers = [arg for arg in spec.args if arg.name not in types]
+    return shared == types and any(arg.mutated for arg in spec.args) and all(arg.mutated for arg in buffers)
+
+
+def _agrees(bench: Bench, case: Case, *, spec: schemas.OpSpec) -> Finding:
     """One variant against the functional op."""
-    text = f"{name}: {case.text}"
     arguments = bench.arguments(case)
     try:
         wanted = bench.call(case, arguments.copy()).returned
     except Exception as error:  # judged by other points
-        return nothing(text, words(error))
-    namespace, _, op = spec.name.partition("::")
-    function = getattr(getattr(getattr(torch.ops, namespace), op), spec.overload or "default")
-    given = arguments.copy()
-    values = dict(given.values)
-    own = [given.values[arg.name] for arg in spec.args if arg.mutated and arg.name in given.values]
-    looks = [(one.dtype, one.shape) for one in own if isinstance(one, torch.Tensor)]
-    if looks and looks != [(one.dtype, one.shape) for one in wanted]:
-        return nothing(text, "the result does not go into the argument: another dtype or shape")
-    outs = [arg.name for arg in spec.args if arg.mutated and arg.name not in values]
-    if outs:
-        if len(outs) != len(wanted):
-            return nothing(text, "results and buffers for them do not go together")
-        values.update({o: torch.full_like(w, 3) for o, w in zip(outs, wanted, strict=True)})
-    else:
-        outs = [arg.name for arg in spec.args if arg.mutated]
+        return nothing(words(error))
+    forms = [(tensor.dtype, tensor.shape) for tensor in wanted]
+    values = dict(arguments.copy().values)
+    outs = [arg.name for arg in spec.args if arg.mutated]
+    overwritten = [values[name] for name in outs if isinstance(values.get(name), torch.Tensor)]
+    if overwritten and [(tensor.dtype, tensor.shape) for tensor in overwritten] != forms:
+        return nothing("the result does not go into the argument: another dtype or shape")
+    if buffers := [name for name in outs if name not in values]:
+        outs = buffers
+        if len(buffers) != len(wanted):
+            return nothing("results and buffers for them do not go together")
+        values.update({name: torch.full_like(tensor, 3) for name, tensor in zip(buffers, wanted, strict=True)})
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            function(**values)
+            overload_of(spec)(**values)
     except Exception as error:  # ops raise anything
         first = values.get(outs[0])
-        if (
-            wanted
-            and isinstance(first, torch.Tensor)
-            and (first.shape, first.dtype)
-            != (
-                wanted[0].shape,
-                wanted[0].dtype,
-            )
-        ):
-            return nothing(text, f"the result does not fit into {outs[0]}: {words(error)}")
-        return Finding(case=text, verdict="fail", detail=words(error))
-    for out, right in zip(outs, wanted, strict=False):
-        left = values[out]
-        if not isinstance(left, torch.Tensor) or left.dtype != right.dtype or left.shape != right.shape:
-            return Finding(case=text, verdict="fail", detail=f"leaves {out} of another shape or dtype")
-        distance = compare(left, right, right)
+        if forms and isinstance(first, torch.Tensor) and (first.dtype, first.shape) != forms[0]:
+            return nothing(f"the result does not fit into {outs[0]}: {words(error)}")
+        return failed(words(error))
+    for out, tensor, form in zip(outs, wanted, forms, strict=False):
+        written = values[out]
+        if not isinstance(written, torch.Tensor) or (written.dtype, written.shape) != form:
+            return failed(f"leaves {out} of another shape or dtype")
+        distance = compare(written, tensor, tensor)
         if not distance.fits:
-            return Finding(case=text, verdict="fail", detail=f"{out}: {distance.where}")
-    return Finding(case=text, verdict="pass", detail=name)
+            return failed(f"{out}: {distance.where}")
+    return passed(spec.full_name)
 
 
-def cpu_fallback(bench: Bench) -> list[Attempt]:
+@of_operator
+def cpu_fallback(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
     """A kernel for the CPU."""
-    return _asked(bench, _cpu)
-
-
-def _cpu(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
     there = torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.name(), "CPU")
-    return Finding(
-        case=case.text, verdict="pass" if there else "missing", detail="" if there else "no kernel for the CPU"
-    )
+    return passed() if there else missing("no kernel for the CPU")
 
 
-def autocast(bench: Bench) -> list[Attempt]:
+@of_operator
+def autocast(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
     """A cast policy for the device, or for none in particular."""
-    return _asked(bench, _autocast)
-
-
-def _autocast(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
     keys = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
     key = keys.get(bench.device.type, "AutocastPrivateUse1")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     if has(operator.name(), key):
-        return Finding(case=case.text, verdict="pass", detail=f"a kernel for {key}")
-    if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
-        return Finding(case=case.text, verdict="pass", detail="made of other ops, which have theirs")
-    return Finding(case=case.text, verdict="missing", detail=f"no kernel for {key}: dtypes are taken as they come")
+        return passed(f"a kernel for {key}")
+    if has(operator.name(), "CompositeImplicitAutograd"):
+        return passed("made of other ops, which have theirs")
+    return missing(f"no kernel for {key}: dtypes are taken as they come")
 
 
-def vmap(bench: Bench) -> list[Attempt]:
+@of_operator
+def vmap(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
     """torch.vmap against a loop."""
-    return _asked(bench, _vmap)
-
-
-def _vmap(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
-    text = case.text
     arguments = bench.arguments(case)
     if arguments.written:
-        return nothing(text, "the op writes to its arguments")
+        return nothing("the op writes to its arguments")
     tensors = arguments.tensors()
     if not tensors or any(isinstance(value, list) for value in arguments.values.values()):
-        return nothing(text, "lists of tensors are not batched here" if tensors else "no tensor among the arguments")
-    batches = [
-        torch.stack([t + i if t.is_floating_point() and t.itemsize > 1 else t for i in range(BATCH)]) for t in tensors
-    ]
+        return nothing("lists of tensors are not batched here" if tensors else "no tensor among the arguments")
+    batches = [torch.stack([t + i if is_float(t) else t for i in range(BATCH)]) for t in tensors]
 
-    def call(*given: torch.Tensor) -> Any:
-        by_place = dict(zip(map(id, tensors), given, strict=True))
-        changed: Arguments = arguments.changed(lambda t: by_place.get(id(t), t))
+    def call(*values: torch.Tensor) -> Any:
+        by_tensor = dict(zip(map(id, tensors), values, strict=True))
+        changed = arguments.changed(lambda t: by_tensor.get(id(t), t))
         return bench.call_of(case, changed)()
 
     try:
         with torch.no_grad():
             loop = [list(flattened(call(*(batch[i] for batch in batches)))) for i in range(BATCH)]
     except Exception as error:  # judged by other points
-        return nothing(text, words(error))
+        return nothing(words(error))
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = list(flattened(torch.vmap(call, randomness="same")(*batches)))
+            batched = list(flattened(torch.vmap(call, randomness="same")(*batches)))
     except Exception as error:  # no batching rule, or one that raises
-        return Finding(case=text, verdict="missing", detail=words(error))
-    if torch.Tag.nondeterministic_seeded in operator.tags:
-        return Finding(case=text, verdict="pass", detail="random: values are not compared")
-    for place, one in enumerate(made):
-        parts = [results[place] for results in loop]
-        if not isinstance(one, torch.Tensor) or not all(isinstance(part, torch.Tensor) for part in parts):
+        return missing(words(error))
+    if bench.is_random(case):
+        return passed("random: values are not compared")
+    for batch, parts in zip(batched, zip(*loop, strict=True), strict=True):
+        if not all(isinstance(tensor, torch.Tensor) for tensor in (batch, *parts)):
             continue
         wanted = torch.stack(parts)
-        distance = compare(one, wanted, wanted, terms=float(max(t.numel() for t in tensors)))
+        distance = compare(batch, wanted, wanted, terms=float(max(t.numel() for t in tensors)))
         if not distance.fits:
-            return Finding(case=text, verdict="fail", detail=f"not what a loop gives: {distance.where}")
-    return Finding(case=text, verdict="pass", detail="as a loop")
+            return failed(f"not what a loop gives: {distance.where}")
+    return passed("as a loop")
 
 
-def onnx_export(bench: Bench) -> list[Attempt]:
+@of_operator
+def onnx_export(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
     """A translation to ONNX."""
-    return _asked(bench, _onnx)
-
-
-def _onnx(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
-    name = f"{operator.namespace}::{operator._opname}"
     try:
         from torch.onnx._internal.torchscript_exporter import registration, utils
     except ImportError:
-        return nothing(case.text, "this torch does not tell what it exports")
+        return nothing("this torch does not tell what it exports")
     utils._setup_trace_module_map  # noqa: B018 - the import above registers what torch ships
 
-    there = registration.registry.is_registered_op(name, 18)
-    return Finding(
-        case=case.text,
-        verdict="pass" if there else "missing",
-        detail="" if there else "no symbolic function is registered",
-    )
+    there = registration.registry.is_registered_op(f"{operator.namespace}::{operator._opname}", 18)
+    return passed() if there else missing("no symbolic function is registered")

@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench, results_of, widened
+from opreplay.replay.check.calling.calls import Arguments, Bench, BothRefuse, NotApplicable, results_of, widened
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
+from opreplay.replay.ir.reasons import NotReplayable
 
 MOST_PEAK = 1 << 29
 """Bytes that a case of many elements may take at its peak, in float64; to compare its results takes some times that."""
-SMALLER_REFUSED = "smaller ones are refused"
-"""How the reason begins where it is no size of memory."""
 MOST_SECONDS = 4.0
 """That one call of such a case may take: op and reference are called several times within the limit of a case."""
 
@@ -33,25 +34,26 @@ def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool =
         backend.synchronize(device)
         backend.reset_peak_memory_stats(device)
         before = backend.memory_allocated(device)
-        found = results_of(call, copy)
+        results = results_of(call, copy)
         backend.synchronize(device)
         peak = backend.max_memory_allocated(device) - before
     else:
         with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            found = results_of(call, copy)
-        peak = level = 0
+            results = results_of(call, copy)
         events: Any = profile.profiler
-        for event in sorted(events.kineto_results.events(), key=lambda event: event.start_ns()):
-            if event.name() == "[memory]":
-                level += event.nbytes()
-                peak = max(peak, level)
-    results = sum(one.numel() * one.itemsize for one in found.returned)
-    given = sum(one.numel() * one.itemsize for one in copy.tensors())
-    return max(0, int(peak) - results), given + results
+        ordered = sorted(events.kineto_results.events(), key=lambda event: event.start_ns())
+        changes = [event.nbytes() for event in ordered if event.name() == "[memory]"]
+        peak = max(itertools.accumulate(changes, initial=0))
+    returned = _bytes(results.returned)
+    return max(0, int(peak) - returned), _bytes(copy.tensors()) + returned
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
 def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> float:
-    """Seconds of a call: of the processor where other programs kept it, of the clock where it had several cores."""
+    """Seconds of a call: of the processor where other programs had it, of the clock where it had several cores."""
     copy = arguments.copy()
     call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
     wall, busy = time.perf_counter(), time.process_time()
@@ -62,7 +64,17 @@ def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bo
     return min(time.perf_counter() - wall, time.process_time() - busy)
 
 
-def too_much(bench: Bench, case: Case) -> str | None:
+def arguments_for(bench: Bench, case: Case) -> Arguments:
+    """The arguments of a case. Raises NotApplicable where they cannot be made, or their call would take too much."""
+    if (reason := too_much(bench, case)) is not None:
+        raise reason
+    try:
+        return bench.arguments(case)
+    except NotReplayable as stopped:
+        raise NotApplicable(f"no arguments can be made: {stopped.reason}") from None
+
+
+def too_much(bench: Bench, case: Case) -> NotApplicable | None:
     """Why a case of many elements is not tried: what it takes, by smaller ones; None where it may be tried.
 
     Memory and time may grow with the square of the elements, as those of attention do: two cases tell how much of them
@@ -70,41 +82,40 @@ def too_much(bench: Bench, case: Case) -> str | None:
     """
     if not case.smaller:
         return None
-    key = f"memory and time of {case.op.id}"
-    if key not in bench.facts_of_op:
-        bench.facts_of_op[key] = tuple(why for why in (_foreseen(bench, case),) if why is not None)
-    return next(iter(bench.facts_of_op[key]), None)
+    if case.op.id not in bench.too_large:
+        bench.too_large[case.op.id] = _foreseen(bench, case)
+    return bench.too_large[case.op.id]
 
 
-def _foreseen(bench: Bench, case: Case) -> str | None:
+def _foreseen(bench: Bench, case: Case) -> NotApplicable | None:
     peaks: list[tuple[int, float]] = []
     times: list[tuple[int, float]] = []
-    for one in case.smaller:
+    for smaller in case.smaller:
         try:
-            arguments = bench.arguments(one)
-            taken = [float(sum(peak_of(bench, one, arguments)))]
-            seconds = [_seconds_of(bench, one, arguments)]
+            arguments = bench.arguments(smaller)
+            peak_bytes = [float(sum(peak_of(bench, smaller, arguments)))]
+            call_s = [_seconds_of(bench, smaller, arguments)]
         except Exception as error:  # what the op refuses is judged by other cases
-            return f"{SMALLER_REFUSED}: {words(error)}"
+            return BothRefuse(f"smaller ones are refused: {words(error)}")
         with contextlib.suppress(Exception):  # it refuses the large case as well, then
             wide = widened(arguments)
-            taken.append(sum(peak_of(bench, one, wide, reference=True)))
-            seconds.append(_seconds_of(bench, one, wide, reference=True))
-        size = sum(tensor.numel() * tensor.itemsize for tensor in arguments.tensors())
-        peaks.append((size, max(taken)))
-        times.append((size, max(seconds)))
+            peak_bytes.append(sum(peak_of(bench, smaller, wide, reference=True)))
+            call_s.append(_seconds_of(bench, smaller, wide, reference=True))
+        size = _bytes(arguments.tensors())
+        peaks.append((size, max(peak_bytes)))
+        times.append((size, max(call_s)))
     if len(peaks) < 2 or not 0 < peaks[0][0] < peaks[1][0]:
         return None
-    wanted = peaks[1][0] * variants.elements(case) / max(1, variants.elements(case.smaller[-1]))
-    if (peak := _continued(peaks, wanted)) > MOST_PEAK:
-        return f"it would take {peak / 1e9:.1f} GB, by what smaller ones take"
-    if (seconds_wanted := _continued(times, wanted)) > MOST_SECONDS:
-        return f"a call would take {seconds_wanted:.0f} s, by what smaller ones take"
+    size = peaks[1][0] * variants.elements(case) / max(1, variants.elements(case.smaller[-1]))
+    if (peak := _continued(peaks, size)) > MOST_PEAK:
+        return NotApplicable(f"it would take {peak / 1e9:.1f} GB, by what smaller ones take")
+    if (seconds := _continued(times, size)) > MOST_SECONDS:
+        return NotApplicable(f"a call would take {seconds:.0f} s, by what smaller ones take")
     return None
 
 
-def _continued(taken: list[tuple[int, float]], size: float) -> float:
-    """What is taken at a size, by two smaller ones: linear · size + square · size²."""
-    (few, least), (more, most) = taken
-    square = max(0.0, (most / more - least / few) / (more - few))
-    return size * (most / more + square * (size - more))
+def _continued(measured: list[tuple[int, float]], size: float) -> float:
+    """What a call takes at a size, by two smaller ones: linear · size + square · size²."""
+    (small, of_small), (large, of_large) = measured
+    square = max(0.0, (of_large / large - of_small / small) / (large - small))
+    return size * (of_large / large + square * (size - large))

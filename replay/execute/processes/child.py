@@ -17,8 +17,16 @@ from time import monotonic
 
 import msgspec
 
-from opreplay.replay.execute.messages import PassDone, Ready, Refused, Reply, SequenceOutcome, SharedStepOutcome
-from opreplay.replay.execute.ranks.messages import RankConfig, RankReply
+from opreplay.replay.execute.messages import (
+    PassDone,
+    RankConfig,
+    RankReply,
+    Ready,
+    Refused,
+    Reply,
+    SequenceOutcome,
+    SharedStepOutcome,
+)
 from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import FROM_OUTSIDE

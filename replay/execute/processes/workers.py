@@ -18,9 +18,8 @@ from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
-from opreplay.replay.execute.messages import PassDone, Ready, SharedStepOutcome
+from opreplay.replay.execute.messages import PassDone, RankReply, Ready, SharedStepOutcome
 from opreplay.replay.execute.processes.child import GRACE_S, STARTS, Child
-from opreplay.replay.execute.ranks.messages import RankReply
 from opreplay.replay.execute.sequence.passes import BEAT
 from opreplay.replay.host.channel import Unnamed
 from opreplay.replay.ir.reasons import Reason

@@ -9,9 +9,9 @@ from math import inf
 
 import msgspec
 
+from opreplay.replay.execute.messages import RankConfig
 from opreplay.replay.execute.processes.child import Child
 from opreplay.replay.execute.processes.workers import Death, Workers
-from opreplay.replay.execute.ranks.messages import RankConfig
 from opreplay.replay.host.channel import Unnamed
 from opreplay.replay.ir.reasons import Reason
 

@@ -15,11 +15,11 @@ import msgspec
 from opreplay.replay.collectives.mapping import Share, TooFewRanks, mapped
 from opreplay.replay.collectives.model import Collective, Replayed, WaitBy
 from opreplay.replay.execute.measure import scaled, summarize
+from opreplay.replay.execute.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.processes.lanes import Decide, Engine
 from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.replay.execute.ranks.crew import reason_of
-from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome, unable
 

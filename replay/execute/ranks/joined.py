@@ -17,12 +17,11 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from opreplay.replay.execute.messages import Ready
+from opreplay.replay.execute.messages import RankConfig, RankReply, RankTask, Ready
 from opreplay.replay.execute.processes.child import GRACE_S, START_S, Child
 from opreplay.replay.execute.processes.workers import Peer, Workers, readable
 from opreplay.replay.execute.ranks.crew import device_of_rank
 from opreplay.replay.execute.ranks.launched import Launched
-from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 

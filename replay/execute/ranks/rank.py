@@ -17,8 +17,15 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.execute.messages import Ready, Refused, SharedStep, SharedStepOutcome
-from opreplay.replay.execute.ranks.messages import RankConfig, RankReply, RankTask
+from opreplay.replay.execute.messages import (
+    RankConfig,
+    RankReply,
+    RankTask,
+    Ready,
+    Refused,
+    SharedStep,
+    SharedStepOutcome,
+)
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import die_with, limit_files, limit_memory
 from opreplay.replay.ir.reasons import NotReplayable, reason_for

@@ -17,14 +17,13 @@ import msgspec
 
 from opreplay.replay.collectives.mapping import Share, TooFewRanks, mapped
 from opreplay.replay.collectives.model import Collective
-from opreplay.replay.execute.messages import SequenceTask, SharedCall, SharedStep, SharedStepOutcome
+from opreplay.replay.execute.messages import RankConfig, SequenceTask, SharedCall, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.lanes import Decide
 from opreplay.replay.execute.processes.sequence_engine import Blame, SequenceEngine
 from opreplay.replay.execute.processes.workers import Death, Heartbeats
 from opreplay.replay.execute.ranks.crew import local_ranks, reason_of
 from opreplay.replay.execute.ranks.engine import outcome_of
-from opreplay.replay.execute.ranks.messages import RankConfig
 from opreplay.replay.ir.model import Assumption, CollectiveCall, Reason, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.plan.step.beside import with_collectives_beside, without_calls
 from opreplay.replay.results.outcome import Outcome, unable

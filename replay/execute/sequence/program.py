@@ -239,11 +239,13 @@ class Program:
             refill = [output for output, result in enumerate(results) if not self._tools.is_finite(result)]
             if refill:
                 self._refill[place] = refill
+        self._refill_results([results[output] for output in refill or () if output < len(results)])
+
+    def _refill_results(self, tensors: Sequence[Any]) -> None:
         started = perf_counter()
-        for output in refill or ():
-            if output < len(results):
-                self._tools.refill(results[output])
-                self.refilled += 1
+        for tensor in tensors:
+            self._tools.refill(tensor)
+        self.refilled += len(tensors)
         self.aside_s += perf_counter() - started
 
     def _made(self, fill: Fill) -> list[Any]:

@@ -1,4 +1,4 @@
-"""torch_npu's activations and softmaxes with their gradients, and elementwise odds and ends (`npu::*`)."""
+"""torch_npu's activations, softmaxes and dropout with their gradients, and casts (`npu::*`)."""
 
 from __future__ import annotations
 
@@ -268,3 +268,71 @@ def prefetch(self: Tensor) -> None:
 def one_(self: Tensor) -> Tensor:
     """Fills with ones."""
     return self.fill_(1)
+
+
+@stands_for("npu::npu_swiglu")
+def npu_swiglu(self: Tensor, dim: int) -> Tensor:
+    """silu(first half) · second half along dim."""
+    gate, up = self.chunk(2, dim=dim)
+    return F.silu(gate) * up
+
+
+@stands_for("npu::npu_swiglu_backward")
+def npu_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
+    """Gradient of npu_swiglu."""
+    gate, up = self.chunk(2, dim=dim)
+    share = torch.sigmoid(gate)
+    dgate = grad_output * up * share * (1 + gate * (1 - share))
+    return torch.cat((dgate, grad_output * gate * share), dim=dim)
+
+
+@stands_for("npu::npu_fast_gelu")
+def npu_fast_gelu(self: Tensor) -> Tensor:
+    """x · sigmoid(1.702 x)."""
+    return self * torch.sigmoid(1.702 * self)
+
+
+@stands_for("npu::npu_gelu")
+def npu_gelu(self: Tensor, approximate: str) -> Tensor:
+    """GELU."""
+    return F.gelu(self, approximate=approximate or "none")
+
+
+@stands_for("npu::_npu_dtype_cast", "npu::npu_dtype_cast")
+def npu_dtype_cast(self: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in another dtype."""
+    return self.to(dtype, copy=True)
+
+
+_BITS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+_MASK_BITS = 128
+
+
+def _fake_dropout(self: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(self), self.new_empty((mask_bytes(self.numel()),), dtype=torch.uint8)
+
+
+def mask_bytes(elements: int) -> int:
+    """Bytes of a packed mask: one bit an element, rounded up to 128 bits."""
+    return -(-elements // _MASK_BITS) * _MASK_BITS // 8
+
+
+@stands_for("npu::_npu_dropout", fake=_fake_dropout)
+def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """(self with each element kept with probability 1 − p and scaled, packed mask uint8, first element in bit 0)."""
+    mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
+    scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
+    out = self * mask_bits[: self.numel()].reshape(self.shape) * scale
+    weights = torch.tensor(_BITS, device=self.device, dtype=torch.int32)
+    return out.to(self.dtype), (mask_bits.reshape(-1, 8) * weights).sum(-1).to(torch.uint8)
+
+
+@stands_for("npu::npu_dropout_backward")
+def npu_dropout_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
+    """grad_output where the packed mask has a one, scaled as in the forward pass."""
+    weights = torch.tensor(_BITS, device=mask.device, dtype=torch.uint8)
+    mask_bits = (mask.unsqueeze(-1) & weights).flatten()[: grad_output.numel()] != 0
+    scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
+    return (grad_output * mask_bits.reshape(grad_output.shape) * scale).to(grad_output.dtype)

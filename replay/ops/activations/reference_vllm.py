@@ -12,6 +12,7 @@ from torch import Tensor
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.activations import gated, gelu_quick, gelu_tanh, swiglu_oai
 from opreplay.replay.ops.maths.quantize import to_quantized
+from opreplay.replay.ops.quantisation.reference_vllm import group_fp8_quant
 
 _GATED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "silu_and_mul": ("result", F.silu),
@@ -86,3 +87,9 @@ def silu_and_mul_with_clamp(result: Tensor, input: Tensor, limit: float, alpha: 
 def silu_and_mul_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
     """silu_and_mul, then one fp8 scale for the whole tensor."""
     result.copy_(to_quantized(gated(input.float(), F.silu), scale, result.dtype))
+
+
+@stands_for("vllm::rocm_aiter_act_mul_and_fp8_group_quant")
+def act_mul_and_fp8_group_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """silu_and_mul, then as group_fp8_quant."""
+    return group_fp8_quant(gated(x, F.silu), group_size)

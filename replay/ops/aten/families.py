@@ -22,18 +22,17 @@ family(
         aten::divide aten::divide_ aten::erfinv aten::erfinv_ aten::float_power aten::float_power_ aten::floor_divide
         aten::floor_divide_ aten::fmod aten::fmod_ aten::grid_sampler aten::grid_sampler_2d
         aten::grid_sampler_2d_backward aten::grid_sampler_3d aten::grid_sampler_3d_backward aten::igamma aten::igamma_
-        aten::igammac aten::igammac_ aten::kl_div aten::kl_div_backward aten::lgamma aten::lgamma_ aten::log
-        aten::log10 aten::log10_ aten::log1p aten::log1p_ aten::log2 aten::log2_ aten::log_ aten::logit aten::logit_
+        aten::igammac aten::igammac_ aten::kl_div aten::kl_div_backward aten::lgamma aten::lgamma_ aten::log aten::log10
+        aten::log10_ aten::log1p aten::log1p_ aten::log2 aten::log2_ aten::log_ aten::logit aten::logit_
         aten::logit_backward aten::mul_ aten::multinomial aten::multiply_ aten::mvlgamma aten::mvlgamma_
-        aten::nanquantile aten::normal aten::normal_ aten::poisson aten::polygamma aten::polygamma_ aten::pow
-        aten::pow_ aten::quantile aten::reciprocal aten::reciprocal_ aten::remainder aten::remainder_ aten::rsqrt
-        aten::rsqrt_ aten::sigmoid_backward aten::special_bessel_y0 aten::special_bessel_y1 aten::special_digamma
-        aten::special_entr aten::special_erfinv aten::special_gammainc aten::special_gammaincc aten::special_gammaln
-        aten::special_log1p aten::special_logit aten::special_modified_bessel_k0 aten::special_modified_bessel_k1
-        aten::special_multigammaln aten::special_ndtri aten::special_polygamma aten::special_psi
-        aten::special_scaled_modified_bessel_k0 aten::special_scaled_modified_bessel_k1 aten::special_xlog1py
-        aten::special_xlogy aten::special_zeta aten::sqrt aten::sqrt_ aten::tanh_backward aten::true_divide
-        aten::true_divide_ aten::xlogy aten::xlogy_
+        aten::nanquantile aten::normal aten::normal_ aten::poisson aten::polygamma aten::polygamma_ aten::pow aten::pow_
+        aten::quantile aten::reciprocal aten::reciprocal_ aten::remainder aten::remainder_ aten::rsqrt aten::rsqrt_
+        aten::sigmoid_backward aten::special_bessel_y0 aten::special_bessel_y1 aten::special_digamma aten::special_entr
+        aten::special_erfinv aten::special_gammainc aten::special_gammaincc aten::special_gammaln aten::special_log1p
+        aten::special_logit aten::special_modified_bessel_k0 aten::special_modified_bessel_k1 aten::special_multigammaln
+        aten::special_ndtri aten::special_polygamma aten::special_psi aten::special_scaled_modified_bessel_k0
+        aten::special_scaled_modified_bessel_k1 aten::special_xlog1py aten::special_xlogy aten::special_zeta aten::sqrt
+        aten::sqrt_ aten::tanh_backward aten::true_divide aten::true_divide_ aten::xlogy aten::xlogy_
         aten::_scaled_dot_product_cudnn_attention_backward inputs=attention_backward
         aten::_scaled_dot_product_efficient_attention_backward inputs=attention_backward
         aten::_scaled_dot_product_flash_attention_backward inputs=attention_backward
@@ -43,8 +42,7 @@ family(
         aten::_fused_sdp_choice aten::_masked_softmax aten::_scaled_dot_product_attention_math inputs=attention_mask
         aten::_scaled_dot_product_cudnn_attention aten::_scaled_dot_product_efficient_attention inputs=attention_mask
         aten::_scaled_dot_product_flash_attention_for_cpu inputs=attention_mask
-        aten::_scaled_dot_product_fused_attention_overrideable inputs=attention_mask
-        aten::scaled_dot_product_attention inputs=attention_mask
+        aten::_scaled_dot_product_fused_attention_overrideable aten::scaled_dot_product_attention inputs=attention_mask
         aten::_pack_padded_sequence_backward aten::_pad_packed_sequence aten::gru aten::lstm inputs=batch_sizes
         aten::quantized_gru aten::quantized_lstm aten::rnn_relu aten::rnn_tanh inputs=batch_sizes
         aten::_convert_indices_from_coo_to_csr aten::_convert_indices_from_csr_to_coo inputs=compressed
@@ -61,16 +59,15 @@ family(
         aten::_unique aten::_unique2 aten::argsort aten::kthvalue aten::median aten::mode aten::msort inputs=few_ties
         aten::sort aten::topk aten::unique_dim inputs=few_ties
         aten::bincount aten::cross_entropy_loss aten::embedding aten::embedding_backward inputs=index
-        aten::embedding_dense_backward aten::embedding_renorm_ aten::embedding_sparse_backward inputs=index
-        aten::gather aten::gather_backward aten::index_add aten::index_add_ aten::index_copy inputs=index
-        aten::index_copy_ aten::index_fill aten::index_fill_ aten::index_reduce aten::index_reduce_ inputs=index
-        aten::index_select aten::index_select_backward aten::multi_margin_loss inputs=index
-        aten::multi_margin_loss_backward aten::multilabel_margin_loss_backward inputs=index
-        aten::multilabel_margin_loss_forward aten::nll_loss aten::nll_loss2d aten::nll_loss2d_backward inputs=index
-        aten::nll_loss2d_forward aten::nll_loss_backward aten::nll_loss_forward aten::nll_loss_nd inputs=index
-        aten::one_hot aten::put aten::put_ aten::scatter aten::scatter_ aten::scatter_add inputs=index
-        aten::scatter_add_ aten::scatter_reduce aten::scatter_reduce_ aten::take aten::take_along_dim inputs=index
-        aten::tensor_split aten::value_selecting_reduction_backward inputs=index
+        aten::embedding_dense_backward aten::embedding_renorm_ aten::embedding_sparse_backward aten::gather inputs=index
+        aten::gather_backward aten::index_add aten::index_add_ aten::index_copy aten::index_copy_ inputs=index
+        aten::index_fill aten::index_fill_ aten::index_reduce aten::index_reduce_ aten::index_select inputs=index
+        aten::index_select_backward aten::multi_margin_loss aten::multi_margin_loss_backward inputs=index
+        aten::multilabel_margin_loss_backward aten::multilabel_margin_loss_forward aten::nll_loss inputs=index
+        aten::nll_loss2d aten::nll_loss2d_backward aten::nll_loss2d_forward aten::nll_loss_backward inputs=index
+        aten::nll_loss_forward aten::nll_loss_nd aten::one_hot aten::put aten::put_ aten::scatter inputs=index
+        aten::scatter_ aten::scatter_add aten::scatter_add_ aten::scatter_reduce aten::scatter_reduce_ inputs=index
+        aten::take aten::take_along_dim aten::tensor_split aten::value_selecting_reduction_backward inputs=index
         aten::_index_put_impl_ aten::index aten::index_put aten::index_put_ inputs=index_list
         aten::_jagged_to_padded_dense_forward aten::_padded_dense_to_jagged_forward inputs=jagged
         aten::argwhere aten::count_nonzero aten::masked_fill aten::masked_fill_ aten::masked_select inputs=mask
@@ -83,12 +80,7 @@ family(
         aten::linalg_ldl_solve aten::linalg_lu_solve aten::lu_solve aten::lu_unpack inputs=pivots
         aten::adaptive_max_pool2d_backward aten::adaptive_max_pool3d_backward inputs=pool_indices
         aten::max_pool2d_with_indices_backward aten::max_pool3d_with_indices_backward inputs=pool_indices
-        aten::_dyn_quant_matmul_4bit aten::_fake_quantize_learnable_per_channel_affine inputs=quantized
-        aten::_fake_quantize_learnable_per_tensor_affine inputs=quantized
-        aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams aten::_int_mm inputs=quantized
-        aten::_weight_int4pack_mm aten::_weight_int4pack_mm_for_cpu aten::_weight_int8pack_mm inputs=quantized
-        aten::fake_quantize_per_channel_affine aten::fake_quantize_per_channel_affine_cachemask inputs=quantized
-        aten::fake_quantize_per_tensor_affine aten::quantize_per_channel aten::quantize_per_tensor inputs=quantized
+        aten::_dyn_quant_matmul_4bit aten::_weight_int4pack_mm aten::_weight_int4pack_mm_for_cpu inputs=quantized
         aten::repeat_interleave inputs=repeats
         aten::_log_softmax_backward_data aten::_masked_softmax_backward inputs=saved_softmax
         aten::_softmax_backward_data inputs=saved_softmax
@@ -102,6 +94,14 @@ family(
         aten::linalg_inv aten::linalg_inv_ex aten::linalg_lu aten::linalg_lu_factor_ex inputs=well_conditioned
         aten::linalg_solve aten::linalg_solve_ex aten::linalg_solve_triangular inputs=well_conditioned
         aten::triangular_solve inputs=well_conditioned
+        aten::_int_mm aten::_weight_int8pack_mm inputs=quantized role=scaled_product
+        aten::_fake_quantize_learnable_per_channel_affine inputs=quantized role=affine
+        aten::_fake_quantize_learnable_per_tensor_affine inputs=quantized role=affine
+        aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams inputs=quantized role=affine
+        aten::fake_quantize_per_channel_affine inputs=quantized role=affine
+        aten::fake_quantize_per_channel_affine_cachemask inputs=quantized role=affine
+        aten::fake_quantize_per_tensor_affine aten::quantize_per_channel inputs=quantized role=affine
+        aten::quantize_per_tensor inputs=quantized role=affine
     """,
     inputs="domain",
 )

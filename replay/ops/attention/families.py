@@ -14,12 +14,14 @@ family(
     """
         aiter::_flash_attn_forward aiter::fmha_v3_fwd flash_attn::_flash_attn_forward
         aiter::fmha_v3_varlen_fwd aiter::mha_varlen_fwd flash_attn::_flash_attn_varlen_forward inputs=paged_attention
-        flash_attn_3::_flash_attn_forward like=flash_attn_3::fwd q_v=qv is_causal=causal inputs=paged_attention
         flash_attn_3::fwd sglang::flash_attn_varlen_func_op inputs=paged_attention
         xformers::efficient_attention_forward_cutlass xformers_flash3::flash_fwd inputs=paged_attention
         xformers_flash::flash_fwd inputs=paged_attention
-        aiter::mha_fwd vllm::flash_attn_maxseqlen_wrapper vllm::torch_sdpa_wrapper inputs=row_numbers
-        vllm::triton_attn_wrapper vllm::xformers_attn_seqlens_wrapper inputs=row_numbers
+        flash_attn_3::_flash_attn_forward like=flash_attn_3::fwd q_v=qv is_causal=causal inputs=paged_attention
+        aiter::mha_fwd inputs=row_numbers role=dense_sequences
+        vllm::flash_attn_maxseqlen_wrapper vllm::triton_attn_wrapper inputs=row_numbers role=packed_images
+        vllm::torch_sdpa_wrapper inputs=row_numbers role=image_cuts
+        vllm::xformers_attn_seqlens_wrapper inputs=row_numbers role=image_lengths
     """,
     cost=attention.heads_third,
 )
@@ -66,9 +68,12 @@ family(
         _C::paged_attention_v1 _C::paged_attention_v2 _rocm_C::paged_attention _vllm_fa2_C::fwd_kvcache
         _vllm_fa2_C::varlen_fwd _vllm_fa3_C::fwd aiter::mha_batch_prefill aiter::pa_fwd_asm
         aiter::paged_attention_ragged npu::_npu_paged_attention npu::npu_fused_infer_attention_score
-        npu::npu_incre_flash_attention npu::npu_prompt_flash_attention vllm::flash_attn_varlen_func
-        vllm::flash_attn_with_kvcache vllm::unified_attention vllm::unified_attention_with_output
-        vllm::unified_mla_attention vllm::unified_mla_attention_with_output
+        npu::npu_incre_flash_attention npu::npu_prompt_flash_attention sglang::unified_attention_with_output
+        sglang_profiler::attention_paged_attention_ragged sglang_profiler::mha__mha_batch_prefill
+        vllm::flash_attn_varlen_func vllm::flash_attn_with_kvcache vllm::unified_attention
+        vllm::unified_attention_with_output vllm::unified_mla_attention vllm::unified_mla_attention_with_output
+        sgl_kernel::fwd like=_vllm_fa3_C::fwd s_aux=sinks
+        vllm::rocm_aiter_mla_decode_fwd inputs=row_numbers role=paged_latent
     """,
     cost=paged.paged,
     inputs="paged_attention",
@@ -86,6 +91,7 @@ family(
     "merged attention",
     """
         _C::merge_attn_states flash_attn_3::fwd_combine npu::npu_attention_update npu::npu_ring_attention_update
+        sgl_kernel::merge_state sgl_kernel::merge_state_v2
     """,
     cost=shared.merged_attention,
 )
@@ -96,4 +102,14 @@ family(
         aiter::paged_attention_rocm aiter::paged_attention_v1 sgl_kernel::cutlass_mla_decode
     """,
     inputs="paged_attention",
+)
+family(
+    "attention",
+    "one kernel over the widest tensor",
+    """
+        sglang_profiler::forward_batch_info_compute_position kernel=Cumsum
+        sglang_profiler::forward_batch_info_compute_position_triton kernel=Cumsum
+    """,
+    kernels=shared.widest,
+    inputs="new_tokens",
 )

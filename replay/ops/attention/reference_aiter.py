@@ -272,3 +272,24 @@ def pa_fwd_asm(
     if out_ is not None:
         out_.copy_(result)
     return result
+
+
+@stands_for("vllm::rocm_aiter_mla_decode_fwd")
+def mla_decode(
+    q: Tensor,
+    kv_buffer: Tensor,
+    o: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor | None,
+    kv_indices: Tensor | None,
+    kv_last_page_lens: Tensor | None,
+    sm_scale: float,
+    logit_cap: float,
+) -> None:
+    """o [T, H, rank] of q [T, H, rank + rope] over latent pages [P, page, 1, rank + rope]; values are the rank part."""
+    if kv_indptr is None or kv_indices is None:
+        raise ValueError("kv_indptr and kv_indices are needed")
+    pages = kv_buffer if kv_buffer.dim() == 4 else kv_buffer.unsqueeze(-2)
+    pairs = csr_keys_values(pages, pages[..., : o.shape[-1]], kv_indptr, kv_indices, kv_last_page_lens)
+    rules = Rules(scale=sm_scale, causal=True, softcap=logit_cap)
+    o.copy_(attend_packed(q, pairs, ends(qo_indptr, q.shape[0], "qo_indptr"), rules)[0])

@@ -132,7 +132,7 @@ def vllm_fa3_fwd(
     q_descale: Tensor | None,
     k_descale: Tensor | None,
     v_descale: Tensor | None,
-    softmax_scale: float,
+    softmax_scale: float | None,
     is_causal: bool,
     window_size_left: int,
     window_size_right: int,
@@ -142,7 +142,7 @@ def vllm_fa3_fwd(
 ) -> list[Tensor]:
     """[out, softmax_lse, two empty accumulators]; q packed [T, H, D] with cu_seqlens_q, or [B, S, H, D] without.
 
-    Descales of fp8 operands are averaged over batch and heads.
+    The scale defaults to 1/√D; descales of fp8 operands are averaged over batch and heads.
     """
     for condition, what in (
         (k_new is not None, "k_new"),
@@ -152,7 +152,7 @@ def vllm_fa3_fwd(
         (cp_world_size > 1, "context parallelism"),
     ):
         _refuse(condition, what)
-    scale = softmax_scale
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if q.dtype.itemsize == 1:
         scale *= float((1 if q_descale is None else q_descale.mean()) * (1 if k_descale is None else k_descale.mean()))
     rules = Rules(

@@ -46,7 +46,6 @@ def fa3_fwd(
     softcap: float,
 ) -> _Four:
     """(out, softmax_lse, two empty accumulators); see `_vllm_fa3_C::fwd`. The scale defaults to 1/√D."""
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     found = vllm_fa3_fwd(
         q,
         k,
@@ -63,7 +62,7 @@ def fa3_fwd(
         q_descale,
         k_descale,
         v_descale,
-        scale,
+        softmax_scale,
         is_causal,
         window_size_left,
         window_size_right,
@@ -163,17 +162,6 @@ def fwd_kvcache(
     return [result, torch.stack(sums)]
 
 
-def _segments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float | None) -> Tensor:
-    """q, k, v [B, S, H, D] attended in each segment of the flattened tokens, not causally; shape as q."""
-    rules = Rules(scale=q.shape[-1] ** -0.5 if scale is None else scale)
-    if cu_seqlens is None:
-        return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
-    rows, keys, values = (x.flatten(0, 1) if x.dim() == 4 else x for x in (q, k, v))
-    bounds = ends(cu_seqlens, rows.shape[0], "cu_seqlens")
-    pairs = [(keys[bounds[i] : bounds[i + 1]], values[bounds[i] : bounds[i + 1]]) for i in range(len(bounds) - 1)]
-    return attend_packed(rows, pairs, bounds, rules)[0].reshape(q.shape)
-
-
 def _fake_segments(q: Tensor) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
@@ -185,14 +173,20 @@ def vision_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """A vision encoder's attention: q, k, v [B, S, H, D], segments of the flattened tokens by cu_seqlens."""
-    return _segments(q, k, v, cu_seqlens, scale)
+    rules = Rules(scale=q.shape[-1] ** -0.5 if scale is None else scale)
+    if cu_seqlens is None:
+        return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
+    rows, keys, values = (x.flatten(0, 1) if x.dim() == 4 else x for x in (q, k, v))
+    bounds = ends(cu_seqlens, rows.shape[0], "cu_seqlens")
+    pairs = [(keys[bounds[i] : bounds[i + 1]], values[bounds[i] : bounds[i + 1]]) for i in range(len(bounds) - 1)]
+    return attend_packed(rows, pairs, bounds, rules)[0].reshape(q.shape)
 
 
 @stands_for("vllm::xformers_attn_seqlens_wrapper", fake=_fake_segments)
 def vision_attention_lengths(q: Tensor, k: Tensor, v: Tensor, seqlens: Tensor) -> Tensor:
     """As the others, by the segments' lengths."""
     bounds = torch.cat((seqlens.new_zeros(1), seqlens.cumsum(0)))
-    return _segments(q, k, v, bounds, None)
+    return vision_attention(q, k, v, bounds)
 
 
 @stands_for("vllm::flash_attn_varlen_func", lacking=("causal",), fake=lambda q: torch.empty_like(q))

@@ -121,10 +121,10 @@ def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tenso
 @stands_for("vllm::unified_mla_attention_with_output", assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor, output: Tensor) -> None:
     """As unified_mla_attention; each head's result cut to output's width (the up-projection is the layer's own)."""
-    found = unified_mla_attention(q, kv_c_normed, k_pe).flatten(1)
+    attended = unified_mla_attention(q, kv_c_normed, k_pe).flatten(1)
     rows = output.reshape(output.shape[0], -1)
-    width = min(rows.shape[1], found.shape[1])
-    rows[:, :width] = found[:, :width].to(rows.dtype)
+    width = min(rows.shape[1], attended.shape[1])
+    rows[:, :width] = attended[:, :width].to(rows.dtype)
     output.copy_(rows.reshape(output.shape))
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from opreplay.replay.ops.costs.moves import movement
-from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.vendor import shared
 from opreplay.replay.ops.table import family
 
@@ -12,8 +11,12 @@ family(
     "cache",
     "cache copy",
     """
-        _C_cache_ops::copy_blocks _C_cache_ops::copy_blocks_mla _C_cache_ops::swap_blocks
         _C_cache_ops::concat_and_cache_mla inputs=cache_slots
+        aiter::concat_and_cache_mla like=_C_cache_ops::concat_and_cache_mla inputs=cache_slots
+        _C_cache_ops::copy_blocks aiter::copy_blocks role=block_pairs
+        _C_cache_ops::copy_blocks_mla role=latent_block_pairs
+        _C_cache_ops::swap_blocks role=swapped_blocks
+        aiter::swap_blocks like=_C_cache_ops::swap_blocks role=swapped_blocks
     """,
     cost=movement.cache_copy,
     inputs="row_numbers",
@@ -23,54 +26,14 @@ family(
     "cache write",
     """
         _C_cache_ops::reshape_and_cache _C_cache_ops::reshape_and_cache_flash aiter::reshape_and_cache
-        aiter::reshape_and_cache_flash
+        npu::_npu_reshape_and_cache npu::npu_scatter_pa_kv_cache sglang::store_cache
+        aiter::reshape_and_cache_flash like=_C_cache_ops::reshape_and_cache_flash
+        sglang_profiler::memory_pool__set_kv_buffer_impl like=sglang::store_cache
+        sgl_kernel::store_kv_cache like=sglang::store_cache indices=out_loc
+        npu::npu_kv_rmsnorm_rope_cache inputs=row_numbers role=cache_places
     """,
     cost=movement.cache_write,
     inputs="cache_slots",
-)
-family(
-    "cache",
-    "dynamic quantize",
-    """
-        aiter::dynamic_per_tensor_quant
-        aiter::dynamic_per_token_scaled_quant aiter::per_group_quant_hip aiter::per_token_quant_hip inputs=row_numbers
-    """,
-    cost=elementwise.dynamic_quantize,
-)
-family(
-    "cache",
-    "geglu",
-    """
-        aiter::gelu_and_mul aiter::gelu_tanh_and_mul
-    """,
-    cost=elementwise.geglu,
-)
-family(
-    "cache",
-    "quantize",
-    """
-        aiter::static_per_tensor_quant
-    """,
-    cost=elementwise.quantize,
-)
-family(
-    "cache",
-    "rope",
-    """
-        aiter::rope_cached_fwd_impl aiter::rope_fwd_impl
-        aiter::rope_cached_positions_2c_fwd_impl aiter::rope_cached_positions_fwd_impl inputs=positions
-        aiter::rope_cached_positions_offsets_2c_fwd_impl inputs=positions
-        aiter::rope_cached_positions_offsets_fwd_impl inputs=positions
-    """,
-    cost=elementwise.rope,
-)
-family(
-    "cache",
-    "swiglu",
-    """
-        aiter::scaled_silu_and_mul aiter::silu_and_mul
-    """,
-    cost=elementwise.swiglu,
 )
 family(
     "cache",

@@ -13,22 +13,7 @@ from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind
 from opreplay.replay.collectives.names import EXPERTS
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
-from opreplay.replay.ops.table import Cost, costs, costs_like
-
-COLLECTIVES: dict[str, str] = {
-    "c10d::allreduce_": "hcom_allReduce_", "c10d::allreduce_coalesced_": "hcom_allReduce_",
-    "c10d::allgather_": "hcom_allGather_", "c10d::_allgather_base_": "hcom_allGather_",
-    "c10d::allgather_coalesced_": "hcom_allGather_",
-    "c10d::allgather_into_tensor_coalesced_": "hcom_allGather_", "c10d::reduce_scatter_": "hcom_reduceScatter_",
-    "c10d::_reduce_scatter_base_": "hcom_reduceScatter_",
-    "c10d::reduce_scatter_tensor_coalesced_": "hcom_reduceScatter_", "c10d::alltoall_": "hcom_alltoall_",
-    "c10d::alltoall_base_": "hcom_alltoallv_", "c10d::broadcast_": "hcom_broadcast_", "c10d::reduce_": "hcom_reduce_",
-    "c10d::gather_": "hcom_gather_", "c10d::scatter_": "hcom_scatter_", "c10d::send": "hcom_send_",
-    "c10d::recv_": "hcom_receive_", "c10d::recv_any_source_": "hcom_receive_", "c10d::barrier": "hcom_barrier_",
-    "c10d::monitored_barrier_": "hcom_barrier_", "_C_custom_ar::all_reduce": "hcom_allReduce_",
-    "sglang::reg_all_gather_into_tensor": "hcom_allGather_",
-}  # fmt: skip
-"""Ops whose names spell the operation unlike others → HCCL operation."""
+from opreplay.replay.ops.table import costs, costs_like
 
 WORDS: tuple[tuple[str, str], ...] = (
     ("allreduce", "hcom_allReduce_"),
@@ -95,25 +80,26 @@ OF_KINDS: dict[Kind, str] = {
 """Operation → that of HCCL."""
 
 
-def kernel_of(one: Collective) -> KernelCall:
+def kernel_of(collective: Collective) -> KernelCall:
     """The HCCL operation of a collective, with who takes part and how uneven it is."""
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
-    if one.kind in POINT_TO_POINT:
+    if collective.kind in POINT_TO_POINT:
         attrs["world_size"] = 2
-        if one.source is not None and one.target is not None and one.source != one.target:
-            attrs["ranks"] = (one.source, one.target)
+        if collective.source is not None and collective.target is not None and collective.source != collective.target:
+            attrs["ranks"] = (collective.source, collective.target)
     else:
-        if one.group_size is not None:
-            attrs["world_size"] = one.group_size
-        if one.group_ranks:
-            attrs["ranks"] = one.group_ranks
-        parts = one.in_splits or one.out_splits
-        if one.kind == "all_to_all" and len(parts) > 1 and sum(parts):
-            attrs["uneven"] = max(max(s) * len(s) / sum(s) for s in (one.in_splits, one.out_splits) if sum(s))
+        if collective.group_size is not None:
+            attrs["world_size"] = collective.group_size
+        if collective.group_ranks:
+            attrs["ranks"] = collective.group_ranks
+        both = collective.in_splits, collective.out_splits
+        splits = both[0] or both[1]
+        if collective.kind == "all_to_all" and len(splits) > 1 and sum(splits):
+            attrs["uneven"] = max(max(split) * len(split) / sum(split) for split in both if sum(split))
     return KernelCall(
-        type=OF_KINDS[one.kind],
-        inputs=(spec((one.in_elements,), one.dtype),),
-        outputs=(spec((one.out_elements,), one.dtype),),
+        type=OF_KINDS[collective.kind],
+        inputs=(spec((collective.in_elements,), collective.dtype),),
+        outputs=(spec((collective.out_elements,), collective.dtype),),
         attrs=attrs,
     )
 
@@ -135,16 +121,10 @@ def _by_sizes(op: OpView, kind: str) -> int:
     return max(sizes) // min(sizes) if max(sizes) % min(sizes) == 0 and max(sizes) > min(sizes) else 0
 
 
-def _rule(kind: str) -> Cost:
-    def rule(op: OpView) -> Iterable[KernelCall]:
-        return _lowered(op, kind)
-
-    rule.__name__ = f"collective_{kind}"
-    return rule
-
-
-for _name, _kind in COLLECTIVES.items():
-    costs(_name)(_rule(_kind))
+@costs("c10d::alltoall_")
+def all_to_all(op: OpView) -> Iterable[KernelCall]:
+    """Even parts, which HCCL has an operation of its own for."""
+    return _lowered(op, "hcom_alltoall_")
 
 
 @costs_like(*LIKE)
@@ -161,14 +141,14 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
 @costs("record_param_comms")
 def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
     """torch's record of a collective's parameters: which one it is is a string, so the device's kernels tell."""
-    if (one := op.op.collective) is not None:
-        if one.group_size is None and one.kind not in POINT_TO_POINT:
+    if (collective := op.op.collective) is not None:
+        if collective.group_size is None and collective.kind not in POINT_TO_POINT:
             op.note("number of ranks not recorded: one server of 8 assumed")
         op.note("waiting for other ranks is not part of the prediction")
         if EXPERTS in op.op.name:
             kind = "Dispatch" if "dispatch" in op.op.name else "Combine"
-            return [msgspec.structs.replace(kernel_of(one), type=f"MoeDistribute{kind}")]
-        return [kernel_of(one)]
+            return [msgspec.structs.replace(kernel_of(collective), type=f"MoeDistribute{kind}")]
+        return [kernel_of(collective)]
     if not op.tensors:
         return ()
     named = [kind for k in op.op.recorded.kernels if (kind := kind_of(re.sub(r"^nccl\w*?Kernel_?", "", k.name)))]

@@ -65,25 +65,6 @@ def searched(op: OpView) -> Iterable[KernelCall]:
     return _on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
 
 
-@costs(
-    "aten::bincount",
-    "aten::histc",
-    "aten::histogram",
-    "aten::histogramdd",
-    "aten::_histogramdd_bin_edges",
-    "aten::_histogramdd_from_bin_cts",
-    "aten::_histogramdd_from_bin_tensors",
-    "aten::combinations",
-    "aten::segment_reduce",
-    "aten::_segment_reduce_backward",
-    "aten::corrcoef",
-    "aten::cov",
-)
-def counted(op: OpView) -> Iterable[KernelCall]:
-    """A few operations an element."""
-    return _on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))
-
-
 SPARSE = (
     "_to_sparse",
     "_to_sparse_bsc",
@@ -129,7 +110,21 @@ SPARSE = (
 """Changes between dense and sparse, nested or packed layouts."""
 
 
-@costs(*(f"aten::{name}" for name in SPARSE))
-def relayout(op: OpView) -> Iterable[KernelCall]:
-    """A few operations an element; the AI cores have no kernels for such layouts."""
-    return counted(op)
+@costs(
+    "aten::bincount",
+    "aten::histc",
+    "aten::histogram",
+    "aten::histogramdd",
+    "aten::_histogramdd_bin_edges",
+    "aten::_histogramdd_from_bin_cts",
+    "aten::_histogramdd_from_bin_tensors",
+    "aten::combinations",
+    "aten::segment_reduce",
+    "aten::_segment_reduce_backward",
+    "aten::corrcoef",
+    "aten::cov",
+    *(f"aten::{name}" for name in SPARSE),
+)
+def counted(op: OpView) -> Iterable[KernelCall]:
+    """A few operations an element; the AI cores have no kernels for sparse layouts."""
+    return _on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))

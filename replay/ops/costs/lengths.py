@@ -37,8 +37,8 @@ def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
 def contents_of(op: OpView, rows: int) -> Contents:
     """What the sequences of a call amount to; `rows` are the query tokens that the shapes hold."""
     if op.contents is not None and op.contents.pairs is not None:
-        for told in op.contents.notes:
-            op.note(told)
+        for note in op.contents.notes:
+            op.note(note)
         if op.contents.unrecorded:
             op.assume(op.contents.unrecorded)
         return op.contents
@@ -49,9 +49,9 @@ def contents_of(op: OpView, rows: int) -> Contents:
         return _made(rows, sum(listed), sum(max(0.0, each * kv - each * (each - 1) / 2) for kv in listed), len(listed))
     longest = _longest(op, rows)
     if op.op.batch is not None:
-        found = _of_batch(op, op.op.batch, rows, sequences, packed, longest)
-        if found is not None:
-            return found
+        batch_contents = _of_batch(op, op.op.batch, rows, sequences, packed, longest)
+        if batch_contents is not None:
+            return batch_contents
     dense = _dense(op)
     if dense is not None:
         count, kv = dense
@@ -130,40 +130,43 @@ def _of_batch(
     query = context = pairs = 0.0
     if decode:
         new = float(batch.decode_tokens or decode)
-        told = batch.decode_seen
-        seen = _held(op, told, decode, longest) if told is not None else decode * float(longest) if longest else new
-        if told is None:
+        seen = decode * float(longest) if longest else new
+        if batch.decode_seen is None:
             op.note(f"context lengths of {decode} decoding sequences are not recorded: {seen / decode:.0f} tokens each")
-        both = _pairs(batch.decode_qk, told, new, seen, decode)
-        squares = float(batch.decode_qq) if batch.decode_qq is not None else new * new / decode
-        query, context, pairs = new, seen, both - (squares - new) / 2
+        else:
+            seen = _within_cache(op, batch.decode_seen, decode, longest)
+        causal = _causal_pairs(batch.decode_qk, batch.decode_qq, batch.decode_seen, new, seen, decode)
+        query, context, pairs = new, seen, causal
     if prefill:
         new = float(batch.prefill_tokens) if batch.prefill_tokens is not None else max(prefill, rows - query)
-        told = batch.prefill_seen
-        seen = _held(op, told, prefill, longest) if told is not None else new
-        both = _pairs(batch.prefill_qk, told, new, seen, prefill)
-        squares = float(batch.prefill_qq) if batch.prefill_qq is not None else new * new / prefill
-        query, context, pairs = query + new, context + seen, pairs + both - (squares - new) / 2
+        seen = new if batch.prefill_seen is None else _within_cache(op, batch.prefill_seen, prefill, longest)
+        causal = _causal_pairs(batch.prefill_qk, batch.prefill_qq, batch.prefill_seen, new, seen, prefill)
+        query, context, pairs = query + new, context + seen, pairs + causal
     if query > rows > 0:
         op.note(f"the batch has {query:.0f} new tokens, the query holds {rows}")
         pairs, query = pairs * rows / query, float(rows)
     return _made(query, context, pairs, decode + prefill)
 
 
-def _held(op: OpView, told: int, sequences: int, longest: int | None) -> float:
+def _within_cache(op: OpView, total: int, sequences: int, longest: int | None) -> float:
     """The context tokens that the annotation tells, at most what each sequence may see of the call's own cache."""
-    most = None if longest is None or page_of(op) is None else sequences * longest
-    if most is None or told <= most:
-        return float(told)
+    capacity = None if longest is None or page_of(op) is None else sequences * longest
+    if capacity is None or total <= capacity:
+        return float(total)
     op.note(
-        f"the batch tells {told} context tokens for {sequences} sequences, impossible in this call: its cache and "
-        f"tables hold {longest} of each; costed with {most}"
+        f"the batch tells {total} context tokens for {sequences} sequences, impossible in this call: its cache and "
+        f"tables hold {longest} of each; costed with {capacity}"
     )
-    return float(most)
+    return float(capacity)
 
 
-def _pairs(told: int | None, told_seen: int | None, new: float, seen: float, sequences: int) -> float:
-    """Σ new · seen: as told, unless it goes with more context than the call can hold."""
-    if told is None or (told_seen is not None and seen < told_seen):
-        return new * seen / sequences
-    return float(told)
+def _causal_pairs(
+    products: int | None, squares: int | None, total: int | None, new: float, seen: float, sequences: int
+) -> float:
+    """Σ (new · seen − (new² − new) / 2) over sequences: by the annotation's sums of products and squares, unless its
+    context `total` is more than the call can hold; else of equal sequences."""
+    if products is None or (total is not None and seen < total):
+        pairs = new * seen / sequences
+    else:
+        pairs = float(products)
+    return pairs - ((new * new / sequences if squares is None else squares) - new) / 2

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ops.costs.layers import moe, paged
+from opreplay.replay.ops.costs.layers import moe
 from opreplay.replay.ops.costs.pointwise import elementwise
-from opreplay.replay.ops.costs.products import matmul, weight_only
+from opreplay.replay.ops.costs.products import weight_only
 from opreplay.replay.ops.costs.vendor import products
 from opreplay.replay.ops.table import family
 
@@ -13,13 +13,14 @@ family(
     "experts",
     "combining",
     """
-        aiter::_moe_sum aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce
+        aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce
         sgl_kernel::apply_shuffle_mul_sum inputs=index
         _moe_C::moe_sum inputs=moe_routing role=chosen
         _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing role=returned
         npu::npu_moe_token_permute_grad npu::npu_moe_token_unpermute inputs=moe_routing role=returned
         npu::npu_moe_token_unpermute_grad inputs=moe_routing role=returned
-        sgl_kernel::ep_moe_post_reorder inputs=row_numbers
+        aiter::_moe_sum like=aiter::moe_sum
+        sgl_kernel::ep_moe_post_reorder inputs=row_numbers role=post_reorder
     """,
     cost=moe.combining,
 )
@@ -27,10 +28,10 @@ family(
     "experts",
     "fused experts",
     """
-        aiter::fmoe aiter::fmoe_fp8_blockscale_g1u1 aiter::fmoe_g1u1 role=stage
-        aiter::fmoe_g1u1_a16 aiter::fmoe_g1u1_tkw1 role=stage
-        aiter::fused_moe_ vllm::fused_experts vllm::inplace_fused_experts role=chosen
-        vllm::outplace_fused_experts role=chosen
+        aiter::fmoe aiter::fmoe_fp8_blockscale_g1u1 aiter::fmoe_g1u1 aiter::fmoe_g1u1_a16 role=stage
+        aiter::fmoe_g1u1_tkw1 role=stage
+        aiter::fused_moe_ sglang::inplace_fused_experts sglang::outplace_fused_experts vllm::fused_experts role=chosen
+        vllm::inplace_fused_experts vllm::outplace_fused_experts vllm::rocm_aiter_fused_moe role=chosen
     """,
     cost=moe.fused_experts,
     inputs="moe_routing",
@@ -40,11 +41,14 @@ family(
     "experts",
     "gating",
     """
-        _C_ascend::moe_gating_top_k _moe_C::grouped_topk _moe_C::topk_sigmoid _moe_C::topk_softmax
-        aiter::biased_grouped_topk_hip aiter::grouped_topk aiter::moe_fused_gate aiter::topk_gating_fwd
-        aiter::topk_sigmoid aiter::topk_softmax aiter::topk_softmax_asm aiter::topk_softplus npu::npu_moe_gating_top_k
-        npu::npu_moe_gating_top_k_softmax npu::npu_moe_gating_top_k_softmax_v2 sgl_kernel::moe_fused_gate
-        sgl_kernel::topk_sigmoid sgl_kernel::topk_softmax
+        _moe_C::grouped_topk _moe_C::topk_sigmoid _moe_C::topk_softmax aiter::biased_grouped_topk_hip
+        aiter::grouped_topk aiter::moe_fused_gate aiter::topk_gating_fwd aiter::topk_sigmoid aiter::topk_softmax
+        aiter::topk_softmax_asm aiter::topk_softplus npu::npu_moe_gating_top_k npu::npu_moe_gating_top_k_softmax
+        npu::npu_moe_gating_top_k_softmax_v2 sgl_kernel::moe_fused_gate sgl_kernel::topk_sigmoid
+        sgl_kernel::topk_softmax vllm::rocm_aiter_biased_grouped_topk vllm::rocm_aiter_grouped_topk
+        vllm::rocm_aiter_topk_softmax
+        _C_ascend::moe_gating_top_k like=npu::npu_moe_gating_top_k bias=bias_opt
+        vllm::rocm_aiter_topk_sigmoid like=aiter::topk_sigmoid
     """,
     cost=moe.gating,
     inputs="moe_routing",
@@ -54,9 +58,11 @@ family(
     "experts",
     "grouped product",
     """
-        _C::cutlass_blockwise_scaled_grouped_mm _C::cutlass_moe_mm sgl_kernel::es_fp8_blockwise_scaled_grouped_mm
+        _C::cutlass_blockwise_scaled_grouped_mm sgl_kernel::es_fp8_blockwise_scaled_grouped_mm
         sgl_kernel::fp8_blockwise_scaled_grouped_mm
         npu::npu_grouped_matmul inputs=moe_routing role=groups
+        _C::cutlass_moe_mm like=_C::cutlass_blockwise_scaled_grouped_mm output=out_tensors a=a_tensors b=b_tensors \
+            scales_a=a_scales scales_b=b_scales
     """,
     cost=moe.grouped_product,
     inputs="group_sizes",
@@ -67,19 +73,21 @@ family(
     """
         _moe_C::shuffle_rows sgl_kernel::shuffle_rows inputs=index
         _C::get_cutlass_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes inputs=moe_routing role=chosen
-        _C::moe_align_block_size _moe_C::moe_align_block_size inputs=moe_routing role=chosen
-        _moe_C::moe_lora_align_block_size _moe_C::moe_permute inputs=moe_routing role=chosen
-        _moe_C::moe_permute_with_scratch _moe_C::sgl_moe_align_block_size inputs=moe_routing role=chosen
-        aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing role=chosen
+        _moe_C::moe_align_block_size _moe_C::moe_lora_align_block_size inputs=moe_routing role=chosen
+        _moe_C::moe_permute aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing role=chosen
         aiter::moe_sorting_opus_fwd npu::npu_moe_init_routing inputs=moe_routing role=chosen
         npu::npu_moe_init_routing_v2 npu::npu_moe_token_permute inputs=moe_routing role=chosen
-        sgl_kernel::get_cutlass_w4a8_moe_mm_data inputs=moe_routing role=chosen
-        sgl_kernel::moe_align_block_size sgl_kernel::prepare_moe_input inputs=moe_routing role=chosen
-        _moe_C::batched_moe_align_block_size inputs=moe_routing role=groups
-        npu::npu_moe_compute_expert_tokens inputs=moe_routing role=groups
-        _C::get_cutlass_batched_moe_mm_data inputs=row_numbers
-        _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets _C::get_cutlass_pplx_moe_mm_data inputs=row_numbers
-        npu::npu_moe_re_routing sgl_kernel::ep_moe_pre_reorder sglang::moe_permute_prepare_out inputs=row_numbers
+        sgl_kernel::get_cutlass_w4a8_moe_mm_data sgl_kernel::moe_align_block_size inputs=moe_routing role=chosen
+        sgl_kernel::prepare_moe_input inputs=moe_routing role=chosen
+        _moe_C::batched_moe_align_block_size npu::npu_moe_compute_expert_tokens inputs=moe_routing role=groups
+        _moe_C::moe_permute_with_scratch like=_moe_C::moe_permute inputs=moe_routing role=chosen
+        _moe_C::sgl_moe_align_block_size like=_moe_C::moe_align_block_size inputs=moe_routing role=chosen
+        _C::moe_align_block_size like=_moe_C::moe_align_block_size inputs=moe_routing role=chosen
+        _C::get_cutlass_batched_moe_mm_data _C::get_cutlass_pplx_moe_mm_data inputs=row_numbers role=full_experts
+        _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets inputs=row_numbers role=equal_experts
+        npu::npu_moe_re_routing inputs=row_numbers role=rank_tokens
+        sgl_kernel::ep_moe_pre_reorder inputs=row_numbers role=pre_reorder
+        sglang::moe_permute_prepare_out inputs=row_numbers role=permuted_tokens
     """,
     cost=moe.routing,
 )
@@ -95,37 +103,13 @@ family(
 )
 family(
     "experts",
-    "paged",
-    """
-        vllm::rocm_aiter_mla_decode_fwd
-    """,
-    cost=paged.paged,
-    inputs="row_numbers",
-)
-family(
-    "experts",
-    "rope",
-    """
-        aiter::rope_2c_fwd_impl aiter::rope_bwd_impl aiter::rope_cached_2c_fwd_impl aiter::rope_cached_bwd_impl
-    """,
-    cost=elementwise.rope,
-)
-family(
-    "experts",
     "swiglu",
     """
-        _C::persistent_masked_m_silu_mul_quant _C::silu_mul_fp8_quant_deep_gemm_cuda sgl_kernel::ep_moe_silu_and_mul
+        _C::persistent_masked_m_silu_mul_quant _C::silu_mul_fp8_quant_deep_gemm_cuda role=full_counts
+        sgl_kernel::ep_moe_silu_and_mul role=reordered_experts
     """,
     cost=elementwise.swiglu,
     inputs="row_numbers",
-)
-family(
-    "experts",
-    "layer",
-    """
-        vllm::rocm_unquantized_gemm vllm::rocm_unquantized_gemm_impl
-    """,
-    cost=matmul.layer,
 )
 family(
     "experts",

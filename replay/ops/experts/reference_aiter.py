@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.experts.reference_vllm import write_choice
+from opreplay.replay.ops.experts.reference_vllm import write_choice, write_grouped
+from opreplay.replay.ops.experts.reference_vllm_layers import run_aiter_experts
 from opreplay.replay.ops.maths.activations import gate_by_name
 from opreplay.replay.ops.maths.experts import Weights, expert_scale
 from opreplay.replay.ops.maths.products import linear
 from opreplay.replay.ops.maths.quantize import dequantize
 from opreplay.replay.ops.maths.routing import align
-from opreplay.replay.ops.mixed.reference_vllm_aiter import run_aiter_experts, write_grouped
 from opreplay.replay.ops.products.reference_aiter_gemm import dequantized
 
 TOKEN_BITS = 24

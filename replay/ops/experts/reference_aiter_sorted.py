@@ -7,17 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.attention.reference_aiter import csr_keys_values
-from opreplay.replay.ops.cache.reference_aiter import apply_rope as turned
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.experts.reference_aiter import ACTIVATIONS, blocks_by_expert, ck_moe_stage1, moe_sum
+from opreplay.replay.ops.experts.reference_aiter import ACTIVATIONS, blocks_by_expert, ck_moe_stage1
+from opreplay.replay.ops.experts.reference_vllm import write_grouped
 from opreplay.replay.ops.maths.activations import gate_by_name
-from opreplay.replay.ops.maths.attention import Rules, attend_packed, ends
 from opreplay.replay.ops.maths.experts import expert_scale
 from opreplay.replay.ops.maths.products import linear
 from opreplay.replay.ops.maths.quantize import dequantize
 from opreplay.replay.ops.maths.routing import choose
-from opreplay.replay.ops.mixed.reference_vllm_aiter import write_grouped
 from opreplay.replay.ops.products.reference_aiter_gemm import dequantized
 
 
@@ -182,12 +179,6 @@ def moe_stage1_g1u1(
     )
 
 
-@stands_for("aiter::_moe_sum", writes=("output",))
-def moe_sum_kernel(input: Tensor, output: Tensor) -> None:
-    """As `aiter::moe_sum`."""
-    moe_sum(input, output)
-
-
 def _like_both(topk_weights: Tensor, topk_ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(topk_weights), torch.empty_like(topk_ids)
 
@@ -236,88 +227,3 @@ def topk_gating(
     weights, ids = choose(scores, topk_weights.shape[-1], renormalize=need_renorm, bias=bias)
     topk_weights.copy_(weights * routed_scaling_factor)
     topk_indices.copy_(ids)
-
-
-_ROPE = ("output", "output_x", "output_y", "input_grads", "input_grads_x", "input_grads_y")
-
-
-@stands_for("aiter::rope_bwd_impl", writes=_ROPE)
-def rope_bwd(
-    input_grads: Tensor,
-    output_grads: Tensor,
-    freqs: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
-    """Gradient of `aiter::rope_fwd_impl`: the rotation the other way."""
-    angles = freqs.cos(), -freqs.sin()
-    input_grads.copy_(turned(output_grads, *angles, rotate_style, reuse_freqs_front_part, nope_first))
-
-
-@stands_for("aiter::rope_cached_bwd_impl", writes=_ROPE)
-def rope_cached_bwd(
-    input_grads: Tensor,
-    output_grads: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
-    """Gradient of `aiter::rope_cached_fwd_impl`."""
-    input_grads.copy_(turned(output_grads, cos, -sin, rotate_style, reuse_freqs_front_part, nope_first))
-
-
-@stands_for("aiter::rope_2c_fwd_impl", writes=_ROPE)
-def rope_two(
-    output_x: Tensor,
-    output_y: Tensor,
-    input_x: Tensor,
-    input_y: Tensor,
-    freqs: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
-    """`aiter::rope_fwd_impl` for query and key at once."""
-    for output, input in ((output_x, input_x), (output_y, input_y)):
-        output.copy_(turned(input, freqs.cos(), freqs.sin(), rotate_style, reuse_freqs_front_part, nope_first))
-
-
-@stands_for("aiter::rope_cached_2c_fwd_impl", writes=_ROPE)
-def rope_cached_two(
-    output_x: Tensor,
-    output_y: Tensor,
-    input_x: Tensor,
-    input_y: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
-    """`aiter::rope_cached_fwd_impl` for query and key at once."""
-    for output, input in ((output_x, input_x), (output_y, input_y)):
-        output.copy_(turned(input, cos, sin, rotate_style, reuse_freqs_front_part, nope_first))
-
-
-@stands_for("vllm::rocm_aiter_mla_decode_fwd")
-def mla_decode(
-    q: Tensor,
-    kv_buffer: Tensor,
-    o: Tensor,
-    qo_indptr: Tensor,
-    kv_indptr: Tensor | None,
-    kv_indices: Tensor | None,
-    kv_last_page_lens: Tensor | None,
-    sm_scale: float,
-    logit_cap: float,
-) -> None:
-    """o [T, H, rank] of q [T, H, rank + rope] over latent pages [P, page, 1, rank + rope]; values are the rank part."""
-    if kv_indptr is None or kv_indices is None:
-        raise ValueError("kv_indptr and kv_indices are needed")
-    pages = kv_buffer if kv_buffer.dim() == 4 else kv_buffer.unsqueeze(-2)
-    pairs = csr_keys_values(pages, pages[..., : o.shape[-1]], kv_indptr, kv_indices, kv_last_page_lens)
-    rules = Rules(scale=sm_scale, causal=True, softcap=logit_cap)
-    o.copy_(attend_packed(q, pairs, ends(qo_indptr, q.shape[0], "qo_indptr"), rules)[0])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.experts.reference_vllm import moe_align_block_size, moe_permute
+from opreplay.replay.ops.experts.reference_vllm import moe_align_block_size
 from opreplay.replay.ops.maths.quantize import largest
 from opreplay.replay.ops.maths.routing import align, counts
 
@@ -141,48 +141,6 @@ def apply_shuffle_mul_sum(input: Tensor, output: Tensor, permutation: Tensor, fa
     if factors is not None:
         rows = rows * factors.float().reshape(tokens, -1, 1)
     output.copy_(rows.sum(1))
-
-
-@stands_for(
-    "_moe_C::moe_permute_with_scratch",
-    writes=("permuted_input", "expert_first_token_offset", "inv_permuted_idx", "permuted_idx"),
-)
-def moe_permute_with_scratch(
-    input: Tensor,
-    topk_ids: Tensor,
-    expert_map: Tensor | None,
-    n_local_expert: int,
-    topk: int,
-    permuted_input: Tensor,
-    expert_first_token_offset: Tensor,
-    inv_permuted_idx: Tensor,
-    permuted_idx: Tensor,
-) -> None:
-    """As `_moe_C::moe_permute`; the scratch is not used."""
-    moe_permute(
-        input,
-        topk_ids,
-        expert_map,
-        n_local_expert,
-        topk,
-        permuted_input,
-        expert_first_token_offset,
-        inv_permuted_idx,
-        permuted_idx,
-    )
-
-
-@stands_for("_moe_C::sgl_moe_align_block_size", "_C::moe_align_block_size")
-def old_moe_align_block_size(
-    topk_ids: Tensor,
-    num_experts: int,
-    block_size: int,
-    sorted_token_ids: Tensor,
-    experts_ids: Tensor,
-    num_tokens_post_pad: Tensor,
-) -> None:
-    """As `_moe_C::moe_align_block_size`."""
-    moe_align_block_size(topk_ids, num_experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad)
 
 
 @stands_for(

@@ -6,36 +6,9 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.experts.reference_npu import npu_moe_gating_top_k, npu_moe_gating_top_k_softmax
+from opreplay.replay.ops.experts.reference_npu import npu_moe_gating_top_k_softmax
 
 _Three = tuple[Tensor, Tensor, Tensor]
-
-
-@stands_for(
-    "_C_ascend::moe_gating_top_k",
-    fake=lambda x, k, out_flag: (
-        x.new_empty((x.shape[0], k)),
-        x.new_empty((x.shape[0], k), dtype=torch.int32),
-        x.new_empty(x.shape if out_flag else (0,), dtype=torch.float32),
-    ),
-)
-def moe_gating_top_k(
-    x: Tensor,
-    k: int,
-    k_group: int,
-    group_count: int,
-    group_select_mode: int,
-    renorm: int,
-    norm_type: int,
-    out_flag: bool,
-    routed_scaling_factor: float,
-    eps: float,
-    bias_opt: Tensor | None,
-) -> _Three:
-    """As `npu::npu_moe_gating_top_k`."""
-    return npu_moe_gating_top_k(
-        x, k, bias_opt, k_group, group_count, group_select_mode, renorm, norm_type, out_flag, routed_scaling_factor, eps
-    )
 
 
 @stands_for("npu::npu_moe_gating_top_k_softmax_v2")

@@ -206,10 +206,10 @@ def _bounds(offsets: Tensor, sizes: Tensor, columns: int, rows: int) -> list[tup
     table = sizes.tolist()
     turned = all(size[0] == columns for size in table) and any(size[1] != columns for size in table)
     starts = offsets.tolist()
-    found = [(starts[e], starts[e] + size[1 if turned else 0]) for e, size in enumerate(table)]
-    if any(start < 0 or stop > rows or stop < start for start, stop in found):
+    bounds = [(starts[e], starts[e] + size[1 if turned else 0]) for e, size in enumerate(table)]
+    if any(start < 0 or stop > rows or stop < start for start, stop in bounds):
         raise ValueError(f"problem sizes and offsets name rows outside [0, {rows}]")
-    return found
+    return bounds
 
 
 def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: bool) -> Tensor | None:
@@ -220,20 +220,6 @@ def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: b
     if scale.numel() == size_n:
         return scale.reshape(-1, 1)
     return scale.t() if turned else scale
-
-
-@stands_for("_C::cutlass_moe_mm")
-def cutlass_moe_mm(
-    out_tensors: Tensor,
-    a_tensors: Tensor,
-    b_tensors: Tensor,
-    a_scales: Tensor,
-    b_scales: Tensor,
-    expert_offsets: Tensor,
-    problem_sizes: Tensor,
-) -> None:
-    """out rows of expert e = (a_scales · a) @ (b_scales[e] · b[e]); a scale a row or one for all."""
-    _grouped(out_tensors, a_tensors, b_tensors, a_scales, b_scales, expert_offsets, problem_sizes)
 
 
 @stands_for(
@@ -251,24 +237,18 @@ def blockwise_grouped_mm(
     problem_sizes: Tensor,
     expert_offsets: Tensor,
 ) -> None:
-    """As cutlass_moe_mm with scales by 1 x 128 of a and 128 x 128 of b."""
-    _grouped(output, a, b, scales_a, scales_b, expert_offsets, problem_sizes)
-
-
-def _grouped(
-    out: Tensor, a: Tensor, b: Tensor, scales_a: Tensor, scales_b: Tensor, offsets: Tensor, sizes: Tensor
-) -> None:
-    size_n, size_k = out.shape[1], a.shape[1]
+    """output rows of expert e = (scales_a · a) @ (scales_b[e] · b[e]); a scale a row, a block or one for all."""
+    size_n, size_k = output.shape[1], a.shape[1]
     turned = b.shape[1:] != (size_n, size_k)
     weights = b.transpose(1, 2) if turned else b
     experts = weights.shape[0]
     by_row = scales_a.numel() > 1
-    for expert, (start, stop) in enumerate(_bounds(offsets, sizes, size_n, a.shape[0])):
+    for expert, (start, stop) in enumerate(_bounds(expert_offsets, problem_sizes, size_n, a.shape[0])):
         if start == stop:
             continue
         scale_a = scales_a.reshape(a.shape[0], -1)[start:stop] if by_row else scales_a
         scale_b = _scale_for(scales_b, expert, experts, size_n, turned)
-        out[start:stop] = scaled_linear(a[start:stop], weights[expert], scale_a, scale_b, None, out.dtype)
+        output[start:stop] = scaled_linear(a[start:stop], weights[expert], scale_a, scale_b, None, output.dtype)
 
 
 @stands_for("_C::persistent_masked_m_silu_mul_quant", "_C::silu_mul_fp8_quant_deep_gemm_cuda")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""SGLang's `sgl_kernel` MoE ops: choosing experts, sorting tokens, summing outputs."""
+"""SGLang's MoE ops: choosing experts, sorting tokens, fused experts, summing outputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_vllm import write_choice
+from opreplay.replay.ops.maths.activations import gate_by_name
+from opreplay.replay.ops.maths.experts import Weights, fused_experts
 from opreplay.replay.ops.maths.routing import align, counts, grouped_topk
 
 
@@ -114,3 +116,80 @@ def moe_fused_gate(
 def moe_sum(input: Tensor, output: Tensor, routed_scaling_factor: float = 1.0) -> None:
     """output [T, H] = routed_scaling_factor · Σ over k of input [T, k, H]."""
     output.copy_(input.sum(1) * routed_scaling_factor)
+
+
+def _outplace(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    b1: Tensor | None,
+    b2: Tensor | None,
+    activation: str,
+    apply_router_weight_on_input: bool,
+    use_int4_w4a16: bool,
+    w1_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    routed_scaling_factor: float | None,
+    no_combine: bool = False,
+) -> Tensor:
+    """As `vllm::outplace_fused_experts`, times routed_scaling_factor; no_combine and 4-bit weights are refused."""
+    if no_combine or use_int4_w4a16:
+        raise ValueError("experts without the sum or with packed 4-bit weights are not implemented")
+    output = fused_experts(
+        hidden_states,
+        Weights(w1, w2, w1_scale, w2_scale, b1, b2),
+        topk_weights,
+        topk_ids,
+        gate_by_name(activation),
+        weigh_input=apply_router_weight_on_input,
+    )
+    return output if routed_scaling_factor is None else output * routed_scaling_factor
+
+
+def _inplace(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    b1: Tensor | None,
+    b2: Tensor | None,
+    activation: str,
+    apply_router_weight_on_input: bool,
+    use_int4_w4a16: bool,
+    w1_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    routed_scaling_factor: float | None,
+) -> None:
+    """As the out-of-place form; the result overwrites hidden_states."""
+    output = _outplace(
+        hidden_states,
+        w1,
+        w2,
+        topk_weights,
+        topk_ids,
+        b1,
+        b2,
+        activation,
+        apply_router_weight_on_input,
+        use_int4_w4a16,
+        w1_scale,
+        w2_scale,
+        routed_scaling_factor,
+    )
+    hidden_states.copy_(output)
+
+
+def _like(hidden_states: Tensor) -> Tensor:
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+
+stands_for("sglang::inplace_fused_experts")(_inplace)
+
+
+stands_for(
+    "sglang::outplace_fused_experts",
+    fake=_like,
+)(_outplace)

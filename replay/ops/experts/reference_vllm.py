@@ -179,3 +179,84 @@ def moe_unpermute(
     last = permuted_hidden_states.shape[0] - 1
     rows = permuted_hidden_states[place.clamp(max=last)].float()
     hidden_states.copy_((rows * weights.unsqueeze(-1)).sum(1))
+
+
+@stands_for("vllm::rocm_aiter_topk_softmax")
+def rocm_aiter_topk_softmax(
+    topk_weights: Tensor,
+    topk_indices: Tensor,
+    token_expert_indices: Tensor,
+    gating_output: Tensor,
+    renormalize: bool,
+    num_shared_experts: int = 0,
+) -> None:
+    """As `_moe_C::topk_softmax`; raises ValueError for shared experts behind the routed ones."""
+    if num_shared_experts:
+        raise ValueError("topk_softmax with shared experts is not implemented")
+    topk_softmax(topk_weights, topk_indices, token_expert_indices, gating_output, renormalize)
+
+
+@stands_for("vllm::rocm_aiter_grouped_topk")
+def rocm_aiter_grouped_topk(
+    gating_output: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    need_renorm: bool,
+    scoring_func: str = "softmax",
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """DeepSeek-V2's choice among groups of experts."""
+    logits = gating_output.float()
+    scores = logits.sigmoid() if scoring_func == "sigmoid" else logits.softmax(-1)
+    write_grouped(scores, topk_weights, topk_ids, num_expert_group, topk_group, need_renorm, routed_scaling_factor)
+
+
+@stands_for("vllm::rocm_aiter_biased_grouped_topk")
+def rocm_aiter_biased_grouped_topk(
+    gating_output: Tensor,
+    correction_bias: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_expert_group: int,
+    topk_group: int,
+    need_renorm: bool,
+    routed_scaling_factor: float = 1.0,
+) -> None:
+    """DeepSeek-V3's choice: sigmoid scores, a bias for the choice only."""
+    scores = gating_output.float().sigmoid()
+    write_grouped(
+        scores,
+        topk_weights,
+        topk_ids,
+        num_expert_group,
+        topk_group,
+        need_renorm,
+        routed_scaling_factor,
+        correction_bias.float(),
+    )
+
+
+def write_grouped(
+    scores: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    groups: int,
+    keep: int,
+    renormalize: bool,
+    scaling: float,
+    bias: Tensor | None = None,
+) -> None:
+    """Write DeepSeek's grouped choice to topk_weights and topk_ids [T, k]."""
+    weights, ids = grouped_topk(
+        scores,
+        topk_ids.shape[-1],
+        groups=groups,
+        keep=keep,
+        renormalize=renormalize,
+        scaling=scaling,
+        bias=bias,
+    )
+    topk_weights.copy_(weights)
+    topk_ids.copy_(ids)

@@ -12,7 +12,6 @@ from torch import Tensor
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.activations import gate_by_name
 from opreplay.replay.ops.maths.experts import Weights, fused_experts
-from opreplay.replay.ops.maths.products import linear
 
 
 def _run(
@@ -68,7 +67,7 @@ def _run_inplace(
     w2_bias: Tensor | None = None,
 ) -> None:
     """As the out-of-place form; the result overwrites hidden_states."""
-    found = _run(
+    output = _run(
         hidden_states,
         w1,
         w2,
@@ -85,14 +84,69 @@ def _run_inplace(
         w1_bias,
         w2_bias,
     )
-    hidden_states.copy_(found)
+    hidden_states.copy_(output)
 
 
 stands_for("vllm::outplace_fused_experts", "vllm::fused_experts", fake=_fake)(_run)
 stands_for("vllm::inplace_fused_experts")(_run_inplace)
 
 
-@stands_for("vllm::rocm_unquantized_gemm", "vllm::rocm_unquantized_gemm_impl")
-def rocm_unquantized_gemm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [.., K] @ weight [N, K]ᵀ + bias."""
-    return linear(x, weight, bias)
+def _fake_hidden(hidden_states: Tensor, output_dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format, dtype=output_dtype)
+
+
+@stands_for("vllm::rocm_aiter_fused_moe", fake=_fake_hidden)
+def rocm_aiter_fused_moe(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weight: Tensor,
+    topk_ids: Tensor,
+    expert_mask: Tensor | None,
+    activation_method: int,
+    doweight_stage1: bool,
+    w1_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    bias1: Tensor | None = None,
+    bias2: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The experts of `aiter::fused_moe`; weights are read as plain rows, though real ones are often pre-shuffled."""
+    return run_aiter_experts(
+        hidden_states,
+        Weights(w1, w2, w1_scale, w2_scale, bias1, bias2),
+        topk_weight,
+        topk_ids,
+        expert_mask=expert_mask,
+        activation=activation_method,
+        weigh_input=doweight_stage1,
+    ).to(output_dtype or hidden_states.dtype)
+
+
+def run_aiter_experts(
+    hidden: Tensor,
+    weights: Weights,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    expert_mask: Tensor | None,
+    activation: int,
+    weigh_input: bool,
+) -> Tensor:
+    """Fused experts with aiter's numbers: activation 0 silu, 1 gelu, 2 swiglu; expert_mask [E] is 1 where local."""
+    names = {0: "silu", 1: "gelu", 2: "swigluoai"}
+    if activation not in names:
+        raise ValueError(f"unknown aiter activation {activation}; known: 0 silu, 1 gelu, 2 swiglu")
+    expert_map = None
+    if expert_mask is not None:
+        mask = expert_mask.to(torch.int64)
+        expert_map = torch.where(mask > 0, mask.cumsum(0) - 1, torch.full_like(mask, -1))
+    return fused_experts(
+        hidden,
+        weights,
+        topk_weights,
+        topk_ids,
+        gate_by_name(names[activation]),
+        weigh_input=weigh_input,
+        expert_map=expert_map,
+    )

@@ -56,22 +56,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = Fa
     sums_wanted = need_lse or rules.sinks is not None
     # torch returns log-sum-exps the same way on CPUs only.
     explicit = explicit or (sums_wanted and q.device.type != "cpu")
-    left, right = rules.window[0], 0 if rules.causal else rules.window[1]
-    masked = left >= 0 or right >= 0
+    keys_before, keys_after = rules.window[0], 0 if rules.causal else rules.window[1]
+    masked = keys_before >= 0 or keys_after >= 0
     # A single query at the end of its keys sees them all.
-    trivial = not masked or (queries == 1 and left < 0)
+    trivial = not masked or (queries == 1 and keys_before < 0)
     shift = keys - queries
     # Square and causal is what torch's own flag means; its kernel leaves out what is hidden.
-    whole = not explicit and not sums_wanted and shift == 0 and left < 0 and right == 0
+    whole = not explicit and not sums_wanted and shift == 0 and keys_before < 0 and keys_after == 0
     trivial = trivial or whole
     rows = _rows_at_a_time(heads, keys, queries, masked=not trivial, explicit=explicit)
     for start in range(0, queries, rows):
         stop = min(start + rows, queries)
-        low = 0 if trivial or left < 0 else max(0, start + shift - left)
-        high = keys if trivial or right < 0 else max(0, min(keys, stop + shift + right))
+        low = 0 if trivial or keys_before < 0 else max(0, start + shift - keys_before)
+        high = keys if trivial or keys_after < 0 else max(0, min(keys, stop + shift + keys_after))
         if low >= high:
             continue
-        visible = None if trivial else _visible(start, stop, low, high, shift, left, right, q.device)
+        visible = None if trivial else _visible(start, stop, low, high, shift, keys_before, keys_after, q.device)
         block = (q4[:, :, start:stop], k4[:, :, low:high], v4[:, :, low:high])
         if explicit:
             result, sums = _softmax_block(*block, visible, rules, (start + shift, low))
@@ -94,20 +94,20 @@ def row_maxima(q: Tensor, k: Tensor, rules: Rules) -> Tensor:
     """
     queries, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
-    found = torch.full((heads, queries), -torch.inf, dtype=torch.float32, device=q.device)
+    maxima = torch.full((heads, queries), -torch.inf, dtype=torch.float32, device=q.device)
     if not queries or not keys:
-        return found
+        return maxima
     k3 = k.float().transpose(0, 1).repeat_interleave(heads // kv_heads, 0).transpose(1, 2)
-    left, right = rules.window[0], 0 if rules.causal else rules.window[1]
+    keys_before, keys_after = rules.window[0], 0 if rules.causal else rules.window[1]
     rows = _rows_at_a_time(heads, keys, queries, masked=True, explicit=True)
     for start in range(0, queries, rows):
         stop = min(start + rows, queries)
         scores = q[start:stop].float().transpose(0, 1) @ k3 * rules.scale
-        if left >= 0 or right >= 0:
-            seen = _visible(start, stop, 0, keys, keys - queries, left, right, q.device)
+        if keys_before >= 0 or keys_after >= 0:
+            seen = _visible(start, stop, 0, keys, keys - queries, keys_before, keys_after, q.device)
             scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
-        found[:, start:stop] = scores.amax(-1)
-    return found
+        maxima[:, start:stop] = scores.amax(-1)
+    return maxima
 
 
 def attend_packed(
@@ -166,16 +166,16 @@ def _rows_at_a_time(heads: int, keys: int, queries: int, *, masked: bool, explic
 
 
 def _visible(
-    start: int, stop: int, low: int, high: int, shift: int, left: int, right: int, device: torch.device
+    start: int, stop: int, low: int, high: int, shift: int, keys_before: int, keys_after: int, device: torch.device
 ) -> Tensor | None:
     """bool [stop − start, high − low], True where query row sees key column; None when all are."""
     diagonal = torch.arange(start + shift, stop + shift, device=device).unsqueeze(1)
     column = torch.arange(low, high, device=device).unsqueeze(0)
     seen = torch.ones((stop - start, high - low), dtype=torch.bool, device=device)
-    if right >= 0:
-        seen &= column <= diagonal + right
-    if left >= 0:
-        seen &= column >= diagonal - left
+    if keys_after >= 0:
+        seen &= column <= diagonal + keys_after
+    if keys_before >= 0:
+        seen &= column >= diagonal - keys_before
     return seen
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.maths.blocks import row_blocks
+from opreplay.replay.ops.maths.products import row_blocks
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, *, gemma: bool = False) -> Tensor:

@@ -55,18 +55,18 @@ def from_sequences(parts: list[Tensor], like: Tensor, layout: str, width: int) -
 def paged_sequences(pages: Tensor, block_table: Tensor, lengths: list[int], heads: int) -> list[Tensor]:
     """Sequences [S, heads, D] from pages [blocks, page, heads · D] or [blocks, heads, page, D]."""
     page = pages.shape[1] if pages.dim() == 3 else pages.shape[2]
-    found: list[Tensor] = []
+    sequences: list[Tensor] = []
     for i, length in enumerate(lengths):
         blocks = gather_blocks(pages, block_table[i], length, page)
         rows = blocks.unflatten(-1, (heads, -1)) if pages.dim() == 3 else blocks.transpose(1, 2)
-        found.append(rows.flatten(0, 1)[:length])
-    return found
+        sequences.append(rows.flatten(0, 1)[:length])
+    return sequences
 
 
 def out_layout(layout: str) -> tuple[str, str]:
     """("BNSD", "BSND") of "BNSD_BSND": the layout of the inputs and that of the output."""
-    given, _, wanted = layout.partition("_")
-    return given, wanted or given
+    input_layout, _, output_layout = layout.partition("_")
+    return input_layout, output_layout or input_layout
 
 
 def extent(query: Tensor, layout: str, heads: int) -> tuple[int, int, int]:
@@ -80,12 +80,11 @@ def extent(query: Tensor, layout: str, heads: int) -> tuple[int, int, int]:
     return query.shape[0], query.shape[1], query.shape[-1] // heads if query.dim() == 3 else query.shape[3]
 
 
-def relayout(x: Tensor, given: str, wanted: str, heads: int) -> Tensor:
+def relayout(x: Tensor, input_layout: str, output_layout: str, heads: int) -> Tensor:
     """An output in another layout, contiguous; ValueError for a pair that torch_npu does not have."""
-    if (given, wanted) == ("BSH", "NBSD"):
+    if (input_layout, output_layout) == ("BSH", "NBSD"):
         return x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).contiguous()
-    orders = {("BNSD", "BSND"): (0, 2, 1, 3), ("BNSD", "NBSD"): (1, 0, 2, 3), ("BSND", "NBSD"): (2, 0, 1, 3)}
-    orders |= {("BSND", "BNSD"): (0, 2, 1, 3), ("TND", "NTD"): (1, 0, 2), ("NTD", "TND"): (1, 0, 2)}
-    if (given, wanted) not in orders:
-        raise ValueError(f"layout {given}_{wanted} is not implemented")
-    return x.permute(orders[given, wanted]).contiguous()
+    pairs = ("BNSD_BSND", "BNSD_NBSD", "BSND_NBSD", "BSND_BNSD", "TND_NTD", "NTD_TND")
+    if f"{input_layout}_{output_layout}" not in pairs:
+        raise ValueError(f"layout {input_layout}_{output_layout} is not implemented")
+    return x.permute([input_layout.index(dim) for dim in output_layout]).contiguous()

@@ -87,12 +87,20 @@ def grouped_weight(
     """
     bits = bits_of(packed, size_k * size_n)
     numbers = unpack(packed.reshape(size_k, -1), bits)
-    if zeros is not None and zeros.numel():
-        found = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
-        values = numbers.float() - spread(found.float().reshape(-1, size_n), size_k)
+    zero_points = _zero_points(zeros, size_n, bits)
+    if zero_points is not None:
+        values = numbers.float() - spread(zero_points, size_k)
     else:
         values = decode(numbers, kind or Kind(0, bits, False, 1 << (bits - 1)))
     return values * spread(as_float(scales).reshape(-1, size_n), size_k)
+
+
+def _zero_points(zeros: Tensor | None, size_n: int, bits: int) -> Tensor | None:
+    """float32 [groups, N] of zeros that are packed or as they are; None where there are none."""
+    if zeros is None or not zeros.numel():
+        return None
+    unpacked = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
+    return unpacked.float().reshape(-1, size_n)
 
 
 def as_float(scales: Tensor) -> Tensor:
@@ -110,8 +118,7 @@ def column_linear(
     out = a.new_empty((*a.shape[:-1], size_n), dtype=dtype)
     for start in range(0, size_n, step):
         part = slice(start, min(start + step, size_n))
-        piece = linear(a, weight(part).t().to(a.dtype), None if bias is None else bias[part], dtype)
-        out[..., part] = piece
+        out[..., part] = linear(a, weight(part).t().to(a.dtype), None if bias is None else bias[part], dtype)
     return out
 
 
@@ -131,14 +138,11 @@ def grouped_linear_packed(
     words = packed.reshape(size_k, -1)
     per_word = size_n // max(words.shape[1], 1)
     table = scales.reshape(-1, size_n)
-    zero_table = None
-    if zeros is not None and zeros.numel():
-        found = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
-        zero_table = found.float().reshape(-1, size_n)
+    zero_points = _zero_points(zeros, size_n, bits)
 
     def columns(part: slice) -> Tensor:
         words_here = words[:, part.start // per_word : -(-part.stop // per_word)]
-        zero = None if zero_table is None else zero_table[:, part]
+        zero = None if zero_points is None else zero_points[:, part]
         weight = grouped_weight(words_here, size_k, part.stop - part.start, table[:, part], zero, kind)
         return weight if factor is None else weight * factor.float()
 

@@ -1,16 +1,29 @@
 # pyright: strict
-"""Matrix products for the stand-ins; no ops are declared here."""
+"""Matrix products for the stand-ins, and the cutting of big CPU tensors into blocks of rows, so that float32 copies of
+16-bit data stay small and in the cache; no ops are declared here."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.maths.blocks import row_blocks
-
+BLOCK_ELEMENTS = 1 << 19
 _COPY_ELEMENTS = 1 << 25
 """Elements of an operand that are widened at a time: 128 MB of float32."""
+
+
+def row_blocks(rows: int, width: int, like: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
+    """Slices of `rows` rows of `width` elements; a single one on devices whose kernels need no float32 copies.
+
+    Fake and meta tensors get a single one as well: they hold no data.
+    """
+    real = type(like) is torch.Tensor and like.device.type == "cpu"
+    step = max(1, elements // max(width, 1)) if real else max(rows, 1)
+    for start in range(0, max(rows, 1), step):
+        yield slice(start, min(start + step, rows))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

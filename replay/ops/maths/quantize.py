@@ -109,14 +109,15 @@ def scaled_linear(
     if scale_weight is not None and scale_weight.shape == (1, weight.shape[0]):
         scale_weight = scale_weight.mT
     rows_w = None if scale_weight is None else expand_scale(scale_weight.float(), *weight.shape)
-    inside_a = rows_a is not None and rows_a.shape[1] > 1
-    inside_w = rows_w is not None and rows_w.shape[1] > 1
-    left = a.float() * rows_a if rows_a is not None and inside_a else a.float()
-    right = weight.float() * rows_w if rows_w is not None and inside_w else weight.float()
-    product = left @ right.t()
-    if rows_a is not None and not inside_a:
+    lhs, rhs = a.float(), weight.float()
+    if rows_a is not None and rows_a.shape[1] > 1:
+        lhs, rows_a = lhs * rows_a, None
+    if rows_w is not None and rows_w.shape[1] > 1:
+        rhs, rows_w = rhs * rows_w, None
+    product = lhs @ rhs.t()
+    if rows_a is not None:
         product *= rows_a
-    if rows_w is not None and not inside_w:
+    if rows_w is not None:
         product *= rows_w.t()
     if bias is not None:
         product += bias

@@ -19,9 +19,11 @@ def choose(scores: Tensor, topk: int, *, renormalize: bool, bias: Tensor | None 
     else:
         ids = (scores + bias).topk(topk, dim=-1).indices
         weights = scores.gather(-1, ids)
-    if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
-    return weights, ids
+    return _renormalized(weights) if renormalize else weights, ids
+
+
+def _renormalized(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
 
 
 def mask_groups(choice: Tensor, groups: int, keep: int, *, best_of: int) -> Tensor:
@@ -51,9 +53,7 @@ def grouped_topk(
     choice = scores if bias is None else scores + bias
     ids = mask_groups(choice, groups, keep, best_of=1 if bias is None else 2).topk(topk, dim=-1).indices
     weights = scores.gather(-1, ids)
-    if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
-    return weights.float() * scaling, ids
+    return (_renormalized(weights) if renormalize else weights).float() * scaling, ids
 
 
 def counts(ids: Tensor, experts: int) -> Tensor:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from opreplay.replay.ops.costs.moves import indexing, movement
+from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.products import convolution, matmul
 from opreplay.replay.ops.costs.vendor import products, shared
 from opreplay.replay.ops.table import family
@@ -12,7 +13,8 @@ family(
     "movement",
     "gather backward",
     """
-        npu::npu_gather_backward npu::npu_gather_sparse_index_backward
+        npu::npu_gather_backward role=gathered
+        npu::npu_gather_sparse_index_backward role=gathered_sparse
     """,
     cost=indexing.gather_backward,
     inputs="row_numbers",
@@ -39,7 +41,7 @@ family(
     "scatter",
     """
         npu::_npu_index_add npu::_npu_index_add_
-        npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers
+        npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers role=scatter_axis
     """,
     cost=indexing.scatter,
     inputs="index",
@@ -56,7 +58,9 @@ family(
     "movement",
     "cache write",
     """
-        npu::npu_scatter npu::scatter_update
+        npu::npu_scatter role=scatter_dim
+        npu::npu_scatter_nd_update role=scatter_nd
+        npu::scatter_update role=updated_slices
     """,
     cost=movement.cache_write,
     inputs="row_numbers",
@@ -120,8 +124,9 @@ family(
         npu::npu_broadcast kernel=BroadcastTo
         npu::npu_slice kernel=Slice
         npu::copy_memory_ npu::npu_reshape kernel=TensorMove
-        npu::npu_confusion_transpose npu::npu_confusion_transpose_backward kernel=Transpose
+        npu::npu_confusion_transpose npu::npu_confusion_transpose_backward npu::npu_transpose kernel=Transpose
         npu::npu_view_copy kernel=ViewCopy
+        npu::_npu_format_cast kernel=Cast
     """,
     kernels=shared.widest,
 )
@@ -129,7 +134,16 @@ family(
     "movement",
     "without a cost of their own",
     """
-        npu::scatter_update_
+        npu::npu_scatter_nd_update_ role=scatter_nd
+        npu::scatter_update_ role=updated_slices
     """,
     inputs="row_numbers",
+)
+family(
+    "movement",
+    "clone",
+    """
+        npu::npu_format_cast
+    """,
+    cost=elementwise.clone,
 )

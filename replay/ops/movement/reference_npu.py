@@ -1,4 +1,7 @@
-"""torch_npu's movement of data, scatters, views that copy, convolutions and plain products (`npu::*`)."""
+"""torch_npu's movement of data, scatters, views that copy, convolutions and plain products (`npu::*`).
+
+Formats: a private layout (npu_format_cast 29, NZ) is not reproduced; tensors stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -301,3 +304,27 @@ def convolution_transpose_backward(
     assert upstream is not None
     assert mask is not None
     return _conv_gradients(upstream, input, weight, (stride, padding, dilation), output_padding, groups, mask)
+
+
+@stands_for("npu::_npu_format_cast", "npu::npu_format_cast")
+def npu_format_cast(self: Tensor) -> Tensor:
+    """A copy: the bytes move, their order stays."""
+    return self.clone()
+
+
+@stands_for("npu::npu_transpose")
+def npu_transpose(self: Tensor, perm: list[int]) -> Tensor:
+    """A contiguous permuted copy."""
+    return self.permute(perm).clone(memory_format=torch.contiguous_format)
+
+
+@stands_for("npu::npu_scatter_nd_update_")
+def npu_scatter_nd_update_(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """self[indices[.., 0], indices[.., 1], ..] = updates, in place."""
+    return self.index_put_(tuple(indices.to(torch.int64).unbind(-1)), updates)
+
+
+@stands_for("npu::npu_scatter_nd_update")
+def npu_scatter_nd_update(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """As npu_scatter_nd_update_ on a copy."""
+    return npu_scatter_nd_update_(self.clone(), indices, updates)

@@ -3,88 +3,19 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ops.costs.moves import movement
-from opreplay.replay.ops.costs.pointwise import elementwise, losses, random_fill
-from opreplay.replay.ops.costs.products import matmul
+from opreplay.replay.ops.costs.pointwise import elementwise, losses
 from opreplay.replay.ops.costs.rows import norms
 from opreplay.replay.ops.costs.vendor import shared
 from opreplay.replay.ops.table import family
 
 family(
     "norms",
-    "cache write",
-    """
-        npu::_npu_reshape_and_cache npu::npu_scatter_pa_kv_cache
-        npu::npu_kv_rmsnorm_rope_cache npu::npu_scatter_nd_update inputs=row_numbers
-    """,
-    cost=movement.cache_write,
-    inputs="cache_slots",
-)
-family(
-    "norms",
-    "cast",
-    """
-        npu::_npu_dtype_cast npu::npu_dtype_cast
-    """,
-    cost=elementwise.cast,
-)
-family(
-    "norms",
-    "clone",
-    """
-        npu::npu_format_cast
-    """,
-    cost=elementwise.clone,
-)
-family(
-    "norms",
     "dynamic quantize",
     """
-        npu::npu_dynamic_quant npu::npu_dynamic_quant_asymmetric
+        npu::npu_dynamic_quant_asymmetric role=row_group_ends
     """,
     cost=elementwise.dynamic_quantize,
     inputs="row_numbers",
-)
-family(
-    "norms",
-    "quantize",
-    """
-        npu::npu_quantize
-    """,
-    cost=elementwise.quantize,
-)
-family(
-    "norms",
-    "rope",
-    """
-        npu::npu_apply_rotary_pos_emb npu::npu_interleave_rope npu::npu_rotary_mul
-        npu::npu_mrope inputs=positions
-    """,
-    cost=elementwise.rope,
-)
-family(
-    "norms",
-    "swiglu",
-    """
-        npu::npu_swiglu
-    """,
-    cost=elementwise.swiglu,
-)
-family(
-    "norms",
-    "swiglu backward",
-    """
-        npu::npu_swiglu_backward
-    """,
-    cost=elementwise.swiglu_backward,
-)
-family(
-    "norms",
-    "vendor activation",
-    """
-        npu::npu_fast_gelu
-    """,
-    cost=elementwise.vendor_activation,
 )
 family(
     "norms",
@@ -106,46 +37,19 @@ family(
 )
 family(
     "norms",
-    "dropout",
-    """
-        npu::_npu_dropout
-    """,
-    cost=random_fill.dropout,
-)
-family(
-    "norms",
-    "dropout backward",
-    """
-        npu::npu_dropout_backward
-    """,
-    cost=random_fill.dropout_backward,
-)
-family(
-    "norms",
-    "layer",
-    """
-        npu::npu_linear
-    """,
-    cost=matmul.layer,
-)
-family(
-    "norms",
-    "quantized",
-    """
-        npu::npu_quant_matmul
-    """,
-    cost=matmul.quantized,
-    inputs="quantized",
-)
-family(
-    "norms",
     "add rms norm",
     """
         _C::fused_add_rms_norm _C::fused_add_rms_norm_static_fp8_quant _C_ascend::npu_add_rms_norm_bias
-        aiter::add_rmsnorm aiter::rmsnorm2d_fwd_with_add aiter::rmsnorm2d_fwd_with_add_ck
-        aiter::rmsnorm2d_fwd_with_add_dynamicquant aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck npu::npu_add_rms_norm
+        aiter::_fused_rmsnorm_add aiter::add_rmsnorm aiter::add_rmsnorm_quant aiter::rmsnorm2d_fwd_with_add
+        aiter::rmsnorm2d_fwd_with_add_ck aiter::rmsnorm2d_fwd_with_add_dynamicquant
+        aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck aiter::rmsnorm2d_fwd_with_add_smoothquant npu::npu_add_rms_norm
         npu::npu_add_rms_norm_cast npu::npu_add_rms_norm_dynamic_quant npu::npu_add_rms_norm_quant
-        npu::npu_add_rms_norm_v2 npu::npu_add_rms_norm_v2_functional
+        npu::npu_add_rms_norm_v2 npu::npu_add_rms_norm_v2_functional sgl_kernel::gemma_fused_add_rmsnorm
+        sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant
+        vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant vllm::rocm_aiter_triton_add_rmsnorm_pad
+        sgl_kernel::fused_add_rmsnorm like=_C::fused_add_rms_norm epsilon=eps
+        aiter::fused_add_rms_norm_cu like=_C::fused_add_rms_norm residual=residual_in
+        vllm::rocm_aiter_rmsnorm2d_fwd_with_add like=aiter::_fused_rmsnorm_add res1=residual epsilon=variance_epsilon
     """,
     cost=norms.add_rms_norm,
 )
@@ -161,7 +65,7 @@ family(
     "norms",
     "layer norm",
     """
-        aiter::layernorm2d_fwd npu::npu_add_layer_norm npu::npu_deep_norm npu::npu_layer_norm_eval
+        aiter::layer_norm aiter::layernorm2d_fwd npu::npu_add_layer_norm npu::npu_deep_norm npu::npu_layer_norm_eval
     """,
     cost=norms.layer_norm,
 )
@@ -194,9 +98,14 @@ family(
     "vendor rms norm",
     """
         _C::rms_norm _C::rms_norm_dynamic_per_token_quant _C::rms_norm_per_block_quant _C::rms_norm_static_fp8_quant
-        _C_ascend::npu_gemma_rms_norm _C_ascend::npu_rms_norm_dynamic_quant aiter::rms_norm aiter::rms_norm_cu
-        aiter::rmsnorm aiter::rmsnorm2d_fwd aiter::rmsnorm2d_fwd_ck aiter::rmsnorm2d_fwd_with_dynamicquant
-        aiter::rmsnorm2d_fwd_with_dynamicquant_ck aiter::rmsnorm_quant npu::npu_rms_norm_quant
+        _C_ascend::npu_gemma_rms_norm _C_ascend::npu_rms_norm_dynamic_quant aiter::_fused_rmsnorm aiter::rms_norm
+        aiter::rms_norm_cu aiter::rmsnorm aiter::rmsnorm2d_fwd aiter::rmsnorm2d_fwd_ck
+        aiter::rmsnorm2d_fwd_with_dynamicquant aiter::rmsnorm2d_fwd_with_dynamicquant_ck
+        aiter::rmsnorm2d_fwd_with_smoothquant aiter::rmsnorm_quant npu::npu_rms_norm_quant sgl_kernel::gemma_rmsnorm
+        sglang_profiler::rmsnorm_rmsnorm2d_fwd vllm::rocm_aiter_rmsnorm_fp8_group_quant
+        vllm::rocm_aiter_rmsnorm_fused_dynamic_quant
+        sgl_kernel::rmsnorm like=_C::rms_norm result=output epsilon=eps
+        vllm::rocm_aiter_rms_norm like=aiter::_fused_rmsnorm epsilon=variance_epsilon
     """,
     cost=norms.vendor_rms_norm,
 )
@@ -212,7 +121,8 @@ family(
     "norms",
     "added layer norm",
     """
-        aiter::layernorm2d_fwd_with_add
+        aiter::layernorm2d_fwd_with_add aiter::layernorm2d_fwd_with_add_smoothquant aiter::layernorm2d_with_add_asm
+        aiter::layernorm2d_with_add_smoothquant_asm
     """,
     cost=shared.added_layer_norm,
 )
@@ -229,21 +139,35 @@ family(
     "norms",
     "one kernel over the widest tensor",
     """
-        npu::_npu_format_cast npu::npu_trans_quant_param kernel=Cast
-        npu::npu_gelu kernel=Gelu
+        npu::npu_trans_quant_param kernel=Cast
         npu::npu_group_norm_swish_grad kernel=GroupNormGrad
         _C::poly_norm kernel=RmsNorm
         npu::npu_softmax_cross_entropy_with_logits_backward kernel=SoftmaxGrad
         npu::npu_softmax_cross_entropy_with_logits kernel=SoftmaxV2
-        npu::npu_transpose kernel=Transpose
     """,
     kernels=shared.widest,
 )
 family(
     "norms",
-    "without a cost of their own",
+    "norm of each",
     """
-        npu::npu_scatter_nd_update_
+        aiter::_fused_qk_rmsnorm_kernel
     """,
-    inputs="row_numbers",
+    cost=shared.norm_of_each,
+)
+family(
+    "norms",
+    "layer norm quantised",
+    """
+        aiter::layernorm2d_fwd_with_smoothquant
+    """,
+    cost=shared.layer_norm_quantised,
+)
+family(
+    "norms",
+    "not predicted",
+    """
+        sglang_profiler::utils__reshape_for_qk_norm sglang_profiler::utils_apply_qk_norm
+    """,
+    uncosted="a wrapper in Python: the ops inside are recorded apart",
 )

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import fused_add_rms_norm, rms_norm
-from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, row_scale, to_quantized
+from opreplay.replay.ops.maths.quantize import (
+    group_scale,
+    largest,
+    quantize_groups,
+    row_scale,
+    tensor_scale,
+    to_quantized,
+)
+from opreplay.replay.ops.quantisation.reference_aiter import write_smoothed
 
 
 @stands_for("aiter::rms_norm", "aiter::rmsnorm2d_fwd", "aiter::rmsnorm2d_fwd_ck")
@@ -122,3 +130,145 @@ def _like(input: Tensor) -> Tensor:
 def group_norm(input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Group norm of input [N, C, ..], in input's layout."""
     return torch.empty_like(input).copy_(F.group_norm(input, num_groups, weight, bias, eps))
+
+
+@stands_for("aiter::_fused_rmsnorm", writes=())
+def fused_rmsnorm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """rms_norm(x) · weight."""
+    return rms_norm(x, weight, epsilon)
+
+
+@stands_for("aiter::_fused_rmsnorm_add", writes=())
+def fused_rmsnorm_add(x: Tensor, weight: Tensor, epsilon: float, res1: Tensor) -> tuple[Tensor, Tensor]:
+    """(norm of x + res1, x + res1)."""
+    return fused_add_rms_norm(x, res1, weight, epsilon)
+
+
+@stands_for("aiter::_fused_qk_rmsnorm_kernel", writes=("q_out", "k_out"))
+def fused_qk_rmsnorm(
+    q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor, k_eps: float, q_out: Tensor, k_out: Tensor
+) -> None:
+    """The norms of two tensors in one kernel."""
+    q_out.copy_(rms_norm(q, q_weight, q_eps))
+    k_out.copy_(rms_norm(k, k_weight, k_eps))
+
+
+def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
+    scale, shift = None if weight is None else weight.float(), None if bias is None else bias.float()
+    return F.layer_norm(x.float(), (x.shape[-1],), scale, shift, epsilon)
+
+
+@stands_for("aiter::layer_norm", writes=())
+def biased_layer_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None
+) -> Tensor:
+    """Layer norm of input (+ x_bias) over the last dim."""
+    return _layer_norm(input if x_bias is None else input + x_bias, weight, bias, epsilon).to(input.dtype)
+
+
+@stands_for("aiter::layernorm2d_with_add_asm", writes=("out", "residual_out"))
+def layernorm_with_add(
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    x_bias: Tensor | None,
+) -> None:
+    """residual_out = input + residual_in (+ x_bias), out its layer norm."""
+    total = input + residual_in if x_bias is None else input + x_bias + residual_in
+    residual_out.copy_(total)
+    out.copy_(_layer_norm(total, weight, bias, epsilon))
+
+
+@stands_for("aiter::layernorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
+def layernorm_smoothquant(
+    out: Tensor,
+    input: Tensor,
+    xscale: Tensor,
+    yscale: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    x_bias: Tensor | None,
+) -> None:
+    """Layer norm, times xscale, quantised by rows."""
+    write_smoothed(_layer_norm(input if x_bias is None else input + x_bias, weight, bias, epsilon), out, xscale, yscale)
+
+
+@stands_for(
+    "aiter::layernorm2d_fwd_with_add_smoothquant",
+    "aiter::layernorm2d_with_add_smoothquant_asm",
+    writes=("out", "residual_out", "yscale"),
+)
+def layernorm_add_smoothquant(
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    xscale: Tensor,
+    yscale: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    x_bias: Tensor | None,
+) -> None:
+    """As layernorm_smoothquant of the sum with the residual, which is kept."""
+    total = input + residual_in if x_bias is None else input + x_bias + residual_in
+    residual_out.copy_(total)
+    write_smoothed(_layer_norm(total, weight, bias, epsilon), out, xscale, yscale)
+
+
+@stands_for("aiter::rmsnorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
+def rmsnorm_smoothquant(
+    out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor, epsilon: float
+) -> None:
+    """RMS norm, times xscale, quantised by rows."""
+    write_smoothed(rms_norm(input.float(), weight, epsilon), out, xscale, yscale)
+
+
+@stands_for("aiter::rmsnorm2d_fwd_with_add_smoothquant", writes=("out", "residual_out", "yscale", "out_before_quant"))
+def rmsnorm_add_smoothquant(
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    xscale: Tensor,
+    yscale: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    out_before_quant: Tensor | None,
+) -> None:
+    """As rmsnorm_smoothquant of the sum with the residual, which is kept."""
+    normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon)
+    residual_out.copy_(total)
+    if out_before_quant is not None:
+        out_before_quant.copy_(normed)
+    write_smoothed(normed, out, xscale, yscale)
+
+
+@stands_for("aiter::add_rmsnorm_quant", writes=("out", "residual_out", "scale"))
+def add_rmsnorm_quant(
+    out: Tensor,
+    input: Tensor,
+    residual_in: Tensor,
+    residual_out: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    group_size: int,
+    gemma_norm: bool = False,
+) -> None:
+    """The norm of input + residual_in, which is kept, quantised by rows or by groups; scales are never shuffled."""
+    normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon, gemma=gemma_norm)
+    residual_out.copy_(total)
+    if group_size > 0:
+        groups = group_scale(normed, group_size, largest(out.dtype))
+        scale.copy_(groups.reshape(scale.shape))
+        out.copy_(quantize_groups(normed, groups, out.dtype))
+        return
+    rows = row_scale(normed, out.dtype) if scale.numel() > 1 else tensor_scale(normed, out.dtype).clamp(min=1e-12)
+    scale.copy_(rows.reshape(scale.shape))
+    out.copy_(to_quantized(normed, rows, out.dtype))

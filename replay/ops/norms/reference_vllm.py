@@ -6,12 +6,14 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import fused_add_rms_norm, rms_norm
 from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, row_scale, to_quantized
 from opreplay.replay.ops.maths.rope import rotate_by_position
+from opreplay.replay.ops.quantisation.reference_vllm import group_fp8_quant, per_token_quant
 
 
 @stands_for("_C::rms_norm")
@@ -117,3 +119,48 @@ def _maybe_added(input: Tensor, weight: Tensor, epsilon: float, residual: Tensor
     normed, total = fused_add_rms_norm(input, residual, weight, epsilon)
     residual.copy_(total)
     return normed
+
+
+@stands_for("vllm::rocm_aiter_rmsnorm_fp8_group_quant")
+def rmsnorm_fp8_group_quant(
+    x: Tensor, weight: Tensor, variance_epsilon: float, group_size: int
+) -> tuple[Tensor, Tensor]:
+    """The norm in fp8 and its scale for each group."""
+    return group_fp8_quant(rms_norm(x, weight, variance_epsilon), group_size)
+
+
+@stands_for("vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant")
+def rmsnorm_with_add_fp8_group_quant(
+    x: Tensor, residual: Tensor, weight: Tensor, variance_epsilon: float, group_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(norm in fp8, x + residual, scales)."""
+    normed, total = fused_add_rms_norm(x, residual, weight, variance_epsilon)
+    quantized, scale = group_fp8_quant(normed, group_size)
+    return quantized, total, scale
+
+
+@stands_for("vllm::rocm_aiter_rmsnorm_fused_dynamic_quant")
+def rmsnorm_fused_dynamic_quant(
+    x: Tensor, weight: Tensor, epsilon: float, quant_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(norm quantised, scale of each row)."""
+    return per_token_quant(rms_norm(x, weight, epsilon), quant_dtype)
+
+
+@stands_for("vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant")
+def rmsnorm_fused_add_dynamic_quant(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, quant_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(norm quantised, x + residual, scale of each row)."""
+    normed, total = fused_add_rms_norm(x, residual, weight, epsilon)
+    quantized, scale = per_token_quant(normed, quant_dtype)
+    return quantized, total, scale
+
+
+@stands_for("vllm::rocm_aiter_triton_add_rmsnorm_pad")
+def add_rmsnorm_pad(
+    x: Tensor, weight: Tensor, variance_epsilon: float, residual: Tensor, x_pad_to_multiple: int
+) -> tuple[Tensor, Tensor]:
+    """(norm(x + residual) with zeros up to a multiple of the width, x + residual)."""
+    normed, total = fused_add_rms_norm(x, residual, weight, variance_epsilon)
+    return F.pad(normed, (0, -x.shape[-1] % max(x_pad_to_multiple, 1))), total

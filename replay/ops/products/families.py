@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ops.costs.layers import lora, moe
+from opreplay.replay.ops.costs.layers import moe
 from opreplay.replay.ops.costs.moves import views
 from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.products import matmul, weight_only
@@ -16,11 +16,11 @@ family(
     """
         _C_ascend::bgmv_expand _C_ascend::bgmv_shrink _C_ascend::sgmv_expand _C_ascend::sgmv_shrink
         _punica_C::dispatch_bgmv _punica_C::dispatch_bgmv_low_level npu::bgmv_expand npu::bgmv_shrink npu::sgmv_expand
-        npu::sgmv_shrink vllm::bgmv_expand vllm::bgmv_expand_slice vllm::bgmv_shrink vllm::lora_expand
-        vllm::lora_shrink vllm::sgmv_expand vllm::sgmv_expand_slice vllm::sgmv_shrink vllm::v1_expand vllm::v1_shrink
+        npu::sgmv_shrink vllm::bgmv_expand vllm::bgmv_expand_slice vllm::bgmv_shrink vllm::lora_expand vllm::lora_shrink
+        vllm::sgmv_expand vllm::sgmv_expand_slice vllm::sgmv_shrink vllm::v1_expand vllm::v1_shrink
         vllm::xpu_bgmv_expand vllm::xpu_bgmv_expand_slice vllm::xpu_bgmv_shrink
     """,
-    cost=lora.adapters,
+    cost=moe.adapters,
     inputs="lora_adapters",
 )
 family(
@@ -29,8 +29,7 @@ family(
     """
         fbgemm::bf16bf16bf16_grouped_stacked fbgemm::f8f8bf16_rowwise_grouped_stacked
         _C_ascend::grouped_matmul_swiglu_quant _C_ascend::moe_grouped_matmul inputs=moe_routing role=groups
-        npu::npu_grouped_matmul_swiglu_quant inputs=moe_routing role=groups
-        npu::npu_grouped_matmul_swiglu_quant_v2 inputs=moe_routing role=groups
+        npu::npu_grouped_matmul_swiglu_quant npu::npu_grouped_matmul_swiglu_quant_v2 inputs=moe_routing role=groups
     """,
     cost=moe.grouped_product,
 )
@@ -54,7 +53,7 @@ family(
     "products",
     "swiglu",
     """
-        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant
+        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant role=row_groups
     """,
     cost=elementwise.swiglu,
     inputs="row_numbers",
@@ -63,7 +62,9 @@ family(
     "products",
     "layer",
     """
-        _rocm_C::LLMM1 _rocm_C::wvSplitK aiter::gemm_a16w16 aiter::gemm_a16w16_ vllm::unquantized_gemm
+        _rocm_C::LLMM1 _rocm_C::wvSplitK aiter::gemm_a16w16 aiter::gemm_a16w16_ npu::npu_linear vllm::unquantized_gemm
+        vllm::rocm_unquantized_gemm like=vllm::unquantized_gemm
+        vllm::rocm_unquantized_gemm_impl like=vllm::unquantized_gemm
     """,
     cost=matmul.layer,
 )
@@ -77,16 +78,22 @@ family(
         aiter::gemm_a8w8_blockscale_bpreshuffle_asm aiter::gemm_a8w8_blockscale_bpreshuffle_ck
         aiter::gemm_a8w8_blockscale_bpreshuffle_cktile aiter::gemm_a8w8_blockscale_cktile
         aiter::gemm_a8w8_bpreshuffle_ck aiter::gemm_a8w8_bpreshuffle_cktile aiter::gfx950_a8w8_blockscale_asm
-        aiter::mi350_a8w8_blockscale_asm aiter::wvSplitKQ sglang::_bmm_fp8_op sglang::deep_gemm_fp8_fp8_bf16_nt
-        sglang::flashinfer_bmm_fp8 sglang::flashinfer_bmm_fp8_batched sglang::flashinfer_gemm_fp8_nt_groupwise
-        sglang::fp8_blockwise_scaled_mm vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm vllm::bmm_fp8
-        vllm::dynamic_padded_cutlass vllm::fp8_gemm_nt_op vllm::padded_cutlass
-        vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle vllm::rocm_aiter_hipb_mm_fp8
+        aiter::mi350_a8w8_blockscale_asm aiter::wvSplitKQ sgl_kernel::bmm_fp8 sglang::_bmm_fp8_op
+        sglang::deep_gemm_fp8_fp8_bf16_nt sglang::flashinfer_bmm_fp8 sglang::flashinfer_bmm_fp8_batched
+        sglang::flashinfer_gemm_fp8_nt_groupwise sglang::fp8_blockwise_scaled_mm
+        vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm vllm::bmm_fp8 vllm::dynamic_padded_cutlass
+        vllm::fp8_gemm_nt_op vllm::padded_cutlass vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle
+        vllm::rocm_aiter_hipb_mm_fp8 vllm::rocm_aiter_triton_gemm_a8w8_blockscale vllm::rocm_aiter_w8a8_gemm
         vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl vllm::rocm_per_tensor_w8a8_scaled_mm_impl
         vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func
-        _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 aiter::gemm_a8w8 inputs=quantized
-        aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale aiter::gemm_a8w8_blockscale_ck inputs=quantized
-        aiter::gemm_a8w8_bpreshuffle aiter::gemm_a8w8_ck inputs=quantized
+        _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 inputs=quantized role=scaled_product
+        aiter::gemm_a8w8 aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_blockscale_ck aiter::gemm_a8w8_bpreshuffle inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_ck npu::npu_quant_matmul inputs=quantized role=scaled_product
+        sgl_kernel::fp8_blockwise_scaled_mm sgl_kernel::fp8_scaled_mm inputs=quantized role=scaled_product
+        sgl_kernel::int8_scaled_mm vllm::rocm_aiter_gemm_a8w8 inputs=quantized role=scaled_product
+        vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_w8a8 inputs=quantized role=scaled_product
+        vllm::rocm_aiter_gemm_w8a8_blockscale inputs=quantized role=scaled_product
     """,
     cost=matmul.quantized,
 )
@@ -107,7 +114,8 @@ family(
         _C::allspark_w8a16_gemm _C::awq_gemm _C::fp8_marlin_gemm _C::gptq_gemm _C::gptq_marlin_gemm inputs=quantized
         _C::marlin_gemm npu::npu_weight_quant_batchmatmul sgl_kernel::gptq_gemm inputs=quantized
         sgl_kernel::gptq_marlin_gemm inputs=quantized
-        sglang::unified_apply_gptq_marlin_gemm sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers
+        sglang::unified_apply_gptq_marlin_gemm inputs=row_numbers role=marlin_groups
+        sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers role=marlin_groups
     """,
     cost=weight_only.weight_only,
 )
@@ -131,8 +139,12 @@ family(
         aiter::rocb_mm aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16 fbgemm::bf16bf16bf16_grouped_dynamic
         fbgemm::f8f8bf16_rowwise_batched fbgemm::f8f8bf16_rowwise_grouped_dynamic sglang::bf16_gemm_dispatch
         sglang::cutedsl_dsv3_fused_a_gemm sglang::cutedsl_tgv_bf16_gemm sglang::cutedsl_tgv_bf16_gemm_out
-        sglang::dsv3_router_gemm sglang::flashinfer_dsv3_router_gemm sglang::jit_dsv3_fused_a_gemm
-        vllm::fp32_router_gemm_dispatch vllm::gpt_oss_router_gemm vllm::min_latency_fused_qkv_a_proj
+        sglang::jit_dsv3_fused_a_gemm vllm::gpt_oss_router_gemm vllm::min_latency_fused_qkv_a_proj
+        sglang::dsv3_router_gemm like=_moe_C::dsv3_router_gemm mat_a=hidden_states mat_b=router_weights
+        sglang::flashinfer_dsv3_router_gemm like=_moe_C::dsv3_router_gemm mat_a=hidden_states mat_b=weight output=logits
+        vllm::fp32_router_gemm_dispatch like=_moe_C::router_gemm_bf16_fp32 input=x
+        sgl_kernel::dsv3_fused_a_gemm like=_C::dsv3_fused_a_gemm
+        sgl_kernel::dsv3_router_gemm like=_moe_C::dsv3_router_gemm
     """,
     cost=shared.named_product,
 )

@@ -1,4 +1,4 @@
-"""torch_npu's and vllm-ascend's quantised products and experts' layers beyond `norms.reference_npu` and `moe`."""
+"""torch_npu's and vllm-ascend's products and layers of experts, quantised ones among them."""
 
 from __future__ import annotations
 
@@ -358,3 +358,45 @@ def npu_ffn(
         out[start:stop] = linear(inner, weight2[expert].t(), second)
         start = stop
     return out.reshape(*x.shape[:-1], weight2.shape[-1])
+
+
+@stands_for("npu::npu_linear")
+def npu_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """input [.., K] @ weight [N, K]ᵀ + bias."""
+    return F.linear(input, weight, bias)
+
+
+def _float_scale(scale: Tensor) -> Tensor:
+    """A scale that may come packed as the low half of 64-bit integers."""
+    if scale.dtype == torch.int64:
+        return (scale & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
+    return scale.float()
+
+
+def _fake_quant_matmul(x1: Tensor, x2: Tensor, output_dtype: torch.dtype | None) -> Tensor:
+    return x1.new_empty((*x1.shape[:-1], x2.shape[-1]), dtype=output_dtype or torch.int8)
+
+
+@stands_for("npu::npu_quant_matmul", fake=_fake_quant_matmul)
+def npu_quant_matmul(
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    offset: Tensor | None,
+    pertoken_scale: Tensor | None,
+    bias: Tensor | None,
+    output_dtype: torch.dtype | None,
+) -> Tensor:
+    """(x1 [.., M, K] @ x2 [K, N] + int32 bias) · scale ([1] or [N]) · pertoken_scale [M] (+ offset)."""
+    product = x1.float() @ x2.float()
+    if bias is not None and bias.dtype == torch.int32:
+        product = product + bias
+    product = product * _float_scale(scale)
+    if pertoken_scale is not None:
+        product = product * pertoken_scale.unsqueeze(-1)
+    if bias is not None and bias.dtype != torch.int32:
+        product = product + bias
+    if offset is not None:
+        product = product + offset
+    dtype = output_dtype or torch.int8
+    return product.round().clamp(-128, 127).to(dtype) if dtype == torch.int8 else product.to(dtype)

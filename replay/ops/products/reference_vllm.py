@@ -67,24 +67,6 @@ def router_gemm_wide(input: Tensor, weight: Tensor) -> Tensor:
     return linear(input, weight, None, torch.float32)
 
 
-@stands_for("vllm::fp32_router_gemm_dispatch")
-def router_gemm_dispatch(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weightᵀ in float32."""
-    return linear(x, weight, None, torch.float32)
-
-
-@stands_for("sglang::dsv3_router_gemm")
-def sglang_router_gemm(hidden_states: Tensor, router_weights: Tensor, output: Tensor) -> None:
-    """output = hidden_states @ router_weightsᵀ."""
-    output.copy_(linear(hidden_states, router_weights, None, output.dtype))
-
-
-@stands_for("sglang::flashinfer_dsv3_router_gemm", writes=("logits",))
-def flashinfer_router_gemm(logits: Tensor, hidden_states: Tensor, weight: Tensor) -> None:
-    """logits = hidden_states @ weightᵀ."""
-    logits.copy_(linear(hidden_states, weight, None, logits.dtype))
-
-
 @stands_for(
     "vllm::w8a8_block_fp8_matmul_deepgemm",
     "vllm::rocm_aiter_hipb_mm_fp8",
@@ -303,3 +285,18 @@ def awq_gemm(_in_feats: Tensor, _kernel: Tensor, _scaling_factors: Tensor, _zero
     """_in_feats [M, K] @ the dequantised weight [K, N]."""
     weight = _awq_weight(_kernel, _scaling_factors, _zeros).to(_in_feats.dtype)
     return linear(_in_feats, weight.t())
+
+
+@stands_for(
+    "vllm::rocm_aiter_gemm_a8w8",
+    "vllm::rocm_aiter_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_gemm_w8a8",
+    "vllm::rocm_aiter_gemm_w8a8_blockscale",
+    "vllm::rocm_aiter_triton_gemm_a8w8_blockscale",
+    "vllm::rocm_aiter_w8a8_gemm",
+)
+def gemm_a8w8(
+    A: Tensor, B: Tensor, As: Tensor, Bs: Tensor, output_dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    """A [M, K] and B [N, K] quantised, scales whole, by row or by block → [M, N]."""
+    return scaled_linear(A, B, As, Bs, bias, output_dtype)

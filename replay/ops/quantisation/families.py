@@ -36,9 +36,21 @@ family(
     "dynamic quantize",
     """
         _C::dynamic_per_token_scaled_fp8_quant _C::dynamic_scaled_fp8_quant _C::dynamic_scaled_int8_quant
-        _C::per_token_group_fp8_quant _C::per_token_group_quant_int8 sgl_kernel::sgl_per_token_group_quant_8bit_v2
-        sglang::per_tensor_quant_fp8 sglang::per_token_group_quant sglang::per_token_group_quant_8bit
-        sglang::per_token_group_quant_8bit_v2 sglang::per_token_quant_fp8 vllm::triton_per_token_group_quant_fp8
+        _C::per_token_group_fp8_quant _C::per_token_group_quant_int8 aiter::dynamic_per_tensor_quant
+        aiter::smoothquant_fwd sgl_kernel::sgl_per_token_group_quant_8bit sgl_kernel::sgl_per_token_group_quant_8bit_v2
+        sgl_kernel::sgl_per_token_group_quant_fp8 sgl_kernel::sgl_per_token_group_quant_int8
+        sgl_kernel::sgl_per_token_quant_fp8 sglang::per_token_group_quant sglang::per_token_group_quant_8bit
+        sglang::per_token_group_quant_8bit_v2 vllm::rocm_aiter_group_fp8_quant vllm::rocm_aiter_per_tensor_quant
+        vllm::rocm_aiter_per_token_quant
+        sglang::per_token_quant_fp8 like=sgl_kernel::sgl_per_token_quant_fp8
+        sglang::per_tensor_quant_fp8 like=sgl_kernel::sgl_per_tensor_quant_fp8
+        vllm::triton_per_token_group_quant_fp8 like=vllm::rocm_aiter_group_fp8_quant
+        npu::npu_dynamic_quant inputs=row_numbers role=row_group_ends
+        aiter::dynamic_per_group_scaled_quant inputs=row_numbers role=all_input_rows
+        aiter::dynamic_per_token_scaled_quant inputs=row_numbers role=all_input_rows
+        aiter::per_group_quant_hip aiter::per_token_quant_hip inputs=row_numbers role=all_rows
+        aiter::smooth_per_token_scaled_quant inputs=row_numbers role=smoothed_rows
+        aiter::moe_smoothquant_fwd inputs=row_numbers role=expert_ids
     """,
     cost=elementwise.dynamic_quantize,
 )
@@ -46,7 +58,8 @@ family(
     "quantisation",
     "quantize",
     """
-        _C::static_scaled_fp8_quant _C::static_scaled_int8_quant vllm::quantize
+        _C::static_scaled_fp8_quant _C::static_scaled_int8_quant aiter::static_per_tensor_quant npu::npu_quantize
+        sgl_kernel::sgl_per_tensor_quant_fp8 vllm::quantize
     """,
     cost=elementwise.quantize,
 )
@@ -91,6 +104,7 @@ family(
     "without a cost of their own",
     """
         fbgemm::FloatToFP8RowwiseQuantized fbgemm::FloatToHFP8Quantized
-        fbgemm::FP8RowwiseQuantizedToFloat fbgemm::HFP8QuantizedToFloat inputs=quantized
+        fbgemm::FP8RowwiseQuantizedToFloat inputs=quantized role=fp8_rows
+        fbgemm::HFP8QuantizedToFloat inputs=quantized role=fp8_codes
     """,
 )

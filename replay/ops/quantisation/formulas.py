@@ -180,3 +180,20 @@ def f8f8bf16_rowwise(values: Values) -> Tensor:
     covers(values.get("bias") is None, "no bias")
     product = values["XQ"].double() @ values["WQ"].double().mT
     return (product * values["x_scale"].reshape(-1, 1) * values["w_scale"].reshape(1, -1)).bfloat16()
+
+
+@formula("vllm::muls_add", "(f32[8,16], f32[8,16], 0.75)")
+def muls_add(values: Values) -> Tensor:
+    return values["x"] * values["scale"] + values["y"]
+
+
+@formula("sgl_kernel::fast_hadamard_transform torchao::hadamard_transform", "(f32[8,16], 0.25)")
+def hadamard(values: Values) -> Tensor:
+    covers(values.get("scale"), "a scale")
+    x = values["x"]
+    size = x.shape[-1]
+    covers(size and not size & (size - 1), "a power of two")
+    matrix = x.new_ones((1, 1))
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return x @ matrix * values.get("scale", 1.0)

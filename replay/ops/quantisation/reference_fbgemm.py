@@ -15,32 +15,24 @@ from opreplay.replay.ops.declared import stands_for
 _TYPES: dict[int, tuple[torch.dtype, int]] = {4: (torch.float8_e4m3fn, 7), 5: (torch.float8_e5m2, 15)}
 
 
-def _encode(x: Tensor, ebits: int, bias: int, max_pos: float) -> Tensor:
-    dtype, own = _kind(ebits)
-    return (x.float().clamp(-max_pos, max_pos) * 2.0 ** (bias - own)).to(dtype).view(torch.uint8)
+@stands_for("fbgemm::FloatToHFP8Quantized")
+def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float) -> Tensor:
+    """float32 → uint8 of the same shape. The defaults, FBGEMM's for forward passes, serve traces without values."""
+    dtype, torch_bias = _kind(ebits)
+    return (input.float().clamp(-max_pos, max_pos) * 2.0 ** (exponent_bias - torch_bias)).to(dtype).view(torch.uint8)
 
 
-def _decode(x: Tensor, ebits: int, bias: int) -> Tensor:
-    dtype, own = _kind(ebits)
-    return x.view(dtype).float() * 2.0 ** (own - bias)
+@stands_for("fbgemm::HFP8QuantizedToFloat")
+def hfp8_to_float(input: Tensor, ebits: int, exponent_bias: int) -> Tensor:
+    """uint8 → float32 of the same shape."""
+    dtype, torch_bias = _kind(ebits)
+    return input.view(dtype).float() * 2.0 ** (torch_bias - exponent_bias)
 
 
 def _kind(ebits: int) -> tuple[torch.dtype, int]:
     if ebits not in _TYPES:
         raise ValueError(f"8-bit floats with {ebits} exponent bits are not implemented; known: 4, 5")
     return _TYPES[ebits]
-
-
-@stands_for("fbgemm::FloatToHFP8Quantized")
-def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float) -> Tensor:
-    """float32 → uint8 of the same shape. The defaults, FBGEMM's for forward passes, serve traces without values."""
-    return _encode(input, ebits, exponent_bias, max_pos)
-
-
-@stands_for("fbgemm::HFP8QuantizedToFloat")
-def hfp8_to_float(input: Tensor, ebits: int, exponent_bias: int) -> Tensor:
-    """uint8 → float32 of the same shape."""
-    return _decode(input, ebits, exponent_bias)
 
 
 _FORWARD = (4, 15, 0.9375)
@@ -56,7 +48,7 @@ def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
     columns = -(-t.shape[-1] // 4) * 4
     out = t.new_zeros((*t.shape[:-1], columns + _SCALE_BYTES), dtype=torch.uint8)
     scale = max_pos / t.float().abs().amax(-1, keepdim=True).clamp(min=1e-20)
-    out[..., : t.shape[-1]] = _encode(t.float() * scale, ebits, bias, max_pos)
+    out[..., : t.shape[-1]] = float_to_hfp8(t.float() * scale, ebits, bias, max_pos)
     out[..., columns : columns + 4] = scale.contiguous().view(torch.uint8)
     return out
 
@@ -67,7 +59,7 @@ def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int = 0) ->
     ebits, bias, _ = _FORWARD if forward else _BACKWARD
     columns = input.shape[-1] - _SCALE_BYTES
     scale = input[..., columns : columns + 4].contiguous().view(torch.float32)
-    values = _decode(input[..., :columns].contiguous(), ebits, bias) / scale
+    values = hfp8_to_float(input[..., :columns].contiguous(), ebits, bias) / scale
     return values.to(OUTPUT_DTYPES.get(output_dtype, torch.float32))
 
 

@@ -10,18 +10,17 @@ from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_sglang import moe_fused_gate
-from opreplay.replay.ops.experts.reference_vllm import write_choice
+from opreplay.replay.ops.experts.reference_vllm import write_choice, write_grouped
+from opreplay.replay.ops.experts.reference_vllm_layers import run_aiter_experts
 from opreplay.replay.ops.maths.activations import gelu_tanh
 from opreplay.replay.ops.maths.experts import Weights
 from opreplay.replay.ops.maths.quantize import (
     group_scale,
     largest,
     quantize_groups,
-    row_scale,
     tensor_scale,
-    to_quantized,
 )
-from opreplay.replay.ops.mixed.reference_vllm_aiter import FP8, run_aiter_experts, write_grouped
+from opreplay.replay.ops.quantisation.reference_vllm import FP8
 
 
 def _gated(op_name: str, input: Tensor) -> Tensor:
@@ -143,29 +142,6 @@ def per_token_group_quant(
     _by_groups(
         input, output_q, output_s, group_size, 1e-10, largest(output_q.dtype), scale_ue8m0, fuse_silu_and_mul, masked_m
     )
-
-
-@stands_for("vllm::triton_per_token_group_quant_fp8")
-def triton_per_token_group_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """(fp8, float32 scales [.., groups])."""
-    scale = group_scale(x, group_size, largest(FP8))
-    return quantize_groups(x, scale, FP8), scale
-
-
-@stands_for("sglang::per_token_quant_fp8")
-def per_token_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor) -> None:
-    """fp8 with a scale a row."""
-    scale = row_scale(input, output_q.dtype)
-    output_s.copy_(scale.reshape(output_s.shape))
-    output_q.copy_(to_quantized(input, scale, output_q.dtype))
-
-
-@stands_for("sglang::per_tensor_quant_fp8")
-def per_tensor_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor, is_static: bool) -> None:
-    """fp8 with one scale: the given one when static, else the largest magnitude's."""
-    if not is_static:
-        output_s.copy_(tensor_scale(input, output_q.dtype).clamp(min=1e-12).reshape(output_s.shape))
-    output_q.copy_(to_quantized(input, output_s.reshape(()), output_q.dtype))
 
 
 @stands_for("sglang::per_tensor_absmax_fp8")

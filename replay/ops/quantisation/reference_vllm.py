@@ -10,6 +10,7 @@ from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.quantize import (
     expand_scale,
     group_scale,
+    largest,
     quantize_groups,
     row_scale,
     tensor_scale,
@@ -90,3 +91,28 @@ def per_token_group_quant_int8(
     groups = group_scale(input, group_size, int8_max, eps=eps)
     output_s.copy_(groups.reshape(output_s.shape))
     output_q.copy_(quantize_groups(input, groups, torch.int8))
+
+
+FP8 = torch.float8_e4m3fn
+"""Element type of fp8 results whose dtype no argument tells."""
+
+
+@stands_for("vllm::rocm_aiter_group_fp8_quant")
+def group_fp8_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """(fp8, float32 scales [.., groups])."""
+    scale = group_scale(x, group_size, largest(FP8))
+    return quantize_groups(x, scale, FP8), scale
+
+
+@stands_for("vllm::rocm_aiter_per_tensor_quant")
+def per_tensor_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(quantised, scale [1]); the scale computed when it is not given."""
+    whole_scale = tensor_scale(x, quant_dtype).clamp(min=1e-12) if scale is None else scale.clone()
+    return to_quantized(x, whole_scale, quant_dtype), whole_scale.reshape(1)
+
+
+@stands_for("vllm::rocm_aiter_per_token_quant")
+def per_token_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(quantised, scale of each row [.., 1])."""
+    row_scales = row_scale(x, quant_dtype) if scale is None else scale.clone()
+    return to_quantized(x, row_scales, quant_dtype), row_scales

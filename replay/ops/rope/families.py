@@ -22,7 +22,7 @@ family(
     "rope",
     "cache write",
     """
-        npu::npu_scatter_pa_kv_cache_functional sgl_kernel::store_kv_cache
+        npu::npu_scatter_pa_kv_cache_functional
     """,
     cost=movement.cache_write,
     inputs="cache_slots",
@@ -31,13 +31,20 @@ family(
     "rope",
     "rope",
     """
-        vllm::rope_forward_triton
+        aiter::rope_2c_fwd_impl aiter::rope_bwd_impl aiter::rope_cached_2c_fwd_impl aiter::rope_cached_bwd_impl
+        aiter::rope_cached_fwd_impl aiter::rope_fwd_impl npu::npu_apply_rotary_pos_emb npu::npu_interleave_rope
+        npu::npu_rotary_mul vllm::rope_forward_triton
         _C::batched_rotary_embedding _C::rotary_embedding _C_ascend::rotary_embedding inputs=positions
+        aiter::rope_cached_positions_2c_fwd_impl aiter::rope_cached_positions_fwd_impl inputs=positions
+        aiter::rope_cached_positions_offsets_2c_fwd_impl aiter::rope_cached_positions_offsets_fwd_impl inputs=positions
+        npu::npu_mrope sgl_kernel::apply_rope_pos_ids_cos_sin_cache sglang::apply_rope_inplace inputs=positions
         sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache sglang::rotary_embedding_with_key inputs=positions
-        sglang::rotary_embedding_without_key vllm::npu_rotary_embedding inputs=positions
-        vllm::rocm_aiter_rotary_emb_with_key_forward_hip inputs=positions
+        sglang::rotary_embedding_without_key vllm::flashinfer_rotary_embedding inputs=positions
+        vllm::npu_rotary_embedding vllm::rocm_aiter_rotary_emb_with_key_forward_hip inputs=positions
         vllm::rocm_aiter_rotary_emb_with_key_forward_triton inputs=positions
         vllm::rocm_aiter_rotary_emb_without_key_forward_hip inputs=positions
+        sgl_kernel::rotary_embedding like=_C::rotary_embedding inputs=positions
+        vllm::rocm_aiter_triton_rotary_embedding inputs=row_numbers role=offset_positions
     """,
     cost=elementwise.rope,
 )
@@ -54,7 +61,7 @@ family(
     "norm and rope",
     """
         sglang::fused_inplace_qknorm_rope vllm::qkv_rmsnorm_rope vllm::qkv_rmsnorm_rope_simt
-        sgl_kernel::fused_qk_norm_rope sglang::fused_qk_norm_rope_out inputs=row_numbers
+        sgl_kernel::fused_qk_norm_rope sglang::fused_qk_norm_rope_out inputs=row_numbers role=positions_in_order
     """,
     cost=shared.norm_and_rope,
     inputs="positions",
@@ -63,7 +70,8 @@ family(
     "rope",
     "rope and cache",
     """
-        sglang::apply_rope_inplace_with_kvcache sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache
+        sglang::apply_rope_inplace_with_kvcache role=rope_into_cache
+        sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache role=rope_into_buffer
     """,
     cost=shared.rope_and_cache,
     inputs="row_numbers",
@@ -73,8 +81,16 @@ family(
     "one kernel over the widest tensor",
     """
         _C_cache_ops::concat_mla_q sgl_kernel::concat_mla_absorb_q sgl_kernel::concat_mla_k kernel=ConcatD
-        vllm::flashinfer_concat_mla_k kernel=ConcatD
         sgl_kernel::timestep_embedding kernel=Sin
+        vllm::flashinfer_concat_mla_k like=sgl_kernel::concat_mla_k k_rope=k_pe kernel=ConcatD
     """,
     kernels=shared.widest,
+)
+family(
+    "rope",
+    "without a cost of their own",
+    """
+        aiter::batched_rotary_embedding aiter::fused_rope_rms aiter::rotary_embedding_fwd
+    """,
+    inputs="positions",
 )

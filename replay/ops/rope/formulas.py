@@ -127,3 +127,10 @@ def concat_mla_q(values: Values) -> Tensor:
 @formula("_C::weak_ref_tensor", "f32[8,16]")
 def weak_ref_tensor(values: Values) -> Tensor:
     return values["input"]
+
+
+@formula("npu::npu_rotary_mul", "f32[2,8,4,16], f32[1,8,1,16], f32[1,8,1,16]")
+def npu_rotary_mul(values: Values) -> Tensor:
+    x = values["self"]
+    first, second = x.chunk(2, -1)
+    return x * values["r1"] + torch.cat([-second, first], -1) * values["r2"]

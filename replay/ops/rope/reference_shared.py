@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.cache.reference_sglang import store_cache
 from opreplay.replay.ops.cache.reference_vllm import concat_and_cache_mla, write_slots
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import rms_norm
 from opreplay.replay.ops.maths.quantize import row_scale, to_quantized
 from opreplay.replay.ops.maths.rope import rotate, rotate_by_position, rotate_whole
-from opreplay.replay.ops.mixed.reference_sglang import store_cache
 
 _Three = tuple[Tensor, Tensor, Tensor]
 
@@ -35,12 +35,6 @@ def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
     width = k_nope.shape[-1]
     k[..., :width].copy_(k_nope)
     k[..., width:].copy_(k_rope.reshape(k.shape[0], 1, -1))
-
-
-@stands_for("vllm::flashinfer_concat_mla_k")
-def flashinfer_concat_mla_k(k: Tensor, k_nope: Tensor, k_pe: Tensor) -> None:
-    """As `sgl_kernel::concat_mla_k`."""
-    concat_mla_k(k, k_nope, k_pe)
 
 
 @stands_for("_C_cache_ops::concat_and_cache_mla_rope_fused")
@@ -207,12 +201,6 @@ def rope_pos_ids(
         store_cache(k_rope, v, k_buffer, v_buffer, kv_cache_loc)
 
 
-@stands_for("sgl_kernel::store_kv_cache", writes=("k_cache", "v_cache"))
-def store_kv_cache(k_cache: Tensor, v_cache: Tensor, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
-    """Rows of k and v at out_loc of their caches."""
-    store_cache(k, v, k_cache, v_cache, out_loc)
-
-
 def _yarn(base: float, dim: int, factor: float, low: float, high: float, device: torch.device) -> Tensor:
     """Angles a position [dim / 2]: plain RoPE, or YaRN's mix of it and its slowed form between low and high."""
     index = torch.arange(dim // 2, device=device, dtype=torch.float32)
@@ -355,3 +343,19 @@ def scatter_pa_kv_cache(
     for rows, cache in zip((key, value), caches, strict=True):
         write_slots(rows.reshape(rows.shape[0], *cache.shape[2:]).to(cache.dtype), cache, slot_mapping)
     return caches
+
+
+@stands_for("vllm::flashinfer_rotary_embedding", "vllm::rocm_aiter_triton_rotary_embedding")
+def offset_rotary_embedding(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    head_size: int,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    offsets: Tensor | None = None,
+) -> None:
+    """As `_C::rotary_embedding`; offsets are added to the positions."""
+    moved = positions if offsets is None else positions + offsets.reshape(positions.shape)
+    for tensor in (query, key):
+        tensor.copy_(rotate_by_position(tensor, moved, cos_sin_cache, head_size=head_size, neox=is_neox))

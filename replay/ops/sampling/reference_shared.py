@@ -30,9 +30,9 @@ def keep_top_p(probs: Tensor, p: Tensor) -> Tensor:
     """bool like probs [rows, V]: the likeliest tokens whose sum first reaches p; the likeliest always stays."""
     ordered, order = probs.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
-    kept = before < p.to(probs.dtype)
-    kept[:, :1] = True
-    return torch.zeros_like(kept).scatter_(1, order, kept)
+    inside = before < p.to(probs.dtype)
+    inside[:, :1] = True
+    return torch.zeros_like(inside).scatter_(1, order, inside)
 
 
 def _renormalised(probs: Tensor, kept: Tensor) -> Tensor:

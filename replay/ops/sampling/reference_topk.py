@@ -61,28 +61,10 @@ def top_k_per_row_decode(logits: Tensor, next_n: int, seq_lens: Tensor, indices:
     _write(indices, ids)
 
 
-@stands_for(
-    "aiter::topk_per_row_decode",
-    "aiter::top_k_per_row_decode",
-    "aiter::top_k_per_row_decode_fast",
-    "aiter::_top_k_per_row_decode",
-    writes=("indices",),
-)
-def aiter_top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int) -> None:
-    """As `_C::top_k_per_row_decode`."""
-    top_k_per_row_decode(logits, next_n, seqLens, indices, numRows)
-
-
 @stands_for("_C::persistent_topk", "_C::cooperative_topk")
 def persistent_topk(logits: Tensor, lengths: Tensor, output: Tensor, k: int) -> None:
     """output [rows, k]: the best columns of each row's first `lengths`."""
     _write(output, best_columns(logits, None, lengths, k)[0])
-
-
-@stands_for("_C::large_context_topk", writes=("indices",))
-def large_context_topk(score: Tensor, indices: Tensor, lengths: Tensor, row_starts_opt: Tensor | None) -> None:
-    """indices [rows, k]: the best of `lengths` columns behind each row's start."""
-    fast_topk(score, indices, lengths, row_starts_opt)
 
 
 @stands_for("sgl_kernel::fast_topk", writes=("indices",))

@@ -14,7 +14,8 @@ family(
     "tables",
     "rows of table",
     """
-        fb::fast_gather fbgemm::gather_along_first_dim fbgemm::index_select_dim0
+        fb::fast_gather fbgemm::index_select_dim0
+        fbgemm::gather_along_first_dim like=fbgemm::index_select_dim0 input=Data indices=Index
     """,
     cost=indexing.rows_of_table,
     inputs="index",
@@ -80,7 +81,7 @@ family(
         fbgemm::permute_pooled_embs fbgemm::permute_pooled_embs_auto_grad fbgemm::permute_sparse_data
         fbgemm::permute_sparse_features fbgemm::recat_embedding_grad_output_mixed_D_batch
         fbgemm::permute_multi_embedding fbgemm::permute_multi_embedding_function inputs=regroup
-        fbgemm::group_index_select_dim0 inputs=row_numbers
+        fbgemm::group_index_select_dim0 inputs=row_numbers role=grouped_rows
     """,
     cost=fbgemm.permuted,
     inputs="jagged",
@@ -90,8 +91,9 @@ family(
     "scanned",
     """
         fbgemm::segment_sum_csr
-        fb::asynchronous_complete_cumsum fbgemm::asynchronous_complete_cumsum role=cumsum
-        fbgemm::asynchronous_exclusive_cumsum fbgemm::asynchronous_inclusive_cumsum role=cumsum
+        fbgemm::asynchronous_complete_cumsum fbgemm::asynchronous_exclusive_cumsum role=cumsum
+        fbgemm::asynchronous_inclusive_cumsum role=cumsum
+        fb::asynchronous_complete_cumsum like=fbgemm::asynchronous_complete_cumsum role=cumsum
     """,
     cost=fbgemm.scanned,
     inputs="jagged",
@@ -121,24 +123,21 @@ family(
         fb::convex_sum fb::scale_gradient kernel=Mul
         fbgemm::jagged_dense_dense_elementwise_add_jagged_output kernel=Add inputs=jagged
         fbgemm::jagged_dense_dense_elementwise_add_jagged_output_forward kernel=Add inputs=jagged
-        fbgemm::jagged_dense_elementwise_add kernel=Add inputs=jagged
-        fbgemm::jagged_dense_elementwise_add_jagged_output kernel=Add inputs=jagged
+        fbgemm::jagged_dense_elementwise_add fbgemm::jagged_dense_elementwise_add_jagged_output kernel=Add inputs=jagged
         fbgemm::dense_to_jagged fbgemm::dense_to_jagged_forward fbgemm::invert_permute kernel=GatherV2 inputs=jagged
         fbgemm::jagged_to_padded_dense_backward kernel=GatherV2 inputs=jagged
-        fbgemm::batched_dense_vec_jagged_2d_mul kernel=Mul inputs=jagged
-        fbgemm::batched_dense_vec_jagged_2d_mul_forward fbgemm::jagged_dense_elementwise_mul kernel=Mul inputs=jagged
-        fbgemm::jagged_dense_elementwise_mul_backward kernel=Mul inputs=jagged
+        fbgemm::batched_dense_vec_jagged_2d_mul fbgemm::batched_dense_vec_jagged_2d_mul_forward kernel=Mul inputs=jagged
+        fbgemm::jagged_dense_elementwise_mul fbgemm::jagged_dense_elementwise_mul_backward kernel=Mul inputs=jagged
         fbgemm::jagged_dense_elementwise_mul_forward kernel=Mul inputs=jagged
-        fbgemm::jagged_1d_to_dense fbgemm::jagged_2d_to_dense kernel=PadV3 inputs=jagged
-        fbgemm::jagged_to_padded_dense fbgemm::jagged_to_padded_dense_forward kernel=PadV3 inputs=jagged
-        fbgemm::pack_segments kernel=PadV3 inputs=jagged
+        fbgemm::jagged_1d_to_dense fbgemm::jagged_2d_to_dense fbgemm::jagged_to_padded_dense kernel=PadV3 inputs=jagged
+        fbgemm::jagged_to_padded_dense_forward fbgemm::pack_segments kernel=PadV3 inputs=jagged
         fb::lengths_range_w_truncation_size fb::offsets_range fbgemm::offsets_range kernel=Range inputs=jagged
         fb::sparse_label_to_bool fb::sparse_label_to_dense kernel=ScatterElements inputs=jagged
         fb::to_dense_representation kernel=ScatterElements inputs=jagged
         fbgemm::jagged_softmax_backward kernel=SoftmaxGrad inputs=jagged
         fbgemm::jagged_softmax fbgemm::jagged_softmax_forward kernel=SoftmaxV2 inputs=jagged
-        fbgemm::pack_segments_backward kernel=GatherV2 inputs=row_numbers
-        fbgemm::silu_mul kernel=SwiGlu inputs=row_numbers
+        fbgemm::pack_segments_backward kernel=GatherV2 inputs=row_numbers role=segment_lengths
+        fbgemm::silu_mul kernel=SwiGlu inputs=row_numbers role=valid_tokens
     """,
     kernels=shared.widest,
 )
@@ -146,10 +145,10 @@ family(
     "tables",
     "without a cost of their own",
     """
-        fbgemm::dense_embedding_codegen_lookup_function fbgemm::split_embedding_codegen_forward_unweighted_cuda
-        fbgemm::split_embedding_codegen_forward_weighted_cuda fbgemm::split_embedding_codegen_lookup_adagrad_function
-        fbgemm::split_embedding_codegen_lookup_adagrad_function_cpu
-        fbgemm::split_embedding_codegen_lookup_adam_function fbgemm::split_embedding_codegen_lookup_adam_function_cpu
+        fbgemm::split_embedding_codegen_forward_unweighted_cuda fbgemm::split_embedding_codegen_forward_weighted_cuda
+        fbgemm::split_embedding_codegen_lookup_adagrad_function
+        fbgemm::split_embedding_codegen_lookup_adagrad_function_cpu fbgemm::split_embedding_codegen_lookup_adam_function
+        fbgemm::split_embedding_codegen_lookup_adam_function_cpu
         fbgemm::split_embedding_codegen_lookup_approx_rowwise_adagrad_function
         fbgemm::split_embedding_codegen_lookup_approx_rowwise_adagrad_function_cpu
         fbgemm::split_embedding_codegen_lookup_approx_sgd_function
@@ -163,18 +162,23 @@ family(
         fbgemm::split_embedding_codegen_lookup_partial_rowwise_lamb_function
         fbgemm::split_embedding_codegen_lookup_partial_rowwise_lamb_function_cpu
         fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function
-        fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu
         fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_with_counter_function
         fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_with_counter_function_cpu
         fbgemm::split_embedding_codegen_lookup_rowwise_weighted_adagrad_function
         fbgemm::split_embedding_codegen_lookup_rowwise_weighted_adagrad_function_cpu
         fbgemm::split_embedding_codegen_lookup_sgd_function fbgemm::split_embedding_codegen_lookup_sgd_function_cpu
         fbgemm::asynchronous_batched_complete_cumsum inputs=jagged role=cumsum
-        fbgemm::batched_dense_vec_jagged_2d_mul_backward inputs=jagged
-        fbgemm::bucketize_sparse_features fbgemm::expand_into_jagged_permute fbgemm::jagged_index_select inputs=jagged
-        fbgemm::jagged_slice fbgemm::lengths_range inputs=jagged
-        fbgemm::Fused8BitRowwiseQuantizedToBfloat16 fbgemm::Fused8BitRowwiseQuantizedToFloat inputs=quantized
-        fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf fbgemm::Fused8BitRowwiseQuantizedToHalf inputs=quantized
+        fbgemm::batched_dense_vec_jagged_2d_mul_backward fbgemm::bucketize_sparse_features inputs=jagged
+        fbgemm::expand_into_jagged_permute fbgemm::jagged_index_select fbgemm::jagged_slice inputs=jagged
+        fbgemm::lengths_range inputs=jagged
+        fbgemm::dense_embedding_codegen_lookup_function like=fbgemm::split_embedding_codegen_forward_cpu \
+            weights=dev_weights
+        fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu \
+            like=fbgemm::split_embedding_codegen_forward_cpu weights=host_weights
+        fbgemm::Fused8BitRowwiseQuantizedToBfloat16 inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToFloat inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToFloatOrHalf inputs=quantized role=byte_rows
+        fbgemm::Fused8BitRowwiseQuantizedToHalf inputs=quantized role=byte_rows
     """,
     inputs="embedding_tables",
 )

@@ -9,13 +9,7 @@ from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import rms_norm
-from opreplay.replay.ops.tables.reference_sparse import complete_cumsum, positions_in_segments
-
-
-@stands_for("fb::asynchronous_complete_cumsum")
-def asynchronous_complete_cumsum(t_in: Tensor) -> Tensor:
-    """As the fbgemm op of that name."""
-    return complete_cumsum(t_in)
+from opreplay.replay.ops.tables.reference_sparse import positions_in_segments
 
 
 @stands_for("fb::offsets_range", fake=lambda offsets, values: offsets.new_empty((values.shape[0],)))

@@ -21,13 +21,14 @@ def places(offsets: Tensor, longest: int, total: int) -> tuple[Tensor, Tensor]:
     return where.clamp(0, max(total - 1, 0)), real
 
 
-def to_dense(values: Tensor, offsets: Tensor, longest: int, padding: float = 0.0) -> Tensor:
-    """[B, longest, ..] of values [N, ..]."""
-    where, real = places(offsets, longest, values.shape[0])
+@stands_for("fbgemm::jagged_1d_to_dense", "fbgemm::jagged_2d_to_dense")
+def to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int, padding_value: float = 0.0) -> Tensor:
+    """[B, max_sequence_length, ..] of values [N, ..]."""
+    where, real = places(offsets, max_sequence_length, values.shape[0])
     if not values.shape[0]:
-        return values.new_full((*where.shape, *values.shape[1:]), padding)
+        return values.new_full((*where.shape, *values.shape[1:]), padding_value)
     mask = real.reshape(*real.shape, *[1] * (values.dim() - 1))
-    return values[where].masked_fill(~mask, padding)
+    return values[where].masked_fill(~mask, padding_value)
 
 
 def to_jagged(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
@@ -36,8 +37,8 @@ def to_jagged(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
     owner = (torch.searchsorted(offsets.to(torch.int64).contiguous(), row, right=True) - 1).clamp(0, dense.shape[0] - 1)
     column = row - offsets.to(torch.int64)[owner]
     inside = (column >= 0) & (column < dense.shape[1]) & (row < offsets[-1])
-    found = dense[owner, column.clamp(0, dense.shape[1] - 1)]
-    return found.masked_fill(~inside.reshape(-1, *[1] * (dense.dim() - 2)), 0)
+    values = dense[owner, column.clamp(0, dense.shape[1] - 1)]
+    return values.masked_fill(~inside.reshape(-1, *[1] * (dense.dim() - 2)), 0)
 
 
 def _single(offsets: list[Tensor]) -> Tensor:
@@ -58,18 +59,6 @@ def jagged_to_padded_dense(
 def jagged_to_padded_dense_backward(grad_output: Tensor, offsets: list[Tensor], total_L: int) -> Tensor:
     """Gradient to the values [total_L, D]."""
     return to_jagged(grad_output, _single(offsets), total_L)
-
-
-@stands_for("fbgemm::jagged_2d_to_dense")
-def jagged_2d_to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int) -> Tensor:
-    """[B, max_sequence_length, D], zeros where nothing is."""
-    return to_dense(values, offsets, max_sequence_length)
-
-
-@stands_for("fbgemm::jagged_1d_to_dense")
-def jagged_1d_to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int, padding_value: int) -> Tensor:
-    """[B, max_sequence_length]."""
-    return to_dense(values, offsets, max_sequence_length, padding_value)
 
 
 def _total(x_offsets: list[Tensor], total_L: int | None) -> int:
@@ -247,50 +236,35 @@ def group_index_select_dim0(input_group: list[Tensor], indices_group: list[Tenso
     return [index_select_dim0(x, i) for x, i in zip(input_group, indices_group, strict=True)]
 
 
-@stands_for("fbgemm::gather_along_first_dim")
-def gather_along_first_dim(Data: Tensor, Index: Tensor) -> Tensor:
-    """Rows of Data at Index."""
-    return index_select_dim0(Data, Index)
-
-
 @stands_for("fbgemm::scatter_add_along_first_dim", writes=("Dst",))
 def scatter_add_along_first_dim(Dst: Tensor, Src: Tensor, Index: Tensor) -> None:
     """Dst[Index] += Src."""
     Dst.index_add_(0, Index.to(torch.int64), Src.to(Dst.dtype))
 
 
-def _regroup(
-    pooled_embs: list[Tensor], permutes: Tensor, out_lengths: list[int], *, reverse: bool = False
-) -> list[Tensor]:
-    batch = pooled_embs[0].shape[0]
-    outs = [pooled_embs[0].new_zeros((batch, length)) for length in out_lengths]
-    for row in permutes.tolist():
-        source, target, start, stop, length = row[:5] if not reverse else (row[1], row[0], row[3], row[2], row[4])
-        given, wanted = pooled_embs[source], outs[target]
-        if start + length > given.shape[1] or stop + length > wanted.shape[1]:
-            raise ValueError(f"permute {row} names columns that are not there")
-        # Gradients of columns that went to several places add up.
-        part = wanted[:, stop : stop + length]
-        part.copy_(part + given[:, start : start + length] if reverse else given[:, start : start + length])
-    return outs
-
-
 def _fake_regroup(pooled_embs: list[Tensor], out_lengths: list[int]) -> list[Tensor]:
     return [pooled_embs[0].new_empty((pooled_embs[0].shape[0], length)) for length in out_lengths]
 
 
-@stands_for("fbgemm::permute_multi_embedding", fake=_fake_regroup)
-def permute_multi_embedding(pooled_embs: list[Tensor], permutes: Tensor, out_lengths: list[int]) -> list[Tensor]:
-    """Columns of tensors [B, ..] regrouped: permutes [P, 6] are (from, to, first column, to column, width, unused)."""
-    return _regroup(pooled_embs, permutes, out_lengths)
-
-
-@stands_for("fbgemm::permute_multi_embedding_function", fake=_fake_regroup)
-def permute_multi_embedding_function(
-    pooled_embs: list[Tensor], permutes: Tensor, out_lengths: list[int], reverse: bool
+@stands_for("fbgemm::permute_multi_embedding", "fbgemm::permute_multi_embedding_function", fake=_fake_regroup)
+def permute_multi_embedding(
+    pooled_embs: list[Tensor], permutes: Tensor, out_lengths: list[int], reverse: bool = False
 ) -> list[Tensor]:
-    """As permute_multi_embedding, or its gradient with `reverse`."""
-    return _regroup(pooled_embs, permutes, out_lengths, reverse=reverse)
+    """Columns of tensors [B, ..] regrouped, or the gradient of that with `reverse`.
+
+    permutes [P, 6] are (from, to, first column, to column, width, unused).
+    """
+    batch = pooled_embs[0].shape[0]
+    outs = [pooled_embs[0].new_zeros((batch, length)) for length in out_lengths]
+    for row in permutes.tolist():
+        source, target, start, stop, length = row[:5] if not reverse else (row[1], row[0], row[3], row[2], row[4])
+        pooled, wanted = pooled_embs[source], outs[target]
+        if start + length > pooled.shape[1] or stop + length > wanted.shape[1]:
+            raise ValueError(f"permute {row} names columns that are not there")
+        # Gradients of columns that went to several places add up.
+        part = wanted[:, stop : stop + length]
+        part.copy_(part + pooled[:, start : start + length] if reverse else pooled[:, start : start + length])
+    return outs
 
 
 @stands_for("fbgemm::silu_mul")

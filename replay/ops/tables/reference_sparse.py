@@ -23,17 +23,12 @@ stands_for("fbgemm::asynchronous_inclusive_cumsum")(lambda t_in: torch.cumsum(t_
 stands_for("fbgemm::asynchronous_exclusive_cumsum")(lambda t_in: complete_cumsum(t_in)[..., :-1].clone())
 
 
-def positions_in_segments(offsets: Tensor, total: int) -> Tensor:
-    """0, 1, 2, .. anew from each offset on: [total], for segments that start at offsets [n]."""
-    place = torch.arange(total, device=offsets.device, dtype=offsets.dtype)
+@stands_for("fbgemm::offsets_range", fake=lambda offsets, range_size: offsets.new_empty((range_size,)))
+def positions_in_segments(offsets: Tensor, range_size: int) -> Tensor:
+    """0, 1, 2, .. anew from each offset on: [range_size], for segments that start at offsets [n]."""
+    place = torch.arange(range_size, device=offsets.device, dtype=offsets.dtype)
     segment = torch.searchsorted(offsets.contiguous(), place, right=True) - 1
     return place - offsets[segment.clamp(min=0)]
-
-
-@stands_for("fbgemm::offsets_range", fake=lambda offsets, range_size: offsets.new_empty((range_size,)))
-def offsets_range(offsets: Tensor, range_size: int) -> Tensor:
-    """Positions within segments that start at offsets [n] and fill range_size places."""
-    return positions_in_segments(offsets, range_size)
 
 
 def _rows(lengths: Tensor, limit: int) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,17 @@ _MODES = {0: "sum", 1: "mean"}
 _NO_POOLING = 2
 
 
+def _fake(
+    D_offsets: Tensor, total_D: int, indices: Tensor, offsets: Tensor, pooling_mode: int, output_dtype: int = 0
+) -> Tensor:
+    dtype = OUTPUT_DTYPES.get(output_dtype, torch.float32)
+    tables = D_offsets.shape[0] - 1
+    if pooling_mode == _NO_POOLING:
+        return D_offsets.new_empty((indices.shape[0], total_D // max(tables, 1)), dtype=dtype)
+    return D_offsets.new_empty(((offsets.shape[0] - 1) // max(tables, 1), total_D), dtype=dtype)
+
+
+@stands_for("fbgemm::split_embedding_codegen_forward_cpu", fake=_fake)
 def lookup(
     weights: Tensor,
     weights_offsets: Tensor,
@@ -29,7 +40,7 @@ def lookup(
     offsets: Tensor,
     pooling_mode: int,
     indice_weights: Tensor | None,
-    output_dtype: int,
+    output_dtype: int = 0,
 ) -> Tensor:
     """T tables looked up for a batch of B: [B, total_D], or [indices, D] without pooling.
 
@@ -75,44 +86,6 @@ def _pool(table: Tensor, chosen: Tensor, bags: Tensor, pooling_mode: int, scale:
     return F.embedding_bag(numbers, rows, bags, mode=_MODES.get(pooling_mode, "sum"), per_sample_weights=scale)
 
 
-def _fake(
-    D_offsets: Tensor, total_D: int, indices: Tensor, offsets: Tensor, pooling_mode: int, output_dtype: int = 0
-) -> Tensor:
-    dtype = OUTPUT_DTYPES.get(output_dtype, torch.float32)
-    tables = D_offsets.shape[0] - 1
-    if pooling_mode == _NO_POOLING:
-        return D_offsets.new_empty((indices.shape[0], total_D // max(tables, 1)), dtype=dtype)
-    return D_offsets.new_empty(((offsets.shape[0] - 1) // max(tables, 1), total_D), dtype=dtype)
-
-
-@stands_for("fbgemm::dense_embedding_codegen_lookup_function", fake=_fake)
-def dense_lookup(
-    dev_weights: Tensor,
-    weights_offsets: Tensor,
-    D_offsets: Tensor,
-    total_D: int,
-    hash_size_cumsum: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    pooling_mode: int,
-    indice_weights: Tensor | None,
-    output_dtype: int = 0,
-) -> Tensor:
-    """Lookup in tables without an optimizer."""
-    return lookup(
-        dev_weights,
-        weights_offsets,
-        D_offsets,
-        total_D,
-        hash_size_cumsum,
-        indices,
-        offsets,
-        pooling_mode,
-        indice_weights,
-        output_dtype,
-    )
-
-
 @stands_for(
     "fbgemm::split_embedding_codegen_lookup_adagrad_function",
     "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function",
@@ -133,64 +106,8 @@ def split_lookup(
 ) -> Tensor:
     """Lookup in tables that a fused optimizer owns; the optimizer's state is not touched by the forward pass."""
     weights = dev_weights if dev_weights.numel() else uvm_weights
-    return dense_lookup(
+    return lookup(
         weights.flatten(),
-        weights_offsets,
-        D_offsets,
-        total_D,
-        hash_size_cumsum,
-        indices,
-        offsets,
-        pooling_mode,
-        indice_weights,
-        output_dtype,
-    )
-
-
-@stands_for("fbgemm::split_embedding_codegen_forward_cpu", fake=_fake)
-def forward_cpu(
-    weights: Tensor,
-    weights_offsets: Tensor,
-    D_offsets: Tensor,
-    total_D: int,
-    hash_size_cumsum: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    pooling_mode: int,
-    indice_weights: Tensor | None,
-    output_dtype: int,
-) -> Tensor:
-    """The same lookup on a CPU; an undefined indice_weights is recorded as an absent one."""
-    return dense_lookup(
-        weights,
-        weights_offsets,
-        D_offsets,
-        total_D,
-        hash_size_cumsum,
-        indices,
-        offsets,
-        pooling_mode,
-        indice_weights,
-        output_dtype,
-    )
-
-
-@stands_for("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu", fake=_fake)
-def rowwise_lookup_cpu(
-    host_weights: Tensor,
-    weights_offsets: Tensor,
-    D_offsets: Tensor,
-    total_D: int,
-    hash_size_cumsum: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    pooling_mode: int,
-    indice_weights: Tensor | None,
-    output_dtype: int,
-) -> Tensor:
-    """The same lookup on a CPU."""
-    return dense_lookup(
-        host_weights,
         weights_offsets,
         D_offsets,
         total_D,

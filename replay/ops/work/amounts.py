@@ -34,10 +34,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def work(*amounts: Amount, warnings: tuple[str, ...] = (), same: bool = False) -> Work:
     """Work whose `idle` follows from the first amount: nothing was done, or with `same` a single one of several."""
     first = amounts[0]
-    allowed = first.most is None or first.most > 0
-    idle = first.done == 0 and allowed
-    if same:
-        idle = idle or (first.done == 1 and (first.most or 0) > 1)
+    idle = first.done == 0 != first.most or (same and first.done == 1 and (first.most or 0) > 1)
     return Work(amounts=amounts, warnings=warnings, idle=idle)
 
 

@@ -13,6 +13,7 @@ from opreplay.initializers.draws.paging import Pool, find_pool
 from opreplay.initializers.fill import whole
 from opreplay.initializers.rules.paged_attention import UNIFIED
 from opreplay.replay.ops.work.amounts import Amount, Work, work
+from opreplay.replay.ops.work.routes import find
 
 CUMULATIVE_NEW = (*names.CUMULATIVE_NEW, "cum_seq_q", "cum_seqlens_q")
 CUMULATIVE_SEEN = (*names.CUMULATIVE_SEEN, "cum_seq_k", "cum_seqlens_k", "cu_seq_lens")
@@ -45,18 +46,18 @@ class Sequences:
 
 def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Context tokens that some query attends to, of those that the block tables, page lists or keys can hold."""
-    found = sequences_of(context, lengths)
-    if found is None:
+    sequences = sequences_of(context, lengths)
+    if sequences is None:
         return None
     amounts = [
-        Amount(what="context tokens", done=int(found.seen.sum()), most=found.most),
-        Amount(what="query tokens", done=int(found.query[found.seen > 0].sum()), most=_query_rows(context)),
-        Amount(what="query-context pairs", done=int(found.pairs.sum())),
+        Amount(what="context tokens", done=int(sequences.seen.sum()), most=sequences.most),
+        Amount(what="query tokens", done=int(sequences.query[sequences.seen > 0].sum()), most=_query_rows(context)),
+        Amount(what="query-context pairs", done=int(sequences.pairs.sum())),
     ]
-    warnings = [*found.warnings]
+    warnings = [*sequences.warnings]
     pool = find_pool(context)
     if pool is not None:
-        pages, warning = _pages(context, pool, found.seen)
+        pages, warning = _pages(context, pool, sequences.seen)
         amounts += [] if pages is None else [pages]
         warnings += [] if warning is None else [warning]
     return work(*amounts, warnings=tuple(warnings))
@@ -70,12 +71,11 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
         return None
     query = _query(context, lengths, seen)
     count = min(len(query), len(seen))
-    query, seen = query[:count], seen[:count]
-    warnings: list[str] = []
+    query, seen, warnings = query[:count], seen[:count], list[str]()
     if bool((query < 0).any()) or bool((seen < 0).any()):
         warnings.append("cumulative lengths descend")
         query, seen = query.clamp(min=0), seen.clamp(min=0)
-    limit, most = _room(context, pool, count)
+    limit, capacity = _room(context, pool, count)
     if limit is not None and bool((seen > limit).any()):
         warnings.append(f"{int((seen > limit).sum()):,} sequences are longer than the {limit:,} tokens they can hold")
         seen = seen.clamp(max=limit)
@@ -85,18 +85,14 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
         # The last query sees all of the context, each one before it a token less.
         inside = torch.minimum(query, seen)
         pairs = inside * seen - inside * (inside - 1) // 2
-    return Sequences(query, seen, pairs, most, tuple(warnings))
-
-
-def _find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
-    return next((t for name in wanted if (t := context.tensor(name)) is not None and t.numel()), None)
+    return Sequences(query, seen, pairs, capacity, tuple(warnings))
 
 
 def _listed(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
     """Lengths given as a list of numbers."""
-    found = (context.args.get(name) for name in wanted)
-    lists = (v for v in found if isinstance(v, (list, tuple)) and v)
-    value = next((v for v in lists if all(isinstance(one, int) for one in v)), None)
+    values = (context.args.get(name) for name in wanted)
+    lists = (v for v in values if isinstance(v, (list, tuple)) and v)
+    value = next((v for v in lists if all(isinstance(number, int) for number in v)), None)
     return None if value is None else torch.tensor(value, dtype=torch.int64)
 
 
@@ -113,7 +109,7 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
     """Tokens that each sequence may attend to; None where the call has no argument that says it."""
     if lengths is not None:
         return torch.tensor(lengths.kv, dtype=torch.int64)
-    if (direct := _find(context, names.SEEN)) is not None:
+    if (direct := find(context, names.SEEN)) is not None:
         return whole(direct)
     wanted = ("actual_seq_lengths_kv", "actual_seq_kvlen")
     if context.op == "npu::npu_incre_flash_attention":
@@ -121,28 +117,23 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
     if (listed := _listed(context, wanted)) is not None:
         ends = _layout(context) in PACKED_LAYOUTS and pool is None
         return _lengths_of_ends(listed) if ends else listed
-    pages = _find(context, ("kv_indptr",))
+    pages = find(context, ("kv_indptr",))
     if pool is not None and pages is not None:
-        held = whole(pages).diff()
-        last = _find(context, ("kv_last_page_lens",))
-        tokens = held * pool.page
-        return (
-            tokens
-            if last is None or last.numel() != len(held)
-            else torch.where(held > 0, tokens - pool.page + whole(last), 0)
-        )
-    if (edges := _find(context, CUMULATIVE_SEEN)) is not None:
-        return whole(edges).diff()
-    if (edges := _find(context, CUMULATIVE_NEW)) is not None:
-        return whole(edges).diff()
-    return None
+        page_counts = whole(pages).diff()
+        last = find(context, ("kv_last_page_lens",))
+        tokens = page_counts * pool.page
+        if last is None or last.numel() != len(page_counts):
+            return tokens
+        return torch.where(page_counts > 0, tokens - pool.page + whole(last), 0)
+    edges = find(context, (*CUMULATIVE_SEEN, *CUMULATIVE_NEW))
+    return None if edges is None else whole(edges).diff()
 
 
 def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tensor) -> torch.Tensor:
     """New tokens of each sequence: as an argument says, else evenly what the query holds."""
     if lengths is not None:
         return torch.tensor(lengths.query, dtype=torch.int64)
-    if (edges := _find(context, CUMULATIVE_NEW)) is not None:
+    if (edges := find(context, CUMULATIVE_NEW)) is not None:
         return whole(edges).diff()
     if (used := context.tensor("seqused_q")) is not None and used.numel():
         return whole(used)
@@ -158,7 +149,7 @@ def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tenso
 
 def _query_rows(context: InitContext) -> int | None:
     """Query tokens that the shapes hold; None without a query."""
-    query = _find(context, names.QUERY)
+    query = find(context, names.QUERY)
     if query is None or not query.dim():
         return None
     if query.dim() == 1 or (query.dim() < 4 and "input_layout" not in context.args):
@@ -171,7 +162,7 @@ def _query_rows(context: InitContext) -> int | None:
 
 def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int | None, int | None]:
     """The most tokens of one sequence and of all, by the shapes and the longest length that is said."""
-    table, pages = _find(context, names.TABLES), _find(context, ("kv_page_indices",))
+    table, pages = find(context, names.TABLES), find(context, ("kv_page_indices",))
     said = [v for name in names.LONGEST if isinstance(v := context.args.get(name), int) and v > 0]
     if pool is not None and table is not None and table.dim() == 2:
         longest = min([table.shape[1] * pool.page, *said])
@@ -180,16 +171,16 @@ def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int 
         return None, pages.numel() * pool.page
     for name in ("k", "key", "dst"):
         value: Any = context.args.get(name)
-        held = value[0] if isinstance(value, (list, tuple)) and value else value
-        if isinstance(held, torch.Tensor) and held.dim() > 1:
-            tokens = held.shape[0] if held.dim() < 4 else held.shape[0] * held.shape[1]
+        tensor = value[0] if isinstance(value, (list, tuple)) and value else value
+        if isinstance(tensor, torch.Tensor) and tensor.dim() > 1:
+            tokens = tensor.shape[0] if tensor.dim() < 4 else tensor.shape[0] * tensor.shape[1]
             return None, tokens if UNIFIED not in context.op else None
     return None, None
 
 
 def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount | None, str | None]:
     """Distinct pages that the context lies in, and what is wrong with them."""
-    table, listed = _find(context, names.TABLES), _find(context, ("kv_page_indices",))
+    table, listed = find(context, names.TABLES), find(context, ("kv_page_indices",))
     counts_of_pages = (seen + pool.page - 1) // pool.page
     if table is not None and table.dim() == 2:
         rows = table.detach()[: len(seen)].to("cpu", torch.int64)

@@ -49,7 +49,7 @@ class ExpectedContents:
 
     def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
         self.registry, self._seed, self._values = registry, seed, values
-        self._made: dict[str, Contents | None] = {}
+        self._contents: dict[str, Contents | None] = {}
         self.problems: dict[str, str] = {}
         """Op id → why its arguments could not be made; its cost then follows from the shapes."""
         self.impossible: dict[str, str] = {}
@@ -62,28 +62,28 @@ class ExpectedContents:
         name = canonical_name(op.called)
         if name not in OPS:
             return None
-        if op.id not in self._made:
-            made = self._make(op, name)
+        if op.id not in self._contents:
+            contents = self._make(op, name)
             if name in EXPERT_LAYERS:
                 words = self.registry.options_of(self.registry[MoeRoutingInit.name])
-                made = msgspec.structs.replace(made or Contents(), layer=words)
-            self._made[op.id] = made
-        return self._made[op.id]
+                contents = msgspec.structs.replace(contents or Contents(), layer=words)
+            self._contents[op.id] = contents
+        return self._contents[op.id]
 
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
         """Raises InternalError for a fault of opreplay's own."""
         try:
             with strict(f"contents of {op.name} ({op.id})", InitializerError):
                 filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
-                made = None if filled is None else contents_of(filled.context, filled.lengths)
-            if filled is None or made is None:
-                return made
+                contents = None if filled is None else contents_of(filled.context, filled.lengths)
+            if filled is None or contents is None:
+                return contents
             if filled.impossible:
                 self.impossible[op.id] = f"{op.name}: {filled.impossible}"
             if filled.unrecorded:
                 self.unrecorded[op.id] = f"{op.name}: {filled.unrecorded}"
             notes = (filled.impossible,) if filled.impossible else ()
-            return msgspec.structs.replace(made, notes=notes, unrecorded=filled.unrecorded)
+            return msgspec.structs.replace(contents, notes=notes, unrecorded=filled.unrecorded)
         except (InitializerError, NotReplayable, MemoryError, RuntimeError) as error:
             # A trace may name any arguments; one op of it that makes no sense, or asks for all memory, stops no other.
             self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"
@@ -115,14 +115,14 @@ class Filled(NamedTuple):
 
 
 def fill_stand_ins(
-    op: ReplayOp, registry: Registry, seed: int, *, most: int = MAX_ELEMENTS, values: RecordedValues | None = None
+    op: ReplayOp, registry: Registry, seed: int, *, limit: int = MAX_ELEMENTS, values: RecordedValues | None = None
 ) -> Filled | None:
-    """Let the op's initializer fill stand-ins for its arguments; None where one has more than `most` whole numbers.
+    """Let the op's initializer fill stand-ins for its arguments; None where one has more than `limit` whole numbers.
 
     Recorded values then replace what it made, except in stand-ins of one element.
     Raises InitializerError and NotReplayable for arguments that fit no call.
     """
-    if not all(_sane(arg, canonical_name(op.called), most) for arg in op.args):
+    if not all(_sane(arg, canonical_name(op.called), limit) for arg in op.args):
         return None
     context = stand_ins(op, seed)
     rule = registry.find(context)
@@ -131,9 +131,9 @@ def fill_stand_ins(
         values.write(op.id, op.name, context.args, only=_in_full)
     if rule is None or report is None:
         return Filled(context, None, None)
-    told = [part for text in report.assumed.values() for part in text.split("; ")]
-    impossible = next((part for part in told if IMPOSSIBLE in part), "")
-    unrecorded = next((part for part in told if part.startswith(UNRECORDED)), "")
+    assumptions = [part for text in report.assumed.values() for part in text.split("; ")]
+    impossible = next((part for part in assumptions if IMPOSSIBLE in part), "")
+    unrecorded = next((part for part in assumptions if part.startswith(UNRECORDED)), "")
     return Filled(context, rule.name, report.lengths, impossible, unrecorded)
 
 
@@ -159,27 +159,27 @@ def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
     loads = loads_of(context)
     if loads is not None:
         return Contents(expert_rows=tuple(int(rows) for rows in loads))
-    found = sequences_of(context, lengths)
-    if found is None:
+    sequences = sequences_of(context, lengths)
+    if sequences is None:
         return None
     return Contents(
-        sequences=int((found.query > 0).sum()),
-        query_tokens=int(found.query.sum()),
-        context_tokens=int(found.seen.sum()),
-        pairs=int(found.pairs.sum()),
+        sequences=int((sequences.query > 0).sum()),
+        query_tokens=int(sequences.query.sum()),
+        context_tokens=int(sequences.seen.sum()),
+        pairs=int(sequences.pairs.sum()),
     )
 
 
-def _sane(arg: ReplayArg, op: str, most: int) -> bool:
+def _sane(arg: ReplayArg, op: str, limit: int) -> bool:
     if isinstance(arg.value, int) and abs(arg.value) > MAX_ELEMENTS:
         return False
-    return all(meta is None or _small(meta, op, most) for meta in arg.tensors)
+    return all(meta is None or _small(meta, op, limit) for meta in arg.tensors)
 
 
-def _small(meta: TensorMeta, op: str, most: int) -> bool:
+def _small(meta: TensorMeta, op: str, limit: int) -> bool:
     count = math.prod(meta.shape)
     if _whole(meta):
-        return count <= most
+        return count <= limit
     if role_of(op) == "router":
         return count <= MAX_SCORES
     return op not in OPS or all(size <= MAX_ELEMENTS for size in meta.shape)
@@ -196,8 +196,8 @@ def _whole(meta: TensorMeta) -> bool:
 def _stand_in(arg: ReplayArg, op: str, whole: bool) -> Any:
     if not arg.tensors:
         return tensors.scalar_value(arg, device=torch.device("cpu"))
-    made = [None if meta is None else _tensor(meta, op, whole) for meta in arg.tensors]
-    return made if arg.type.endswith("[]") else made[0]
+    zeros = [None if meta is None else _tensor(meta, op, whole) for meta in arg.tensors]
+    return zeros if arg.type.endswith("[]") else zeros[0]
 
 
 def _tensor(meta: TensorMeta, op: str, whole: bool) -> torch.Tensor:

@@ -49,7 +49,7 @@ def distinct_of(values: torch.Tensor, rows: int) -> int:
 def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Distinct places that a list of index tensors names together, masks included."""
     shape = context.need("self").shape
-    dim, places, most = 0, None, 1
+    dim, places, space = 0, None, 1
     masked: int | None = None
     for tensor in names.index_list(context):
         if tensor is None:
@@ -66,12 +66,12 @@ def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work
             if places is not None and not fill.broadcastable(places.shape, values.shape):
                 return None
             places = values if places is None else places * size + values
-            most *= size
+            space *= size
             dim += 1
     if places is None:
         return None
-    limit = min(most, masked if masked is not None else places.numel())
-    return work(Amount(what="distinct places", done=distinct_of(places.reshape(-1), most), most=limit), same=True)
+    limit = min(space, masked if masked is not None else places.numel())
+    return work(Amount(what="distinct places", done=distinct_of(places.reshape(-1), space), most=limit), same=True)
 
 
 def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | None:
@@ -79,8 +79,8 @@ def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | Non
     indices, weight = context.need("indices"), context.tensor("weight")
     said = context.args.get("num_weights")
     rows = extent(weight) if weight is not None else said if isinstance(said, int) else 0
-    found = _rows(indices, rows)
-    amounts, warnings = [*found.amounts], [*found.warnings]
+    row_work = _rows(indices, rows)
+    amounts, warnings = [*row_work.amounts], [*row_work.warnings]
     offsets = context.tensor("offsets")
     if offsets is not None and offsets.numel():
         starts = fill.whole(offsets)
@@ -88,8 +88,7 @@ def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | Non
         ends = starts[1:] if last else torch.cat((starts[1:], starts.new_tensor([indices.numel()])))
         sizes = ends - starts[: len(ends)]
         amounts.append(Amount(what="bags", done=int((sizes > 0).sum()), most=len(sizes)))
-        if bool((sizes < 0).any()):
-            warnings.append("offsets descend")
+        warnings += _descending("offsets", sizes)
     return work(*amounts, warnings=tuple(warnings), same=True)
 
 
@@ -116,18 +115,17 @@ def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | N
     amounts: list[Amount] = []
     warnings: list[str] = []
     for name in SUMMED:
-        if (found := context.tensor(name)) is not None and found.numel() and not found.dtype.is_floating_point:
-            values = fill.whole(found)
+        if (summed := context.tensor(name)) is not None and summed.numel() and not summed.dtype.is_floating_point:
+            values = fill.whole(summed)
             amounts.append(Amount(what=f"values in {name}", done=int(values.clamp(min=0).sum())))
             warnings += [f"{name} has negative entries"] if bool((values < 0).any()) else []
     for name in OFFSETS:
-        given = context.args.get(name)
-        levels = [t for t in (given if isinstance(given, (list, tuple)) else [given]) if isinstance(t, torch.Tensor)]
+        value = context.args.get(name)
+        levels = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, torch.Tensor)]
         for level in levels[-1:]:
-            edges = fill.whole(level)
-            sizes = edges.diff()
+            sizes = fill.whole(level).diff()
             amounts.append(Amount(what=f"values between {name}", done=int(sizes.clamp(min=0).sum())))
-            warnings += [f"{name} descend"] if bool((sizes < 0).any()) else []
+            warnings += _descending(name, sizes)
     for name in PERMUTES:
         if (order := context.tensor(name)) is not None and order.numel():
             distinct = int(torch.unique(fill.whole(order)).numel())
@@ -156,8 +154,8 @@ def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work |
 
 def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Scores that the mask leaves visible; None for a call without a mask."""
-    found = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
-    mask = next((mask for mask in found if mask is not None and mask.numel()), None)
+    masks = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
+    mask = next((mask for mask in masks if mask is not None and mask.numel()), None)
     if mask is None:
         return None
     if context.op == "aten::_masked_softmax":
@@ -182,6 +180,10 @@ def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work 
     )
 
 
+def _descending(name: str, sizes: torch.Tensor) -> list[str]:
+    return [f"{name} descend"] if bool((sizes < 0).any()) else []
+
+
 def count_new_tokens(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """New tokens of all sequences."""
     return work(Amount(what="new tokens", done=int(fill.whole(context.need("extend_seq_lens")).clamp(min=0).sum())))
@@ -194,25 +196,23 @@ def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | 
     if indices is None or offsets is None or widths is None:
         return None
     tables = max(1, widths.numel() - 1)
-    values = fill.whole(indices)
-    edges = fill.whole(offsets)
-    sizes = edges.diff()
+    values, sizes = fill.whole(indices), fill.whole(offsets).diff()
     bags = len(sizes) // tables
     per_table = sizes[: bags * tables].clamp(min=0).reshape(tables, bags).sum(1) if bags else sizes.new_zeros(tables)
     used = min(int(per_table.sum()), len(values))
     table = torch.repeat_interleave(torch.arange(tables), per_table)[:used]
-    warnings = ["offsets descend"] if bool((sizes < 0).any()) else []
-    most = used
+    warnings = _descending("offsets", sizes)
+    reachable = used
     if starts is not None and starts.numel() > tables:
         rows = fill.whole(starts)[: tables + 1].diff()
-        most = int(torch.minimum(per_table, rows.clamp(min=0)).sum())
+        reachable = int(torch.minimum(per_table, rows.clamp(min=0)).sum())
         if wrong := int(((values[:used] < 0) | (values[:used] >= rows[table])).sum()):
             warnings.append(f"{wrong:,} indices are not in their table")
-    held = values[:used].clamp(min=0)
-    width = int(held.max()) + 1 if used else 1
-    distinct = distinct_of(table * width + held, tables * width)
+    row_ids = values[:used].clamp(min=0)
+    width = int(row_ids.max()) + 1 if used else 1
+    distinct = distinct_of(table * width + row_ids, tables * width)
     return work(
-        Amount(what="distinct rows", done=distinct, most=max(most, distinct) or len(values)),
+        Amount(what="distinct rows", done=distinct, most=max(reachable, distinct) or len(values)),
         Amount(what="bags", done=int((sizes > 0).sum()), most=len(sizes)),
         warnings=tuple(warnings),
         same=True,

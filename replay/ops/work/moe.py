@@ -19,6 +19,11 @@ def _tokens(routes: Routes, what: str) -> Amount:
     return Amount(what=what, done=int(torch.unique(routes.token).numel()), most=routes.tokens)
 
 
+def _routed(routes: Routes) -> tuple[Amount, Amount, Amount]:
+    slots = Amount(what="routed slots", done=routes.routed, most=routes.slots)
+    return slots, _tokens(routes, "tokens"), _used(routes.expert, routes.experts)
+
+
 def count_scores(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Tokens whose scores decide which experts they go to."""
     routes = routes_of(context)
@@ -30,13 +35,8 @@ def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | N
     routes = routes_of(context)
     if routes is None:
         return None
-    return work(
-        Amount(what="routed slots", done=routes.routed, most=routes.slots),
-        _tokens(routes, "tokens"),
-        _used(routes.expert, routes.experts),
-        Amount(what="tokens with an expert twice", done=routes.twice, most=routes.tokens),
-        warnings=routes.warnings,
-    )
+    twice = Amount(what="tokens with an expert twice", done=routes.twice, most=routes.tokens)
+    return work(*_routed(routes), twice, warnings=routes.warnings)
 
 
 def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | None:
@@ -45,9 +45,7 @@ def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | N
     if routes is None:
         return None
     return work(
-        Amount(what="routed slots", done=routes.routed, most=routes.slots),
-        _tokens(routes, "tokens"),
-        _used(routes.expert, routes.experts),
+        *_routed(routes),
         Amount(what="dropped slots", done=routes.slots - routes.routed, most=routes.slots),
         Amount(what="padding entries", done=routes.padding, most=routes.used),
         warnings=routes.warnings,
@@ -64,8 +62,8 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
     sizes = group_sizes(context)
     if sizes is None:
         return None
-    most = number(context, ("max_tokens_per_batch",))
-    room = most * len(sizes) if most else names.rows_of_groups(context)
+    max_rows = number(context, ("max_tokens_per_batch",))
+    room = max_rows * len(sizes) if max_rows else names.rows_of_groups(context)
     rows = int(sizes.clamp(min=0).sum())
     wrong = ["ends of the groups descend"] if bool((sizes < 0).any()) else []
     if room is not None and rows > room:

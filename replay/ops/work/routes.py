@@ -48,10 +48,8 @@ def find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
 
 def number(context: InitContext, wanted: tuple[str, ...]) -> int | None:
     """The first positive integer under one of the names."""
-    found = (context.args.get(name) for name in wanted)
-    return next(
-        (v for v in found if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= names.MAX_NUMBER), None
-    )
+    integers = (v for name in wanted if type(v := context.args.get(name)) is int)
+    return next((n for n in integers if 0 < n <= names.MAX_NUMBER), None)
 
 
 def routes_of(context: InitContext) -> Routes | None:
@@ -130,8 +128,8 @@ def _chosen(context: InitContext) -> Routes | None:
 
 
 def _distinct(ids: torch.Tensor) -> int:
-    found = cast("torch.Tensor", torch.unique(ids))  # pyright: ignore[reportUnknownMemberType]
-    return found.numel()
+    unique_ids = cast("torch.Tensor", torch.unique(ids))  # pyright: ignore[reportUnknownMemberType]
+    return unique_ids.numel()
 
 
 def _sorted(context: InitContext) -> Routes | None:

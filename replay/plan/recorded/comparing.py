@@ -21,11 +21,14 @@ Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
 """(What was read, device, selection of ops) → predictions."""
 
 
-def open_operand(text: str, *, progress: Progress) -> Operand:
-    """The result file, trace or plan that a path names. Raises TraceError for what cannot be read."""
+def open_operand(text: str, *, progress: Progress, activity: bool = False) -> Operand:
+    """The result file, trace or plan that a path names; `activity`: of a trace also what ran when.
+
+    Raises TraceError for what cannot be read.
+    """
     if plan_dialect(text) is RESULTS or text.endswith(".jsonl"):
         return read_result_file(text)
-    return open_input(text, progress=progress)
+    return open_input(text, progress=progress, activity=activity)
 
 
 def compare_operands(

@@ -1,15 +1,16 @@
 # pyright: strict
-"""The page of a step's timeline."""
+"""The pages of a step's timeline, and of one step of several ranks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from opreplay.replay.report.page.model import Lane, Page, Stretch, Strip
 from opreplay.replay.report.page.parts import bars_by_name
+from opreplay.replay.report.step import ranks
 from opreplay.replay.report.step.text import (
     CATEGORY_ROWS,
     band_text,
@@ -19,22 +20,24 @@ from opreplay.replay.report.step.text import (
     path_table,
     slack_table,
 )
-from opreplay.replay.report.step.tracks import Process, processes
+from opreplay.replay.report.step.tracks import Process, processes, rank_processes
 from opreplay.replay.report.table import cut
 from opreplay.replay.report.text import plural, time_text
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS, StepGraph
-from opreplay.replay.timeline.job.values import JobChange
-from opreplay.replay.timeline.timeline import Study, WhatIf
+from opreplay.replay.timeline.job.study import JobStudy
+from opreplay.replay.timeline.job.values import JobChange, JobTimeline
+from opreplay.replay.timeline.timeline import Study, Timeline, WhatIf
 
 MOST_LANES = 8
 MOST_ROWS = 300
+MOST_STRIPS = 16
+"""Ranks that are drawn; the table has all."""
 
 
 def page(study: Study, command: str) -> Page:
     """Everything of a step that a page shows."""
     timeline = study.timeline
     drawn = processes(study)
-    until = max([float(process.end_us.max(initial=0.0)) for process in drawn])
     columns = {"recorded": timeline.categories_us} | {
         name: simulated.categories_us for name, simulated in timeline.socs.items()
     }
@@ -48,23 +51,14 @@ def page(study: Study, command: str) -> Page:
         headline=head_line(timeline),
         command=command,
         facts=(
-            ("recorded step", time_text(timeline.recorded_step_us)),
-            ("re-timed step", time_text(timeline.retimed_step_us)),
-            ("error with median latencies", f"{100 * timeline.structure_error_typical:+.2f} %"),
             *(
                 (name, f"{time_text(simulated.step_us)} with gaps, 80 % band {band_text(simulated)}")
                 for name, simulated in timeline.socs.items()
             ),
             *((name, text) for name, text, _ in head_facts(timeline) if text),
-            *(
-                (
-                    f"what if {change.change}",
-                    what_if_text(change, {name: soc.step_us for name, soc in timeline.socs.items()}),
-                )
-                for change in timeline.what_if
-            ),
+            *_what_if_facts(timeline),
         ),
-        strips=tuple(Strip(title=process.title, until_us=until, lanes=lanes(process)) for process in drawn),
+        strips=_strips(drawn),
         bars=(
             bars_by_name("What the device did", by_category),
             bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
@@ -74,7 +68,38 @@ def page(study: Study, command: str) -> Page:
     )
 
 
-def what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> str:
+def page_of_ranks(study: JobStudy, command: str) -> Page:
+    """Everything of a job's step that a page shows; timelines are the recorded ones, on the job's clock."""
+    timeline = study.timeline
+    tables = (ranks.ranks_table(timeline), ranks.collectives_table(timeline), ranks.path_table(timeline))
+    return Page(
+        title=f"Timeline of {timeline.ranks[0].step} on {len(timeline.ranks)} ranks",
+        headline=ranks.head_line(timeline),
+        command=command,
+        facts=(
+            ("recorded step", time_text(timeline.recorded_step_us)),
+            ("re-timed step", time_text(timeline.retimed_step_us)),
+            *((name, text) for name, text, _ in ranks.sum_facts(timeline) if text),
+            *((name, time_text(simulated.step_us)) for name, simulated in timeline.socs.items()),
+            *_what_if_facts(timeline),
+        ),
+        strips=_strips(rank_processes(study), MOST_STRIPS),
+        tables=tuple(cut(table, MOST_ROWS) for table in tables),
+        notes=(*ranks.note_lines(timeline), *ranks.disagreements(timeline)),
+    )
+
+
+def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, ...]:
+    until = max(float(process.end_us.max(initial=0.0)) for process in drawn)
+    return tuple(Strip(title=process.title, until_us=until, lanes=lanes(process)) for process in drawn[:limit])
+
+
+def _what_if_facts(timeline: Timeline | JobTimeline) -> list[tuple[str, str]]:
+    socs_us = {name: soc.step_us for name, soc in timeline.socs.items()}
+    return [(f"what if {change.change}", _what_if_text(change, socs_us)) for change in timeline.what_if]
+
+
+def _what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> str:
     """What a change makes of the step, and of that on each simulated device, of `socs_us` without it."""
     if not change.matched:
         return "matches nothing"

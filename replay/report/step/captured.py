@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +23,12 @@ KINDS = ("parameter", "buffer", "gradient", "optimizer state", "input", "constan
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def facts(plan: ReplayPlan, found: Check | None) -> dict[str, Any]:
+def facts(plan: ReplayPlan, check: Check | None) -> dict[str, Any]:
     """The same as JSON-safe values; with a check, its fields beside the others."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
-    made: dict[str, Any] = {
+    body: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "captured": True,
         "source": plan.source,
@@ -49,12 +50,12 @@ def facts(plan: ReplayPlan, found: Check | None) -> dict[str, Any]:
         "peaks": capture.peaks,
         "shared_parameters": shared_parameters(capture),
     }
-    return made if found is None else {**made, **msgspec.structs.asdict(found)}
+    return body if check is None else {**body, **msgspec.structs.asdict(check)}
 
 
 def shared_parameters(capture: Capture) -> list[tuple[str, ...]]:
     """Names of parameters that are one."""
-    return [one.names for one in capture.storages if one.kind == "parameter" and len(one.names) > 1]
+    return [storage.names for storage in capture.storages if storage.kind == "parameter" and len(storage.names) > 1]
 
 
 def head_line(plan: ReplayPlan) -> str:
@@ -74,7 +75,7 @@ def head_line(plan: ReplayPlan) -> str:
     )
 
 
-def render(plan: ReplayPlan, found: Check | None) -> RenderableType:
+def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
     """Phases with operations and memory, what the plan cannot hold, and the check."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
@@ -82,42 +83,40 @@ def render(plan: ReplayPlan, found: Check | None) -> RenderableType:
     parts = terminal(_phases(capture, sequence.phases))[1:]
     if sequence.cut:
         parts.append(Text(f"the plan leaves out the last {plural(sequence.cut, 'call')}: there is a limit"))
-    for names in shared_parameters(capture)[:SHOWN]:
-        parts.append(Text(f"one parameter: {safe(', '.join(names))}", style="dim"))
-    parts += [Text(f"assumed: {safe(note)}", style="dim") for note in capture.notes]
-    refused: dict[str, int] = {}
+    refused: Counter[str] = Counter()
     for op in plan.ops:
         if op.reason is not None:
-            refused[str(op.reason)] = refused.get(str(op.reason), 0) + op.count
-    for reason, count in sorted(refused.items(), key=lambda item: -item[1])[:SHOWN]:
-        parts.append(Text(f"{plural(count, 'call')} cannot be replayed: {safe(reason)}", style="dim"))
-    for line in capture.graph_breaks[:SHOWN]:
-        parts.append(Text(f"graph break: {safe(line)}", style="dim"))
-    parts.append(Text("FLOPs: of ops with a formula in torch.utils.flop_counter, such as products", style="dim"))
-    if found is not None:
-        parts += [Text(), *check_lines(found)]
+            refused[str(op.reason)] += op.count
+    notes = [f"one parameter: {', '.join(names)}" for names in shared_parameters(capture)[:SHOWN]]
+    notes += [f"assumed: {note}" for note in capture.notes]
+    notes += [f"{plural(n, 'call')} cannot be replayed: {reason}" for reason, n in refused.most_common(SHOWN)]
+    notes += [f"graph break: {line}" for line in capture.graph_breaks[:SHOWN]]
+    notes.append("FLOPs: of ops with a formula in torch.utils.flop_counter, such as products")
+    parts += [Text(safe(note), style="dim") for note in notes]
+    if check is not None:
+        parts += [Text(), *check_lines(check)]
     return Group(*parts)
 
 
-def check_lines(found: Check) -> list[RenderableType]:
+def check_lines(check: Check) -> list[RenderableType]:
     """What the comparison came to, and each tensor that is not equal."""
-    if found.reason is not None:
-        return [Text(f"not checked: {safe(found.reason)}", style="red")]
-    both = (*found.outputs, *found.parameters)
-    wrong = [one for one in both if not one.equal]
-    bits = sum(one.bits_equal for one in both)
-    counted = f"{plural(len(found.outputs), 'output')}, {plural(len(found.parameters), 'updated tensor')}"
-    verdict = "equal" if found.equal else "NOT equal" if wrong else "nothing to compare"
+    if check.reason is not None:
+        return [Text(f"not checked: {safe(check.reason)}", style="red")]
+    both = (*check.outputs, *check.parameters)
+    wrong = [tensor for tensor in both if not tensor.equal]
+    bits = sum(tensor.bits_equal for tensor in both)
+    counted = f"{plural(len(check.outputs), 'output')}, {plural(len(check.parameters), 'updated tensor')}"
+    verdict = "equal" if check.equal else "NOT equal" if wrong else "nothing to compare"
     line = (
-        f"check: {verdict}: {counted} after {plural(found.calls, 'call')}; {bits} of {len(both)} bit for bit, "
-        f"largest error {digits(found.largest_error, 3)}, seed {found.seed}"
+        f"check: {verdict}: {counted} after {plural(check.calls, 'call')}; {bits} of {len(both)} bit for bit, "
+        f"largest error {digits(check.largest_error, 3)}, seed {check.seed}"
     )
-    lines: list[RenderableType] = [Text(line, style="" if found.equal else "red")]
-    lines += [Text(f"  {safe(one.name)}: {safe(one.detail)}") for one in wrong[:SHOWN]]
-    if found.other_calls is not None:
-        lines.append(Text(f"  other calls: {safe(found.other_calls)}", style="dim"))
-    if found.first_difference is not None:
-        lines.append(Text(f"  differs first: {safe(found.first_difference)}"))
+    lines: list[RenderableType] = [Text(line, style="" if check.equal else "red")]
+    lines += [Text(f"  {safe(tensor.name)}: {safe(tensor.detail)}") for tensor in wrong[:SHOWN]]
+    if check.other_calls is not None:
+        lines.append(Text(f"  other calls: {safe(check.other_calls)}", style="dim"))
+    if check.first_difference is not None:
+        lines.append(Text(f"  differs first: {safe(check.first_difference)}"))
     return lines
 
 
@@ -128,20 +127,22 @@ _Quantity = tuple[str, Callable[[PhasePeak], str]]
 def _phases(capture: Capture, phases: tuple[str, ...]) -> Table[_Quantity]:
     """One column a phase: its calls and operations, and what is alive when most is."""
     rows: list[_Quantity] = [
-        ("calls", lambda one: f"{phases.count(one.phase):,}"),
-        ("FLOPs", lambda one: flops_text(capture.flops.get(one.phase))),
-        ("peak memory", lambda one: readable(one.peak_bytes)),
+        ("calls", lambda phase: f"{phases.count(phase.phase):,}"),
+        ("FLOPs", lambda phase: flops_text(capture.flops.get(phase.phase))),
+        ("peak memory", lambda phase: readable(phase.peak_bytes)),
     ]
     for kind in KINDS:
 
-        def size(one: PhasePeak, kind: str = kind) -> str:
-            size = {str(name): size for name, size in one.by_kind.items()}.get(kind)
+        def size(phase: PhasePeak, kind: str = kind) -> str:
+            size = {str(name): size for name, size in phase.by_kind.items()}.get(kind)
             return readable(size) if size else DASH
 
-        if any(size(one) != DASH for one in capture.peaks):
+        if any(size(phase) != DASH for phase in capture.peaks):
             rows.append((f"  {kind}", size))
     columns = [Column[_Quantity]("", lambda row: row[0], style=lambda row: "dim" if row[0].startswith(" ") else "")]
-    columns += [Column[_Quantity](one.phase, lambda row, one=one: row[1](one), right=True) for one in capture.peaks]
+    columns += [
+        Column[_Quantity](phase.phase, lambda row, phase=phase: row[1](phase), right=True) for phase in capture.peaks
+    ]
     return Table("Phases", columns, rows)
 
 

@@ -7,12 +7,12 @@ its process, slices by their begin and end, arrows as flows from the moment of a
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from opreplay.replay.report.step.tracks import Event, Process, events
+from opreplay.replay.report.step import tracks
+from opreplay.replay.report.step.tracks import Event, Process
 from opreplay.traces.errors import EnvironmentRefused
 
 SUFFIXES = (".pftrace", ".pftrace.gz")
@@ -32,20 +32,16 @@ def check_installed() -> None:
         ) from None
 
 
-def write(made: Iterable[Process], path: Path, *, force: bool = False) -> int:
+def write(timelines: Iterable[Process], path: Path, *, force: bool = False) -> int:
     """Write timelines to a file; the number of slices.
 
     Raises EnvironmentRefused as `check_installed` does, and FileExistsError for a file that is there, without `force`.
     """
     check_installed()
-    with open(path, "wb" if force else "xb") as raw:
-        if path.name.lower().endswith(".gz"):
-            with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6, mtime=0) as stream:
-                return _write(events(made), stream)  # type: ignore[arg-type]
-        return _write(events(made), raw)
+    return tracks.write(timelines, path, force=force, write_events=_write)
 
 
-def _write(made: Iterable[Event], stream: BinaryIO) -> int:
+def _write(stream_events: Iterable[Event], stream: BinaryIO) -> int:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: ignore
         TrackDescriptor,
         TrackEvent,
@@ -60,26 +56,26 @@ def _write(made: Iterable[Event], stream: BinaryIO) -> int:
     slices = 0
 
     def packet(ts: float | None = None) -> Any:
-        one = builder.create_packet()
-        one.trusted_packet_sequence_id = _SEQUENCE
+        message = builder.create_packet()
+        message.trusted_packet_sequence_id = _SEQUENCE
         if ts is not None:
-            one.timestamp = max(0, round(ts * 1e3))
-        return one
+            message.timestamp = max(0, round(ts * 1e3))
+        return message
 
     def track_of(pid: int, tid: int, depth: int) -> int:
         return (pid << 40) | (tid << 8) | depth
 
     def describe(pid: int, tid: int, depth: int) -> None:
-        one = packet()
-        one.track_descriptor.uuid = track_of(pid, tid, depth)
-        one.track_descriptor.name = names.get((pid, tid), "") + (f" ({depth + 1})" if depth else "")
+        message = packet()
+        message.track_descriptor.uuid = track_of(pid, tid, depth)
+        message.track_descriptor.name = names.get((pid, tid), "") + (f" ({depth + 1})" if depth else "")
         if tid:
-            one.track_descriptor.parent_uuid = track_of(pid, 0, 0)
-            one.track_descriptor.sibling_order_rank = tid * _MOST_DEPTH + depth
+            message.track_descriptor.parent_uuid = track_of(pid, 0, 0)
+            message.track_descriptor.sibling_order_rank = tid * _MOST_DEPTH + depth
         else:
-            one.track_descriptor.child_ordering = explicit
-            one.track_descriptor.sibling_order_rank = pid
-        builder.write_packet(one)
+            message.track_descriptor.child_ordering = explicit
+            message.track_descriptor.sibling_order_rank = pid
+        builder.write_packet(message)
 
     def depth_of(pid: int, tid: int, start: float, end: float) -> int:
         ends = until.setdefault((pid, tid), [])
@@ -91,7 +87,7 @@ def _write(made: Iterable[Event], stream: BinaryIO) -> int:
         describe(pid, tid, len(ends) - 1)
         return len(ends) - 1
 
-    for event in _with_flows(made):
+    for event in _with_flows(stream_events):
         pid, tid = int(event["pid"]), int(event["tid"])
         if event["ph"] == "M":
             if event["name"] in ("process_name", "thread_name"):
@@ -101,47 +97,47 @@ def _write(made: Iterable[Event], stream: BinaryIO) -> int:
             continue
         start = float(event["ts"])
         if event["ph"] == "s":
-            one = packet(start)
-            one.track_event.type = kinds.TYPE_INSTANT
-            one.track_event.name = "launch"
-            one.track_event.track_uuid = track_of(pid, tid, 0)
-            one.track_event.flow_ids.append(_flow(str(event["id"])))
-            builder.write_packet(one)
+            message = packet(start)
+            message.track_event.type = kinds.TYPE_INSTANT
+            message.track_event.name = "launch"
+            message.track_event.track_uuid = track_of(pid, tid, 0)
+            message.track_event.flow_ids.append(_flow(str(event["id"])))
+            builder.write_packet(message)
             continue
         end = start + float(event["dur"])
         track = track_of(pid, tid, depth_of(pid, tid, start, end))
-        one = packet(start)
-        told = one.track_event
-        told.type, told.name, told.track_uuid = kinds.TYPE_SLICE_BEGIN, event["name"], track
-        told.categories.append(event["cat"])
-        _annotate(told, event.get("args", {}))
+        message = packet(start)
+        slice_event = message.track_event
+        slice_event.type, slice_event.name, slice_event.track_uuid = kinds.TYPE_SLICE_BEGIN, event["name"], track
+        slice_event.categories.append(event["cat"])
+        _annotate(slice_event, event.get("args", {}))
         if "flow" in event:
-            told.terminating_flow_ids.append(_flow(event["flow"]))
-        builder.write_packet(one)
-        one = packet(end)
-        one.track_event.type, one.track_event.track_uuid = kinds.TYPE_SLICE_END, track
-        builder.write_packet(one)
+            slice_event.terminating_flow_ids.append(_flow(event["flow"]))
+        builder.write_packet(message)
+        message = packet(end)
+        message.track_event.type, message.track_event.track_uuid = kinds.TYPE_SLICE_END, track
+        builder.write_packet(message)
         slices += 1
     return slices
 
 
-def _with_flows(made: Iterable[Event]) -> Iterator[Event]:
+def _with_flows(stream_events: Iterable[Event]) -> Iterator[Event]:
     """The events, each slice with the arrow that ends at it: that follows it at once."""
-    held: Event | None = None
-    for event in made:
+    pending: Event | None = None
+    for event in stream_events:
         if event["ph"] == "f":
-            if held is not None:
-                held["flow"] = str(event["id"])
+            if pending is not None:
+                pending["flow"] = str(event["id"])
             continue
-        if held is not None:
-            yield held
-            held = None
+        if pending is not None:
+            yield pending
+            pending = None
         if event["ph"] == "X":
-            held = event
+            pending = event
         else:
             yield event
-    if held is not None:
-        yield held
+    if pending is not None:
+        yield pending
 
 
 def _flow(text: str) -> int:
@@ -150,12 +146,12 @@ def _flow(text: str) -> int:
     return (int(process) << 40) | int(node)
 
 
-def _annotate(told: Any, args: Event, prefix: str = "") -> None:
+def _annotate(slice_event: Any, args: Event, prefix: str = "") -> None:
     for name, value in args.items():
         if isinstance(value, dict):
-            _annotate(told, value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
+            _annotate(slice_event, value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
             continue
-        note = told.debug_annotations.add()
+        note = slice_event.debug_annotations.add()
         note.name = f"{prefix}{name}"
         if isinstance(value, bool):
             note.bool_value = value

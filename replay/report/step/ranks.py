@@ -16,6 +16,7 @@ from opreplay.replay.report.step.text import (
     changes_table,
     edges_text,
     measured_text,
+    of_changes,
     of_devices,
     rest_of_path,
     telling,
@@ -49,75 +50,76 @@ DISAGREEMENTS_SHOWN = 10
 NOTHING_MET = "nothing can be said of it: no collective of this step was found on two of these ranks"
 
 
-def facts(found: JobTimeline) -> dict[str, Any]:
+def facts(timeline: JobTimeline) -> dict[str, Any]:
     """The stable JSON form; see docs/timeline.md."""
-    return msgspec.to_builtins(found)
+    return msgspec.to_builtins(timeline)
 
 
-def head_line(found: JobTimeline) -> str:
+def head_line(timeline: JobTimeline) -> str:
     """The first line: which step of how many ranks, and how far the graph explains it."""
-    of = f" of {found.world_size}" if found.world_size is not None and found.world_size > len(found.ranks) else ""
-    steps = list(dict.fromkeys(one.step for one in found.ranks))
+    ranks = len(timeline.ranks)
+    of = f" of {timeline.world_size}" if timeline.world_size is not None and timeline.world_size > ranks else ""
+    steps = list(dict.fromkeys(rank.step for rank in timeline.ranks))
     which = steps[0] if len(steps) == 1 else "a step"
     return (
-        f"{safe(middle(which, 60))} on {len(found.ranks)}{of} ranks: recorded {time_text(found.recorded_step_us)}, "
-        f"re-timed together {time_text(found.retimed_step_us)}"
+        f"{safe(middle(which, 60))} on {ranks}{of} ranks: recorded {time_text(timeline.recorded_step_us)}, "
+        f"re-timed together {time_text(timeline.retimed_step_us)}"
     )
 
 
-def render(found: JobTimeline, width: int = 80, *, everything: bool = True) -> RenderableType:
+def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True) -> RenderableType:
     """Ranks, collectives, disagreements, the path across ranks, and what changes gain; without `everything` the notes
     that may change a decision alone, and how many more there are."""
-    collectives = collectives_table(found)
-    waited = time_text(sum(one.waiting_us for one in collectives.rows[COLLECTIVES_SHOWN:]))
+    collectives = collectives_table(timeline)
+    waited = time_text(sum(collective.waiting_us for collective in collectives.rows[COLLECTIVES_SHOWN:]))
     parts: list[RenderableType] = [
-        facts_grid(sum_facts(found)),
-        *terminal(ranks_table(found), width, limit=RANKS_SHOWN),
+        facts_grid(sum_facts(timeline)),
+        *terminal(ranks_table(timeline), width, limit=RANKS_SHOWN),
     ]
     parts += terminal(collectives, width, limit=COLLECTIVES_SHOWN, rest=f"{waited} of waiting")
-    lines = [Text(safe(line), style="bold red") for line in disagreements(found)]
+    lines = [Text(safe(line), style="bold red") for line in disagreements(timeline)]
     parts += [Text(), *lines] if lines else []
-    parts += terminal(_socs(found))
-    parts += terminal(path_table(found), width, limit=PATH_SHOWN, rest=rest_of_path(found.critical_path))
-    changes = [(one.change, one) for one in found.what_if]
-    table = changes_table("what if, on every rank", changes, found.retimed_step_us, found.socs)
+    parts += terminal(_socs(timeline))
+    parts += terminal(path_table(timeline), width, limit=PATH_SHOWN, rest=rest_of_path(timeline.critical_path))
+    changes = [(change.change, change) for change in timeline.what_if]
+    table = changes_table("what if, on every rank", changes, timeline.retimed_step_us, timeline.socs)
     parts += terminal(table, width, room=WHAT_IF_WIDTH)
-    told = note_lines(found) if everything else decisive(note_lines(found), _decisive_lines(found))
-    parts += notes_lines([safe(line) for line in told])
+    notes = note_lines(timeline) if everything else decisive(note_lines(timeline), _decisive_lines(timeline))
+    parts += notes_lines([safe(line) for line in notes])
     return Group(*parts)
 
 
-def sum_facts(found: JobTimeline) -> list[Fact]:
+def sum_facts(timeline: JobTimeline) -> list[Fact]:
     """What the ranks wait for each other, and what the step would take without."""
-    common = f"{share_text(found.least_common)} of the shorter one, of the two ranks farthest apart"
-    waits = f"{time_text(found.waiting_us)}, collectives and ranks added up, also where they wait side by side"
-    share = share_text(quotient(found.retimed_step_us - found.without_waiting_us, found.retimed_step_us))
-    without = f"{time_text(found.without_waiting_us)} a step: {share} less"
-    met = bool(found.collectives)
+    common = f"{share_text(timeline.least_common)} of the shorter one, of the two ranks farthest apart"
+    waits = f"{time_text(timeline.waiting_us)}, collectives and ranks added up, also where they wait side by side"
+    share = share_text(quotient(timeline.retimed_step_us - timeline.without_waiting_us, timeline.retimed_step_us))
+    without = f"{time_text(timeline.without_waiting_us)} a step: {share} less"
+    met = bool(timeline.collectives)
     return [
         (
             "in common",
-            f"{common}: hardly one step; see the first note" if found.least_common < LEAST_COMMON else "",
+            f"{common}: hardly one step; see the first note" if timeline.least_common < LEAST_COMMON else "",
             "bold red",
         ),
-        ("waiting for ranks", f"{waits}; {_late(found)}" if met else NOTHING_MET, ""),
+        ("waiting for ranks", f"{waits}; {_late(timeline)}" if met else NOTHING_MET, ""),
         ("without waiting", without if met else "", ""),
-        ("measured", _measured(found), ""),
-        ("dependencies", edges_text(found), ""),
+        ("measured", _measured(timeline), ""),
+        ("dependencies", edges_text(timeline), ""),
     ]
 
 
-def _measured(found: JobTimeline) -> str:
-    one = found.measured
-    if one is None:
+def _measured(timeline: JobTimeline) -> str:
+    measured = timeline.measured
+    if measured is None:
         return ""
-    what = f"{plural(one.ops, 'call')} and {plural(one.collectives, 'collective')}"
-    waiting = f"; {time_text(one.waiting_us)} of waiting" if found.collectives else ""
-    return measured_text(one.step_us, found, what) + waiting
+    what = f"{plural(measured.ops, 'call')} and {plural(measured.collectives, 'collective')}"
+    waiting = f"; {time_text(measured.waiting_us)} of waiting" if timeline.collectives else ""
+    return measured_text(measured.step_us, timeline, what) + waiting
 
 
-def _late(found: JobTimeline) -> str:
-    worst = max(found.ranks, key=lambda one: one.late_us)
+def _late(timeline: JobTimeline) -> str:
+    worst = max(timeline.ranks, key=lambda rank: rank.late_us)
     if not worst.late:
         return "no rank is late"
     times = plural(worst.late, "collective")
@@ -127,79 +129,86 @@ def _late(found: JobTimeline) -> str:
 _OfRank = Column[RankStep]
 
 
-def ranks_table(found: JobTimeline) -> Table[RankStep]:
+def ranks_table(timeline: JobTimeline) -> Table[RankStep]:
     """Steps, waits and clocks of the ranks; what waits is not known of ranks without a common collective."""
-    met = bool(found.collectives)
+    met = bool(timeline.collectives)
     columns = [
-        _OfRank("rank", lambda one: str(one.rank), right=True),
-        _OfRank("trace", lambda one: one.source, drop=5),
-        _OfRank("step", lambda one: one.recorded_step_us, TIME),
-        _OfRank("begins", lambda one: one.begins_us, TIME, text=lambda one: f"+{time_text(one.begins_us)}", drop=3),
-        _OfRank("waits", lambda one: one.waiting_us if met else None, TIME),
-        _OfRank("transfers", lambda one: one.transfer_us if met else None, TIME, drop=2),
-        _OfRank("late", lambda one: one.late, COUNT, text=lambda one: f"{one.late}×" if one.late else DASH),
-        _OfRank("late by", lambda one: one.late_us if one.late else None, TIME),
-        _OfRank("clock", lambda one: one.clock.shift_us if one.clock.corrected else None, TIME, text=_clock, drop=4),
+        _OfRank("rank", lambda rank: str(rank.rank), right=True),
+        _OfRank("trace", lambda rank: rank.source, drop=5),
+        _OfRank("step", lambda rank: rank.recorded_step_us, TIME),
+        _OfRank("begins", lambda rank: rank.begins_us, TIME, text=lambda rank: f"+{time_text(rank.begins_us)}", drop=3),
+        _OfRank("waits", lambda rank: rank.waiting_us if met else None, TIME),
+        _OfRank("transfers", lambda rank: rank.transfer_us if met else None, TIME, drop=2),
+        _OfRank("late", lambda rank: rank.late, COUNT, text=lambda rank: f"{rank.late}×" if rank.late else DASH),
+        _OfRank("late by", lambda rank: rank.late_us if rank.late else None, TIME),
+        _OfRank("clock", lambda rank: rank.clock.shift_us if rank.clock.corrected else None, TIME, text=_clock, drop=4),
     ]
-    return Table("Ranks", columns, found.ranks, noun="rank")
+    return Table("Ranks", columns, timeline.ranks, noun="rank")
 
 
-def _clock(one: RankStep) -> str:
-    return f"{one.clock.shift_us:+,.1f} µs" if one.clock.corrected else "recorded"
+def _clock(rank: RankStep) -> str:
+    return f"{rank.clock.shift_us:+,.1f} µs" if rank.clock.corrected else "recorded"
 
 
-def collectives_table(found: JobTimeline) -> Table[StepCollective]:
+def collectives_table(timeline: JobTimeline) -> Table[StepCollective]:
     """Collectives of the step, those that wait longest first."""
     column = Column[StepCollective]
     columns = [
         column("collective", collective_name, form="name"),
-        column("matched by", lambda one: one.matched_by, drop=5),
-        column("elements", lambda one: one.elements, COUNT, drop=4),
+        column("matched by", lambda collective: collective.matched_by, drop=5),
+        column("elements", lambda collective: collective.elements, COUNT, drop=4),
         column("ranks", _members, right=True, drop=2),
-        column("skew", lambda one: one.skew_us, TIME, drop=3),
-        column("waiting", lambda one: one.waiting_us, TIME),
-        column("transfer", lambda one: one.transfer_us, TIME),
-        column("last", lambda one: f"rank {one.late_rank}" if one.late_us > 0.0 else DASH, right=True),
+        column("skew", lambda collective: collective.skew_us, TIME, drop=3),
+        column("waiting", lambda collective: collective.waiting_us, TIME),
+        column("transfer", lambda collective: collective.transfer_us, TIME),
+        column(
+            "last", lambda collective: f"rank {collective.late_rank}" if collective.late_us > 0.0 else DASH, right=True
+        ),
     ]
-    return Table("Collectives", columns, sorted(found.collectives, key=lambda one: -one.waiting_us), noun="collective")
+    return Table(
+        "Collectives",
+        columns,
+        sorted(timeline.collectives, key=lambda collective: -collective.waiting_us),
+        noun="collective",
+    )
 
 
-def _members(one: StepCollective) -> str:
-    given = len(one.members)
-    return f"{given}" if one.group_size in (None, given) else f"{given} of {one.group_size}"
+def _members(collective: StepCollective) -> str:
+    present = len(collective.members)
+    return f"{present}" if collective.group_size in (None, present) else f"{present} of {collective.group_size}"
 
 
-def collective_name(one: StepCollective) -> str:
-    number = f" #{one.sequence}" if one.sequence is not None else ""
-    return f"{one.kind}{number}" + (f" in group {one.group}" if one.group is not None else "")
+def collective_name(collective: StepCollective) -> str:
+    number = f" #{collective.sequence}" if collective.sequence is not None else ""
+    return f"{collective.kind}{number}" + (f" in group {collective.group}" if collective.group is not None else "")
 
 
-def disagreements(found: JobTimeline) -> list[str]:
+def disagreements(timeline: JobTimeline) -> list[str]:
     """What ranks record differently of one collective."""
     lines = [
-        f"{one.what} of collective {one.collective} disagree: "
-        + ", ".join(f"rank {rank}: {value}" for rank, value in list(one.values.items())[:6])
-        for one in found.disagreements[:DISAGREEMENTS_SHOWN]
+        f"{disagreement.what} of collective {disagreement.collective} disagree: "
+        + ", ".join(f"rank {rank}: {value}" for rank, value in list(disagreement.values.items())[:6])
+        for disagreement in timeline.disagreements[:DISAGREEMENTS_SHOWN]
     ]
-    if len(found.disagreements) > DISAGREEMENTS_SHOWN:
-        lines.append(f"{len(found.disagreements) - DISAGREEMENTS_SHOWN} more disagreements: --format json has them")
+    if len(timeline.disagreements) > DISAGREEMENTS_SHOWN:
+        lines.append(f"{len(timeline.disagreements) - DISAGREEMENTS_SHOWN} more disagreements: --format json has them")
     return lines
 
 
-def _socs(found: JobTimeline) -> Table[tuple[str, JobSoc]]:
+def _socs(timeline: JobTimeline) -> Table[tuple[str, JobSoc]]:
     column = Column[tuple[str, JobSoc]]
     columns = [
         column("simulated", lambda row: row[0], style="bold"),
         column("step", lambda row: row[1].step_us, TIME),
-        column(RATIO_TITLE, lambda row: quotient(row[1].step_us, found.recorded_step_us), RATIO),
-        column("waiting for ranks", lambda row: row[1].waiting_us if found.collectives else None, TIME),
+        column(RATIO_TITLE, lambda row: quotient(row[1].step_us, timeline.recorded_step_us), RATIO),
+        column("waiting for ranks", lambda row: row[1].waiting_us if timeline.collectives else None, TIME),
     ]
-    return Table("Simulated", columns, list(found.socs.items()))
+    return Table("Simulated", columns, list(timeline.socs.items()))
 
 
-def path_table(found: JobTimeline) -> Table[RankPathPart]:
+def path_table(timeline: JobTimeline) -> Table[RankPathPart]:
     """What the step of all ranks waited for, most time first."""
-    total = sum(part.us for part in found.critical_path)
+    total = sum(part.us for part in timeline.critical_path)
     column = Column[RankPathPart]
     columns = [
         column("critical path across ranks", lambda part: part.name, form="name"),
@@ -209,25 +218,19 @@ def path_table(found: JobTimeline) -> Table[RankPathPart]:
         column("share", lambda part: quotient(part.us, total), SHARE),
         column("stretches", lambda part: part.times, COUNT, drop=1),
     ]
-    return Table("Critical path across ranks", columns, found.critical_path, noun="part")
+    return Table("Critical path across ranks", columns, timeline.critical_path, noun="part")
 
 
-def note_lines(found: JobTimeline) -> list[str]:
+def note_lines(timeline: JobTimeline) -> list[str]:
     """What to know before trusting the numbers, a line each."""
-    lines = list(found.notes)
-    lines += found.measured.notes if found.measured is not None else ()
-    return [*lines, *_of_devices(found), *_of_changes(found)]
+    lines = list(timeline.notes)
+    lines += timeline.measured.notes if timeline.measured is not None else ()
+    return [*lines, *of_devices(timeline.socs), *of_changes(timeline.what_if)]
 
 
-def _decisive_lines(found: JobTimeline) -> list[str]:
+def _decisive_lines(timeline: JobTimeline) -> list[str]:
     """Those of them that may change a decision: not clocks as they were recorded, nor what every step has."""
-    told = [line for line in found.notes if not (line.startswith("the clock of rank") and " is as recorded" in line)]
-    return [*told, *telling(_of_devices(found)), *_of_changes(found)]
-
-
-def _of_devices(found: JobTimeline) -> list[str]:
-    return of_devices({name: soc.notes for name, soc in found.socs.items()})
-
-
-def _of_changes(found: JobTimeline) -> list[str]:
-    return [f"{one.change}: {note}" for one in found.what_if for note in one.assumptions]
+    notes = [
+        line for line in timeline.notes if not (line.startswith("the clock of rank") and " is as recorded" in line)
+    ]
+    return [*notes, *telling(of_devices(timeline.socs)), *of_changes(timeline.what_if)]

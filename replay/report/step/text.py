@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.coverage import LEAST
 from opreplay.replay.report.run.ops import RATIO_TITLE
+from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     RATIO,
@@ -26,29 +27,28 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import DASH, middle, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
-from opreplay.replay.timeline.job.values import JobChange, JobTimeline, RankPathPart
+from opreplay.replay.timeline.job.values import JobChange, JobSoc, JobTimeline, RankPathPart
 from opreplay.replay.timeline.memory import MemoryUse
+from opreplay.replay.timeline.modules import ModuleTime
 from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
-from opreplay.replay.timeline.timeline import StepMark, Timeline, WhatIf
+from opreplay.replay.timeline.timeline import Timeline, WhatIf
 
 PATH_SHOWN = 12
-MODULES_SHOWN = 8
+MODULES_SHOWN = 16
+MODULE_LEVELS = 5
+LEAST_MODULE = 0.01
+"""Share of the time from which a module has a row."""
 SLACK_SHOWN = 6
-NAME_WIDTH = 36
-"""Characters of a step's name."""
 WHAT_IF_WIDTH = 12
 """Least characters of a change, which goes on in the next line: it is what the reader typed."""
 CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Characters of a category, and of a time with its share."""
 _FOLDERS = re.compile(r"^[^(<]*/(?=[^/(]+\(\d+\): )")
 """Of a frame, "torch/utils/data/dataloader.py(701): __next__": the file and the function tell it apart."""
-UNEVEN = 1.25
-"""Steps of one trace that differ more than this have something to be told."""
-
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("computing", "computing", False),
     ("communication not overlapped", "communication_not_overlapped", False),
@@ -67,83 +67,78 @@ _OF_OTHER_STREAMS = (EDGE_KINDS[CROSS_STREAM], EDGE_KINDS[SHARED])
 """Dependencies without which no task waited for another stream."""
 
 
-def facts(found: Timeline) -> dict[str, Any]:
+def facts(timeline: Timeline) -> dict[str, Any]:
     """The stable JSON form; see docs/timeline.md."""
-    return msgspec.to_builtins(found)
+    step = step_facts(timeline.step)
+    step_keys = {key: step[key] for key in ("verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us")}
+    return {**msgspec.to_builtins(timeline), "step": step, **step_keys}
 
 
-def render(found: Timeline, width: int = 80, *, everything: bool = True) -> RenderableType:
+def render(timeline: Timeline, width: int = 80, *, everything: bool = True) -> RenderableType:
     """Step, categories, critical path, slack, and what the changes gain; without `everything` the notes that may change
     a decision alone, and how many more there are."""
-    parts: list[RenderableType] = [facts_grid(head_facts(found)), *terminal(_categories(found, width))]
-    parts += terminal(_socs(found), width)
-    parts += terminal(path_table(found), width, limit=PATH_SHOWN, rest=rest_of_path(found.critical_path))
-    if len(found.critical_path_modules_us) > 1:
-        modules = list(found.critical_path_modules_us.items())
-        parts += terminal(_times_table("critical path by module", modules), width)
-    python = [(_FOLDERS.sub("", name), us) for name, us in found.critical_path_python_us.items()]
+    parts: list[RenderableType] = [facts_grid(head_facts(timeline)), *terminal(_categories(timeline, width))]
+    parts += terminal(_socs(timeline), width)
+    parts += terminal(path_table(timeline), width, limit=PATH_SHOWN, rest=rest_of_path(timeline.critical_path))
+    parts += terminal(modules_table(timeline), width, limit=MODULES_SHOWN, rest="--format json holds all")
+    python = [(_FOLDERS.sub("", name), us) for name, us in timeline.critical_path_python_us.items()]
     parts += terminal(_times_table("of it Python, between ops", python), width)
-    parts += terminal(slack_table(found), width, limit=SLACK_SHOWN, rest="")
-    changes: list[_Change] = [(one.change, one) for one in found.what_if]
-    changes += [("all of these", found.what_if_together)] if found.what_if_together is not None else []
-    parts += terminal(changes_table("what if", changes, found.retimed_step_us, found.socs), width, room=WHAT_IF_WIDTH)
-    told = note_lines(found) if everything else decisive(note_lines(found), decisive_lines(found))
-    parts += notes_lines([safe(line) for line in told])
+    parts += terminal(slack_table(timeline), width, limit=SLACK_SHOWN, rest="")
+    changes: list[_Change] = [(change.change, change) for change in timeline.what_if]
+    changes += [("all of these", timeline.what_if_together)] if timeline.what_if_together is not None else []
+    parts += terminal(
+        changes_table("what if", changes, timeline.retimed_step_us, timeline.socs), width, room=WHAT_IF_WIDTH
+    )
+    notes = note_lines(timeline) if everything else decisive(note_lines(timeline), decisive_lines(timeline))
+    parts += notes_lines([safe(line) for line in notes])
     return Group(*parts)
 
 
-def head_line(found: Timeline) -> str:
-    """The first line: which step, and how far its graph explains it."""
-    which = found.step.name if found.step.marked else "the whole trace (it marks no steps)"
-    path_us = sum(part.us for part in found.critical_path)
-    host_us = sum(part.us for part in found.critical_path if part.where == "host")
-    # Re-timing with recorded durations and latencies proves nothing where it copies them; median latencies may fail.
-    proof = f"{100 * found.structure_error_typical:+.2f} % with median latencies"
-    if path_us > 0:
-        proof += f"; {host_us / path_us:.0%} of the path is host time, as recorded"
-    invented = max((one.invented_share for one in found.socs.values()), default=0.0)
-    told = f"; {share_text(invented)} of device time predicted on invented sizes" if invented > 0 else ""
-    unknown = max((1.0 - one.predicted_share for one in found.socs.values()), default=0.0)
-    told += f"; {share_text(unknown)} of device time not predicted" if unknown >= LEAST else ""
-    return (
-        f"{safe(middle(which, 60))}: recorded {time_text(found.recorded_step_us)}, re-timed "
-        f"{time_text(found.retimed_step_us)} ({proof}){told}"
-    )
+def head_line(timeline: Timeline) -> str:
+    """The first line: what bounds the step."""
+    invented = max((soc.invented_share for soc in timeline.socs.values()), default=0.0)
+    quality = f" {share_text(invented)} of device time is predicted on invented sizes." if invented > 0 else ""
+    unknown = max((1.0 - soc.predicted_share for soc in timeline.socs.values()), default=0.0)
+    quality += f" {share_text(unknown)} of device time is not predicted." if unknown >= LEAST else ""
+    return verdict(timeline.step) + quality
 
 
-def head_facts(found: Timeline) -> list[Fact]:
+def head_facts(timeline: Timeline) -> list[Fact]:
     """What is known of the step as a whole."""
     return [
-        ("step", _chosen(found.step), ""),
-        ("host range", time_text(found.step.host_us), ""),
-        ("memory", "" if found.memory is None else memory_text(found.memory), ""),
-        ("measured", measured_text(found.measured_step_us, found, plural(found.measured_ops, "call")), ""),
-        ("dependencies", edges_text(found), ""),
+        *step_rows(timeline.step),
+        ("graph", graph_text(timeline), ""),
+        ("memory", "" if timeline.memory is None else memory_text(timeline.memory), ""),
+        ("measured", measured_text(timeline.measured_step_us, timeline, plural(timeline.measured_ops, "call")), ""),
     ]
 
 
-def _chosen(step: StepMark) -> str:
-    """Which of the marked steps it is; "" where none is marked."""
-    if not step.marked:
-        return ""
-    which = "1" if step.asked else "the one of median length"
-    chosen = f", {which} of {step.steps:,} marked" if step.steps > 1 else ""
-    if step.all_host_us is not None and step.all_host_us[1] > UNEVEN * step.all_host_us[0]:
-        low, high = map(time_text, step.all_host_us)
-        chosen += f", which took {low} to {high} on the host: what is said is of this one (--step N for another)"
-    return middle(step.name, NAME_WIDTH) + chosen
+def graph_text(timeline: Timeline) -> str:
+    """How well the graph explains the recording, and of what it is made."""
+    # Re-timing with recorded durations and latencies proves nothing where it copies them: other steps may fail it.
+    other = timeline.other_steps
+    typical = f"{100 * timeline.structure_error_typical:+.1f} % with median latencies"
+    text = f"re-timed {time_text(timeline.retimed_step_us)}, {typical}"
+    if other is None:
+        text += "; not testable on another step"
+    else:
+        text += f"; {plural(other.steps, 'other step')} by it {100 * other.median_error:.1f} % off"
+        text += f", at worst {100 * other.worst_error:.1f} %" if other.steps > 1 else ""
+    return f"{text}; dependencies: {edges_text(timeline)}"
 
 
-def measured_text(step_us: float | None, found: Timeline | JobTimeline, what: str) -> str:
+def measured_text(step_us: float | None, timeline: Timeline | JobTimeline, what: str) -> str:
     """What the step takes with calls as they were measured; "" where none was."""
     if step_us is None:
         return ""
-    return f"{time_text(step_us)} with {what} as measured, {ratio_text(step_us, found.recorded_step_us)} the recording"
+    return (
+        f"{time_text(step_us)} with {what} as measured, {ratio_text(step_us, timeline.recorded_step_us)} the recording"
+    )
 
 
-def edges_text(found: Timeline | JobTimeline) -> str:
+def edges_text(timeline: Timeline | JobTimeline) -> str:
     """How many dependencies were recorded, and how many not."""
-    edges = found.edges.values()
+    edges = timeline.edges.values()
     recorded, inferred = sum(edge.recorded for edge in edges), sum(edge.inferred for edge in edges)
     return f"{recorded:,} recorded, {inferred:,} inferred from times"
 
@@ -175,11 +170,11 @@ _Category = tuple[str, str, bool]
 """A row of `CATEGORY_ROWS`; field "" is the whole step."""
 
 
-def _categories(found: Timeline, width: int) -> Table[_Category]:
+def _categories(timeline: Timeline, width: int) -> Table[_Category]:
     """Shares are left out, not cut, where the terminal has no room for them."""
-    clocks = [_Clock("recorded", found.categories_us, found.recorded_step_us)]
-    clocks += [_Clock(name, one.categories_us, one.step_us) for name, one in found.socs.items()]
-    waits = any(kind in found.edges for kind in _OF_OTHER_STREAMS)
+    clocks = [_Clock("recorded", timeline.categories_us, timeline.recorded_step_us)]
+    clocks += [_Clock(name, simulated.categories_us, simulated.step_us) for name, simulated in timeline.socs.items()]
+    waits = any(kind in timeline.edges for kind in _OF_OTHER_STREAMS)
 
     def title(row: _Category) -> str:
         name = "gaps between tasks" if row[1] == "idle_dependency" and not waits else row[0]
@@ -208,31 +203,31 @@ def _of_clock(clock: _Clock, *, share: bool) -> list[Column[_Category]]:
     return [Column[_Category](clock.name, time_us, TIME), *shares]
 
 
-def _socs(found: Timeline) -> Table[tuple[str, SocStep]]:
+def _socs(timeline: Timeline) -> Table[tuple[str, SocStep]]:
     column = Column[tuple[str, SocStep]]
     columns = [
         column("simulated", lambda row: row[0], style="bold"),
         column("step with gaps", lambda row: row[1].step_us, TIME),
         column("80 % band", lambda row: band_text(row[1]), right=True),
-        column(RATIO_TITLE, lambda row: quotient(row[1].step_us, found.recorded_step_us), RATIO),
+        column(RATIO_TITLE, lambda row: quotient(row[1].step_us, timeline.recorded_step_us), RATIO),
         column("predicted", lambda row: row[1].predicted_share, SHARE, drop=1),
         column("uncalibrated", lambda row: row[1].uncalibrated_share, SHARE, drop=2),
     ]
-    return Table("Simulated", columns, list(found.socs.items()))
+    return Table("Simulated", columns, list(timeline.socs.items()))
 
 
-def band_text(one: SocStep) -> str:
+def band_text(step: SocStep) -> str:
     """The 80 % band; where little of the computing is predicted that instead."""
-    if one.low_us is not None and one.high_us is not None:
-        return f"{time_text(one.low_us)} to {time_text(one.high_us)}"
-    if not one.computing_predicted_share:
+    if step.low_us is not None and step.high_us is not None:
+        return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
+    if not step.computing_predicted_share:
         return "as recorded: nothing of it is predicted"
-    return f"none: {share_text(one.computing_predicted_share)} of the computing is predicted"
+    return f"none: {share_text(step.computing_predicted_share)} of the computing is predicted"
 
 
-def path_table(found: Timeline) -> Table[PathPart]:
+def path_table(timeline: Timeline) -> Table[PathPart]:
     """What the step waited for, most time first."""
-    total = sum(part.us for part in found.critical_path)
+    total = sum(part.us for part in timeline.critical_path)
     columns = [
         Column[PathPart]("critical path", lambda part: part.name, form="name"),
         Column[PathPart]("where", lambda part: part.where, style="dim"),
@@ -240,13 +235,41 @@ def path_table(found: Timeline) -> Table[PathPart]:
         Column[PathPart]("share", lambda part: quotient(part.us, total), SHARE),
         Column[PathPart]("stretches", lambda part: part.times, COUNT),
     ]
-    return Table("Critical path", columns, found.critical_path, noun="part")
+    return Table("Critical path", columns, timeline.critical_path, noun="part")
 
 
 def rest_of_path(path: Sequence[PathPart] | Sequence[RankPathPart]) -> str:
     """What the parts of a path that are not shown amount to."""
     rest, total = sum(part.us for part in path[PATH_SHOWN:]), sum(part.us for part in path)
     return f"{time_text(rest)}, {share_text(quotient(rest, total))}"
+
+
+def modules_table(timeline: Timeline) -> Table[ModuleTime]:
+    """The tree of modules, those with little time left out with all inside them."""
+    total = max(timeline.step.device_sum_us, 1e-9) if timeline.step.device_sum_us else timeline.recorded_step_us
+    path_us = sum(part.us for part in timeline.critical_path)
+
+    def name(module: ModuleTime) -> str:
+        many = f" ×{module.count}" if module.count > 1 else ""
+        return f"{'  ' * module.depth}{module.name}{many}"
+
+    column = Column[ModuleTime]
+    columns = [
+        column("module", name, form="name"),
+        column("device", lambda module: module.device_us, TIME),
+        column("", lambda module: module.device_us / total, SHARE, drop=2),
+        column("critical path", lambda module: module.path_us, TIME),
+        column("", lambda module: quotient(module.path_us, path_us), SHARE, drop=1),
+    ]
+    if not timeline.step.device_sum_us:
+        columns = [columns[0], *columns[3:]]
+    shown = [
+        module
+        for module in timeline.modules
+        if module.depth < MODULE_LEVELS
+        and (module.device_us >= LEAST_MODULE * total or module.path_us >= LEAST_MODULE * path_us)
+    ]
+    return Table("Modules", columns, shown, noun="module")
 
 
 def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[str, float]]:
@@ -256,15 +279,15 @@ def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[s
     return Table(title, columns, rows[:MODULES_SHOWN])
 
 
-def slack_table(found: Timeline) -> Table[Slack]:
+def slack_table(timeline: Timeline) -> Table[Slack]:
     """What is not on the critical path, and how much longer it could take."""
     column = Column[Slack]
     columns = [
-        column("off the path", lambda one: one.name, form="name"),
-        column("time", lambda one: one.us, TIME),
-        column("least slack", lambda one: one.slack_us, TIME),
+        column("off the path", lambda slack: slack.name, form="name"),
+        column("time", lambda slack: slack.us, TIME),
+        column("least slack", lambda slack: slack.slack_us, TIME),
     ]
-    return Table("Off the critical path", columns, found.slack)
+    return Table("Off the critical path", columns, timeline.slack)
 
 
 _Change = tuple[str, "WhatIf | JobChange"]
@@ -288,44 +311,52 @@ def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Ite
         *(column(soc, lambda row, soc=soc: row[1].socs_us.get(soc), TIME) for soc in socs),
     ]
     if not any(isinstance(change, WhatIf) for _, change in rows):
-        columns = [one for one in columns if one.title != "work alone"]
+        columns = [shown for shown in columns if shown.title != "work alone"]
     return Table("What if", columns, rows)
 
 
-def gain_cells(one: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:
+def gain_cells(change: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:
     """The step, what it gains, and the share; of a change that means nothing here that it does not."""
-    if not one.matched:
+    if not change.matched:
         return "no match", DASH, DASH
-    return time_text(one.step_us), time_text(one.gain_us), share_text(one.gain_us / step_us if step_us else None)
+    return (
+        time_text(change.step_us),
+        time_text(change.gain_us),
+        share_text(change.gain_us / step_us if step_us else None),
+    )
 
 
-def note_lines(found: Timeline) -> list[str]:
+def note_lines(timeline: Timeline) -> list[str]:
     """What to know before trusting the numbers, a line each."""
-    lines = [*found.notes, *of_devices({name: soc.notes for name, soc in found.socs.items()})]
-    lines += [f"memory: {note}" for note in (found.memory.notes if found.memory is not None else ())]
-    lines += _of_changes(found)
-    if found.dropped_edges:
-        one = found.dropped_edges == 1
-        told = "1 dependency" if one else f"{found.dropped_edges:,} dependencies"
-        lines.append(f"{told} against the recorded order left out")
+    lines = [*timeline.notes, *of_devices(timeline.socs)]
+    lines += [f"memory: {note}" for note in (timeline.memory.notes if timeline.memory is not None else ())]
+    lines += of_changes(timeline.what_if)
+    if timeline.dropped_edges:
+        single = timeline.dropped_edges == 1
+        dependencies = "1 dependency" if single else f"{timeline.dropped_edges:,} dependencies"
+        lines.append(f"{dependencies} against the recorded order left out")
     return lines
 
 
-def decisive_lines(found: Timeline) -> list[str]:
+def decisive_lines(timeline: Timeline) -> list[str]:
     """Those of them that may change a decision: not what is the same for every step, nor how memory was counted."""
-    return [*found.notes, *_of_changes(found), *telling(of_devices({n: soc.notes for n, soc in found.socs.items()}))]
+    return [
+        *timeline.notes,
+        *of_changes(timeline.what_if),
+        *telling(of_devices(timeline.socs)),
+    ]
 
 
-def _of_changes(found: Timeline) -> list[str]:
-    changes: list[WhatIf] = list(found.what_if)
-    return [f"{one.change}: {note}" for one in changes for note in one.assumptions]
+def of_changes(changes: Sequence[WhatIf | JobChange]) -> list[str]:
+    """What each change assumes."""
+    return [f"{change.change}: {note}" for change in changes for note in change.assumptions]
 
 
-def of_devices(notes: Mapping[str, Sequence[str]]) -> list[str]:
+def of_devices(socs: Mapping[str, SocStep | JobSoc]) -> list[str]:
     """Notes on simulated devices, each once with the devices that it holds for."""
     which: dict[str, list[str]] = {}
-    for name, own in notes.items():
-        for note in own:
+    for name, soc in socs.items():
+        for note in soc.notes:
             which.setdefault(note, []).append(name)
     return [f"{', '.join(names)}: {note}" for note, names in which.items()]
 

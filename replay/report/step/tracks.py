@@ -8,7 +8,7 @@ for each rank, all from the same zero; arrows lead from launches to what they la
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,7 +37,7 @@ class Process:
     names: Names
     start_us: Floats
     end_us: Floats
-    made: Predicted | None = None
+    predicted: Predicted | None = None
     """Predictions that the times come from."""
 
 
@@ -48,15 +48,15 @@ def processes(study: Study) -> list[Process]:
     if study.measured is not None:
         times = study.measured
         out.append(Process(title="measured", graph=graph, names=names, start_us=times.start_us, end_us=times.end_us))
-    for name, one in study.simulated.items():
+    for name, simulated in study.simulated.items():
         out.append(
             Process(
                 title=f"simulated {name}",
-                graph=one.graph,
-                names=one.names,
-                start_us=one.schedule.start_us,
-                end_us=one.schedule.end_us,
-                made=one.made,
+                graph=simulated.graph,
+                names=simulated.names,
+                start_us=simulated.schedule.start_us,
+                end_us=simulated.schedule.end_us,
+                predicted=simulated.made,
             )
         )
     return out
@@ -65,8 +65,8 @@ def processes(study: Study) -> list[Process]:
 def rank_processes(study: JobStudy) -> list[Process]:
     """The recording of each rank, on the job's clock."""
     return [
-        _recorded(f"rank {one.rank}", one.graph, told.names, one.at_us)
-        for one, told in zip(study.graph.ranks, study.ranks, strict=True)
+        _recorded(f"rank {rank.rank}", rank.graph, study_of_rank.names, rank.at_us)
+        for rank, study_of_rank in zip(study.graph.ranks, study.ranks, strict=True)
     ]
 
 
@@ -75,91 +75,73 @@ def _recorded(title: str, graph: StepGraph, names: Names, at_us: float) -> Proce
     return Process(title=title, graph=graph, names=names, start_us=start, end_us=start + graph.nodes.dur_us)
 
 
-def write(made: Iterable[Process], path: Path, *, force: bool = False) -> int:
-    """Write timelines to a file, compressed where its name ends with .gz; the number of events.
-
-    Raises FileExistsError for a file that is there, without `force`.
-    """
-    with open(path, "wb" if force else "xb") as raw:
-        if path.name.lower().endswith(".gz"):
-            with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6, mtime=0) as stream:
-                return _write(events(made), stream)  # type: ignore[arg-type]
-        return _write(events(made), raw)
-
-
-def _write(made: Iterable[Event], stream: BinaryIO) -> int:
+def write_json(stream_events: Iterable[Event], stream: BinaryIO) -> int:
+    """Write events as Chrome's JSON; how many."""
     stream.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
     count = 0
-    for event in made:
+    for event in stream_events:
         stream.write((b",\n" if count else b"") + plain_json(orjson.dumps(event)))
         count += 1
     stream.write(b"\n]}\n")
     return count
 
 
-def events(made: Iterable[Process]) -> Iterator[Event]:
+def write(
+    timelines: Iterable[Process],
+    path: Path,
+    *,
+    force: bool = False,
+    write_events: Callable[[Iterable[Event], BinaryIO], int] = write_json,
+) -> int:
+    """Write timelines to a file, compressed where its name ends with .gz; the number that `write_events` returns.
+
+    Raises FileExistsError for a file that is there, without `force`.
+    """
+    with open(path, "wb" if force else "xb") as raw:
+        if path.name.lower().endswith(".gz"):
+            with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=6, mtime=0) as stream:
+                return write_events(events(timelines), stream)  # type: ignore[arg-type]
+        return write_events(events(timelines), raw)
+
+
+def events(timelines: Iterable[Process]) -> Iterator[Event]:
     """The events of all processes, one after the other."""
-    for pid, one in enumerate(made, start=1):
-        yield from _process(one, pid)
+    for pid, process in enumerate(timelines, start=1):
+        yield from _process(process, pid)
 
 
-def _process(one: Process, pid: int) -> Iterator[Event]:
-    graph, names = one.graph, one.names
-    yield _meta("process_name", pid, 0, {"name": safe(one.title)})
+def _process(process: Process, pid: int) -> Iterator[Event]:
+    graph, names = process.graph, process.names
+    yield _meta("process_name", pid, 0, {"name": safe(process.title)})
     yield _meta("process_sort_index", pid, 0, {"sort_index": pid})
-    for lane, told in enumerate(graph.lanes):
-        yield _meta("thread_name", pid, lane + 1, {"name": safe(told.name)})
+    for lane, thread in enumerate(graph.lanes):
+        yield _meta("thread_name", pid, lane + 1, {"name": safe(thread.name)})
         yield _meta("thread_sort_index", pid, lane + 1, {"sort_index": lane})
     nodes = graph.nodes
     launched = set(graph.edges.target[graph.edges.kind == LAUNCH].tolist())
     for node in range(len(nodes)):
-        start, end = float(one.start_us[node]), float(one.end_us[node])
+        start, end = float(process.start_us[node]), float(process.end_us[node])
         tid = int(nodes.lane[node]) + 1
         if nodes.name[node] >= 0:
             args: dict[str, Any] = {"op": _short(names.task(node)), "recorded_us": float(nodes.dur_us[node])}
-            if one.made is not None:
-                args |= _prediction(one.made, node)
-            yield {
-                "ph": "X",
-                "pid": pid,
-                "tid": tid,
-                "ts": start,
-                "dur": end - start,
-                "name": _short(names.kernel(node)),
-                "cat": NODE_KINDS[nodes.kind[node]],
-                "args": args,
-            }
+            if process.predicted is not None:
+                args |= _prediction(process.predicted, node)
+            kind = NODE_KINDS[int(nodes.kind[node])]
+            yield {**_slice(pid, tid, start, end - start, names.kernel(node), kind), "args": args}
             if node in launched:
-                yield {
-                    "ph": "f",
-                    "bp": "e",
-                    "id": f"{pid}.{node}",
-                    "pid": pid,
-                    "tid": tid,
-                    "ts": start,
-                    "name": "launch",
-                    "cat": "launch",
-                }
+                yield {"ph": "f", "bp": "e", **_arrow(pid, node, tid, start)}
         elif nodes.slices[node]:
-            yield from _host(one, pid, tid, node, start, end)
+            yield from _host(process, pid, tid, node, start, end)
     for edge in np.flatnonzero(graph.edges.kind == LAUNCH).tolist():
         source, target = int(graph.edges.source[edge]), int(graph.edges.target[edge])
         # An arrow starts inside a slice: just before the block of the launch ends.
-        at = max(float(one.start_us[source]), float(one.end_us[source]) - 0.001)
-        yield {
-            "ph": "s",
-            "id": f"{pid}.{target}",
-            "pid": pid,
-            "tid": int(nodes.lane[source]) + 1,
-            "ts": at,
-            "name": "launch",
-            "cat": "launch",
-        }
+        at = max(float(process.start_us[source]), float(process.end_us[source]) - 0.001)
+        yield {"ph": "s", **_arrow(pid, target, int(nodes.lane[source]) + 1, at)}
 
 
-def _host(one: Process, pid: int, tid: int, node: int, start: float, end: float) -> Iterator[Event]:
+def _host(process: Process, pid: int, tid: int, node: int, start: float, end: float) -> Iterator[Event]:
     """Stretches of one op each; Python between ops is left blank."""
-    graph = one.graph
+    graph = process.graph
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]
     total = float(lengths.sum())
@@ -169,31 +151,35 @@ def _host(one: Process, pid: int, tid: int, node: int, start: float, end: float)
     first = np.flatnonzero(np.append(True, ops[1:] != ops[:-1]))
     last = np.append(first[1:], count)
     for begin, until in zip(first.tolist(), last.tolist(), strict=True):
-        name = one.names.op(int(ops[begin]))
+        name = process.names.op(int(ops[begin]))
         if name != PYTHON:
-            yield {
-                "ph": "X",
-                "pid": pid,
-                "tid": tid,
-                "ts": float(edges[begin]),
-                "dur": float(edges[until] - edges[begin]),
-                "name": _short(name),
-                "cat": "host",
-            }
+            yield _slice(pid, tid, float(edges[begin]), float(edges[until] - edges[begin]), name, "host")
 
 
-def _prediction(made: Predicted, node: int) -> dict[str, Any]:
+def _prediction(predicted: Predicted, node: int) -> dict[str, Any]:
     """What is said of one task's prediction."""
-    families = {name: float(us[node]) for name, us in made.families.items() if us[node] > 0.0}
+    families = {name: float(us[node]) for name, us in predicted.families.items() if us[node] > 0.0}
     if not families:
         return {"prediction": "none: as recorded"}
     total = sum(families.values())
-    below, above = (sum(one[name] * us for name, us in families.items()) / total for one in (made.bands, made.above))
+    below, above = (
+        sum(factors[name] * us for name, us in families.items()) / total
+        for factors in (predicted.bands, predicted.above)
+    )
     return {"families": families, "low_us": total / below, "high_us": total * above}
 
 
 def _meta(name: str, pid: int, tid: int, args: Event) -> Event:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+
+
+def _slice(pid: int, tid: int, start_us: float, dur_us: float, name: str, kind: str) -> Event:
+    return {"ph": "X", "pid": pid, "tid": tid, "ts": start_us, "dur": dur_us, "name": _short(name), "cat": kind}
+
+
+def _arrow(pid: int, node: int, tid: int, at_us: float) -> Event:
+    """One end of the arrow to what was launched."""
+    return {"id": f"{pid}.{node}", "pid": pid, "tid": tid, "ts": at_us, "name": "launch", "cat": "launch"}
 
 
 def _short(name: str) -> str:

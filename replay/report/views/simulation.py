@@ -24,6 +24,7 @@ from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
 from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
+from opreplay.replay.report.step.verdict import step_facts, step_rows
 from opreplay.replay.report.table import (
     COUNT,
     ONE_LINE_WIDTH,
@@ -35,6 +36,7 @@ from opreplay.replay.report.table import (
     OpCell,
     Table,
     decisive,
+    facts_grid,
     heaviest,
     names_room,
     notes_lines,
@@ -44,6 +46,7 @@ from opreplay.replay.report.text import DASH, quotient, safe, share_text, time_t
 from opreplay.replay.results.of_plan import call_of, result_of
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import OpResult, Simulated
+from opreplay.replay.timeline.step import StepReport
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -99,12 +102,20 @@ def _op_facts(op: ReplayOp, result: OpResult, *, captured: bool) -> dict[str, An
     }
 
 
-def facts(plan: ReplayPlan, steps: Sequence[Step], *, losers: int, where: Where | None = None) -> dict[str, Any]:
+def facts(
+    plan: ReplayPlan,
+    steps: Sequence[Step],
+    *,
+    losers: int,
+    where: Where | None = None,
+    report: StepReport | None = None,
+) -> dict[str, Any]:
     """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
     coverage = covered(plan, steps[0])
     done = {op.id for op in steps[0].ops}
     return {
         "schema_version": SCHEMA_VERSION,
+        "step": None if report is None else step_facts(report),
         "source": plan.source,
         "selection": plan.selection,
         "device": plan.device,
@@ -356,6 +367,7 @@ def render(
     losers: int,
     width: int = 160,
     where: Where | None = None,
+    report: StepReport | None = None,
     everything: bool = True,
 ) -> RenderableType:
     """What was recorded, totals with bands, time by bound and by kernel family, and what loses most on each device.
@@ -366,6 +378,7 @@ def render(
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
     parts: list[RenderableType] = [
         counted,
+        *([] if report is None else [facts_grid(step_rows(report))]),
         *first_screen.rendered([] if where is None else first_screen.where_lines(where, plan.device)),
         *suspects.rendered(suspects.lines(results)),
         *terminal(_totals_table(plan, steps, names_device=where is None or where.clock != "device"))[1:],

@@ -10,8 +10,10 @@ from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.run import npu
+from opreplay.replay.report.step.verdict import step_rows
 from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Fact, Table, facts_grid, terminal
 from opreplay.replay.report.text import coarse_text, end, listed, plural, safe, share_text, time_text
+from opreplay.replay.timeline.step import StepReport
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
 from opreplay.traces.summary import BatchSummary, Interval, TopOp
@@ -34,9 +36,9 @@ LEAST_CLASS = 0.001
 DEVICES_SHOWN = 8
 
 
-def render(summary: TraceSummary, *, width: int) -> RenderableType:
-    """Facts, then the ops with most device time, annotations and categories, fitted to `width` characters."""
-    parts: list[RenderableType] = [facts_grid(_facts(summary))]
+def render(summary: TraceSummary, step: StepReport | None = None, *, width: int) -> RenderableType:
+    """The step, facts of the file, then the ops with most device time, annotations and categories."""
+    parts: list[RenderableType] = [facts_grid(_facts(summary, step))]
     clock = "device time" if summary.device_time_us else "own time on the host"
     parts += _section(f"Ops by {clock}", _top_ops(summary), width)
     parts += _section("NPU kernels by op", npu.kernels_table(summary.npu_ops), width)
@@ -53,17 +55,18 @@ def _section(title: str, table: AnyTable, width: int, limit: int | None = None) 
     return [Text(), Text(title, style="bold"), *parts[1:]] if parts else []
 
 
-def _facts(summary: TraceSummary) -> list[Fact]:
+def _facts(summary: TraceSummary, step: StepReport | None) -> list[Fact]:
     level, joined = summary.metadata_level, summary.kernel_details
     return [
         ("trace", summary.path, "bold"),
+        *(step_rows(step) if step is not None else ()),
         ("read", f"{readable(summary.bytes_read)}, {plural(summary.events, 'event')}, {summary.dialect}", ""),
         ("recorded by", _recorded_by(summary), ""),
         ("on", _device(summary), ""),
         ("ops", _ops(summary), ""),
         ("metadata", f"{level}: {MEANING[level]}" if summary.cpu_ops else "", "" if level != "none" else "yellow"),
         ("device", _device_work(summary), ""),
-        *(("busy", _busy(device, len(summary.busy)), "") for device in summary.busy[:DEVICES_SHOWN]),
+        *(("whole file", _busy(device, len(summary.busy)), "") for device in summary.busy[:DEVICES_SHOWN]),
         ("clock", "" if summary.coarse_unit_us is None else coarse_text(summary.coarse_unit_us), "yellow"),
         ("work", _work(summary), ""),
         ("links", _links(summary), ""),

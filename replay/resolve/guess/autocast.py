@@ -8,14 +8,14 @@ that this is for `--select all`, and for files without the call inside. Casts ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import chain
 
-import msgspec
+from msgspec.structs import replace
 
 from opreplay.replay.ir.model import Assumption, ReplayArg
 from opreplay.replay.resolve.guess.values import Context, names
 from opreplay.traces.dtypes import torch_dtype_name
-from opreplay.traces.model import OpSignature
+from opreplay.traces.model import TensorMeta
 
 LOWERED: frozenset[str] = frozenset(
     f"aten::{op}"
@@ -39,34 +39,17 @@ def settle(
 
     Autocast was on where arguments that must be of one type are not, or where a call inside has a narrower type.
     """
-    if name not in LOWERED:
-        return args, ()
     dtypes = {meta.dtype for arg in args for meta in arg.tensors if meta is not None}
-    if "float32" not in dtypes:
+    if name not in LOWERED or "float32" not in dtypes:
         return args, ()
-    narrow = next((dtype for dtype in NARROW if dtype in dtypes), None)
-    if narrow is None:
-        narrow = _narrowed_inside(context.relatives().children)
+    inside = (torch_dtype_name(spelled) for call in context.relatives().children for spelled in call.types or ())
+    narrow = next(chain((d for d in NARROW if d in dtypes), (d for d in inside if d in NARROW)), None)
     if narrow is None:
         return args, ()
-    cast_args: list[ReplayArg] = []
-    notes: list[Assumption] = []
-    for arg in args:
-        tensors = tuple(
-            msgspec.structs.replace(meta, dtype=narrow) if meta is not None and meta.dtype == "float32" else meta
-            for meta in arg.tensors
-        )
-        cast_args.append(arg if tensors == arg.tensors else msgspec.structs.replace(arg, tensors=tensors))
-        if tensors != arg.tensors:
-            notes.append(Assumption(argument=arg.name, what=f"{narrow}: {CAST}"))
-    return tuple(cast_args), tuple(notes)
+    cast = tuple(replace(arg, tensors=tuple(meta and _cast(meta, narrow) for meta in arg.tensors)) for arg in args)
+    changed = (arg.name for arg, recorded in zip(cast, args, strict=True) if arg.tensors != recorded.tensors)
+    return cast, tuple(Assumption(argument=name, what=f"{narrow}: {CAST}") for name in changed)
 
 
-def _narrowed_inside(children: Iterable[OpSignature]) -> str | None:
-    """The narrow floating type that a call inside has."""
-    for call in children:
-        for spelled in call.types or ():
-            dtype = torch_dtype_name(spelled)
-            if dtype in NARROW:
-                return dtype
-    return None
+def _cast(meta: TensorMeta, narrow: str) -> TensorMeta:
+    return replace(meta, dtype=narrow) if meta.dtype == "float32" else meta

@@ -7,9 +7,20 @@ Owns no other views (`views`, `inside`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Rule, Shape, recorded_shape, tensor
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Relatives,
+    Rule,
+    Shape,
+    listed_tensors,
+    recorded_shape,
+    tensor,
+)
 from opreplay.traces.model import OpSignature
 
 WHY_REPEATED = "as aten::repeat does it"
@@ -54,16 +65,14 @@ def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
     """(dimension, shift) of each turn: a `cat` of the end, which comes first then, and of the beginning."""
     turns: list[tuple[int, int]] = []
     for call in calls:
-        args = recorded_args(call) if call.name == "aten::cat" else ()
-        parts = args[0].tensors if args else None
-        if not parts or len(parts) != 2 or parts[0] is None or parts[1] is None:
+        parts = listed_tensors(call) if call.name == "aten::cat" else ()
+        shapes = [part.shape for part in parts if part is not None]
+        if len(shapes) != 2 or len(parts) != 2:
             continue
-        sizes = list(zip(parts[0].shape, parts[1].shape, strict=False))
-        recorded_dim = args[1].value if len(args) > 1 else None
-        dim = next(
-            (d for d, (n, m) in enumerate(sizes) if n != m), recorded_dim if isinstance(recorded_dim, int) else 0
-        )
-        turns.append((dim, sizes[dim][0]) if sizes else (0, 0))
+        recorded_dims = (arg.value for arg in recorded_args(call)[1:2] if isinstance(arg.value, int))
+        differing = (d for d, (n, m) in enumerate(zip(*shapes, strict=False)) if n != m)
+        dim = next(chain(differing, recorded_dims), 0)
+        turns.append((dim, shapes[0][dim]) if all(shapes) else (0, 0))
     return turns
 
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import math
 
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, first_tensor_of, tensor, value
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Rule,
+    first_tensor_of,
+    first_tensors,
+    shape_of,
+    tensor,
+    value,
+)
 from opreplay.traces.model import TensorMeta
 
 WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
@@ -27,35 +37,39 @@ def _elements(known: Known, names: tuple[str, ...]) -> int:
 def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
     """Width of the first two-dimensional tensor of `rows` rows that is written inside the call or read after it."""
     around = context.relatives()
-    for call in (*around.children, *around.inner, *around.following):
-        meta = first_tensor_of(call)
-        if meta is not None and len(meta.shape) == 2 and meta.shape[0] == rows and meta.shape[1]:
-            return meta.shape[1], call.name
-    return None
+    tensors = ((meta.shape, name) for meta, name in first_tensors((*around.inside, *around.following)))
+    return next(
+        ((shape[1], name) for shape, name in tensors if len(shape) == 2 and shape[0] == rows and shape[1]), None
+    )
 
 
 def _total_width(known: Known, context: Context) -> Guess | None:
     """Widths of all tables together: what the next call reads, else from the sizes of the tables."""
-    starts, offsets = tensor(known, "D_offsets"), tensor(known, "offsets")
-    if starts is None or len(starts.shape) != 1 or starts.shape[0] < 2:
+    starts, offsets = shape_of(known, "D_offsets") or (), shape_of(known, "offsets") or ()
+    if len(starts) != 1 or starts[0] < 2:
         return None
-    tables, weights = starts.shape[0] - 1, _elements(known, _WEIGHTS)
-    rows = _elements(known, _ROWS)
-    of_rows = weights // rows if rows and not weights % rows and rows < weights <= 4096 * rows else None
-    by_state = None if of_rows is None else Guess(value=of_rows * tables, why=f"rows of {of_rows}: weights and state")
+    tables, weights, rows = starts[0] - 1, _elements(known, _WEIGHTS), _elements(known, _ROWS)
+    by_state = _width_by_state(weights, rows, tables)
     if by_state is not None and tables == 1:  # nothing is left to guess
         return by_state
-    if offsets is not None and len(offsets.shape) == 1 and offsets.shape[0] > tables:
-        read = _next_wide(context, (offsets.shape[0] - 1) // tables)
+    if len(offsets) == 1 and offsets[0] > tables:
+        read = _next_wide(context, (offsets[0] - 1) // tables)
         # Each table has at least one row, and a single one rows of that width alone.
         if read is not None and tables <= read[0] <= weights and (tables > 1 or not weights % read[0]):
             return Guess(value=read[0], why=f"{read[0]}: as wide as what {read[1]} reads next")
-    if by_state is not None:
-        return by_state
-    width = next((w for w in WIDTHS if weights and not weights % w and weights // w >= tables), None)
-    if width is None:
+    return by_state or _usual_width(weights, tables)
+
+
+def _width_by_state(weights: int, rows: int, tables: int) -> Guess | None:
+    """The widths of tables whose optimizer has a number for each row."""
+    if not 0 < rows < weights <= 4096 * rows or weights % rows:
         return None
-    return Guess(value=width * tables, why=f"{tables} tables of {width} columns")
+    return Guess(value=weights // rows * tables, why=f"rows of {weights // rows}: weights and state")
+
+
+def _usual_width(weights: int, tables: int) -> Guess | None:
+    width = next((w for w in WIDTHS if weights and not weights % w and weights // w >= tables), None)
+    return None if width is None else Guess(value=width * tables, why=f"{tables} tables of {width} columns")
 
 
 def _widest(known: Known, context: Context) -> Guess | None:

@@ -25,37 +25,13 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 __all__ = ["Context", "Guess", "Known", "Relatives", "guess", "list_dtype"]
 
 STRINGS: dict[str, str] = {
-    "kv_cache_dtype": "auto",
-    "kvcache_dtype": "auto",
-    "activation": "silu",
-    "layer_name": "",
-    "quant_method": "",
-    "input_layout": "BSND",
-    "layout": "BSND",
-    "scoring_func": "softmax",
-    "mode": "",
-    "rotary_mode": "half",
-    "mfma_type": "f16",
-    "kv_cache_layout": "NHD",
-    "attn_type": "decoder",
-    "scale_fmt": "ue8m0",
-    "fp8_format": "e4m3",
-    "scaling_mode": "floor",
-    "q_input_layout": "TND",
-    "kv_input_layout": "TND",
-    "backend": "auto",
-    "kernelName": "",
-    "norm_type": "rms",
-    "prefix": "",
-    "api_name": "",
-    "assert_msg": "",
-    "reduce": "sum",
-    "padding": "valid",
-    "indexing": "ij",
-    "side": "left",
-    "ord": "fro",
-    "p": "fro",
-}
+    "kv_cache_dtype": "auto", "kvcache_dtype": "auto", "activation": "silu", "layer_name": "", "quant_method": "",
+    "input_layout": "BSND", "layout": "BSND", "scoring_func": "softmax", "mode": "", "rotary_mode": "half",
+    "mfma_type": "f16", "kv_cache_layout": "NHD", "attn_type": "decoder", "scale_fmt": "ue8m0", "fp8_format": "e4m3",
+    "scaling_mode": "floor", "q_input_layout": "TND", "kv_input_layout": "TND", "backend": "auto", "kernelName": "",
+    "norm_type": "rms", "prefix": "", "api_name": "", "assert_msg": "", "reduce": "sum", "padding": "valid",
+    "indexing": "ij", "side": "left", "ord": "fro", "p": "fro",
+}  # fmt: skip
 """Values of string arguments without a schema default, by name; strings are never recorded."""
 
 CONSTANTS: dict[str, Value] = {
@@ -115,12 +91,13 @@ def by_rules(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Gues
         otherwise = lists.each if op.startswith("_foreach_") else lists.parameters
         return lists.OPTIMIZER_LISTS.get(arg.name, otherwise)(known, context)
     by_op = texts.TEXTS if arg.kind == "str" else shapes.BY_OP
-    by_argument = shapes.BY_ARGUMENT.get((arg.kind, arg.name))
+    rules = [by_op.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))]
     if arg.name == "dim" and arg.has_default:  # what the schema says goes before what is usual
-        by_argument = None
-    for rule in (by_op.get((op, arg.name)), by_argument):
-        candidate = rule(known, context) if rule is not None else None
-        if candidate is not None and (fitted := _of_kind(arg, candidate)) is not None:
+        rules.pop()
+    for rule in filter(None, rules):
+        guessed = rule(known, context)
+        fitted = guessed and _of_kind(arg, guessed)
+        if fitted is not None:
             return fitted if fitted.evident else _with_others(op, arg, fitted)
     usual = _typed(spec, arg, known, context)
     return _with_others(op, arg, usual) if usual is not None and arg.kind == "str" else usual
@@ -140,36 +117,36 @@ def _of_kind(arg: ArgSpec, guessed: Guess) -> Guess | None:
     return None if arg.kind in ("int", "int[]", "bool") and isinstance(guessed.value, str) else guessed
 
 
+_BY_KIND = {
+    "Layout": Guess(value="torch.strided", why="strided layout"),
+    "Generator": Guess(value=None, why="default generator"),
+}
+_REQUIRED = {
+    "MemoryFormat": Guess(value="torch.contiguous_format", why="contiguous format"),
+    "Tensor": Guess(value=None, why="undefined tensor, as recorded"),
+}
+_UNNAMED = {"bool": Guess(value=False, why="False"), "Scalar": Guess(value=1, why="1")}
+
+
 def _typed(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
     """Guesses by the type of the argument, then the schema's default, then the table of constants."""
     if arg.kind == "Device":
         return _device(spec, arg, context)
     if arg.kind == "ScalarType":
         return _dtype(known, context)
-    if arg.kind == "Layout":
-        return Guess(value="torch.strided", why="strided layout")
-    if arg.kind == "MemoryFormat":
-        return None if arg.optional else Guess(value="torch.contiguous_format", why="contiguous format")
-    if arg.kind == "Generator":
-        return Guess(value=None, why="default generator")
-    if arg.kind == "Tensor" and not arg.optional:
-        return Guess(value=None, why="undefined tensor, as recorded")
-    if arg.has_default and arg.default is not None and not arg.out:
+    by_kind = _BY_KIND.get(arg.kind) or (None if arg.optional else _REQUIRED.get(arg.kind))
+    if by_kind is not None:
+        return by_kind
+    if arg.default is not None and arg.has_default and not arg.out:
         return Guess(value=arg.default, why=f"{arg.default!r} (schema default)")
     if arg.kind == "str":
         return _string(arg)
     if arg.optional and arg.kind not in ("Scalar", "float", "bool"):
         return None  # A wrong size or index does harm; None lets the op find its own.
-    if arg.name in CONSTANTS and _fits(arg.kind, CONSTANTS[arg.name]):
-        value = CONSTANTS[arg.name]
+    value = CONSTANTS.get(arg.name)
+    if _fits(arg.kind, value):
         return Guess(value=value, why=f"{value!r} (a common value)")
-    if arg.optional:
-        return None
-    if arg.kind == "bool":
-        return Guess(value=False, why="False")
-    if arg.kind == "opaque":
-        return None
-    return Guess(value=1, why="1") if arg.kind == "Scalar" else None
+    return None if arg.optional else _UNNAMED.get(arg.kind)
 
 
 def _fits(kind: str, value: Value) -> bool:
@@ -206,19 +183,15 @@ def list_dtype(siblings: Sequence[str], context: Context) -> tuple[str, str]:
     """Element type of tensors of which none was recorded, and why: from siblings, then the kernel, then the trace."""
     if siblings:
         return siblings[0], "that of the other tensor arguments"
-    votes: Counter[str] = Counter()
-    for name in context.kernels:
-        for word in _TEMPLATE_WORD.findall(name):
-            if word in _DTYPE_IN_KERNEL:
-                votes[_DTYPE_IN_KERNEL[word]] += 1
+    words = (word for name in context.kernels for word in _TEMPLATE_WORD.findall(name))
+    votes = Counter(_DTYPE_IN_KERNEL[word] for word in words if word in _DTYPE_IN_KERNEL)
     floats = [dtype for dtype in votes if dtype.startswith(("float", "bfloat"))]
-    narrow = [dtype for dtype in floats if ITEMSIZE_BYTES[dtype] == 2]
-    if narrow or floats:
-        return (narrow or floats)[0], "named in the recorded kernel"
-    for name in context.kernels:
-        size = _OPAQUE_SIZE.search(name)
-        if size:
-            return _dtype_of_size(int(size[1]), context), f"the recorded kernel moves {size[1]}-byte elements"
+    if floats:
+        narrow = (dtype for dtype in floats if ITEMSIZE_BYTES[dtype] == 2)
+        return next(narrow, floats[0]), "named in the recorded kernel"
+    sizes = (int(match[1]) for name in context.kernels if (match := _OPAQUE_SIZE.search(name)))
+    if (size := next(sizes, None)) is not None:
+        return _dtype_of_size(size, context), f"the recorded kernel moves {size}-byte elements"
     if votes:
         return votes.most_common(1)[0][0], "named in the recorded kernel"
     return context.float_dtype, "the most common floating type of the trace"

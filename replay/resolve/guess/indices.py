@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 
-import msgspec
+from msgspec.structs import replace
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
-from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
+from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
@@ -25,11 +25,14 @@ from opreplay.replay.resolve.guess.values import (
     Relatives,
     Rule,
     Shape,
+    broadcast,
     first_tensor_of,
+    first_tensors,
+    recorded_numbers,
+    shape_of,
     tensor,
 )
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
-from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
 MAX_MASK_ELEMENTS = 1 << 26
@@ -37,17 +40,18 @@ MAX_MASK_ELEMENTS = 1 << 26
 MAX_RANK = 8
 """Of tensors whose indexed dimensions are searched for."""
 NEXT_READERS = 8
+_INTEGERS = ("int", "uint")
 BYTES_PER_US = 8e6
 """8 TB/s: no memory moves more; a call that was recorded with less time moved fewer rows."""
 _TRUE = re.compile(r"\], (\d+) true: told")
-"""In what `_placed` says of a list with masks."""
+"""In what `_shown_list` says of a list with masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Inside:
+class _ShownIndices:
     """What one call of index or index_put shows of its index tensors."""
 
-    given: tuple[TensorMeta, ...]
+    tensors: tuple[TensorMeta, ...]
     """The tensors of the list, without the empty places, in order."""
     width: int
     """Dimensions that they index together: a mask as many as it has."""
@@ -61,57 +65,43 @@ class _Inside:
     """The indexed dimensions lie apart from each other."""
 
 
-def told_true(op: ReplayOp) -> int | None:
-    """How many elements the masks of an indexed call select, where the calls inside told."""
-    matches = (_TRUE.search(note.what) for note in op.assumptions if note.argument == "indices")
-    return next((int(match[1]) for match in matches if match), None)
-
-
 def with_numbers(op: ReplayOp) -> ReplayOp:
     """The same call with the numbers of the selected elements in place of each mask, where it is told how many are.
 
     The result has the same size, which then follows from sizes alone.
     """
-    if (true := told_true(op)) is None:
-        return op
-    number = TensorMeta(shape=(true,), dtype="int64")
-    args: list[ReplayArg] = []
-    for arg in op.args:
-        if arg.name == "indices":
-            masks = [meta is not None and meta.dtype in MASKS for meta in arg.tensors]
-            spread = [
-                [number] * len(meta.shape) if meta is not None and mask else [meta]
-                for meta, mask in zip(arg.tensors, masks, strict=True)
-            ]
-            arg = msgspec.structs.replace(arg, tensors=tuple(meta for metas in spread for meta in metas))
-        args.append(arg)
-    return msgspec.structs.replace(op, args=tuple(args))
+    matches = (_TRUE.search(note.what) for note in op.assumptions if note.argument == "indices")
+    count = next((int(match[1]) for match in matches if match), None)
+    return op if count is None else replace(op, args=tuple(_numbered(arg, count) for arg in op.args))
+
+
+def _numbered(arg: ReplayArg, count: int) -> ReplayArg:
+    """The list of index tensors with `count` numbers for each dimension of a mask."""
+    if arg.name != "indices":
+        return arg
+    numbers = TensorMeta(shape=(count,), dtype="int64")
+    spread = ((numbers,) * len(m.shape) if m is not None and m.dtype in MASKS else (m,) for m in arg.tensors)
+    return replace(arg, tensors=tuple(chain.from_iterable(spread)))
 
 
 def index_tensors(known: Known, context: Context) -> Guess | None:
     """The list of index tensors as a Guess; None where self is not known."""
-    source = tensor(known, "self")
+    source, values, around = tensor(known, "self"), shape_of(known, "values"), context.relatives()
     if source is None:
         return None
-    around = context.relatives()
-    calls = _calls_inside(around)
-    if (mapped := _mapped(source.shape, around)) is not None:
-        return mapped
-    if (filled := _masked_fill(source, calls)) is not None:
-        return filled
-    inside = _inside(source.shape, calls, around.inner)
-    values = tensor(known, "values")
-    if inside is not None and (placed := _placed(source.shape, inside, values and values.shape, around)) is not None:
-        return placed
-    if values is not None and values.shape != ():
-        return indices_for(source.shape, values.shape)
-    if not source.shape:
+    calls, shape = _calls_inside(around), source.shape
+    shown = _mapped(shape, around) or _masked_fill(source, calls) or _shown_list(shape, calls, values, around)
+    if shown is not None:
+        return shown
+    if values:
+        return indices_for(shape, values)
+    if not shape:
         return Guess(tensors=(TensorMeta(shape=(), dtype="bool"),), why="a mask")
-    if values is not None:
-        if math.prod(source.shape) > MAX_MASK_ELEMENTS:
-            return None
-        return Guess(tensors=(TensorMeta(shape=source.shape, dtype="bool"),), why="a mask of self's shape")
-    return _read_next(source.shape, around) or _rows(source, context)
+    if values is None:
+        return _read_next(shape, around) or _rows(source, context)
+    if math.prod(shape) > MAX_MASK_ELEMENTS:
+        return None
+    return Guess(tensors=(TensorMeta(shape=shape, dtype="bool"),), why="a mask of self's shape")
 
 
 def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
@@ -122,28 +112,28 @@ def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
 
 def _mapped(shape: Shape, around: Relatives) -> Guess | None:
     """Under `vmap` an index of one row calls that of the batch, with a range for the batch in front of its indices."""
-    batch = next((m for call in around.inner if call.name == around.name and (m := first_tensor_of(call))), None)
+    batch = next((meta.shape for meta, _ in first_tensors(around.inner, (around.name,))), ())
     ranged = any(call.name == "aten::arange" for call in around.inner)
-    if not ranged or batch is None or len(batch.shape) != len(shape) + 1 or batch.shape[1:] != shape:
+    if not ranged or not batch or batch[1:] != shape:
         return None
-    inside = _inside(batch.shape, around.inner)
-    if inside is None or len(inside.given) < 2 or inside.apart or inside.broadcast[:1] != batch.shape[:1]:
+    shown = _shown_indices(batch, around.inner)
+    if shown is None or len(shown.tensors) < 2 or shown.apart or shown.broadcast[:1] != batch[:1]:
         return None
-    rows = tuple(_index(meta, meta.shape[1:]) for meta in inside.given[1:])
-    shown = ", ".join(f"{meta.dtype}{list(meta.shape)}" for meta in rows)
-    return Guess(tensors=rows, why=f"x[{shown}]: told by the calls inside, which index a batch of {batch.shape[0]}")
+    rows = tuple(_index(meta, meta.shape[1:]) for meta in shown.tensors[1:])
+    names = ", ".join(f"{meta.dtype}{list(meta.shape)}" for meta in rows)
+    return Guess(tensors=rows, why=f"x[{names}]: told by the calls inside, which index a batch of {batch[0]}")
 
 
 def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
     """One mask and one number: torch fills under the mask, which it unsqueezes to the rank of self."""
     filled = next((call for call in calls if call.name == "aten::masked_fill_"), None)
     mask = first_tensor_of(filled, 1) if filled is not None else None
-    if filled is None or mask is None:
+    if mask is None:
         return None
-    unsqueezed = [meta for call in calls if call.name == "aten::unsqueeze" and (meta := first_tensor_of(call))]
-    original = unsqueezed[0] if unsqueezed else mask
-    before = max(0, len(source.shape) - len(unsqueezed) - len(original.shape))
-    return Guess(tensors=(*(None,) * before, _index(original)), why="the mask of aten::masked_fill_ inside")
+    unsqueezed = [meta for meta, _ in first_tensors(calls, ("aten::unsqueeze",))]
+    recorded = unsqueezed[0] if unsqueezed else mask
+    before = max(0, len(source.shape) - len(unsqueezed) - len(recorded.shape))
+    return Guess(tensors=(*(None,) * before, _index(recorded)), why="the mask of aten::masked_fill_ inside")
 
 
 def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = None) -> TensorMeta:
@@ -151,173 +141,152 @@ def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = Non
     return TensorMeta(shape=meta.shape if shape is None else shape, dtype=dtype or meta.dtype, strides=strides)
 
 
-def _inside(shape: Shape, calls: Sequence[OpSignature], inner: Sequence[OpSignature] = ()) -> _Inside | None:
+def _integers(calls: Iterable[OpSignature], op: str) -> list[TensorMeta]:
+    """First tensors of the calls of one op, where they are of integers."""
+    return [meta for meta, _ in first_tensors(calls, (op,)) if meta.dtype.startswith(_INTEGERS)]
+
+
+def _shown_indices(
+    shape: Shape, calls: Sequence[OpSignature], inner: Sequence[OpSignature] = ()
+) -> _ShownIndices | None:
     """Reads the calls in the order in which torch makes them; None where the indices are not among them.
 
     `inner`: what `calls` call in turn, and so on.
     """
-    reshaped = [(call, meta) for call in calls if call.name == "aten::reshape" and (meta := _integers(call))]
-    if not reshaped or len(reshaped) > len(shape):
+    reshaped = _integers(calls, "aten::reshape")
+    if not 0 < len(reshaped) <= len(shape):
         return None
-    broadcast = reshaped[0][1].shape
-    masks = [meta for call in calls if call.name == "aten::nonzero" and (meta := first_tensor_of(call)) is not None]
-    expanded = [meta for call in calls if call.name == "aten::expand" and (meta := _integers(call)) is not None]
-    narrow = [meta for call in calls if call.name == "aten::to" and (meta := _integers(call)) and meta.dtype != "int64"]
+    masks = [_index(meta) for meta, _ in first_tensors(calls, ("aten::nonzero",))]
     by_mask = sum(len(mask.shape) for mask in masks)
-    plain = [_index(meta) for _, meta in reshaped[by_mask:]]
-    # What was expanded has steps of 0, where strides are recorded, and is no longer one piece, so that it has an alias.
-    repeated = [at for at, meta in enumerate(plain) if 0 in (meta.strides or ())]
-    viewed = [c.name for c in inner if c.name in ("aten::view", "aten::_reshape_alias") and _integers(c) is not None]
-    if not repeated and len(viewed) == len(plain) == len(reshaped):
-        repeated = [at for at, name in enumerate(viewed) if name == "aten::_reshape_alias"]
-    places = repeated if len(repeated) == len(expanded) else range(len(plain))
-    for at, meta in zip(places, expanded, strict=False):
-        plain[at] = _index(meta)
-    if len(narrow) == len(plain) and plain:
-        plain = [_index(meta, dtype=cast_from.dtype) for meta, cast_from in zip(plain, narrow, strict=True)]
-    permuted = next((call for call in calls if call.name == "aten::permute"), None)
-    return _Inside(
-        given=(*(_index(mask) for mask in masks), *plain),
+    first = next(call for call in calls if _integers((call,), "aten::reshape"))
+    permute = next((call for call in calls if call.name == "aten::permute"), None)
+    permuted = None if permute is None else recorded_numbers(permute, 1)
+    return _ShownIndices(
+        tensors=(*masks, *_before_expanding(reshaped, by_mask, calls, inner)),
         width=len(reshaped),
-        broadcast=broadcast,
-        before=_ones_before(reshaped[0][0], broadcast),
-        dims=_moved_to_front(permuted, len(reshaped)),
-        apart=permuted is not None,
+        broadcast=reshaped[0].shape,
+        before=_ones_before(first, reshaped[0].shape),
+        dims=None if permuted is None or len(permuted) < len(reshaped) else permuted[: len(reshaped)],
+        apart=permute is not None,
     )
 
 
-def _integers(call: OpSignature) -> TensorMeta | None:
-    meta = first_tensor_of(call)
-    return meta if meta is not None and meta.dtype.startswith(("int", "uint")) else None
-
-
-def _argument(call: OpSignature, position: int) -> tuple[int, ...] | None:
-    """A list of integers among the recorded arguments of a call."""
-    args: Sequence[RecordedArg] = recorded_args(call)
-    value = args[position].value if position < len(args) else MISSING
-    return value if is_whole_numbers(value) else None
+def _before_expanding(
+    reshaped: Sequence[TensorMeta], by_mask: int, calls: Sequence[OpSignature], inner: Sequence[OpSignature]
+) -> list[TensorMeta]:
+    """The index tensors that are not of a mask, as they were before torch expanded and cast them."""
+    indices, expanded = [_index(meta) for meta in reshaped[by_mask:]], _integers(calls, "aten::expand")
+    # What was expanded has steps of 0, where strides are recorded, and is no longer one piece, so that it has an alias.
+    repeated = [at for at, meta in enumerate(indices) if 0 in (meta.strides or ())]
+    views = first_tensors(inner, ("aten::view", "aten::_reshape_alias"))
+    viewed = [name for meta, name in views if meta.dtype.startswith(_INTEGERS)]
+    if not repeated and len(viewed) == len(indices) == len(reshaped):
+        repeated = [at for at, name in enumerate(viewed) if name == "aten::_reshape_alias"]
+    for at, meta in zip(repeated if len(repeated) == len(expanded) else range(len(indices)), expanded, strict=False):
+        indices[at] = _index(meta)
+    narrow = [meta.dtype for meta in _integers(calls, "aten::to") if meta.dtype != "int64"]
+    if len(narrow) != len(indices):
+        return indices
+    return [_index(meta, dtype=dtype) for meta, dtype in zip(indices, narrow, strict=True)]
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
     """An index is reshaped to ones for the dimensions before and after it."""
-    size = _argument(reshape, 1)
-    if size is None or len(size) < len(broadcast):
+    size, rank = recorded_numbers(reshape, 1), len(broadcast)
+    if size is None:
         return None
-    places = [at for at in range(len(size) - len(broadcast) + 1) if size[at : at + len(broadcast)] == broadcast]
+    places = [at for at in range(len(size) - rank + 1) if size[at : at + rank] == broadcast]
     # Indices of size 1 look like the ones around them.
     return places[0] if len(places) == 1 else None
 
 
-def _moved_to_front(permute: OpSignature | None, width: int) -> tuple[int, ...] | None:
-    dims = _argument(permute, 1) if permute is not None else None
-    return None if dims is None or len(dims) < width else dims[:width]
-
-
-def _placed(shape: Shape, inside: _Inside, values: Shape | None, around: Relatives) -> Guess | None:
-    """The list with empty places where dimensions are taken as they are."""
-    indexed = _dims(shape, inside, values, around)
-    if indexed is None:
+def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None, around: Relatives) -> Guess | None:
+    """The list that the calls inside show, with empty places where dimensions are taken as they are."""
+    shown = _shown_indices(shape, calls, around.inner)
+    indexed = None if shown is None else _indexed_dims(shape, shown, values, around)
+    if shown is None or indexed is None:
         return None
     dims, reader_note = indexed
-    places: list[TensorMeta | None] = [None] * (dims[-1] + 1)
-    at = 0
-    for meta in inside.given:
+    by_dim: dict[int, TensorMeta] = {}
+    covered: set[int] = set()
+    for at, width, meta in _positions(shown.tensors):
         if at >= len(dims):
             return None
+        by_dim[dims[at]] = meta
+        covered |= {dims[at] + n for n in range(1, width)}  # by a mask, which has one place in the list
+    tensors = tuple(by_dim.get(d) for d in range(dims[-1] + 1) if d not in covered)
+    names = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in tensors)
+    masked = any(meta.dtype in MASKS for meta in shown.tensors)
+    rows = f", {math.prod(shown.broadcast)} true" if masked else ""
+    return Guess(tensors=tensors, why=f"x[{names}]{rows}: told by the calls inside{reader_note}")
+
+
+def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, TensorMeta]]:
+    """(place among the indexed dimensions, dimensions, index tensor) of each: a mask indexes as many as it has."""
+    at = 0
+    for meta in tensors:
         width = len(meta.shape) if meta.dtype in MASKS else 1
-        places[dims[at]] = meta
-        # What a mask covers has no places of its own in the list.
-        for covered in range(1, width):
-            places[dims[at] + covered] = _COVERED
+        yield at, width, meta
         at += width
-    tensors = tuple(meta for meta in places if meta is not _COVERED)
-    shown = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in tensors)
-    rows = ""
-    if any(meta.dtype in MASKS for meta in inside.given):
-        rows = f", {math.prod(inside.broadcast)} true"
-    return Guess(tensors=tensors, why=f"x[{shown}]{rows}: told by the calls inside{reader_note}")
 
 
-_COVERED = TensorMeta(shape=(), dtype="covered")
-
-
-def _dims(
-    source_shape: Shape, inside: _Inside, values: Shape | None, around: Relatives
+def _indexed_dims(
+    shape: Shape, shown: _ShownIndices, values: Shape | None, around: Relatives
 ) -> tuple[tuple[int, ...], str] | None:
     """The indexed dimensions of self, and what told them where that was not the call itself; None where none can be."""
-    rank = len(source_shape)
-    if inside.dims is not None and sorted(set(inside.dims)) == list(inside.dims) and inside.dims[-1] < rank:
-        candidates = [inside.dims]
-    elif inside.before is not None and not inside.apart and inside.before + inside.width <= rank:
-        candidates = [tuple(range(inside.before, inside.before + inside.width))]
-    else:
-        candidates = list(_choices(rank, inside))
-    fitting = [dims for dims in candidates if _takes_masks(source_shape, dims, inside)]
+    results = {
+        dims: _result_shape(shape, dims, shown)
+        for dims in _possible_dims(len(shape), shown)
+        if _takes_masks(shape, dims, shown)
+    }
     if values is not None:
         # Where gradients are added up, torch makes one index of several, which fits no longer.
-        fitting = [dims for dims in fitting if _broadcasts(values, _result(source_shape, dims, inside))]
-    if not fitting:
-        return None
-    if len(fitting) == 1 or values is not None:
-        return fitting[0], ""
-    for call in around.following[:NEXT_READERS]:
-        shapes = [arg.tensor.shape for arg in recorded_args(call) if arg.tensor is not None]
-        matching = [dims for dims in fitting if _result(source_shape, dims, inside) in shapes]
-        if matching:
-            return matching[0], f" and what {call.name} reads next"
+        results = {dims: result for dims, result in results.items() if broadcast([values, result]) == result}
+    if not results or values is not None or len(results) == 1:
+        return next(((dims, "") for dims in results), None)
+    following = around.following[:NEXT_READERS]
+    for call in following:
+        read = [arg.tensor.shape for arg in recorded_args(call) if arg.tensor is not None]
+        dims = next((dims for dims, result in results.items() if result in read), None)
+        if dims is not None:
+            return dims, f" and what {call.name} reads next"
     # A batch stays in front in what is made of the result.
-    for shape in (meta.shape for call in around.following[:NEXT_READERS] if (meta := first_tensor_of(call))):
-        matching = [dims for dims in fitting if _result(source_shape, dims, inside)[:1] == shape[:1]]
-        if matching:
-            return matching[0], ""
-    return fitting[0], ""
+    batches = (meta.shape[:1] for meta, _ in first_tensors(following))
+    in_front = (dims for batch in batches for dims, result in results.items() if result[:1] == batch)
+    return next(in_front, next(iter(results))), ""
 
 
-def _choices(rank: int, inside: _Inside) -> Iterator[tuple[int, ...]]:
+def _possible_dims(rank: int, shown: _ShownIndices) -> Iterable[tuple[int, ...]]:
+    """Dimensions that may be indexed."""
+    dims, before, width = shown.dims, shown.before, shown.width
+    if dims is not None and sorted(set(dims)) == list(dims) and dims[-1] < rank:
+        return [dims]
+    if before is not None and not shown.apart and before + width <= rank:
+        return [tuple(range(before, before + width))]
     if rank > MAX_RANK:
-        yield tuple(range(inside.width))
-        return
-    for dims in combinations(range(rank), inside.width):
-        if (dims[-1] - dims[0] + 1 != inside.width) == inside.apart:
-            yield dims
+        return [tuple(range(width))]
+    return (d for d in combinations(range(rank), width) if (d[-1] - d[0] + 1 != width) == shown.apart)
 
 
-def _takes_masks(shape: Shape, dims: tuple[int, ...], inside: _Inside) -> bool:
+def _takes_masks(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> bool:
     """Whether each mask is as large as the dimensions that it would index."""
-    at = 0
-    for meta in inside.given:
-        width = len(meta.shape) if meta.dtype in MASKS else 1
-        if meta.dtype in MASKS and tuple(shape[d] for d in dims[at : at + width]) != meta.shape:
-            return False
-        at += width
-    return True
+    masks = ((dims[at : at + width], meta) for at, width, meta in _positions(shown.tensors) if meta.dtype in MASKS)
+    return all(tuple(shape[d] for d in masked) == mask.shape for masked, mask in masks)
 
 
-def _result(shape: Shape, dims: tuple[int, ...], inside: _Inside) -> Shape:
+def _result_shape(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> Shape:
     rest = tuple(n for d, n in enumerate(shape) if d not in dims)
-    at = 0 if inside.apart else dims[0]
-    return (*rest[:at], *inside.broadcast, *rest[at:])
-
-
-def _broadcasts(values: Shape, result: Shape) -> bool:
-    if len(values) > len(result):
-        return False
-    return all(n in (1, m) for n, m in zip(reversed(values), reversed(result), strict=False))
+    at = 0 if shown.apart else dims[0]
+    return (*rest[:at], *shown.broadcast, *rest[at:])
 
 
 def _read_next(shape: Shape, around: Relatives) -> Guess | None:
     """Without a look inside: one index over the first dimension that gives what one of the next calls reads first."""
-    for call in around.following[:NEXT_READERS]:
-        meta = first_tensor_of(call)
-        if meta is None or meta.shape == shape:
-            continue
-        tail = len(shape) - 1
-        index = meta.shape[: len(meta.shape) - tail]
-        if index and meta.shape[len(index) :] == shape[1:]:
-            return Guess(
-                tensors=(TensorMeta(shape=index, dtype="int64"),),
-                why=f"an int64 index of shape {list(index)}: {call.name} reads {list(meta.shape)} next",
-            )
+    for meta, reader in first_tensors(around.following[:NEXT_READERS]):
+        index = meta.shape[: len(meta.shape) - len(shape) + 1]
+        if index and meta.shape != shape and meta.shape[len(index) :] == shape[1:]:
+            why = f"an int64 index of shape {list(index)}: {reader} reads {list(meta.shape)} next"
+            return Guess(tensors=(TensorMeta(shape=index, dtype="int64"),), why=why)
     return None
 
 
@@ -336,16 +305,14 @@ def _rows(source: TensorMeta, context: Context) -> Guess:
 
 
 def indices_for(shape: Shape, values: Shape) -> Guess | None:
-    """`values` = own[:kept] + index shape + own[kept + indexed:]: flat indices first, then as few as possible."""
+    """`values` = shape[:leading] + index shape + shape[leading + indexed:]: flat indices first, then as few as can
+    be."""
     options: list[tuple[bool, int, int, Shape]] = []
-    for leading in range(len(shape)):
-        if shape[:leading] != values[:leading]:
-            break
-        for indexed in range(1, len(shape) - leading + 1):
-            tail = shape[leading + indexed :]
-            middle = values[leading : len(values) - len(tail)]
-            if middle and values[leading + len(middle) :] == tail:
-                options.append((len(middle) != 1, indexed, leading, middle))
+    for leading, end in combinations(range(len(shape) + 1), 2):
+        tail = shape[end:]
+        middle = values[leading : len(values) - len(tail)]
+        if middle and values == (*shape[:leading], *middle, *tail):
+            options.append((len(middle) != 1, end - leading, leading, middle))
     if not options:
         return None
     _, indexed, leading, middle = min(options)

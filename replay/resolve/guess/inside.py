@@ -8,7 +8,7 @@ which sizes the memory has that they allocate. A rule returns None where the cal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from opreplay.replay.ir.model import ReplayArg
@@ -20,8 +20,10 @@ from opreplay.replay.resolve.guess.values import (
     Context,
     Relatives,
     Shape,
+    broadcast,
     first_tensor_of,
     first_tensors,
+    listed_tensors,
     metas_of,
     recorded_shape,
 )
@@ -52,8 +54,6 @@ _BEGIN_EMPTY = frozenset(
 """Ops whose implementation for a CPU begins with `at::empty({0})`."""
 _EMPTY: Shape = (0,)
 
-Fits = Callable[[Shape], bool]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composite:
@@ -79,12 +79,6 @@ class Composite:
     def siblings(self) -> int:
         """How many calls of the name of what leads to the view are inside, as far as is known."""
         return self.place + 1 + sum(call.name == self.name for call in self.after)
-
-
-def _parts(call: OpSignature) -> tuple[TensorMeta | None, ...]:
-    """The tensors of the list that a recorded call is given first."""
-    args = recorded_args(call)
-    return (args[0].tensors if args else None) or ()
 
 
 def composite_of(around: Relatives) -> Composite | None:
@@ -171,22 +165,6 @@ def _product(call: OpSignature) -> Shape | None:
     return None if batch is None else (*batch, *shapes[0][-2:-1], *shapes[1][1:][-1:])
 
 
-def broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """The common size of tensors of these sizes; None where they have none."""
-    rank = max(map(len, shapes), default=0)
-    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    sizes = [{n for n in column if n != 1} or {1} for column in zip(*padded, strict=True)]
-    return (
-        None
-        if any(len(column_sizes) > 1 for column_sizes in sizes)
-        else tuple(column_sizes.pop() for column_sizes in sizes)
-    )
-
-
-def _fits_broadcast(shape: Shape, whole: Shape) -> bool:
-    return len(shape) <= len(whole) and all(n in (m, 1) for n, m in zip(reversed(shape), reversed(whole), strict=False))
-
-
 def written_over(call: OpSignature, shape: Shape) -> Shape | None:
     """The view of self that an `index_copy_` or `index_add_` writes to: as large as what is written; and that of the
     index of an `index_copy_`, of size 1 in all other dimensions."""
@@ -208,7 +186,8 @@ def operands(call: OpSignature, shape: Shape) -> Shape | None:
     if call.name == "aten::meshgrid":
         sizes = tuple(math.prod(meta.shape) for meta in metas_of(call))
         # "xy" swaps the first two; a vector of the second one's size comes first then.
-        return sizes if shape.count(1) < len(shape) and _fits_broadcast(shape, sizes) else (*sizes[1::-1], *sizes[2:])
+        ordered = shape.count(1) < len(shape) and broadcast([shape, sizes]) == sizes
+        return sizes if ordered else (*sizes[1::-1], *sizes[2:])
     return broadcast([meta.shape for meta in metas_of(call)])
 
 
@@ -261,13 +240,13 @@ def joined_forward(around: Relatives) -> Shape | None:
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
     if around.forward is None or number >= len(around.places):
         return None
-    part = next(iter(_parts(around.forward)[around.places[number] :]), None)
+    part = next(iter(listed_tensors(around.forward)[around.places[number] :]), None)
     return None if part is None else part.shape
 
 
 def joined_part(composite: Composite) -> Shape | None:
     """The part of a `cat` that is written through a view."""
-    parts = _parts(composite.call)[composite.place :] if composite.call.name in _JOINING else ()
+    parts = listed_tensors(composite.call)[composite.place :] if composite.call.name in _JOINING else ()
     return parts[0].shape if parts and parts[0] is not None else None
 
 
@@ -285,7 +264,7 @@ def even_piece(composite: Composite, shape: Shape) -> Shape | None:
 
 def stacked(call: OpSignature, shape: Shape) -> Shape | None:
     """What `stack` views a `cat` of its tensors as: with one more dimension, of as many as there are."""
-    parts = _parts(call) if call.name == "aten::stack" else ()
+    parts = listed_tensors(call) if call.name == "aten::stack" else ()
     if not shape or not parts or parts[0] is None or len(parts[0].shape) != len(shape):
         return None
     part = parts[0].shape

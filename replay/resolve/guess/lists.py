@@ -19,10 +19,13 @@ from opreplay.replay.resolve.guess.values import (
     Relatives,
     Rule,
     Shape,
+    broadcast,
     by_shape,
     dim_of,
     first_tensors,
     list_shapes,
+    recorded_numbers,
+    recorded_shape,
     tensor,
     value,
 )
@@ -33,7 +36,6 @@ MAX_ELEMENTS = 1 << 30
 """Of a result that only a following call tells; a larger one is hardly that."""
 MAX_RECORDED = 30
 """Elements of the longest list that a profiler records (torch/csrc/profiler: kMaxNumElements... of a TensorList)."""
-MAX_RANK = 64
 TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
 _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
 _JOINS = ("cat", "_cat", "concat", "concatenate", "stack")
@@ -202,11 +204,9 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
     """Of tensors of which those are expanded that are smaller than the result; the others are read next."""
-    rank = max(map(len, shapes), default=MAX_RANK + 1)
-    if rank > MAX_RANK:
+    result = broadcast(shapes) if shapes else None
+    if result is None:
         return None
-    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    result = tuple(max(sizes) for sizes in zip(*padded, strict=True))
     dtypes: dict[Shape, str] = {meta.shape: meta.dtype for meta in expanded}
     for call in around.following:
         read = [arg.tensor for arg in recorded_args(call) if arg.tensor is not None and arg.tensor.shape == result]
@@ -312,12 +312,11 @@ def _split_dim(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 def _piece(call: OpSignature, dim: int) -> int | None:
     """The size along `dim` of the view that a recorded call makes."""
-    values = [arg.value for arg in recorded_args(call)[1:4]]
     if call.name == "aten::as_strided":
-        size = values[0] if values else None
-        return size[dim] if is_whole_numbers(size) and dim < len(size) else None
-    bounds = [bound for bound in values[1:] if isinstance(bound, int)]
-    if len(bounds) < 2:
+        size = recorded_numbers(call, 1)
+        return size[dim] if size is not None and dim < len(size) else None
+    bounds = [arg.value for arg in recorded_args(call)[2:4]]
+    if len(bounds) < 2 or not is_whole_numbers(tuple(bounds)):
         return None
     return bounds[1] if call.name == "aten::narrow" else bounds[1] - bounds[0]
 
@@ -332,15 +331,10 @@ def _flattened(known: Known, context: Context) -> Guess | None:
 
 def _unflattened(known: Known, context: Context) -> Guess | None:
     """unflatten_dense_tensors: each piece is viewed in the shape of one tensor; else the pieces themselves."""
-    flat = tensor(known, "flat")
-    views = [call for call in context.relatives().children if call.name == "aten::view"]
-    if flat is None or not views:
-        return None
-    shapes: list[Shape] = []
-    for call in views:
-        sizes = [arg.value for arg in recorded_args(call)[1:2] if is_whole_numbers(arg.value)]
-        shapes += sizes or [meta.shape for meta, _ in first_tensors((call,))]
-    if len(shapes) < len(views) or any(n < 0 for shape in shapes for n in shape):
+    flat, views = tensor(known, "flat"), [c for c in context.relatives().children if c.name == "aten::view"]
+    sizes = [size if (size := recorded_numbers(call, 1)) is not None else recorded_shape(call) for call in views]
+    shapes = [size for size in sizes if size is not None and all(n >= 0 for n in size)]
+    if flat is None or not shapes or len(shapes) < len(views):
         return None
     metas = tuple(TensorMeta(shape=shape, dtype=flat.dtype) for shape in shapes)
     return Guess(tensors=metas, why=f"the {len(metas)} views made inside")

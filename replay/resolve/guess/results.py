@@ -164,6 +164,7 @@ def _keepdim(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _first_fit(known: Known, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
+    """The first shape that the result may have and that fits, and what shows it."""
     return next(((shape, why) for shape, why in _results(known, context) if fits(shape)), None)
 
 
@@ -285,17 +286,17 @@ def _resized(known: Known, context: Context) -> Guess | None:
     if parent == "aten::resize_as_" and around.parent is not None:
         template = first_tensor_of(around.parent, 1)
         return template and Guess(value=template.shape, why="the size of the template")
+    unchanged = source and Guess(value=source.shape, why="as it is")
     if source is not None and source.shape != (0,) and not parent.startswith("aten::_fft_"):
-        return Guess(value=source.shape, why="as it is")
+        return unchanged
     if parent in _VECTORS:
         return _vector(around, source.dtype if source is not None else "")
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
-        meta = first_tensor_of(call)
-        if "_slow_conv" in parent and call.name != "aten::copy_":  # the bias is copied to the result
-            continue
-        if meta is not None and (level == 0 or at < _NEXT_READERS) and meta.shape != (0,):
+        meta, copied = first_tensor_of(call), call.name == "aten::copy_"  # the bias is copied to the result
+        near = level == 0 or at < _NEXT_READERS
+        if meta is not None and meta.shape != (0,) and near and (copied or "_slow_conv" not in parent):
             return Guess(value=meta.shape, why=f"{call.name} is given {list(meta.shape)} next")
-    return source and Guess(value=source.shape, why="as it is")
+    return unchanged
 
 
 def _vector(around: Relatives, dtype: str) -> Guess | None:
@@ -339,16 +340,12 @@ REDUCTIONS = names(
 )
 _INTREDUCTIONS = frozenset(names("argmax argmin max min median mode prod all any count_nonzero quantile nanquantile"))
 _RESAMPLED = {
-    1: ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d"),
-    2: (
-        "upsample_nearest2d",
-        "_upsample_nearest_exact2d",
-        "upsample_bilinear2d",
-        "upsample_bicubic2d",
-        "_upsample_bilinear2d_aa",
-        "_upsample_bicubic2d_aa",
+    1: names("upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d"),
+    2: names(
+        "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
+        "_upsample_bicubic2d_aa"
     ),
-    3: ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
+    3: names("upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d"),
 }
 _ADAPTIVE = {
     rank: (f"adaptive_avg_pool{rank}d", f"_adaptive_avg_pool{rank}d", f"adaptive_max_pool{rank}d") for rank in (1, 2, 3)

@@ -32,7 +32,7 @@ from opreplay.replay.resolve.guess.values import (
     self_tensor,
     value,
 )
-from opreplay.replay.resolve.match import best_match
+from opreplay.replay.resolve.match import Match, best_match
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
@@ -121,15 +121,13 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
 def _forward(name: str, known: Known, context: Context) -> Tried | None:
     """The view whose result is as large as the gradient that its backward is given."""
     sizes, grad = value(known, "input_sizes"), first_tensor(known)
-    if not is_whole_numbers(sizes) or grad is None or len(sizes) > MAX_RANK:
-        return None
     spec = next((spec for spec in specs_of(name) if spec.overload in ("int", "Tensor")), None)
-    source = TensorMeta(shape=sizes, dtype=grad.dtype)
+    if spec is None or grad is None or not is_whole_numbers(sizes) or len(sizes) > MAX_RANK:
+        return None
     recorded = {name: known[name] for name in ("dim", "end") if name in known}
-    tried = (
-        None if spec is None else _results(spec, source, recorded, context.relatives(), [grad.shape]).get(grad.shape)
-    )
-    return None if tried is None else replace(tried, why="the size of the gradient")
+    source = TensorMeta(shape=sizes, dtype=grad.dtype)
+    tried = _results(spec, source, recorded, context.relatives(), [grad.shape]).get(grad.shape)
+    return tried and replace(tried, why="the size of the gradient")
 
 
 def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tried | None:
@@ -141,24 +139,30 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
     match = best_match(specs_of(call.name), recorded_args(call))
     if match is None:
         return None
-    caller = replace(context, relatives=cache(lambda: above(0)))
+    caller, known = replace(context, relatives=cache(lambda: above(0))), _recorded(match)
+    tried, why, shown = search(match.spec, known, caller, usual), "recorded", True
+    if tried is not None:
+        result = _called(match.spec, source, list(tried.values.values()), place=around.places[0])
+        return result and replace(result, why=f"as {call.name}: {tried.why}")
+    for arg in _positional(match.spec):
+        guessed = usual(match.spec, arg, known, caller) if arg.name not in known else None
+        if guessed is not None:
+            known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=guessed.value)
+            why, shown = guessed.why, False
+    values = [_plain(known, arg) for arg in _positional(match.spec)]
+    result = _called(match.spec, source, values, place=around.places[0])
+    return result and replace(result, why=f"as {call.name}: {why}", shown=shown)
+
+
+def _recorded(match: Match) -> dict[str, ReplayArg]:
+    """The tensors and numbers that a call was recorded with, by the names of the schema."""
     known: dict[str, ReplayArg] = {}
     for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
         if recorded.tensor is not None:
             known[arg.name] = ReplayArg(name=arg.name, type="Tensor", tensors=(recorded.tensor,))
         elif recorded.kind in ("scalar", "scalars") and recorded.value is not MISSING:
             known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=recorded.value)
-    tried, why, shown = search(match.spec, known, caller, usual), "recorded", True
-    for arg in _positional(match.spec):
-        guessed = usual(match.spec, arg, known, caller) if tried is None and arg.name not in known else None
-        if guessed is not None:
-            known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=guessed.value)
-            why, shown = guessed.why, False
-    values = [_plain(known, arg) for arg in _positional(match.spec)] if tried is None else list(tried.values.values())
-    result = _called(match.spec, source, values, place=around.places[0])
-    if result is None:
-        return None
-    return replace(result, why=f"as {call.name}: {tried.why if tried is not None else why}", shown=shown)
+    return known
 
 
 def _positional(spec: OpSpec) -> list[ArgSpec]:
@@ -217,7 +221,7 @@ def _results(
 
 def _pieces_inside(around: Relatives) -> int | None:
     """How many views a call makes inside; None where none shows."""
-    names = [call.name for call in (*around.children, *around.inner)]
+    names = [call.name for call in around.inside]
     counts = (names.count(f"aten::{name}") for name in ("narrow", "slice", "select", "as_strided"))
     return next((count for count in counts if count), None)
 
@@ -248,7 +252,7 @@ def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Se
 
 
 def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
-    """The dimensions of `own` in the order of `target`: of those of one size the first; but what is taken apart next
+    """The dimensions of `shape` in the order of `target`: of those of one size the first; but what is taken apart next
     did not come first before, `repeat` has an order of its own, and a permutation back is the inverse of the forward
     one."""
     repeated = copies.interleaved(shape, around)
@@ -271,7 +275,7 @@ def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
 def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Iterator[Target]:
     """Sizes that the result of a view may have, the surest first."""
     around = context.relatives()
-    composite, following = inside.composite_of(around), around.following
+    composite = inside.composite_of(around)
     outer = _result_of_parent(source, context, usual)
     if outer is not None and outer.shown:
         yield Target(shape=outer.shape, why=outer.why, sure=True)
@@ -279,21 +283,25 @@ def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Ite
         for shape, why in inside.view_sizes(composite, op, source):
             yield Target(shape=shape, why=why, sure=True)
     yield from _backward(around, source.shape)
-    first = recorded_shape(following[0]) if following else None
-    if first == source.shape and (around.levels[:1] == (NOT_INSIDE,) or (first == () and op != "aten::expand")):
-        yield Target(shape=source.shape, why=f"{following[0].name} reads {list(source.shape)} next", sure=True)
-    for call in following[: SOON if op in _CUTS else None]:
-        if call.name in _NO_READERS:
-            continue
-        for meta in metas_of(call):
-            if meta.dtype == source.dtype or not meta.dtype or not source.dtype:
-                yield Target(shape=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
-        if op in _CUTS and call.name not in inside.VIEWS and any(m.shape == source.shape for m in metas_of(call)):
-            break
+    yield from _read_targets(op, source, around)
     if composite is not None and (piece := inside.even_piece(composite, source.shape)) is not None:
         yield Target(shape=piece, why=f"one of the pieces of {composite.call.name}")
     if outer is not None:
         yield Target(shape=outer.shape, why=outer.why, sure=True)
+
+
+def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Target]:
+    """Sizes that the next calls read; after a cut, as long as they do not read the whole as well."""
+    first, shape = recorded_shape(around.following[0]) if around.following else None, source.shape
+    if first == shape and (around.levels[:1] == (NOT_INSIDE,) or (shape == () and op != "aten::expand")):
+        yield Target(shape=shape, why=f"{around.following[0].name} reads {list(shape)} next", sure=True)
+    for call in around.following[: SOON if op in _CUTS else None]:
+        metas = list(metas_of(call)) if call.name not in _NO_READERS else []
+        for meta in metas:
+            if meta.dtype == source.dtype or not meta.dtype or not source.dtype:
+                yield Target(shape=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
+        if op in _CUTS and call.name not in inside.VIEWS and any(meta.shape == shape for meta in metas):
+            break
 
 
 def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:

@@ -23,6 +23,7 @@ from opreplay.replay.resolve.guess.values import (
     Relatives,
     Rule,
     Shape,
+    always,
     by_shape,
     dim_of,
     first_tensor,
@@ -116,13 +117,6 @@ def _normalized_shape(known: Known, context: Context) -> Guess | None:
     return Guess(value=shape[-1:], why="the last dimension of the input") if shape else None
 
 
-def _all_true(length: int) -> Rule:
-    def rule(known: Known, context: Context) -> Guess | None:
-        return Guess(value=(True,) * length, why="all gradients wanted")
-
-    return rule
-
-
 def _gradients_of_norm(known: Known, context: Context) -> Guess | None:
     """Of a normalisation without weights only the input has a gradient."""
     weighted = tensor(known, "weight") is not None
@@ -199,7 +193,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
     ("tensordot", "dims_other"): _dot_dims(1),
     **{(op, "output_mask"): _gradients_of_norm
        for op in ("native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward")},
-    ("linear_backward", "output_mask"): _all_true(3),
+    ("linear_backward", "output_mask"): always((True,) * 3, "all gradients wanted"),
     **{(op, "dim"): last_dim for op in _ALONG_LAST_DIM},
     **INDEX_RULES,
     **VIEW_RULES,

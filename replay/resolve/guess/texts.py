@@ -11,11 +11,23 @@ from collections.abc import Mapping, Sequence
 
 from opreplay.replay.ir.recorded_call import RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.einsum import equation
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Rule, first_tensor_of, names, tensor, value
-from opreplay.traces.literals import is_whole_numbers
+from opreplay.replay.resolve.guess.values import (
+    Context,
+    Guess,
+    Known,
+    Rule,
+    first_tensors,
+    list_shapes,
+    names,
+    recorded_numbers,
+    shape_of,
+    tensor,
+    value,
+)
 from opreplay.traces.model import OpSignature
 
 UNTOLD = "strings are not recorded"
+_BY_GRADIENT = "what its gradient is made of"
 _PADDINGS = {
     "reflection_pad": "reflect",
     "replication_pad": "replicate",
@@ -27,6 +39,7 @@ _GELU = re.compile(r"Gelu(?:Backward)?CUDAKernelImpl\(.*?\)::\{lambda\(\)#([12])
 """The first lambda of the kernel's source is that of the approximation (ATen/native/cuda/ActivationGeluKernel.cu)."""
 _DIVISION = re.compile(r"div_(true|trunc|floor)_kernel")
 _REDUCTION = re.compile(r"(?:Reduce|reduce_)(Add|Multiply|Mean|Maximum|Minimum|add|multiply|mean|maximum|minimum)\b")
+_ROUNDINGS = {"true": None, "trunc": "trunc", "floor": "floor"}
 _FFTS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
 _SCALED_BY_ROOT, _UNSCALED = 1, 0
 """Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h); 2 is a division by the number of elements."""
@@ -58,13 +71,19 @@ def what_others_take(op: str, argument: str, text: object) -> str:
     return f"; {other!r} takes {ratio:.1f} x as long on a CPU" if max(ratio, 1 / ratio) > _EQUAL_TIMES else ""
 
 
-def _inside(context: Context) -> tuple[OpSignature, ...]:
-    around = context.relatives()
-    return (*around.children, *around.inner)
+def _by_calls(text: str | None) -> Guess | None:
+    return None if text is None else Guess(value=text, why=f"{text!r}: told by the calls inside")
+
+
+def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[str, str | None]) -> Guess | None:
+    """The text that the name of a recorded kernel has a word for."""
+    matches = (pattern.search(kernel) for kernel in context.kernels)
+    word = next((match[1].lower() for match in matches if match and match[1].lower() in texts), None)
+    return None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: named in the recorded kernel")
 
 
 def _padding_mode(known: Known, context: Context) -> Guess | None:
-    for call in _inside(context):
+    for call in context.relatives().inside:
         op = call.name.partition("::")[2]
         for begin, mode in _PADDINGS.items():
             if op.startswith(begin):
@@ -79,32 +98,24 @@ def _spectrum_padding(known: Known, context: Context) -> Guess | None:
 
 
 def _gelu(known: Known, context: Context) -> Guess | None:
-    for kernel in context.kernels:
-        if match := _GELU.search(kernel):
-            text = "tanh" if match[1] == "1" else "none"
-            return Guess(value=text, why=f"{text!r}: named in the recorded kernel")
-    return None
+    return _named_in_kernel(context, _GELU, {"1": "tanh", "2": "none"})
 
 
 def _rounding_mode(known: Known, context: Context) -> Guess | None:
     """From the kernel; integers divided in place have to be rounded: they cannot hold a quotient."""
-    for kernel in context.kernels:
-        if match := _DIVISION.search(kernel):
-            mode = {"true": None, "trunc": "trunc", "floor": "floor"}[match[1]]
-            return Guess(value=mode, why=f"{mode!r}: named in the recorded kernel")
-    dividend, other = tensor(known, "self"), tensor(known, "other")
-    if dividend is None:
-        return None
-    back = {call.name for call in context.relatives().backward}
-    if back:  # a step has no gradient
-        rounded = "aten::div" not in back
-        why = "what its gradient is made of"
-        text, shown = ("floor", f"'floor': {why}; {UNTOLD}") if rounded else (None, f"None: {why}")
-        return Guess(value=text, why=shown, evident=not rounded)
-    whole = [operand.dtype.startswith(("int", "uint")) for operand in (dividend, other) if operand is not None]
-    if not all(whole) or isinstance(value(known, "other"), float):
+    around, dividend = context.relatives(), tensor(known, "self")
+    named = _named_in_kernel(context, _DIVISION, _ROUNDINGS)
+    if named is not None or dividend is None:
+        return named
+    if any(call.name == "aten::div" for call in around.backward):
+        return Guess(value=None, why=f"None: {_BY_GRADIENT}")
+    if around.backward:  # a step has no gradient
+        return Guess(value="floor", why=f"'floor': {_BY_GRADIENT}; {UNTOLD}", evident=False)
+    operands = (dividend, tensor(known, "other"))
+    whole = all(meta is None or meta.dtype.startswith(("int", "uint")) for meta in operands)
+    if not whole or isinstance(value(known, "other"), float):
         return Guess(value="floor", why=f"'floor': an overload that takes a mode was called; {UNTOLD}", evident=False)
-    reader = next((m for call in context.relatives().following[:2] if (m := first_tensor_of(call)) is not None), None)
+    reader = next((meta for meta, _ in first_tensors(around.following[:2])), None)
     if reader is not None and reader.shape == dividend.shape and reader.dtype.startswith(("float", "bfloat")):
         return Guess(value=None, why="None: the quotient is read as a floating number next")
     return Guess(value="floor", why="'floor': integers cannot hold a quotient")
@@ -126,35 +137,28 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
     """How an op combines what falls on one place; `names` are its words for what the kernels are called."""
 
     def rule(known: Known, context: Context) -> Guess | None:
-        for kernel in context.kernels:
-            match = _REDUCTION.search(kernel)
-            if match and (text := names.get(match[1].lower())) is not None:
-                return Guess(value=text, why=f"{text!r}: named in the recorded kernel")
+        around, named = context.relatives(), _named_in_kernel(context, _REDUCTION, names)
+        usual = Guess(value=otherwise, why=f"{otherwise!r}: {UNTOLD}", evident=False)
+        if named is not None or "mean" not in names:
+            return named or usual
+        if (text := _scattered_back(around.backward)) is not None:
+            return Guess(value=text, why=f"{text!r}: {_BY_GRADIENT}")
         # A mean is a sum, divided by counts that are made of ones.
-        if "mean" in names and (reduce := _scattered_back(context.relatives().backward)) is not None:
-            return Guess(value=reduce, why=f"{reduce!r}: what its gradient is made of")
-        divided = any(call.name in ("aten::div_", "aten::div") for call in _inside(context))
-        if divided and "mean" in names:
+        if any(call.name in ("aten::div_", "aten::div") for call in around.inside):
             return Guess(value="mean", why="'mean': a division inside")
-        if "mean" in names and value(known, "include_self") is False:  # a sum would begin with zeros
+        if value(known, "include_self") is False:  # a sum would begin with zeros
             return Guess(value="amax", why=f"'amax': what was there does not count; {UNTOLD}", evident=False)
-        return Guess(value=otherwise, why=f"{otherwise!r}: {UNTOLD}", evident=False)
+        return usual
 
     return rule
 
 
-def _matrix_norm(calls: Sequence[OpSignature]) -> str | None:
-    """The name of a matrix norm by what computes it."""
-    names = {call.name for call in calls}
-    if names & {"aten::linalg_svdvals", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd"}:
-        return "nuc"
-    return "fro" if names & {"aten::linalg_vector_norm", "aten::linalg_norm"} else None
-
-
 def _named_norm(known: Known, context: Context) -> Guess | None:
     """ "nuc" needs singular values, "fro" a norm of all elements."""
-    text = _matrix_norm(_inside(context))
-    return None if text is None else Guess(value=text, why=f"{text!r}: told by the calls inside")
+    names = {call.name for call in context.relatives().inside}
+    if names & {"aten::linalg_svdvals", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd"}:
+        return _by_calls("nuc")
+    return _by_calls("fro" if names & {"aten::linalg_vector_norm", "aten::linalg_norm"} else None)
 
 
 _TEXT_OVERLOADS = {
@@ -179,15 +183,12 @@ def tells_overload(name: str, context: Context) -> bool:
 
 def _fft_norm(*, inverse: bool) -> Rule:
     def rule(known: Known, context: Context) -> Guess | None:
-        for call in _inside(context):
-            args = recorded_args(call) if call.name in _FFTS else ()
-            if len(args) < 3 or not isinstance(args[2].value, int):
-                continue
-            if args[2].value == _SCALED_BY_ROOT:
-                text = "ortho"
-            else:
-                text = "forward" if (args[2].value == _UNSCALED) == inverse else None
-            return Guess(value=text, why=f"{text!r}: what {call.name} inside is given")
+        for call in context.relatives().inside:
+            modes = [arg.value for arg in recorded_args(call)[2:3]] if call.name in _FFTS else []
+            if modes and isinstance(modes[0], int):
+                divided = "forward" if (modes[0] == _UNSCALED) == inverse else None
+                text = "ortho" if modes[0] == _SCALED_BY_ROOT else divided
+                return Guess(value=text, why=f"{text!r}: what {call.name} inside is given")
         return None
 
     return rule
@@ -195,57 +196,51 @@ def _fft_norm(*, inverse: bool) -> Rule:
 
 def _meshgrid_order(known: Known, context: Context) -> Guess | None:
     """ "xy" swaps the first two vectors before they are viewed."""
-    listed = known.get("tensors")
-    sizes = [meta.shape for meta in listed.tensors if meta is not None] if listed is not None else []
-    views = [m for call in context.relatives().children if call.name == "aten::view" and (m := first_tensor_of(call))]
-    if len(sizes) < 2 or not views or sizes[0] == sizes[1]:
+    shapes = list_shapes(known, "tensors")
+    view = next((meta.shape for meta, _ in first_tensors(context.relatives().children, ("aten::view",))), None)
+    if len(shapes) < 2 or view is None or shapes[0] == shapes[1]:
         return None
-    text = "xy" if views[0].shape == sizes[1] else "ij"
+    text = "xy" if view == shapes[1] else "ij"
     return Guess(value=text, why=f"{text!r}: the order of the views inside")
 
 
 def _qr_mode(known: Known, context: Context) -> Guess | None:
     """Of a tall matrix only "complete" turns its own R into a triangle, and "r" alone turns the matrix first; of others
     "r" cuts nothing off, and "reduced" and "complete" are the same."""
-    matrix, names = tensor(known, "A"), {call.name for call in context.relatives().children}
-    if matrix is None or len(matrix.shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
+    shape, names = shape_of(known, "A") or (), {call.name for call in context.relatives().children}
+    if len(shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
         return None
-    if matrix.shape[-2] <= matrix.shape[-1]:
-        text = "reduced" if "aten::slice" in names else "r"
-    else:
-        text = "complete" if "aten::triu_" in names else "r" if "aten::mT" in names else "reduced"
-    return Guess(value=text, why=f"{text!r}: told by the calls inside")
+    if shape[-2] <= shape[-1]:
+        return _by_calls("reduced" if "aten::slice" in names else "r")
+    return _by_calls("complete" if "aten::triu_" in names else "r" if "aten::mT" in names else "reduced")
 
 
 def _least_squares_driver(known: Known, context: Context) -> Guess | None:
     """LAPACK's routine by what is allocated for it: a rank by all but "gels", singular values by two of them, of which
     "gelsd" needs integers beside its working space (ATen/native/BatchLinearAlgebra.cpp)."""
-    calls = _inside(context)
-    copied = next((at for at, call in enumerate(calls) if call.name == "aten::empty_strided"), None)
-    if copied is None:
+    calls, matrix = context.relatives().inside, tensor(known, "self")
+    names = [call.name for call in calls]
+    if "aten::empty_strided" not in names:
         return None
-    grown = [m for call in calls[:copied] if call.name == "aten::resize_" and (m := first_tensor_of(call))]
-    results = sum(meta.shape == (0,) for meta in grown)
-    later = calls[copied:]
-    counted = next((at for at, call in enumerate(later) if call.name == "aten::arange"), len(later))
-    matrix = tensor(known, "self")
+    copied = names.index("aten::empty_strided")
+    counted = names.index("aten::arange", copied) if "aten::arange" in names[copied:] else len(names)
+    spaces = names[copied:counted].count("aten::empty")
     parts = 2 if matrix is not None and matrix.dtype.startswith("complex") else 1
-    spaces = sum(call.name == "aten::empty" for call in later[:counted])
-    text = {1: "gels", 2: None, 3: "gelsd" if spaces > parts else "gelss"}.get(results, "")
-    if text == "":
+    drivers = {1: "gels", 2: None, 3: "gelsd" if spaces > parts else "gelss"}
+    results = sum(meta.shape == (0,) for meta, _ in first_tensors(calls[:copied], ("aten::resize_",)))
+    if results not in drivers:
         return None
+    text = drivers[results]
     return Guess(value=text, why=f"{text!r}: what is allocated inside" + (" is for gelsy" if text is None else ""))
 
 
 def _interpolation(known: Known, context: Context) -> Guess | None:
     """How a quantile goes between two elements: by a weighted mean of both, or to one of them, by a rounded rank
     (ATen/native/Sorting.cpp, quantile_compute)."""
-    names = {call.name for call in _inside(context)}
+    names = {call.name for call in context.relatives().inside}
     if "aten::lerp_" in names:
-        text = "midpoint" if "aten::full_like" in names else "linear"
-    else:
-        text = next((text for name, text in _RANKS.items() if name in names), None)
-    return None if text is None else Guess(value=text, why=f"{text!r}: told by the calls inside")
+        return _by_calls("midpoint" if "aten::full_like" in names else "linear")
+    return _by_calls(next((text for name, text in _RANKS.items() if name in names), None))
 
 
 _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nearest"}
@@ -258,15 +253,11 @@ def _side(known: Known, context: Context) -> Guess | None:
 
 def _convolution_padding(known: Known, context: Context) -> Guess | None:
     """ "same" where a convolution inside is padded, or what goes into it is; else "valid"."""
-    around = context.relatives()
-    for call in (*around.children, *around.inner):
+    for call in context.relatives().inside:
         if call.name == "aten::constant_pad_nd":
             return Guess(value="same", why=f"'same': padded by {call.name} inside")
-        if call.name != "aten::convolution":
-            continue
-        padding = recorded_args(call)[4:5]
-        sides = padding[0].value if padding else None
-        if is_whole_numbers(sides):
+        sides = recorded_numbers(call, 4) if call.name == "aten::convolution" else None
+        if sides is not None:
             text = "same" if any(sides) else "valid"
             return Guess(value=text, why=f"{text!r}: padding {list(sides)} of {call.name} inside")
     return None

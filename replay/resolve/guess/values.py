@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
+from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
 Known = Mapping[str, ReplayArg]
@@ -105,9 +106,12 @@ def by_shape(rule: ShapeRule) -> Rule:
     return guess
 
 
-def last_dim(known: Known, context: Context) -> Guess | None:
-    """The rule of ops that mostly work along the last dimension."""
-    return Guess(value=-1, why="the last dimension")
+def always(constant: Any, why: str) -> Rule:
+    """The rule that guesses the same whatever is known."""
+    return lambda known, context: Guess(value=constant, why=why)
+
+
+last_dim = always(-1, "the last dimension")
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -156,6 +160,27 @@ def first_tensors(calls: Iterable[OpSignature], ops: Container[str] | None = Non
     for call in calls:
         if (ops is None or call.name in ops) and (meta := first_tensor_of(call)) is not None:
             yield meta, call.name
+
+
+def listed_tensors(call: OpSignature) -> tuple[TensorMeta | None, ...]:
+    """The tensors of the list that a recorded call is given first."""
+    args = recorded_args(call)
+    return (args[0].tensors if args else None) or ()
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape | None:
+    """The common size of tensors of these sizes; None where they have none."""
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    sizes = [{n for n in column if n != 1} or {1} for column in zip(*padded, strict=True)]
+    return None if any(len(column) > 1 for column in sizes) else tuple(column.pop() for column in sizes)
+
+
+def recorded_numbers(call: OpSignature, position: int) -> tuple[int, ...] | None:
+    """A list of integers among the recorded arguments of another call."""
+    args = recorded_args(call)
+    numbers = args[position].value if position < len(args) else None
+    return numbers if is_whole_numbers(numbers) else None
 
 
 def metas_of(call: OpSignature) -> Iterator[TensorMeta]:

@@ -86,21 +86,28 @@ def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
         return MetaCheck(status="differs", detail=resized)
     if op.recorded_outputs is None:
         return MetaCheck(status="ok")
+    return compare(call.results, _comparable(op, op.recorded_outputs))
+
+
+def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[TensorMeta | None]:
+    """Recorded results, None for those that meta tensors give otherwise: scratch and quantized types."""
     scratch = _SCRATCH.get(op.name.removeprefix("aten::"), frozenset())
-    told = [None if number in scratch else meta for number, meta in enumerate(op.recorded_outputs)]
-    return compare(call.results, [None if m is not None and m.dtype.startswith("q") else m for m in told])
+    return [
+        None if meta is None or number in scratch or meta.dtype.startswith("q") else meta
+        for number, meta in enumerate(recorded)
+    ]
 
 
-def compare(found: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | None]) -> MetaCheck:
+def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | None]) -> MetaCheck:
     """Sizes and dtypes of results against recorded ones; None stands for a result that is no tensor.
 
     A tensor of which the other side has none is not compared: an undefined gradient is recorded as nothing, and a
     portable equivalent may return fewer results than the vendor's op.
     """
-    if len(found) != len(recorded):
-        found, recorded = [m for m in found if m is not None], [m for m in recorded if m is not None]
+    if len(results) != len(recorded):
+        results, recorded = [m for m in results if m is not None], [m for m in recorded if m is not None]
     compared = 0
-    for index, (ours, theirs) in enumerate(zip(found, recorded, strict=False)):
+    for index, (ours, theirs) in enumerate(zip(results, recorded, strict=False)):
         if ours is None or theirs is None:
             continue
         compared += 1

@@ -59,12 +59,12 @@ _lost: dict[bytes, Reason] = {}
 """Calls that never returned: the same call is not made again, by whichever function. Its size is what they cost."""
 
 
-def function(made: Function) -> Function:
+def function(wanted: Function) -> Function:
     """Decorator: makes a function known to the child by its name."""
-    if made.__qualname__ in FUNCTIONS:
-        raise ValueError(f"two functions are called {made.__qualname__}")
-    FUNCTIONS[made.__qualname__] = made
-    return made
+    if wanted.__qualname__ in FUNCTIONS:
+        raise ValueError(f"two functions are called {wanted.__qualname__}")
+    FUNCTIONS[wanted.__qualname__] = wanted
+    return wanted
 
 
 def each(wanted: Function, ops: Sequence[ReplayOp], policy: Policy) -> list[bytes | Reason]:
@@ -73,31 +73,29 @@ def each(wanted: Function, ops: Sequence[ReplayOp], policy: Policy) -> list[byte
         return [wanted(op, policy) for op in ops]
     with _lock:
         known = [_lost.get(_call_of(op)) for op in ops]
-        answers = iter(_asked(wanted, [op for op, why in zip(ops, known, strict=True) if why is None], policy, known))
+        unknown = [op for op, why in zip(ops, known, strict=True) if why is None]
+        answers = iter(_answers(wanted, unknown, policy, len(ops) - len(unknown)))
         return [next(answers) if why is None else why for why in known]
 
 
-def _asked(
-    wanted: Function, ops: Sequence[ReplayOp], policy: Policy, known: Sequence[Reason | None]
-) -> list[bytes | Reason]:
-    """What the child says of each op; `known` are the reasons of ops that were lost before."""
-    found: list[bytes | Reason] = []
-    lost = sum(why is not None for why in known)
+def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: int) -> list[bytes | Reason]:
+    """What the child says of each op; `lost` ops never returned before."""
+    answers: list[bytes | Reason] = []
     retried: int | None = None
-    while len(found) < len(ops):
+    while len(answers) < len(ops):
         if lost >= MOST_LOST:
             why = Reason("budget", f"time: not called on meta tensors, after {lost} ops that hung or crashed there")
-            return found + [why] * (len(ops) - len(found))
-        some = tuple(ops[len(found) : len(found) + TOGETHER])
-        task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=some)
-        reason = _Copy.current().work(task, found)
-        if reason is not None and reason.kind == "worker lost" and len(found) != retried:
-            retried = len(found)  # somebody ended the child: the op is tried once more
+            return answers + [why] * (len(ops) - len(answers))
+        batch = tuple(ops[len(answers) : len(answers) + TOGETHER])
+        task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=batch)
+        reason = _Copy.current().work(task, answers)
+        if reason is not None and reason.kind == "worker lost" and len(answers) != retried:
+            retried = len(answers)  # somebody ended the child: the op is tried once more
         elif reason is not None:
-            _lost[_call_of(ops[len(found)])] = reason
-            found.append(reason)
+            _lost[_call_of(ops[len(answers)])] = reason
+            answers.append(reason)
             lost += 1
-    return found
+    return answers
 
 
 def any_lost() -> bool:
@@ -137,15 +135,15 @@ class _Copy:
             cls.running = cls(state)
         return cls.running
 
-    def work(self, task: _Task, found: list[bytes | Reason]) -> Reason | None:
-        """Append answers to `found`; why the next op of the task has none, or None when all have one."""
+    def work(self, task: _Task, answers: list[bytes | Reason]) -> Reason | None:
+        """Append to `answers`; why the next op of the task has none, or None when all have one."""
         try:
             send(self._channel, task)
             for _ in task.ops:
                 frame = receive(self._channel)
                 if frame is None:
                     return self._why(task.cpu_s)
-                found.append(msgspec.msgpack.decode(frame, type=_Answer).body)
+                answers.append(msgspec.msgpack.decode(frame, type=_Answer).body)
         except TimeoutError:
             self.end()
             return Reason("budget", f"time: no result on meta tensors after {WALL_S:g} s")

@@ -7,7 +7,7 @@ such a call on meta tensors as well.
 
 from __future__ import annotations
 
-from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
 DIM_UNCHECKED = frozenset(
@@ -40,26 +40,35 @@ _MASKS = frozenset({"bool", "uint8"})
 def refuse_misfits(op: ReplayOp) -> None:
     """Raises IndexError, in torch's words, for a call that the op's own kernels refuse and its meta kernel does not."""
     name = op.called.partition(".")[0]
-    if name not in DIM_UNCHECKED | MASK_UNCHECKED | INDEXED or not op.args or not op.args[0].tensors:
+    check = next((check for names, check in _CHECKS if name in names), None)
+    first = op.args[0].tensors[0] if op.args and op.args[0].tensors else None
+    if check is not None and first is not None:
+        check(name, first.shape, {arg.name: arg for arg in op.args})
+
+
+def _check_dim(_name: str, shape: tuple[int, ...], args: dict[str, ReplayArg]) -> None:
+    dim = args["dim"].value if "dim" in args else None
+    rank = max(1, len(shape))
+    if isinstance(dim, int) and not -rank <= dim < rank:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
+
+
+def _check_mask(name: str, shape: tuple[int, ...], args: dict[str, ReplayArg]) -> None:
+    mask = next(iter(args["mask"].tensors), None) if "mask" in args else None
+    if mask is None:
         return
-    first = op.args[0].tensors[0]
-    if first is None:
-        return
-    by_name = {arg.name: arg for arg in op.args}
-    if name in DIM_UNCHECKED and (arg := by_name.get("dim")) is not None and isinstance(arg.value, int):
-        rank = max(1, len(first.shape))
-        if not -rank <= arg.value < rank:
-            raise IndexError(
-                f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {arg.value})"
-            )
-    if name in MASK_UNCHECKED and (arg := by_name.get("mask")) is not None and arg.tensors and arg.tensors[0]:
-        kind = by_name["mask_type"].value if "mask_type" in by_name else None
-        if name == "aten::masked_select":
-            _broadcast(first.shape, arg.tensors[0].shape)
-        elif kind in (None, 2) and first.shape != arg.tensors[0].shape:
-            raise _unfit(first.shape, arg.tensors[0].shape)
-    if name in INDEXED and (arg := by_name.get("indices")) is not None:
-        _cover(first.shape, arg.tensors)
+    if name == "aten::masked_select":
+        _broadcast(shape, mask.shape)
+    elif ("mask_type" not in args or args["mask_type"].value in (None, 2)) and shape != mask.shape:
+        raise _unfit(shape, mask.shape)
+
+
+def _check_indices(_name: str, shape: tuple[int, ...], args: dict[str, ReplayArg]) -> None:
+    if "indices" in args:
+        _cover(shape, args["indices"].tensors)
+
+
+_CHECKS = ((DIM_UNCHECKED, _check_dim), (MASK_UNCHECKED, _check_mask), (INDEXED, _check_indices))
 
 
 def _broadcast(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:

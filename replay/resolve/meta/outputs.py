@@ -1,9 +1,11 @@
 # pyright: strict
-"""Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed."""
+"""Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed.
+
+A composite recurrent op takes milliseconds a step: a short sequence is run, and its results are made longer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,6 @@ from opreplay.replay.ir.sizes import ABSURD, absurd_results, flood, refuse_flood
 from opreplay.replay.resolve.guess.indices import with_numbers
 from opreplay.replay.resolve.meta import forked
 from opreplay.replay.resolve.meta.misfits import refuse_misfits
-from opreplay.replay.resolve.meta.recurrent import lengthened, shortened
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import specs_of
@@ -32,6 +33,21 @@ _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Results = tuple[TensorMeta | None, ...]
 """Of one call, lists flattened, None for a result that is no tensor; at most `MAX_RESULTS`."""
 _RESULTS = msgspec.msgpack.Decoder(Results | Reason | None)
+RECURRENT = frozenset(
+    {
+        "aten::lstm",
+        "aten::gru",
+        "aten::rnn_tanh",
+        "aten::rnn_relu",
+        "aten::quantized_lstm",
+        "aten::quantized_gru",
+        "aten::_cudnn_rnn",
+        "aten::miopen_rnn",
+    }
+)
+"""Ops whose first argument and first result are sequences of one length."""
+STEPS = 2
+"""Steps that are run: two, so that a step that feeds the next one is among them."""
 _OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
 """What torch says of more elements or bytes than 64 bits count."""
 
@@ -45,18 +61,19 @@ def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPla
     chosen = Policy() if policy is None else policy
     plan = refuse_floods(plan)
     unknown = [op for op in plan.ops if op.reason is None and op.resolved_by is not None and op.outputs is None]
-    found: dict[int, Results | Reason | None] = {}
+    results: dict[int, Results | Reason | None] = {}
     for op, answer in zip(unknown, forked.each(_encoded_outputs, unknown, chosen), strict=True):
-        found[id(op)] = None if isinstance(answer, Reason) else _RESULTS.decode(answer)
-    return msgspec.structs.replace(plan, ops=tuple(_with_outputs(op, found.get(id(op))) for op in plan.ops))
+        results[id(op)] = None if isinstance(answer, Reason) else _RESULTS.decode(answer)
+    return msgspec.structs.replace(plan, ops=tuple(_with_outputs(op, results.get(id(op))) for op in plan.ops))
 
 
 def _with_outputs(op: ReplayOp, results: Results | Reason | None) -> ReplayOp:
     if isinstance(results, Reason):
         return msgspec.structs.replace(op, reason=results)
-    made = op if results is None else msgspec.structs.replace(op, outputs=results)
-    reason = absurd_results(made) if op.reason is None else None
-    return made if reason is None else msgspec.structs.replace(op, reason=reason, outputs=None)
+    if results is not None:
+        op = msgspec.structs.replace(op, outputs=results)
+    reason = absurd_results(op) if op.reason is None else None
+    return op if reason is None else msgspec.structs.replace(op, reason=reason, outputs=None)
 
 
 @forked.function
@@ -94,13 +111,10 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     refuse_misfits(op)
     whole = with_numbers(op)
     op = shortened(whole)
-    is_factory = not any(arg.tensors for arg in op.args)
-    memories = shared_memories(op, device=_META)
-    arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
-    arguments.update({arg.name: _to_grow(arguments[arg.name]) for arg in op.args if is_torch_out(op, arg)})
+    arguments = _arguments(op)
     positional = [arguments[arg.name] for arg in op.args if not arg.keyword_only]
     by_name = {arg.name: arguments[arg.name] for arg in op.args if arg.keyword_only}
-    if is_factory and "device" not in by_name and _takes_device(op):
+    if _is_factory(op) and "device" not in by_name and _takes_device(op):
         by_name["device"] = _META
     with torch.no_grad():
         returned = _call(op, policy, positional, by_name)
@@ -108,14 +122,23 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     return MetaCall(arguments=arguments, results=results if op is whole else lengthened(whole, results))
 
 
+def _is_factory(op: ReplayOp) -> bool:
+    return not any(arg.tensors for arg in op.args)
+
+
+def _arguments(op: ReplayOp) -> dict[str, Any]:
+    """Arguments by name, tensors on meta; an `out=` is empty, its size afterwards is the result's."""
+    is_factory, memories = _is_factory(op), shared_memories(op, device=_META)
+    arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
+    for arg in op.args:
+        if is_torch_out(op, arg) and arguments[arg.name] is not None:
+            arguments[arg.name] = torch.empty(0, dtype=arguments[arg.name].dtype, device=_META)
+    return arguments
+
+
 def is_torch_out(op: ReplayOp, arg: ReplayArg) -> bool:
     """Whether torch itself gives this argument the size of the result: `out=` of ATen, not a buffer of a vendor op."""
     return arg.mutated and arg.keyword_only and arg.type == "Tensor" and op.called.startswith("aten::")
-
-
-def _to_grow(tensor: Any) -> Any:
-    """An empty tensor in place of an `out=`: its size afterwards tells that of the result, without torch's warning."""
-    return None if tensor is None else torch.empty(0, dtype=tensor.dtype, device=_META)
 
 
 def _takes_device(op: ReplayOp) -> bool:
@@ -127,14 +150,13 @@ def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str
     """The recorded op's own meta kernel where it has one, though an equivalent will be replayed."""
     if op.resolved_by == "equivalent" and op.name.startswith("aten::"):
         with suppress(Exception):
-            own = msgspec.structs.replace(op, resolved_by="jit", via=None)
-            return find_overload(own, policy)(*positional, **by_name)
+            native = msgspec.structs.replace(op, resolved_by="jit", via=None)
+            return find_overload(native, policy)(*positional, **by_name)
     if op.resolved_by == "executor":
         return _call_fake(op, positional, by_name)
     if op.resolved_by == "python function":
         raise NotReplayable(Reason("metadata missing", f"shapes of the results: {op.called} has no schema"))
-    call: Callable[..., Any] = find_overload(op, policy)
-    return call(*positional, **by_name)
+    return find_overload(op, policy)(*positional, **by_name)
 
 
 def _call_fake(op: ReplayOp, positional: list[Any], by_name: dict[str, Any]) -> Any:
@@ -151,10 +173,9 @@ def _call_fake(op: ReplayOp, positional: list[Any], by_name: dict[str, Any]) -> 
 
 
 def _argument(arg: ReplayArg, is_factory: bool, memories: dict[int, torch.UntypedStorage]) -> Any:
-    if arg.type == "Tensor" and arg.tensors:
-        return None if arg.tensors[0] is None else _empty(arg.tensors[0], memories)
-    if arg.type == "Tensor[]" and (arg.tensors or arg.value is None):
-        return [None if meta is None else _empty(meta, memories) for meta in arg.tensors] if arg.tensors else None
+    if arg.tensors:
+        tensors = [None if meta is None else _empty(meta, memories) for meta in arg.tensors]
+        return tensors[0] if arg.type == "Tensor" else tensors
     value = scalar_value(arg, device=_META)
     # A factory would allocate for real on the CPU; a pinned allocation needs a driver.
     if arg.type == "Device":
@@ -178,3 +199,38 @@ def _meta_of(result: Any) -> TensorMeta | None:
         return None
     strides = tuple(result.stride()) if result.layout is torch.strided else None
     return TensorMeta(shape=tuple(result.shape), dtype=_DTYPE_NAMES[result.dtype], strides=strides)
+
+
+def shortened(op: ReplayOp) -> ReplayOp:
+    """The op on `STEPS` steps where it is recurrent and longer than that, else the op itself."""
+    dim = _sequence_dim(op)
+    meta = op.args[0].tensors[0] if dim is not None else None
+    if dim is None or meta is None or meta.shape[dim] <= STEPS:
+        return op
+    first = msgspec.structs.replace(op.args[0], tensors=(_with_size(meta, dim, STEPS),))
+    return msgspec.structs.replace(op, args=(first, *op.args[1:]))
+
+
+def lengthened(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[TensorMeta | None, ...]:
+    """The results that `op` has, from those of `shortened(op)`."""
+    dim = _sequence_dim(op)
+    meta = op.args[0].tensors[0] if dim is not None else None
+    if dim is None or meta is None or not results or results[0] is None or len(results[0].shape) != len(meta.shape):
+        return results
+    return (_with_size(results[0], dim, meta.shape[dim]), *results[1:])
+
+
+def _sequence_dim(op: ReplayOp) -> int | None:
+    """Dimension of the steps in the first argument; None for an op without, and for a packed sequence."""
+    if op.called not in RECURRENT or not op.args or len(op.args[0].tensors) != 1:
+        return None
+    meta = op.args[0].tensors[0]
+    if meta is None or len(meta.shape) != 3:
+        return None
+    batch_first = next((arg.value for arg in op.args if arg.name == "batch_first"), False)
+    return 1 if batch_first else 0
+
+
+def _with_size(meta: TensorMeta, dim: int, size: int) -> TensorMeta:
+    shape = (*meta.shape[:dim], size, *meta.shape[dim + 1 :])
+    return TensorMeta(shape=shape, dtype=meta.dtype)

@@ -61,49 +61,30 @@ def _disable(fn: Any = None, recursive: bool = True, **others: Any) -> Any:
     return _real(DYNAMO).disable(fn, recursive, **others)
 
 
-def _same_bool(value: Any) -> Any:
-    return value if type(value) is bool else None
+def _are_bools(values: tuple[Any, ...]) -> bool:
+    return bool(values) and all(type(value) is bool for value in values)
 
 
-def _same_int(value: Any) -> Any:
-    return value if type(value) is int else None
-
-
-def _known_int(value: Any) -> Any:
-    return True if type(value) is int else None
-
-
-def _all_bools(*values: Any) -> Any:
-    return all(values) if values and all(type(value) is bool for value in values) else None
-
-
-def _any_bool(*values: Any) -> Any:
-    return any(values) if values and all(type(value) is bool for value in values) else None
-
-
-def _equal_sizes(one: Any, other: Any) -> Any:
-    if type(one) is int and type(other) is int:
-        return one == other
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        sizes = cast("list[object]", [*one, *other])
-        return list(one) == list(other) if all(isinstance(size, int) for size in sizes) else None
+def _equal_sizes(a: Any, b: Any) -> Any:
+    if type(a) is int and type(b) is int:
+        return a == b
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        sizes = cast("list[object]", [*a, *b])
+        return list(a) == list(b) if all(isinstance(size, int) for size in sizes) else None
     return None
-
-
-def _no_nested_int(value: Any) -> Any:
-    return False if type(value) in (int, float) else None
 
 
 _OF_PLAIN: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
-        ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"), _same_bool
+        ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true"),
+        lambda value: value if type(value) is bool else None,
     ),
-    "guarding_hint_or_throw": _same_int,
-    "has_guarding_hint": _known_int,
-    "sym_and": _all_bools,
-    "sym_or": _any_bool,
+    "guarding_hint_or_throw": lambda value: value if type(value) is int else None,
+    "has_guarding_hint": lambda value: True if type(value) is int else None,
+    "sym_and": lambda *values: all(values) if _are_bools(values) else None,
+    "sym_or": lambda *values: any(values) if _are_bools(values) else None,
     "sym_eq": _equal_sizes,
-    "is_nested_int": _no_nested_int,
+    "is_nested_int": lambda value: False if type(value) in (int, float) else None,
 }
 """Functions of `symbolic_shapes`, for plain bools and integers; None where the arguments are of another kind."""
 

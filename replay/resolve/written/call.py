@@ -6,17 +6,18 @@ Owns which overload is meant and how values become arguments. The text is `ir.no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import TypeVar
 
 import msgspec
 
 from opreplay.replay.ir.describe import schema_text
-from opreplay.replay.ir.model import Assumption, PlainValue, Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan, Value
+from opreplay.replay.ir.model import Assumption, PlainValue, Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName
-from opreplay.replay.ir.recorded_call import RecordedArg
-from opreplay.replay.resolve.bind import Unbound
+from opreplay.replay.ir.recorded_call import RecordedArg, plain_number
+from opreplay.replay.resolve.bind import Unbound, argument_of
 from opreplay.replay.resolve.by_argument_name import resolve_named
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.names import candidates, near_names
@@ -25,6 +26,7 @@ from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.replay.resolve.user.conversions import (
     CONVERSIONS,
     ConversionFailed,
+    Converted,
     DtypeCode,
     RecordedCall,
     as_recorded,
@@ -36,9 +38,9 @@ from opreplay.replay.resolve.user.python_functions import PythonFunction, refuse
 from opreplay.replay.resolve.user.table import OpFunction
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
-from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
+Meta = TypeVar("Meta", TensorMeta, TensorMeta | None)
 SHOWN = 3
 """Schemas that an error spells out."""
 _BY_NAME = ("ScalarType", "Layout", "MemoryFormat")
@@ -55,26 +57,32 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
     if parts is None:
         raise UsageError(f"{call.name} cannot be called: it is no op", hint="Name one as a trace does: aten::mm.")
     base = f"{parts[0]}::{parts[1]}"
-    conversion, executor = CONVERSIONS.find(base), EXECUTORS.find(base)
-    if conversion is not None and conversion.override and (made := _converted(conversion, base, call, policy, device)):
-        return made
-    if executor is not None and executor.override:
-        return _executed(executor, base, call, device)
-    found = candidates(call.name, policy)
-    if found.reason is not None:
-        if conversion is not None and (made := _converted(conversion, base, call, policy, device)):
-            return made
-        if executor is not None:
-            return _executed(executor, base, call, device)
+    if (op := _by_user(base, call, policy, device, override=True)) is not None:
+        return op
+    overloads = candidates(call.name, policy)
+    if overloads.reason is not None:
+        if (op := _by_user(base, call, policy, device, override=False)) is not None:
+            return op
         near = ", ".join(near_names(base))
         hint = f"Did you mean {near}?" if near else "Name an op as a trace does: aten::mm."
-        raise UsageError(f"{call.name} cannot be called: {found.reason}", hint=hint)
-    if found.function is not None:
-        return _executed(found.function, base, call, device)
-    specs = [spec for spec in found.specs if parts[2] in (None, spec.torch_name)]
-    if not specs:
-        known = ", ".join(spec.torch_name for spec in found.specs)
-        raise UsageError(f"{base} has no overload {parts[2]}", hint=f"It has {known}.")
+        raise UsageError(f"{call.name} cannot be called: {overloads.reason}", hint=hint)
+    if overloads.function is not None:
+        return _executed(overloads.function, base, call, device)
+    return msgspec.structs.replace(_of_overload(overloads.specs, call, policy, device), name=base)
+
+
+def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override: bool) -> ReplayOp | None:
+    """The call as a user's conversion or executor has it, one that overrides or another; None where there is none."""
+    conversion, executor = CONVERSIONS.find(base), EXECUTORS.find(base)
+    if conversion is not None and conversion.override == override:
+        op = _converted(conversion, base, call, policy, device)
+        if op is not None:
+            return op
+    return _executed(executor, base, call, device) if executor is not None and executor.override == override else None
+
+
+def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device: str) -> ReplayOp:
+    """The op of the first overload that takes the call's arguments. Raises UsageError where none does."""
     reasons: list[Reason] = []
     for spec in specs:
         args = _bound(spec, call)
@@ -83,7 +91,7 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
         op = ReplayOp(id=_identity(spec.full_name, args), name=spec.full_name, count=1, recorded=_NO_TIME, args=args)
         resolved = resolve_named(_alone(op), policy, device=device).ops[0]
         if resolved.reason is None:
-            return msgspec.structs.replace(resolved, name=base)
+            return resolved
         reasons.append(resolved.reason)
     why = f": {reasons[0]}" if reasons else ""
     shown = "; ".join(schema_text(spec.text) for spec in specs[:SHOWN])
@@ -103,49 +111,42 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
 
 def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
     """Arguments by name in the schema's order; None where they do not go with its names."""
-    positional = [arg for arg in spec.args if not arg.keyword_only]
-    values = dict(zip((arg.name for arg in positional), call.args, strict=False))
+    positional = [arg.name for arg in spec.args if not arg.keyword_only]
+    values = dict(zip(positional, call.args, strict=False))
     if len(call.args) > len(positional) or not call.kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():
         return None
     values.update(call.kwargs)
-    if any(not arg.has_default and arg.name not in values for arg in spec.args):
-        return None
-    if any(arg.kind in _BY_NAME and isinstance(values.get(arg.name), (int, float)) for arg in spec.args):
-        return None  # a number may stand for a dtype in a trace; whoever writes one means a number
+    for arg in spec.args:
+        if not arg.has_default and arg.name not in values:
+            return None
+        if arg.kind in _BY_NAME and isinstance(values.get(arg.name), (int, float)):
+            return None  # a number may stand for a dtype in a trace; whoever writes one means a number
     return tuple(_argument(arg, values[arg.name]) for arg in spec.args if arg.name in values)
 
 
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
     """One argument in the form of the IR. Raises UsageError for a list that no argument of an op has."""
-
-    def made(kind: str, *, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None) -> ReplayArg:
-        return ReplayArg(
-            name=arg.name,
-            type=kind,
-            tensors=tensors,
-            value=value,
-            keyword_only=arg.keyword_only,
-            mutated=arg.mutated,
-        )
-
     if value is None:
-        return made(arg.kind)
+        return argument_of(arg)
     if isinstance(value, TensorMeta):
-        return made("Tensor", tensors=(_with_strides(value),))
+        return argument_of(arg, kind="Tensor", tensors=(_with_strides(value),))
     if not isinstance(value, list):
-        return made(_kind(arg, value), value=_plain(value))
+        return argument_of(arg, kind=_kind(arg, value), value=_plain(value))
     if not value:
-        return made(arg.kind, value=())
-    if any(isinstance(item, TensorMeta) for item in value):
-        metas = tuple(_with_strides(item) if isinstance(item, TensorMeta) else None for item in value)
-        if any(item is not None and not isinstance(item, TensorMeta) for item in value):
-            raise UsageError(f"the list {arg.name} holds tensors and something else", hint="Give tensors or None.")
-        return made("Tensor[]", tensors=metas)
-    return made(f"{_kind(arg, value[0])}[]", value=tuple(_plain(item) for item in value))
+        return argument_of(arg, value=())
+    metas = tuple(_with_strides(item) for item in value if isinstance(item, TensorMeta) or item is None)
+    if not any(metas):
+        return argument_of(arg, kind=f"{_kind(arg, value[0])}[]", value=tuple(_plain(item) for item in value))
+    if len(metas) < len(value):
+        raise UsageError(f"the list {arg.name} holds tensors and something else", hint="Give tensors or None.")
+    return argument_of(arg, kind="Tensor[]", tensors=metas)
 
 
-def _with_strides(meta: TensorMeta) -> TensorMeta:
-    return meta if meta.strides is not None else msgspec.structs.replace(meta, strides=contiguous_strides(meta.shape))
+def _with_strides(meta: Meta) -> Meta:
+    """The tensor with its strides, those of a contiguous one where they are not written; None stays None."""
+    if meta is None or meta.strides is not None:
+        return meta
+    return msgspec.structs.replace(meta, strides=contiguous_strides(meta.shape))
 
 
 def _kind(arg: ArgSpec, value: CallValue) -> str:
@@ -161,14 +162,10 @@ def _kind(arg: ArgSpec, value: CallValue) -> str:
 
 def _plain(value: CallValue) -> PlainValue:
     """A value as the IR holds it. Raises UsageError for a list within a list."""
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float):
-        return plain_float(value)
-    if isinstance(value, complex):
-        return str(value).strip("()")
     if isinstance(value, str):
         return str(value)
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        return plain_number(value)
     raise UsageError("an op takes no such list", hint="Give tensors, numbers, texts, dtypes, or lists of one of these.")
 
 
@@ -183,23 +180,28 @@ def _recorded(value: CallValue) -> RecordedArg:
     return as_recorded(str(value) if isinstance(value, TorchName) else value)
 
 
-def _written(arg: RecordedArg) -> CallValue:
-    """The reverse."""
+def _call_value(arg: RecordedArg) -> CallValue:
+    """The reverse of `_recorded`."""
     if arg.kind == "tensor":
         return arg.tensor
     if arg.kind in ("tensors", "scalars"):
-        return list(arg.tensors or () if arg.kind == "tensors" else arg.value)
+        return list(arg.metas if arg.kind == "tensors" else arg.value)
     if isinstance(arg.value, DtypeCode):
         return TorchName(f"torch.{SCALAR_TYPE_CODES[arg.value]}")
     return arg.value
 
 
-def _in_order(call: CallText, name: str, specs: list[OpSpec]) -> tuple[RecordedArg, ...] | None:
-    args, by_name = [_recorded(one) for one in call.args], {key: _recorded(one) for key, one in call.kwargs.items()}
+def _in_order(call: CallText, specs: list[OpSpec]) -> tuple[RecordedArg, ...] | None:
+    """The arguments in the order of the first schema that has their names; None where none has."""
+    args, by_name = _all_recorded(call)
     if not by_name:
         return tuple(args)
     orders = (in_schema_order(spec, args, by_name) for spec in specs)
     return next((order for order in orders if order is not None), None)
+
+
+def _all_recorded(call: CallText) -> tuple[list[RecordedArg], dict[str, RecordedArg]]:
+    return [_recorded(arg) for arg in call.args], {name: _recorded(arg) for name, arg in call.kwargs.items()}
 
 
 def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> ReplayOp:
@@ -208,12 +210,11 @@ def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> Re
     is_function = isinstance(entry, PythonFunction)
     text = None
     try:
-        ordered = _in_order(call, name, schemas_for(entry, name))
+        ordered = _in_order(call, schemas_for(entry, name))
         if ordered is not None:
             args, notes, text = bind_executor(entry, name, ordered, context)
         else:
-            by_name = {key: _recorded(one) for key, one in call.kwargs.items()}
-            args, notes = bind_by_name(entry, [_recorded(one) for one in call.args], by_name, context)
+            args, notes = bind_by_name(entry, *_all_recorded(call), context)
     except Unbound as stopped:
         raise UsageError(f"{name} cannot be called: {stopped.reason}", hint=f"{entry.shown} runs it.") from None
     if is_function and (refusal := refused_text(args)) is not None:
@@ -233,43 +234,48 @@ def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> Re
 def _converted(entry: OpFunction, name: str, call: CallText, policy: Policy, device: str) -> ReplayOp | None:
     """The op that a user's conversion makes of the call; None where it does not apply. Raises UsageError."""
     executor = EXECUTORS.find(name)
-    ordered = _in_order(call, name, [] if executor is None else schemas_for(executor, name))
+    ordered = _in_order(call, [] if executor is None else schemas_for(executor, name))
     if ordered is None and executor is not None:
-        return None  # recorded calls have no names: this is what was made of one, as `plan --explain` has it
+        return None  # recorded calls have no names: the executor's is what a conversion returned, as --explain shows it
     if ordered is None:
         raise UsageError(
             f"{name} is converted by {entry.shown}, which gets no names", hint="Give its arguments in order."
         )
     try:
-        made = convert(entry, RecordedCall(name=name, args=ordered))
+        converted = convert(entry, RecordedCall(name=name, args=ordered))
     except ConversionFailed as failed:
         raise UsageError(str(failed)) from None
-    if made is None:
+    if converted is None:
         return None
-    by_name: Mapping[str, CallValue] = {key: _written(one) for key, one in made.by_name.items()}
-    target = CallText(name=made.op, args=tuple(_written(one) for one in made.args), kwargs=dict(by_name))
-    base = made.op.partition(".")[0]
-    own = EXECUTORS.find(base)
-    if own is not None and (own.override or "::" not in base):
-        op = _executed(own, base, target, device)
-    elif base == name:
-        raise UsageError(f"{entry.shown} converts {name} to itself", hint="Register an executor for it as well.")
-    else:
-        op = op_of_written(_by_schema(target, policy), policy, device=device)
-    to = "" if base == name else f" to {made.op}"
-    note = Assumption(argument="*", what=f"{name} converted{to} by {entry.shown}: {made.note}")
+    op = _op_of_target(entry, name, converted, policy, device)
+    base = converted.op.partition(".")[0]
+    to = "" if base == name else f" to {converted.op}"
+    note = Assumption(argument="*", what=f"{name} converted{to} by {entry.shown}: {converted.note}")
     via = op.via or (base if base != name else None)
     return msgspec.structs.replace(op, name=name, via=via, assumptions=(note, *op.assumptions))
 
 
+def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Policy, device: str) -> ReplayOp:
+    """The op of the call that a conversion of `name` returned. Raises UsageError."""
+    kwargs: dict[str, CallValue] = {key: _call_value(arg) for key, arg in converted.by_name.items()}
+    target = CallText(name=converted.op, args=tuple(map(_call_value, converted.args)), kwargs=kwargs)
+    base = converted.op.partition(".")[0]
+    executor = EXECUTORS.find(base)
+    if executor is not None and (executor.override or "::" not in base):
+        return _executed(executor, base, target, device)
+    if base == name:
+        raise UsageError(f"{entry.shown} converts {name} to itself", hint="Register an executor for it as well.")
+    return op_of_written(_by_schema(target, policy), policy, device=device)
+
+
 def _by_schema(call: CallText, policy: Policy) -> CallText:
-    """A conversion's call with all arguments in order where it named some: the others fill what is left."""
+    """A conversion's call with all arguments by name where it named some: the others follow the schema's order."""
     if not call.kwargs:
         return call
     for spec in candidates(call.name, policy).specs:
-        ordered = _in_order(call, call.name, [spec])
+        ordered = _in_order(call, [spec])
         if ordered is not None:
-            values = {arg.name: _written(one) for arg, one in zip(spec.args, ordered, strict=True)}
-            given: dict[str, CallValue] = {key: one for key, one in values.items() if one is not None}
-            return CallText(name=f"{spec.name}.{spec.torch_name}", kwargs=given)
+            values = {arg.name: _call_value(rec) for arg, rec in zip(spec.args, ordered, strict=True)}
+            kwargs: dict[str, CallValue] = {name: value for name, value in values.items() if value is not None}
+            return CallText(name=f"{spec.name}.{spec.torch_name}", kwargs=kwargs)
     return call

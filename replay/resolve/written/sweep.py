@@ -41,7 +41,8 @@ def calls_of_file(path: str) -> tuple[str, ...]:
         raise UsageError(f"{path} is no text", hint="Name a file of calls, one a line.") from None
     if len(data) > MOST_FILE_BYTES:
         raise UsageError(f"{path} holds more than {MOST_FILE_BYTES:,} bytes", hint="Split it.")
-    calls = tuple(line for one in text.splitlines() if (line := one.strip()) and not line.startswith("#"))
+    lines = map(str.strip, text.splitlines())
+    calls = tuple(line for line in lines if line and not line.startswith("#"))
     if not calls:
         raise UsageError(f"{path} holds no call", hint="Write one a line: aten::mm(bf16[64,32], bf16[32,8]).")
     return calls
@@ -57,19 +58,8 @@ def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ..
 
     Raises UsageError for a size without values, values for a size that no text has, and too many combinations.
     """
-    values: dict[str, tuple[int, ...]] = {}
-    for sweep in sweeps:
-        name, some = parse_sizes(sweep)
-        if name in values:
-            raise UsageError(f"{name} is given twice", hint=f"Give all values at once: {name}=1,47,128.")
-        values[name] = some
     named = {text: size_names(text) for text in texts}
-    known = list(dict.fromkeys(name for names in named.values() for name in names))
-    for name in values:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Its sizes are {', '.join(known) or 'all numbers'}."
-            raise UsageError(f"--vary {name}: no call has a size of this name", hint=hint)
+    values = _values_of(sweeps, list(dict.fromkeys(name for names in named.values() for name in names)))
     cases: list[Written] = []
     for text, names in named.items():
         missing = next((name for name in names if name not in values), None)
@@ -80,6 +70,22 @@ def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ..
             if len(cases) > MOST_CASES:
                 raise UsageError(f"more than {MOST_CASES:,} calls", hint="Take fewer sizes.")
     return tuple(cases)
+
+
+def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, ...]]:
+    """The values of each size in `sweeps`. Raises UsageError for one that is not `known` or that stands twice."""
+    values: dict[str, tuple[int, ...]] = {}
+    for sweep in sweeps:
+        name, sizes = parse_sizes(sweep)
+        if name in values:
+            raise UsageError(f"{name} is given twice", hint=f"Give all values at once: {name}=1,47,128.")
+        values[name] = sizes
+    for name in values:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Its sizes are {', '.join(known) or 'all numbers'}."
+            raise UsageError(f"--vary {name}: no call has a size of this name", hint=hint)
+    return values
 
 
 def plan_of_calls(
@@ -97,9 +103,9 @@ def plan_of_calls(
 
     policy = Policy(allow_imports=dict(allow_imports or {}))
     calls = [parse_call(case.text, sizes=case.sizes) for case in cases]
-    made = [op_of_written(call, policy, device=device) for call in calls]
-    ops = {op.id: op for op in made}
-    plan = ReplayPlan(source="calls", selection="all", device_us_total=0.0, host_us_total=0.0, ops=tuple(ops.values()))
+    ops = [op_of_written(call, policy, device=device) for call in calls]
+    unique = tuple({op.id: op for op in ops}.values())
+    plan = ReplayPlan(source="calls", selection="all", device_us_total=0.0, host_us_total=0.0, ops=unique)
     plan = with_outputs(plan, policy=policy)
     checks = check_plan(plan, policy=policy)
 
@@ -110,4 +116,4 @@ def plan_of_calls(
         return msgspec.structs.replace(op, reason=Reason("failed", check.detail.removeprefix("failed: ")))
 
     sound = msgspec.structs.replace(plan, ops=tuple(map(checked, plan.ops)))
-    return sound, tuple(op.id for op in made)
+    return sound, tuple(op.id for op in ops)

@@ -242,11 +242,15 @@ def compare(
     first, second = ({result.id: result for result in run.results} for run in (before, after))
     pairs = [(first[id_], second[id_]) for id_ in first if id_ in second]
     measured = [(a, b) for a, b in pairs if a.measurement or b.measurement]
-    adjusted = _adjusted(measured) if method == "gauges" else {}
+    visited = {a.id: (a.name, a.measurement, b.measurement) for a, b in measured if a.measurement and b.measurement}
+    adjusted = by_visits(visited) if method == "gauges" else {}
     compared = [compare_op(a, b, method, adjusted.get(a.id)) for a, b in measured]
     spread = spread_of(compared)
     raised = raised_threshold(threshold, spread)
-    thresholds = {op.id: max(threshold, _visited_threshold(op)) if op.id in adjusted else raised for op in compared}
+    thresholds = {
+        op.id: max(threshold, math.expm1(VISITED_ERRORS * (op.error or 0.0))) if op.id in adjusted else raised
+        for op in compared
+    }
     unreached = (unreached_of(before), unreached_of(after))
     ops = [judged(op, threshold, thresholds[op.id]) for op in compared]
     both = [op for op in ops if op.before_us is not None and op.after_us is not None]
@@ -288,13 +292,6 @@ def _require_alike(differ: Sequence[Difference]) -> None:
 def sums_of(ops: Sequence[OpComparison]) -> tuple[float, float]:
     """Time before and after of all calls."""
     return sum((op.before_us or 0.0) * op.count for op in ops), sum((op.after_us or 0.0) * op.count for op in ops)
-
-
-def _adjusted(pairs: Sequence[tuple[OpResult, OpResult]]) -> dict[str, Adjusted]:
-    """Op id → ratio by its visits; without ops that were not visited several times in both runs."""
-    return by_visits(
-        {a.id: (a.name, a.measurement, b.measurement) for a, b in pairs if a.measurement and b.measurement}
-    )
 
 
 def raised_threshold(threshold: float, spread: float | None) -> float:
@@ -373,19 +370,15 @@ def _ratio(a: Measurement, b: Measurement, method: Method) -> tuple[float, float
         ratio, errors = b.median_us / a.median_us, (a.median_error, b.median_error)
     if errors[0] is not None and errors[1] is not None:
         return _with_interval(ratio, math.hypot(errors[0], errors[1]))
-    low = b.low_us / b.median_us * a.median_us / _some(a.high_us)
-    return ratio, ratio * low, ratio * b.high_us / b.median_us * a.median_us / _some(a.low_us)
+    # A time below the clock's resolution is as good as the least divisor.
+    low = b.low_us / b.median_us * a.median_us / max(a.high_us, 1e-6)
+    return ratio, ratio * low, ratio * b.high_us / b.median_us * a.median_us / max(a.low_us, 1e-6)
 
 
 def _with_interval(ratio: float, error: float) -> tuple[float, float, float]:
     """A ratio and its 95 % interval, of the standard error of its logarithm."""
     factor = math.exp(ERRORS * error)
     return ratio, ratio / factor, ratio * factor
-
-
-def _visited_threshold(op: OpComparison) -> float:
-    """What an op must have changed by, a share, by the error of its own visits."""
-    return math.expm1(VISITED_ERRORS * (op.error or 0.0))
 
 
 def spread_of(ops: Sequence[OpComparison]) -> float | None:
@@ -429,9 +422,9 @@ def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None
 
 def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
     """Median over the ops of how many times as long the gauge took in the second run."""
-    ratios = [_gauge_ratio(a.measurement, b.measurement) for a, b in pairs if a.measurement and b.measurement]
-    known = [ratio for ratio in ratios if ratio is not None]
-    return statistics.median(known) if known else None
+    gauges = [(a.measurement.gauge_us, b.measurement.gauge_us) for a, b in pairs if a.measurement and b.measurement]
+    ratios = [min(after) / min(before) for before, after in gauges if before and after and min(*before, *after) > 0]
+    return statistics.median(ratios) if ratios else None
 
 
 def _doubt(a: Measurement, b: Measurement) -> str:
@@ -457,12 +450,6 @@ def _another_way(before: OpResult, after: OpResult) -> str:
     return f"ran as {first} before, {second} after" if first != second else ""
 
 
-def _gauge_ratio(a: Measurement, b: Measurement) -> float | None:
-    if a.gauge_us is None or b.gauge_us is None or min(*a.gauge_us, *b.gauge_us) <= 0:
-        return None
-    return min(b.gauge_us) / min(a.gauge_us)
-
-
 def unreached_of(run: ResultFile) -> int:
     """Ops of a run's plan that it did not come to: that have no result, or no other than that there was no time."""
     planned = run.header.trace.get("ops")
@@ -483,8 +470,3 @@ def _alone(result: OpResult, verdict: Verdict) -> OpComparison:
         after_us=None if before else result.measured_us,
         note="the second run was cut short" if verdict == "lost" else "",
     )
-
-
-def _some(value: float) -> float:
-    """A divisor that is not zero: a time below the clock's resolution is as good as that."""
-    return max(value, 1e-6)

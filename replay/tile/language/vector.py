@@ -26,19 +26,19 @@ class TileCore(Core):
         tiles = [self.operand(t, spec.name) for t in operands]
         dtype = _common_dtype(spec, tiles)
         shape = _broadcast(tiles)
-        made = self.made(shape, dtype)
+        tile = self.new_tile(shape, dtype)
         cycles = self.cycles(spec.start, spec.slope, _elements(shape, tiles), dtype)
-        for one in tiles:
-            if one.shape[-1:] == (1,) and shape[-1] > 1:
+        for source in tiles:
+            if source.shape[-1:] == (1,) and shape[-1] > 1:
                 cycles += table.EXPAND_START + table.EXPAND_ROW * rows_and_columns(shape)[0]
-        self.vector(spec.name, cycles, tiles, made)
+        self.vector(spec.name, cycles, tiles, tile)
         if self.values:
             import torch
 
             values = [t.data for t in tiles]
-            made.data = torch.broadcast_to(spec.compute(*values, *numbers), shape).to(getattr(torch, dtype))
-            _inherit(made, tiles)
-        return made
+            tile.data = torch.broadcast_to(spec.compute(*values, *numbers), shape).to(getattr(torch, dtype))
+            _inherit(tile, tiles)
+        return tile
 
     def convert(self, value: Tile, dtype: str) -> Tile:
         """TCVT."""
@@ -54,16 +54,16 @@ class TileCore(Core):
                 hint="By way of float32 or float16: t.float().to(...).",
             )
         wider = DTYPE_BYTES[dtype] > DTYPE_BYTES[value.dtype]
-        made = self.made(value.shape, dtype, *([value] if wider else []))
+        tile = self.new_tile(value.shape, dtype, *([value] if wider else []))
         wide = max(value.dtype, dtype, key=DTYPE_BYTES.__getitem__)
         elements = _elements(value.shape, [value])
-        self.vector("convert", self.cycles(table.CONVERT_START, table.CONVERT_SLOPE, elements, wide), [value], made)
+        self.vector("convert", self.cycles(table.CONVERT_START, table.CONVERT_SLOPE, elements, wide), [value], tile)
         if self.values:
             import torch
 
-            made.data = value.data.to(getattr(torch, dtype))
-            _inherit(made, [value])
-        return made
+            tile.data = value.data.to(getattr(torch, dtype))
+            _inherit(tile, [value])
+        return tile
 
     def part(self, value: Tile, key: Any) -> Tile:
         """A part of a tile: the same memory, rows or columns from a multiple of 32 bytes on."""
@@ -72,15 +72,15 @@ class TileCore(Core):
         if len(keys) > len(value.shape):
             raise fail("bounds", f"{len(keys)} indexes for a tile of {list(value.shape)}")
         spans: list[slice] = []
-        for one, size in zip(keys, value.shape, strict=True):
-            if hasattr(one, "span"):
-                start, stop = one.span()
-            elif isinstance(one, slice):
-                start, stop, step = one.start or 0, size if one.stop is None else one.stop, one.step or 1
+        for index, size in zip(keys, value.shape, strict=True):
+            if hasattr(index, "span"):
+                start, stop = index.span()
+            elif isinstance(index, slice):
+                start, stop, step = index.start or 0, size if index.stop is None else index.stop, index.step or 1
                 if step != 1:
                     raise fail("stride", f"a step of {step} in a tile: instructions take runs", hint="tile.gather")
             else:
-                start, stop = int(one), int(one) + 1
+                start, stop = int(index), int(index) + 1
             if not 0 <= start <= stop <= size:
                 raise fail("bounds", f"{start}:{stop} of a tile of {list(value.shape)}")
             spans.append(slice(start, stop))
@@ -90,12 +90,12 @@ class TileCore(Core):
                 f"column {spans[-1].start} of a {value.dtype} tile does not begin at a multiple of 32 bytes",
                 hint="Instructions read from multiples of 32 bytes: choose other columns, or tile.gather.",
             )
-        made = self._same(value, tuple(s.stop - s.start for s in spans))
+        tile = self._same(value, tuple(s.stop - s.start for s in spans))
         if value.data is not None:
-            made.data = value.data[tuple(spans)]
+            tile.data = value.data[tuple(spans)]
         if value.defined is not None:
-            made.defined, made.why = value.defined[tuple(spans)], value.why
-        return made
+            tile.defined, tile.why = value.defined[tuple(spans)], value.why
+        return tile
 
     def reshaped(self, value: Tile, shape: Sequence[int]) -> Tile:
         """The same data in another shape."""
@@ -105,18 +105,18 @@ class TileCore(Core):
             sizes = tuple(prod(value.shape) // max(1, known) if n < 0 else n for n in sizes)
         if prod(sizes) != prod(value.shape):
             raise fail("shape", f"{list(value.shape)} is not seen as {list(sizes)}")
-        made = self._same(value, sizes)
+        tile = self._same(value, sizes)
         if value.data is not None:
-            made.data = value.data.reshape(sizes)
+            tile.data = value.data.reshape(sizes)
         if value.defined is not None and sizes != value.shape:
-            made.defined, made.why = value.defined.reshape(sizes), value.why
-        return made
+            tile.defined, tile.why = value.defined.reshape(sizes), value.why
+        return tile
 
     def _same(self, value: Tile, shape: tuple[int, ...]) -> Tile:
-        made = Tile(self, value.place, value.unit, shape, value.dtype, value.buffer)
-        made.owner = value if value.owner is None else value.owner
-        made.line = value.line
-        return made
+        tile = Tile(self, value.place, value.unit, shape, value.dtype, value.buffer)
+        tile.owner = value if value.owner is None else value.owner
+        tile.line = value.line
+        return tile
 
     # For the functions of this module
 
@@ -141,7 +141,7 @@ class TileCore(Core):
             check_defined(value, what)
         return value
 
-    def made(self, shape: Sequence[int], dtype: str, *beside: Tile) -> Tile:
+    def new_tile(self, shape: Sequence[int], dtype: str, *beside: Tile) -> Tile:
         """A new tile of this place of the source, in memory other than that of the operands `beside`."""
         place = self.here()
         tile = Tile(self, UB, self.unit, tuple(shape), dtype, self.next_slot(place, 2))
@@ -153,9 +153,9 @@ class TileCore(Core):
         """Cycles of a vector instruction over so many elements."""
         return start + slope * elements * DTYPE_BYTES[dtype] / 4 / self.device.vector_width
 
-    def vector(self, name: str, cycles: float, reads: Sequence[Tile], made: Tile) -> None:
+    def vector(self, name: str, cycles: float, reads: Sequence[Tile], tile: Tile) -> None:
         """Emit one vector instruction."""
-        self.emit(name, VEC, cycles, made.buffer[0], reads=[t.buffer for t in reads], writes=[made.buffer])
+        self.emit(name, VEC, cycles, tile.buffer[0], reads=[t.buffer for t in reads], writes=[tile.buffer])
 
 
 def core() -> TileCore:
@@ -188,8 +188,8 @@ def _common_dtype(spec: Spec, tiles: Sequence[Tile]) -> str:
 
 def _broadcast(tiles: Sequence[Tile]) -> tuple[int, ...]:
     shape: list[int] = []
-    most = max(len(t.shape) for t in tiles)
-    for dim in range(-most, 0):
+    rank = max(len(t.shape) for t in tiles)
+    for dim in range(-rank, 0):
         sizes = {t.shape[dim] for t in tiles if len(t.shape) >= -dim} - {1}
         if len(sizes) > 1:
             shapes = " and ".join(str(list(t.shape)) for t in tiles)
@@ -208,15 +208,15 @@ def _elements(shape: tuple[int, ...], tiles: Sequence[Tile]) -> float:
     return rows * min(up(columns, 256 // size), up(columns * size, 32) // size + 8)
 
 
-def _inherit(made: Tile, tiles: Sequence[Tile]) -> None:
+def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
     """Padding stays padding."""
     import torch
 
-    for one in tiles:
-        if one.defined is not None:
-            own = torch.broadcast_to(one.defined, made.shape)
-            made.defined = own if made.defined is None else made.defined & own
-            made.why = "mask"
+    for source in tiles:
+        if source.defined is not None:
+            defined = torch.broadcast_to(source.defined, tile.shape)
+            tile.defined = defined if tile.defined is None else tile.defined & defined
+            tile.why = "mask"
 
 
 def _unary(name: str, t: Tile) -> Tile:
@@ -306,13 +306,13 @@ def compare(a: Tile, how: str, b: Tile | float) -> Tile:
     operands = [on.operand(t, "comparison") for t in (a, b) if isinstance(t, Tile)]
     dtype = _common_dtype(VECTOR["compare"], operands)
     shape = _broadcast(operands)
-    made = on.made(shape, "bool")
+    tile = on.new_tile(shape, "bool")
     spec = VECTOR["compare"]
-    on.vector("compare", on.cycles(spec.start, spec.slope, _elements(shape, operands), dtype), operands, made)
+    on.vector("compare", on.cycles(spec.start, spec.slope, _elements(shape, operands), dtype), operands, tile)
     if on.values:
-        made.data = _COMPARE[how](a.data, b.data if isinstance(b, Tile) else b)
-        _inherit(made, operands)
-    return made
+        tile.data = _COMPARE[how](a.data, b.data if isinstance(b, Tile) else b)
+        _inherit(tile, operands)
+    return tile
 
 
 def where(mask: Tile, a: Tile, b: Tile | float) -> Tile:
@@ -328,16 +328,16 @@ def full(shape: Sequence[int], value: float, dtype: Any = "float32") -> Tile:
     """A tile in UB of one number. TEXPANDS."""
     on = _on_vector("full")
     name = _named(dtype)
-    made = on.made(shape, name)
+    tile = on.new_tile(shape, name)
     spec = VECTOR["fill"]
     if name not in spec.dtypes:
         raise fail("dtype", f"no fill of {name} on the vector cores", hint="Fill float32 and convert.")
-    on.vector("fill", on.cycles(spec.start, spec.slope, prod(made.shape), name), [], made)
+    on.vector("fill", on.cycles(spec.start, spec.slope, prod(tile.shape), name), [], tile)
     if on.values:
         import torch
 
-        made.data = torch.full(made.shape, value, dtype=getattr(torch, name))
-    return made
+        tile.data = torch.full(tile.shape, value, dtype=getattr(torch, name))
+    return tile
 
 
 def zeros(shape: Sequence[int], dtype: Any = "float32") -> Tile:
@@ -351,27 +351,27 @@ def arange(count: int, dtype: Any = "int32", *, start: Any = 0) -> Tile:
     name = _named(dtype)
     if name not in ("int32", "int16", "float32", "float16"):
         raise fail("dtype", f"no arange of {name}")
-    made = on.made((1, count), name)
-    on.vector("arange", on.cycles(40.0, table.TWO, count, name), [], made)
+    tile = on.new_tile((1, count), name)
+    on.vector("arange", on.cycles(40.0, table.TWO, count, name), [], tile)
     if on.values:
         import torch
 
         first = int(start)
-        made.data = torch.arange(first, first + count).to(getattr(torch, name)).reshape(1, count)
-    return made
+        tile.data = torch.arange(first, first + count).to(getattr(torch, name)).reshape(1, count)
+    return tile
 
 
 def empty(shape: Sequence[int], dtype: Any = "float32") -> Tile:
     """Memory of UB that holds nothing yet; `insert` writes parts of it."""
     on = _on_vector("empty")
-    made = on.made(shape, _named(dtype))
+    tile = on.new_tile(shape, _named(dtype))
     if on.values:
         import torch
 
-        kind = getattr(torch, made.dtype)
-        made.data = torch.full(made.shape, float("nan") if kind.is_floating_point else 0, dtype=kind)
-        made.defined, made.why = torch.zeros(made.shape, dtype=torch.bool), "unwritten"
-    return made
+        kind = getattr(torch, tile.dtype)
+        tile.data = torch.full(tile.shape, float("nan") if kind.is_floating_point else 0, dtype=kind)
+        tile.defined, tile.why = torch.zeros(tile.shape, dtype=torch.bool), "unwritten"
+    return tile
 
 
 def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
@@ -422,18 +422,18 @@ def _statistic(name: str, t: Tile, of_rows: bool, compute: Callable[[Any], Any])
         raise fail("shape", f"{name} of a tile of {list(t.shape)}")
     rows, columns = rows_and_columns(t.shape)
     shape = (*t.shape[:-1], 1) if of_rows else (1, columns)
-    made = on.made(shape, t.dtype, t)
+    tile = on.new_tile(shape, t.dtype, t)
     lanes = 256 // DTYPE_BYTES[t.dtype]
     if of_rows:
         steps = -(-columns // lanes) - 1
         cycles = table.ROW_START + rows * (table.ROW_LINE + table.ROW_STEP * steps / on.device.vector_width)
     else:
         cycles = on.cycles(table.ROW_START, table.COLUMN_STEP, rows * up(columns, lanes), t.dtype)
-    on.vector(name, cycles, [t], made)
+    on.vector(name, cycles, [t], tile)
     if on.values:
         check_defined(t, name)
-        made.data = compute(t.data.float() if of_rows else t.data.float().reshape(rows, columns)).to(t.data.dtype)
-    return made
+        tile.data = compute(t.data.float() if of_rows else t.data.float().reshape(rows, columns)).to(t.data.dtype)
+    return tile
 
 
 def row_sum(t: Tile) -> Tile:
@@ -467,14 +467,14 @@ def row_expand(t: Tile, columns: int) -> Tile:
     on.operand(t, "row_expand")
     if t.shape[-1] != 1:
         raise fail("shape", f"row_expand of a tile of {list(t.shape)}", hint="It takes one column.")
-    made = on.made((*t.shape[:-1], columns), t.dtype, t)
+    tile = on.new_tile((*t.shape[:-1], columns), t.dtype, t)
     rows = rows_and_columns(t.shape)[0]
     cycles = on.cycles(table.EXPAND_START + table.EXPAND_ROW * rows, table.ONE, rows * up(columns, 64), t.dtype)
-    on.vector("row_expand", cycles, [t], made)
+    on.vector("row_expand", cycles, [t], tile)
     if on.values:
-        made.data = t.data.expand(made.shape).clone()
-        _inherit(made, [t])
-    return made
+        tile.data = t.data.expand(tile.shape).clone()
+        _inherit(tile, [t])
+    return tile
 
 
 def col_expand(t: Tile, rows: int) -> Tile:
@@ -483,11 +483,11 @@ def col_expand(t: Tile, rows: int) -> Tile:
     on.operand(t, "col_expand")
     if prod(t.shape[:-1]) != 1:
         raise fail("shape", f"col_expand of a tile of {list(t.shape)}", hint="It takes one row.")
-    made = on.made((rows, t.shape[-1]), t.dtype, t)
-    on.vector("col_expand", on.cycles(20.0, table.ONE, rows * up(t.shape[-1], 64), t.dtype), [t], made)
+    tile = on.new_tile((rows, t.shape[-1]), t.dtype, t)
+    on.vector("col_expand", on.cycles(20.0, table.ONE, rows * up(t.shape[-1], 64), t.dtype), [t], tile)
     if on.values:
-        made.data = t.data.reshape(1, -1).expand(made.shape).clone()
-    return made
+        tile.data = t.data.reshape(1, -1).expand(tile.shape).clone()
+    return tile
 
 
 def transpose(t: Tile) -> Tile:
@@ -498,14 +498,14 @@ def transpose(t: Tile) -> Tile:
         raise fail("shape", f"transpose of a tile of {list(t.shape)}", hint="It takes a matrix.")
     if DTYPE_BYTES[t.dtype] not in (2, 4):
         raise fail("dtype", f"no transpose of {t.dtype} in UB")
-    made = on.made((t.shape[1], t.shape[0]), t.dtype, t)
+    tile = on.new_tile((t.shape[1], t.shape[0]), t.dtype, t)
     elements = up(t.shape[0], 16) * up(t.shape[1], 16)
-    on.vector("transpose", on.cycles(table.TRANSPOSE_START, table.TRANSPOSE_SLOPE, elements, t.dtype), [t], made)
+    on.vector("transpose", on.cycles(table.TRANSPOSE_START, table.TRANSPOSE_SLOPE, elements, t.dtype), [t], tile)
     if on.values:
-        made.data = t.data.T.contiguous()
+        tile.data = t.data.T.contiguous()
         if t.defined is not None:
-            made.defined, made.why = t.defined.T, t.why
-    return made
+            tile.defined, tile.why = t.defined.T, t.why
+    return tile
 
 
 def gather(t: Tile, index: Tile) -> Tile:
@@ -518,17 +518,17 @@ def gather(t: Tile, index: Tile) -> Tile:
     rows, columns = rows_and_columns(t.shape)
     if rows_and_columns(index.shape)[0] not in (1, rows):
         raise fail("shape", f"gather of {list(t.shape)} by {list(index.shape)}")
-    made = on.made((*t.shape[:-1], index.shape[-1]), t.dtype, t, index)
+    tile = on.new_tile((*t.shape[:-1], index.shape[-1]), t.dtype, t, index)
     cycles = on.cycles(table.GATHER_START, table.GATHER_SLOPE, rows * index.shape[-1], "float32")
-    on.vector("gather", cycles, [t, index], made)
+    on.vector("gather", cycles, [t, index], tile)
     if on.values:
-        at = index.data.long().expand(made.shape)
+        at = index.data.long().expand(tile.shape)
         if at.numel() and not (int(at.min()) >= 0 and int(at.max()) < columns):
             raise fail("bounds", f"gather: number {int(at.max())} of {columns} columns")
-        made.data = t.data.gather(-1, at)
+        tile.data = t.data.gather(-1, at)
         if t.defined is not None:
-            made.defined, made.why = t.defined.gather(-1, at), t.why
-    return made
+            tile.defined, tile.why = t.defined.gather(-1, at), t.why
+    return tile
 
 
 def sort32(keys: Tile, numbers: Tile) -> tuple[Tile, Tile]:
@@ -561,7 +561,7 @@ def _sorted(keys: Tile, numbers: Tile, run: int, name: str, start: float, slope:
         raise fail(
             "shape", f"{name} takes a row of keys and one of numbers, here {list(keys.shape)}, {list(numbers.shape)}"
         )
-    first = on.made(keys.shape, keys.dtype, keys, numbers)
+    first = on.new_tile(keys.shape, keys.dtype, keys, numbers)
     on.vector(name, start + slope * keys.shape[-1], [keys, numbers], first)
     place = on.here("numbers")
     second = Tile(on, UB, on.unit, numbers.shape, numbers.dtype, on.next_slot(place, 2))

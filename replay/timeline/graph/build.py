@@ -13,9 +13,11 @@ from opreplay.replay.timeline.graph.model import (
     EARLIER,
     HOST,
     LAUNCH,
+    NEVER,
     THREAD,
     WOKEN,
     Bools,
+    Carried,
     Edges,
     Floats,
     Ints,
@@ -24,9 +26,9 @@ from opreplay.replay.timeline.graph.model import (
     Slices,
     StepGraph,
 )
-from opreplay.replay.timeline.graph.schedule import step_length
+from opreplay.replay.timeline.graph.schedule import host_need, step_length
 from opreplay.replay.timeline.graph.streams import TaskEdges, task_edges
-from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Tasks, tasks_of
+from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Earlier, Tasks, tasks_of
 from opreplay.replay.timeline.graph.threads import Blocks, HostEvents, blocks_of, homes, host_events, main_track
 from opreplay.replay.timeline.graph.waits import (
     HostWait,
@@ -38,9 +40,11 @@ from opreplay.replay.timeline.graph.waits import (
     top_level,
 )
 from opreplay.traces import Trace
-from opreplay.traces.errors import TraceError
-from opreplay.traces.links.steps import Step
+from opreplay.traces.errors import NothingRan, TraceError
+from opreplay.traces.links.steps import Step, busy_steps
 
+_SKEW_US = 5.0
+"""Host and device clocks of one trace may differ by this much."""
 _WOKEN_US = 1000.0
 """A thread other than the main one that did nothing for longer than this was waiting to be woken."""
 
@@ -57,21 +61,44 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     threads = host_events(trace, step, main, home) if main >= 0 else []
     tasks, earlier = tasks_of(trace, step, home)
     if not len(tasks) and not any(len(events.op) for events in threads):
-        raise TraceError(f"nothing ran in {step.name} of {trace.info.path}", hint="Choose another one with --step N.")
+        raise NothingRan(f"nothing ran in {step.name} of {trace.info.path}", hint="Choose another one with --step N.")
     end_us = (step.end_ns - step.start_ns) / 1e3
-    busy_until = {tasks.streams.index(key): us for key, us in earlier.until_us.items() if key in tasks.streams}
-    device = task_edges(trace, tasks, busy_until, step)
-    waits = device_waits(trace, threads, tasks) + collective_waits(threads, tasks)
+    device = task_edges(trace, tasks, earlier, step)
+    waits, blocked_us = device_waits(trace, threads, tasks, earlier)
+    waits += collective_waits(threads, tasks)
     for until in [wait.until_us for wait in waits if wait.earlier]:
         first = int(tasks.stream[np.argmin(np.where(_on_device(tasks), tasks.start_us, np.inf))])
-        busy_until[first] = max(until, busy_until.get(first, 0.0))
+        earlier.until_us[first] = max(until, earlier.until_us.get(first, 0.0))
+    for stream, until in device.busy_before_us.items():
+        earlier.until_us[stream] = until
     starts: list[_Start] = []
     if threads:
         more, starts = _between_threads(trace, step, threads, end_us)
         waits += more
     lanes = [_Thread(events, _blocks(events, tasks, waits, starts, end_us, main)) for events in threads]
-    parts = _parts(lanes, tasks, device, {**busy_until, **device.busy_before_us})
-    return _assemble(trace, step, parts, waits, starts, end_us)
+    if step.marked:
+        for stream in range(len(tasks.streams)):
+            earlier.number(stream)
+    parts = _parts(lanes, tasks, device, earlier)
+    graph = _assemble(trace, step, parts, waits, starts, end_us)
+    return replace(graph, recorded_us=_recorded_us(trace, graph), blocked_us=blocked_us)
+
+
+def _recorded_us(trace: Trace, graph: StepGraph) -> float:
+    """The step's length as recorded.
+
+    From the completion of the step before where the trace tells when that was; else the longer of what the host needed
+    and of the time from the first to the last of the step's device work.
+    """
+    nodes, step, begin = graph.nodes, graph.step, graph.begin_us
+    ends = nodes.start_us + nodes.dur_us
+    length_us = step_length(graph, nodes.start_us, ends, begin)
+    follows = any(other.end_ns <= step.start_ns for other in busy_steps(trace))
+    if follows or begin > 0.0 or not step.marked or not graph.on_device:
+        return length_us
+    work = nodes.row >= 0
+    device_us = float(ends[work].max() - nodes.start_us[work].min())
+    return min(length_us, max(device_us, host_need(graph, nodes.start_us, ends, begin)))
 
 
 def _on_device(tasks: Tasks) -> Bools:
@@ -171,6 +198,8 @@ class _Edges:
         self.lag: list[float] = []
         self.kind: list[int] = []
         self.recorded: list[bool] = []
+        self.unknown: list[float] = []
+        self.possible: list[float] = []
 
     def add(self, source: int, target: int, lag: float, kind: int, recorded: bool) -> None:
         self.source.append(source)
@@ -178,26 +207,32 @@ class _Edges:
         self.lag.append(lag)
         self.kind.append(kind)
         self.recorded.append(recorded)
+        self.unknown.append(0.0)
+        self.possible.append(np.nan)
 
-    def extend(self, source: Ints, target: Ints, lag: Floats, kind: int, recorded: bool) -> None:
+    def extend(
+        self, source: Ints, target: Ints, lag: Floats, kind: int, recorded: bool, unknown: Floats | None = None
+    ) -> None:
         self.source += source.tolist()
         self.target += target.tolist()
         self.lag += lag.tolist()
         self.kind += [kind] * len(source)
         self.recorded += [recorded] * len(source)
+        self.unknown += [0.0] * len(source) if unknown is None else unknown.tolist()
+        self.possible += [np.nan] * len(source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
     """What a graph is put together from, and where each part's nodes stand before they are put in order.
 
-    First the blocks of all threads, then the tasks, then one node a stream that was busy with earlier work.
+    First the blocks of all threads, then the tasks, then those of the step before that something waits for.
     """
 
     threads: list[_Thread]
     tasks: Tasks
     device: TaskEdges
-    busy_until: dict[int, float]
+    earlier: Earlier
     first_block: dict[int, int]
     """Track → the node of its first block."""
     first_task: int
@@ -206,29 +241,24 @@ class _Parts:
     start: Floats
     end: Floats
 
-    @property
-    def streams(self) -> list[int]:
-        """Those with earlier work, in the order of their nodes."""
-        return sorted(self.busy_until)
 
-
-def _parts(threads: list[_Thread], tasks: Tasks, device: TaskEdges, busy_until: dict[int, float]) -> _Parts:
+def _parts(threads: list[_Thread], tasks: Tasks, device: TaskEdges, earlier: Earlier) -> _Parts:
     first_block: dict[int, int] = {}
     host = 0
     for thread in threads:
         first_block[thread.events.track] = host
         host += len(thread.blocks.start_us)
     blocks = [thread.blocks for thread in threads]
-    zeros = np.zeros(len(busy_until))
+    zeros = np.zeros(len(earlier.asked))
     return _Parts(
         threads=threads,
         tasks=tasks,
         device=device,
-        busy_until=busy_until,
+        earlier=earlier,
         first_block=first_block,
         first_task=host,
         first_earlier=host + len(tasks),
-        total=host + len(tasks) + len(busy_until),
+        total=host + len(tasks) + len(earlier.asked),
         start=np.concatenate([*(b.start_us for b in blocks), tasks.start_us, zeros]),
         end=np.concatenate([*(b.end_us for b in blocks), tasks.end_us, zeros]),
     )
@@ -237,7 +267,7 @@ def _parts(threads: list[_Thread], tasks: Tasks, device: TaskEdges, busy_until: 
 def _assemble(
     trace: Trace, step: Step, parts: _Parts, waits: list[HostWait], starts: list[_Start], end_us: float
 ) -> StepGraph:
-    tasks, device, total = parts.tasks, parts.device, parts.total
+    tasks, device, total, first_task = parts.tasks, parts.device, parts.total, parts.first_task
     edges = _Edges()
     for thread in parts.threads:
         _thread_edges(thread, parts.first_block[thread.events.track], starts, edges)
@@ -247,6 +277,8 @@ def _assemble(
     edges.lag += device.lag_us
     edges.kind += device.kind
     edges.recorded += device.recorded
+    edges.unknown += device.unknown_us
+    edges.possible += device.possible_us
     _wait_edges(parts, waits, starts, edges)
     _earlier_edges(parts, edges)
     # Clocks of host and device differ a little: for the order alone, no task starts before its launch.
@@ -258,16 +290,20 @@ def _assemble(
     source, target = np.array(edges.source, np.int64), np.array(edges.target, np.int64)
     forward = rank[source] < rank[target]
     release = np.zeros(total)
-    release[parts.first_earlier :] = [parts.busy_until[stream] for stream in parts.streams]
+    first_earlier, asked = parts.first_earlier, range(len(parts.earlier.asked))
+    release[first_earlier:] = [parts.earlier.ended_us(len(tasks) + at) for at in asked]
+    binding = forward & np.isnan(np.array(edges.possible)) & ((source < first_earlier) | (release[source] > 0.0))
     loose = np.ones(total, bool)
-    loose[target[forward]] = False
+    loose[target[binding]] = False
     loose[parts.first_earlier :] = False
     release[loose] = parts.start[loose]  # nothing is known to have held it back
     picked = np.flatnonzero(forward)[np.lexsort((rank[source[forward]], rank[target[forward]]))]
     nodes = _nodes(parts, place)
-    begin = max([0.0, *parts.busy_until.values()])
+    begin = max([0.0, *parts.earlier.until_us.values()])
+    follows = len(asked) if step.marked else 0
+    alike = [first_task + parts.earlier.alike(len(tasks) + at) for at in asked]
     slices = [thread.blocks.parts for thread in parts.threads]
-    graph = StepGraph(
+    return StepGraph(
         step=step,
         nodes=nodes,
         edges=Edges(
@@ -276,6 +312,8 @@ def _assemble(
             lag_us=np.array(edges.lag, np.float64)[picked],
             kind=np.array(edges.kind, np.uint8)[picked],
             recorded=np.array(edges.recorded, bool)[picked],
+            unknown_us=np.array(edges.unknown, np.float64)[picked],
+            possible_us=np.array(edges.possible, np.float64)[picked],
         ),
         slices=Slices(
             dur_us=_joined([part.dur_us for part in slices], np.float64),
@@ -290,15 +328,16 @@ def _assemble(
         host_us=end_us,
         launch_latency_us=device.latency_us,
         stream_gap_us=device.gap_us,
+        carried=Carried(node=rank[first_earlier:][:follows], source=rank[np.array(alike[:follows], np.int64)]),
+        kernels_take_turns=device.kernels_take_turns,
         unexplained=device.unexplained,
         dropped_edges=int((~forward).sum()),
     )
-    return replace(graph, recorded_us=step_length(graph, nodes.start_us, nodes.start_us + nodes.dur_us, begin))
 
 
 def _nodes(parts: _Parts, place: Ints) -> Nodes:
     """The nodes in order."""
-    tasks, streams = parts.tasks, np.array(parts.streams, np.int64)
+    tasks, streams = parts.tasks, np.array([stream for stream, _ in parts.earlier.asked], np.int64)
     blocks = [thread.blocks for thread in parts.threads]
     base = np.concatenate([[0], np.cumsum([len(b.parts.dur_us) for b in blocks])]).astype(np.int64)
     none, last = np.full(parts.first_task, -1, np.int64), np.full(len(streams), -1, np.int64)
@@ -334,7 +373,8 @@ def _launch_edges(parts: _Parts, thread: _Thread, edges: _Edges) -> None:
     at = np.searchsorted(blocks.end_us, tasks.launch_us[launched], side="right") - 1
     late = tasks.launch_us[launched] - blocks.end_us[at]
     source = parts.first_block[thread.events.track] + at
-    edges.extend(source, parts.first_task + launched, parts.device.launch_lag_us[launched] + late, LAUNCH, True)
+    lag, unknown = parts.device.launch_lag_us[launched] + late, parts.device.launch_unknown_us[launched]
+    edges.extend(source, parts.first_task + launched, lag, LAUNCH, True, unknown)
 
 
 def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edges: _Edges) -> None:
@@ -344,12 +384,8 @@ def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edge
     for wait in waits:
         target = _starting_at(by_track[wait.track].blocks, first[wait.track], wait.until_us)
         for task in wait.tasks:
-            lag = min(0.0, wait.until_us - float(parts.tasks.end_us[task]))
-            edges.add(parts.first_task + task, target, lag, wait.kind, wait.recorded)
-        if wait.earlier:
-            for node, stream in enumerate(parts.streams, parts.first_earlier):
-                if parts.busy_until[stream] <= wait.until_us:
-                    edges.add(node, target, wait.until_us - parts.busy_until[stream], wait.kind, wait.recorded)
+            lag = wait.until_us - parts.earlier.ended_us(task)
+            edges.add(parts.first_task + task, target, lag if -_SKEW_US < lag < 0.0 else 0.0, wait.kind, wait.recorded)
         if wait.thread is not None:
             source = _ending_at(by_track[wait.thread[0]].blocks, first[wait.thread[0]], wait.thread[1])
             edges.add(source, target, 0.0, wait.kind, wait.recorded)
@@ -363,15 +399,18 @@ def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edge
 
 
 def _earlier_edges(parts: _Parts, edges: _Edges) -> None:
-    """The first task of a stream after what the stream still had to do of the step before."""
-    tasks, device = parts.tasks, parts.device
-    streams, first = np.unique(tasks.stream, return_index=True)
-    for stream, task in zip(streams.tolist(), first.tolist(), strict=True):
-        if stream in parts.busy_until:
-            lag = max(0.0, float(tasks.start_us[task]) - parts.busy_until[stream])
-            told = stream not in device.busy_before_us
-            node = parts.first_earlier + parts.streams.index(stream)
-            edges.add(node, parts.first_task + task, min(lag, device.gap_us), EARLIER, told)
+    """The first task of each stream after the last one that the stream had of the step before."""
+    tasks, device, earlier = parts.tasks, parts.device, parts.earlier
+    first_of = dict(zip(*(column.tolist() for column in np.unique(tasks.stream, return_index=True)), strict=True))
+    for at, (stream, back) in enumerate(earlier.asked):
+        if back == 0 and stream in first_of:
+            task = first_of[stream]
+            lag = device.gap_us
+            ended_us = earlier.ended_us(len(tasks) + at)
+            if ended_us > NEVER:
+                lag = min(lag, max(0.0, float(tasks.start_us[task]) - ended_us))
+            recorded = stream not in device.busy_before_us
+            edges.add(parts.first_earlier + at, parts.first_task + task, lag, EARLIER, recorded)
 
 
 def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: _Edges) -> None:

@@ -32,6 +32,8 @@ EDGE_KINDS: tuple[str, ...] = (
 NODE_KINDS: tuple[str, ...] = ("host", "kernel", "memcpy", "memset", "collective")
 HOST, KERNEL, COPY, SET, COLLECTIVE = range(5)
 
+NEVER = -1e15
+"""A lag that makes an edge bind nothing."""
 NO_OP = -1
 """Owner of host time in which no recorded op or call ran: Python between ops."""
 
@@ -77,6 +79,10 @@ class Edges:
     """Index into `EDGE_KINDS`."""
     recorded: npt.NDArray[np.bool_]
     """The trace says so; else it was inferred from when things ran."""
+    unknown_us: Floats
+    """Part of `lag_us` that nothing recorded explains: kept as recorded, and no dependency that is known."""
+    possible_us: Floats
+    """Of a dependency that may exist and delayed nothing here: its lag if it does (`lag_us` is `NEVER`); NaN else."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -105,8 +111,16 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What a step waits for of the step before: node `node[i]` ends when `source[i]` of that one has ended."""
+
+    node: Ints
+    source: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unexplained:
-    """Waiting in the recording that no dependency explains, which re-timing therefore leaves out."""
+    """Waiting in the recording that no dependency explains, which re-timing keeps as it was."""
 
     waits: int = 0
     us: float = 0.0
@@ -135,7 +149,13 @@ class StepGraph:
     """Median from launch to start of a task whose stream was idle; 0 without device work."""
     stream_gap_us: float
     """Median between tasks of a stream that had work waiting."""
+    carried: Carried
+    """Empty where the trace marks no steps."""
+    kernels_take_turns: bool = False
+    """Kernels of different streams run one at a time, that which was ready first before others."""
     unexplained: Unexplained = field(default_factory=Unexplained)
+    blocked_us: float = 0.0
+    """Host time in calls that wait for the device by their nature, of which nothing says for what."""
     dropped_edges: int = 0
     """Dependencies that contradict the recorded order of time, left out."""
 

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import HOST, KERNEL, SHARED, Floats, Ints, StepGraph
+
+MOST_COPIES = 8
+STEADY = 1e-3
+"""Copies of a step follow each other until two of them take the same time but for this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +22,32 @@ class Schedule:
     start_us: Floats
     end_us: Floats
     cause: Ints
-    """The edge that each node waited for last; -1: for none."""
+    """The node that each node waited for last; -1: for none."""
+    cause_kind: Ints
+    """Index into `EDGE_KINDS` of that dependency."""
     step_us: float
-    """Length of the step, by `step_length`."""
+    """Length of the step, by `step_length`; of a step among others like it, from the completion of the one before."""
+    begin_us: float
+    """When the step before was done, where that is after this one's start on the host; 0 else."""
+
+
+def completion(graph: StepGraph, end_us: Floats) -> float:
+    """When the marking thread and all device work of the step are done."""
+    nodes = graph.nodes
+    if graph.main_lane < 0:
+        return float(end_us.max(initial=0.0))
+    device = np.array([lane.device for lane in graph.lanes], bool)[nodes.lane] & (nodes.kind != HOST)
+    return float(end_us[device | (nodes.lane == graph.main_lane)].max(initial=0.0))
+
+
+def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
+    """What the marking thread needs, without what it waited while the device was at work on the step before."""
+    main = np.flatnonzero(graph.nodes.lane == graph.main_lane)
+    if graph.main_lane < 0 or not len(main):
+        return 0.0
+    waited_from = np.minimum(np.append(0.0, end_us[main][:-1]), begin_us)
+    waited = np.maximum(0.0, np.minimum(start_us[main], begin_us) - waited_from).sum()
+    return float(end_us[main].max()) - float(waited)
 
 
 def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
@@ -36,52 +64,133 @@ def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: fl
         return float(end_us.max())
     device = np.array([lane.device for lane in graph.lanes])[nodes.lane]
     completed = float(end_us[device].max(initial=begin_us)) - begin_us
-    own = np.flatnonzero(nodes.lane == graph.main_lane)
-    if graph.main_lane < 0 or not len(own):
-        return completed
-    waited_from = np.minimum(np.append(0.0, end_us[own][:-1]), begin_us)
-    waited = np.maximum(0.0, np.minimum(start_us[own], begin_us) - waited_from).sum()
-    return max(completed, float(end_us[own].max()) - float(waited))
+    return max(completed, host_need(graph, start_us, end_us, begin_us))
 
 
-def retimed(
-    graph: StepGraph,
-    durations_us: Floats | None = None,
-    *,
-    lags_us: Floats | None = None,
-    release_us: Floats | None = None,
-    begin_us: float | None = None,
-) -> Schedule:
+class _Scheduler:
+    """One graph with its durations and lags, to be scheduled with different releases."""
+
+    def __init__(self, graph: StepGraph, durations_us: Floats | None, lags_us: Floats | None) -> None:
+        nodes, edges = graph.nodes, graph.edges
+        self.graph = graph
+        self.durations: list[float] = (nodes.dur_us if durations_us is None else durations_us).tolist()
+        self.lags: list[float] = (edges.lag_us if lags_us is None else lags_us).tolist()
+        self.bounds: list[int] = np.searchsorted(edges.target, np.arange(len(nodes) + 1)).tolist()
+        self.sources: list[int] = edges.source.tolist()
+        self.kinds: list[int] = edges.kind.tolist()
+
+    def schedule(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
+        """Starts, ends and what was waited for, by the rule that the device keeps."""
+        return self.times_in_turns(release_us) if self.graph.kernels_take_turns else self.times(release_us)
+
+    def times(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
+        """(starts, ends, node and kind of edge that each node waited for last): no node starts before its release."""
+        durations, lags, sources, bounds, kinds = self.durations, self.lags, self.sources, self.bounds, self.kinds
+        start: list[float] = release_us.tolist()
+        end = [0.0] * len(start)
+        cause, kind = [-1] * len(start), [0] * len(start)
+        for node in range(len(start)):
+            begin = start[node]
+            for edge in range(bounds[node], bounds[node + 1]):
+                ready = end[sources[edge]] + lags[edge]
+                if ready > begin:
+                    begin, cause[node], kind[node] = ready, sources[edge], kinds[edge]
+            start[node] = begin
+            end[node] = begin + durations[node]
+        return np.array(start, np.float64), np.array(end, np.float64), np.array(cause), np.array(kind)
+
+    def times_in_turns(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
+        """As `times`, but that kernels run one at a time, in the order in which they are ready."""
+        graph = self.graph
+        takes_turns = (graph.nodes.kind == KERNEL).tolist()
+        start: list[float] = release_us.tolist()
+        end = [0.0] * len(start)
+        cause, kind = [-1] * len(start), [0] * len(start)
+        by_source = np.argsort(graph.edges.source, kind="stable")
+        leaving: list[int] = np.searchsorted(graph.edges.source[by_source], np.arange(len(start) + 1)).tolist()
+        edges: list[int] = by_source.tolist()
+        targets: list[int] = graph.edges.target.tolist()
+        missing: list[int] = np.diff(self.bounds).tolist()
+        ready = [(begin, node) for node, begin in enumerate(start) if not missing[node]]
+        heapq.heapify(ready)
+        running, free = -1, -np.inf
+        while ready:
+            begin, node = heapq.heappop(ready)
+            if takes_turns[node] and begin < free:
+                begin, cause[node], kind[node] = free, running, SHARED
+            start[node], end[node] = begin, begin + self.durations[node]
+            if takes_turns[node]:
+                running, free = node, end[node]
+            for at in range(leaving[node], leaving[node + 1]):
+                edge = edges[at]
+                target = targets[edge]
+                if (since := end[node] + self.lags[edge]) > start[target]:
+                    start[target], cause[target], kind[target] = since, node, self.kinds[edge]
+                missing[target] -= 1
+                if not missing[target]:
+                    heapq.heappush(ready, (start[target], target))
+        return np.array(start, np.float64), np.array(end, np.float64), np.array(cause), np.array(kind)
+
+
+def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Floats | None = None) -> Schedule:
     """When everything starts if each node takes `durations_us` (default: as recorded) and starts as soon as it may.
 
-    `lags_us` replaces those of the edges, `release_us` and `begin_us` those of the graph. Shapes: nodes, edges, nodes.
+    The step before leaves what it left in the recording. `lags_us` replaces those of the edges. Shapes: nodes, edges.
     """
-    nodes, edges = graph.nodes, graph.edges
-    durations: list[float] = (nodes.dur_us if durations_us is None else durations_us).tolist()
-    lags: list[float] = (edges.lag_us if lags_us is None else lags_us).tolist()
-    start: list[float] = (graph.release_us if release_us is None else release_us).tolist()
-    bounds = np.searchsorted(edges.target, np.arange(len(nodes) + 1)).tolist()
-    sources: list[int] = edges.source.tolist()
-    end = [0.0] * len(nodes)
-    cause = [-1] * len(nodes)
-    edge = 0
-    for node in range(len(nodes)):
-        begin, why = start[node], -1
-        for edge in range(bounds[node], bounds[node + 1]):
-            ready = end[sources[edge]] + lags[edge]
-            if ready > begin:
-                begin, why = ready, edge
-        start[node] = begin
-        end[node] = begin + durations[node]
-        cause[node] = why
-    starts, ends = np.array(start, np.float64), np.array(end, np.float64)
-    origin = graph.begin_us if begin_us is None else begin_us
+    scheduler = _Scheduler(graph, durations_us, lags_us)
+    starts, ends, cause, kind = scheduler.schedule(graph.release_us)
     return Schedule(
         start_us=starts,
         end_us=ends,
-        cause=np.array(cause, np.int64),
-        step_us=step_length(graph, starts, ends, origin),
+        cause=cause,
+        cause_kind=kind,
+        step_us=step_length(graph, starts, ends, graph.begin_us),
+        begin_us=graph.begin_us,
     )
+
+
+def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats | None = None) -> Schedule:
+    """The schedule of a step that follows others like it: copies one after another until their pace is steady.
+
+    Each copy finds the device as the one before left it, the first one as it was recorded. Of a trace that marks no
+    steps it is `retimed`.
+    """
+    carried = graph.carried
+    schedule = retimed(graph, durations_us, lags_us=lags_us)
+    if not len(carried.node):
+        return schedule
+    scheduler = _Scheduler(graph, durations_us, lags_us)
+    release = graph.release_us.copy()
+    main = graph.nodes.lane == graph.main_lane
+    for _ in range(MOST_COPIES):
+        before = schedule
+        host_us = float(before.end_us[main].max(initial=0.0))
+        release[carried.node] = before.end_us[carried.source] - host_us
+        starts, ends, cause, kind = scheduler.schedule(release)
+        # A lane that still works off what it was behind is faster than the slowest one only for a while.
+        later = (ends - before.end_us)[carried.source] + host_us
+        pace_us = max(float(ends[main].max(initial=0.0)), float(later.max()))
+        begin_us = completion(graph, ends) - pace_us
+        schedule = Schedule(
+            start_us=starts, end_us=ends, cause=cause, cause_kind=kind, step_us=pace_us, begin_us=begin_us
+        )
+        if abs(pace_us - before.step_us) <= STEADY * before.step_us:
+            break
+    return schedule
+
+
+def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, ...]:
+    """Lags without the waiting that nothing explains, and with every dependency that may exist, where there are any.
+
+    What a change gains lies between what it gains with these and with `lags_us`.
+    """
+    edges = graph.edges
+    bounds: list[Floats] = []
+    if edges.unknown_us.any():
+        bounds.append(np.maximum(lags_us - edges.unknown_us, np.minimum(lags_us, 0.0)))
+    if (possible := ~np.isnan(edges.possible_us)).any():
+        bounds.append(np.where(possible, edges.possible_us, lags_us))
+    return tuple(bounds)
 
 
 def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
@@ -93,11 +202,10 @@ def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
     waits: list[float] = []
     while True:
         path.append(node)
-        edge = int(schedule.cause[node])
-        if edge < 0:
+        source = int(schedule.cause[node])
+        if source < 0:
             waits.append(float(schedule.start_us[node]))
             break
-        source = int(graph.edges.source[edge])
         waits.append(float(schedule.start_us[node] - schedule.end_us[source]))
         node = source
     return np.array(path[::-1], np.int64), np.array(waits[::-1])

@@ -10,6 +10,8 @@ import numpy as np
 from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     CROSS_STREAM,
+    KERNEL,
+    NEVER,
     SHARED,
     STREAM,
     Bools,
@@ -17,61 +19,75 @@ from opreplay.replay.timeline.graph.model import (
     Ints,
     Unexplained,
 )
-from opreplay.replay.timeline.graph.tasks import Tasks
+from opreplay.replay.timeline.graph.tasks import Earlier, Tasks
 from opreplay.traces import Trace
 from opreplay.traces.links.steps import Step
 
 _LATENCY_MARGIN_US = 50.0
 _GAP_MARGIN_US = 15.0
 """A latency or a gap above the median by more than this (or four times the median) is waiting that asks for a cause."""
+_FEW = 5
+"""Gaps of a stream of which a median says something."""
 _BUSY_BEFORE_US = 1000.0
 _FIRST_FEW = 10
 """Tasks of a step that may have run, on other streams, before one that waited for work from before the step."""
 _EVENT_US = 2.0
 """From the end of a task to the start of one on another stream that waited for it, at most; more is not that wait's."""
+_FOLLOWS_US = 8.0
+"""A task that starts no later than this after another stream's task ended, and had been ready before, waited for it."""
 _SKEW_US = 1.0
 _STREAM_WAITS = ("streamwaitevent",)
+_EVENT_RECORDS = ("eventrecord",)
 
 
 @dataclass(slots=True)
 class TaskEdges:
-    """Edges into tasks. `launch_*` come from the thread at the task's launch; `source` are positions of tasks."""
+    """Edges into tasks. `launch_*` come from the thread at the task's launch; `source` as `Earlier.number` has it."""
 
     launch_lag_us: Floats
     """Per task; NaN where no launch is known."""
+    launch_unknown_us: Floats
+    """Per task: part of that lag which nothing explains."""
     source: list[int] = field(default_factory=list[int])
     target: list[int] = field(default_factory=list[int])
     lag_us: list[float] = field(default_factory=list[float])
     kind: list[int] = field(default_factory=list[int])
     recorded: list[bool] = field(default_factory=list[bool])
+    unknown_us: list[float] = field(default_factory=list[float])
+    possible_us: list[float] = field(default_factory=list[float])
     latency_us: float = 0.0
     gap_us: float = 0.0
+    kernels_take_turns: bool = False
     unexplained: Unexplained = field(default_factory=Unexplained)
     busy_before_us: dict[int, float] = field(default_factory=dict[int, float])
     """Stream → until when it must have been busy with work that the file does not hold."""
 
-    def add(self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool) -> None:
-        """One more edge between tasks."""
+    def add(
+        self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool, possible: bool = False
+    ) -> None:
+        """One more edge between tasks; a `possible` one binds nothing unless it is asked what if it did."""
         self.source.append(source)
         self.target.append(target)
-        self.lag_us.append(lag_us)
+        self.lag_us.append(NEVER if possible else lag_us)
         self.kind.append(kind)
         self.recorded.append(recorded)
+        self.unknown_us.append(0.0)
+        self.possible_us.append(lag_us if possible else np.nan)
 
 
-def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: Step) -> TaskEdges:
-    """Dependencies of all tasks; `earlier_us` says until when each stream was busy with work from before the step."""
+def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> TaskEdges:
+    """Dependencies of all tasks of a step, those on work of the step before among them."""
     n = len(tasks)
-    out = TaskEdges(launch_lag_us=np.full(n, np.nan))
+    out = TaskEdges(launch_lag_us=np.full(n, np.nan), launch_unknown_us=np.zeros(n))
     if not n:
         return out
     previous = _previous(tasks)
     ended = np.where(previous >= 0, tasks.end_us[previous], np.nan)
-    for stream, until in earlier_us.items():
+    for stream, until in earlier.until_us.items():
         first = np.flatnonzero((tasks.stream == stream) & (previous < 0))
         ended[first] = until
     if step.marked:
-        _busy_before(tasks, previous, ended, out)
+        _busy_before(tasks, previous, ended, earlier, out)
     from_launch = tasks.start_us - tasks.launch_us
     from_previous = tasks.start_us - ended
     starved = np.isnan(ended) | (tasks.launch_us > ended)
@@ -81,16 +97,21 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
     free = known & starved & first_of_launch & (from_launch >= 0)
     alone = free & (tasks.kind != COLLECTIVE)
     out.latency_us = _median(from_launch[alone if alone.any() else free])
-    _recorded_waits(trace, tasks, step.start_ns, out)
+    _StreamWaits(trace, tasks, earlier, ended, step.start_ns, out).add_all()
     _waits_of_collectives(tasks, out)
     # Two tasks of one stream follow at once where the later one was waiting; a gap that was the fault of a launch or of
     # another stream is not one.
     queued = known & ~np.isnan(ended) & (tasks.launch_us + out.latency_us < ended)
     queued[out.target] = False
+    turns = _waited_for_kernels(tasks, np.fmax(tasks.launch_us + out.latency_us, ended))
+    out.kernels_take_turns = bool(turns.any())
+    queued &= ~turns
     out.gap_us = max(0.0, _median(from_previous[queued]))
+    if queued.sum() < _FEW:  # a wait may be one of so few
+        out.gap_us = min(out.gap_us, _GAP_MARGIN_US)
     explained = np.full(n, -np.inf)
     for source, target, lag in zip(out.source, out.target, out.lag_us, strict=True):
-        explained[target] = max(explained[target], tasks.end_us[source] + lag)
+        explained[target] = max(explained[target], earlier.ended_us(source) + lag)
     ready_launch = np.where(known, tasks.launch_us + out.latency_us, -np.inf)
     ready_stream = np.where(np.isnan(ended), -np.inf, ended + out.gap_us)
     by_launch = ready_launch >= ready_stream
@@ -99,25 +120,26 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
     margin = np.where(by_launch, _LATENCY_MARGIN_US, _GAP_MARGIN_US)
     late = slack > typical + np.maximum(margin, 4 * typical)
     late &= known | ~np.isnan(ended)
-    large = late.copy()
+    late |= turns
+    explained[turns] = np.inf
+    own = np.where(late, typical, slack)  # what binds keeps its recorded time, where that is plausible
+    unknown = np.zeros(n)
     late &= tasks.start_us - explained > np.maximum(margin, 4 * typical)
-    waits, lost = 0, 0.0
-    finished = np.argsort(tasks.end_us, kind="stable")
-    sorted_ends = tasks.end_us[finished]
+    ends = _Ends(tasks, earlier)
     for task in np.flatnonzero(late).tolist():
-        cause = _cause(tasks, task, finished, sorted_ends, float(max(ready_launch[task], ready_stream[task])))
         ready = float(max(ready_launch[task], ready_stream[task]))
-        if cause >= 0:
-            lag = max(0.0, float(tasks.start_us[task] - tasks.end_us[cause]))
+        if (cause := ends.just_before(task, ready)) >= 0:
+            lag = max(0.0, float(tasks.start_us[task]) - earlier.ended_us(cause))
             out.add(cause, task, lag, CROSS_STREAM, recorded=False)
-        elif (cause := _in_the_way(tasks, task, finished, sorted_ends, ready)) >= 0:
+        elif (cause := ends.in_the_way(task, ready)) >= 0:
             out.add(cause, task, float(tasks.start_us[task] - tasks.end_us[cause]), SHARED, recorded=False)
-        elif known[task] or not np.isnan(ended[task]):
-            waits += 1
-            lost += float(slack[task] - typical[task])
-    # What binds keeps its recorded time, within reason; what does not keeps no more than is typical.
-    own = np.where(large, typical, slack)
+        else:
+            # Kept, for something held it back; what waits beside another known cause keeps what that leaves.
+            unknown[task] = max(0.0, float(tasks.start_us[task]) - max(ready, float(explained[task])))
+            own[task] = slack[task]
+    out.unexplained = Unexplained(waits=int((unknown > 0).sum()), us=float(unknown.sum()))
     out.launch_lag_us = np.where(known, np.where(by_launch, own, np.minimum(from_launch, out.latency_us)), np.nan)
+    out.launch_unknown_us = np.where(by_launch, unknown, 0.0)
     stream_lag = np.where(by_launch, np.minimum(from_previous, out.gap_us), own)
     after = np.flatnonzero(previous >= 0)
     lags = np.maximum(stream_lag[after], -(tasks.end_us[previous[after]] - tasks.start_us[previous[after]]))
@@ -126,19 +148,50 @@ def task_edges(trace: Trace, tasks: Tasks, earlier_us: dict[int, float], step: S
     out.lag_us += lags.tolist()
     out.kind += [STREAM] * len(after)
     out.recorded += [True] * len(after)
-    out.unexplained = Unexplained(waits=waits, us=lost)
+    out.unknown_us += np.where(by_launch, 0.0, unknown)[after].tolist()
+    out.possible_us += [np.nan] * len(after)
     return out
 
 
-def _busy_before(tasks: Tasks, previous: Ints, ended: Floats, out: TaskEdges) -> None:
+def _busy_before(tasks: Tasks, previous: Ints, ended: Floats, earlier: Earlier, out: TaskEdges) -> None:
     """Streams whose first task starts long after its launch, while the device does nothing that is recorded."""
     for task in np.flatnonzero((previous < 0) & ~np.isnan(tasks.launch_us)).tolist():
         launch, start = float(np.fmax(tasks.launch_us[task], ended[task])), float(tasks.start_us[task])
+        if any(launch < until <= start + _SKEW_US for until in earlier.until_us.values()):
+            continue  # another stream's work of the step before may be the cause
         ran = tasks.start_us < start
         busy = float((tasks.end_us - tasks.start_us)[ran & (tasks.end_us > launch)].sum())
         if start - launch > _BUSY_BEFORE_US and ran.sum() <= _FIRST_FEW and busy < (start - launch) / 2:
             ended[task] = start
             out.busy_before_us[int(tasks.stream[task])] = start
+
+
+_TURNS = 3
+_BESIDE = 0.02
+
+
+def _waited_for_kernels(tasks: Tasks, ready_us: Floats) -> Bools:
+    """Which kernels began as one of another stream ended, though ready before; none where the device runs several.
+
+    It runs one at a time if some waited so, and kernels hardly ever ran beside each other.
+    """
+    waited = np.zeros(len(tasks), bool)
+    rows = np.flatnonzero(tasks.kind == KERNEL)
+    if len(tasks.streams) < 2 or len(rows) < 2:
+        return waited
+    ends = tasks.end_us[rows]
+    latest = np.maximum.accumulate(ends)
+    last = np.maximum.accumulate(np.where(ends >= latest, np.arange(len(rows)), 0))[:-1]
+    later, before = rows[1:], rows[last]
+    delay = tasks.start_us[later] - tasks.end_us[before]
+    other = tasks.stream[later] != tasks.stream[before]
+    held_us = tasks.end_us[before] - ready_us[later]
+    turn = other & (held_us > _SKEW_US) & (delay >= -_SKEW_US) & (delay <= _FOLLOWS_US)
+    beside_us = float(np.maximum(0.0, -delay).sum())
+    if turn.sum() < _TURNS or beside_us > _BESIDE * float(held_us[turn].sum()):
+        return waited
+    waited[later[turn]] = True
+    return waited
 
 
 def _median(values: Floats) -> float:
@@ -162,76 +215,115 @@ def _first_of_launch(tasks: Tasks) -> Bools:
     return out
 
 
-def _recorded_waits(trace: Trace, tasks: Tasks, origin_ns: int, out: TaskEdges) -> None:
-    """Streams that wait for events: where the trace says of which stream, and where only the call is recorded."""
-    activity = trace.activity
-    assert activity is not None
-    calls, waits = activity.calls, activity.waits
-    at = {c: i for i, c in enumerate(calls.correlation.tolist()) if c >= 0} if len(waits) else {}
-    numbers = {stream: index for index, (_, stream) in enumerate(tasks.streams)}
-    orders = [_launch_order(tasks, stream) for stream in range(len(tasks.streams))]
-    told: set[int] = set()
-    for correlation, stream, source, record in zip(
-        waits.correlation.tolist(),
-        waits.stream.tolist(),
-        waits.waits_for_stream.tolist(),
-        waits.record_correlation.tolist(),
-        strict=True,
-    ):
-        if source < 0 or correlation not in at:
-            continue
-        told.add(at[correlation])
-        if source not in numbers or stream not in numbers or source == stream:
-            continue
-        asked = (int(calls.start_ns[at[correlation]]) - origin_ns) / 1e3
-        marked = (int(calls.start_ns[at[record]]) - origin_ns) / 1e3 if record in at else asked
-        _wait_between(tasks, orders[numbers[source]], marked, orders[numbers[stream]], asked, out, recorded=True)
-    names = np.array([any(word in name.lower() for word in _STREAM_WAITS) for name in activity.names] or [False])
-    rows: list[int] = np.flatnonzero(names[calls.name]).tolist() if len(calls) else []
-    if len(tasks.streams) < 2:
-        return
-    by_time = np.argsort(np.where(np.isnan(tasks.launch_us), np.inf, tasks.launch_us), kind="stable")
-    launches = tasks.launch_us[by_time]
-    launches = launches[~np.isnan(launches)]
-    for row in rows:
-        if int(row) in told:
-            continue
-        when = (int(calls.start_ns[row]) - origin_ns) / 1e3
-        place = int(np.searchsorted(launches, when))
-        if 0 < place < len(launches):
-            before, after = int(by_time[place - 1]), int(by_time[place])
-            if tasks.stream[before] != tasks.stream[after]:
-                _edge_if_in_order(tasks, before, after, out, recorded=False)
+class _StreamWaits:
+    """Streams that wait for events: where the trace says of which stream, and where only the calls are recorded."""
+
+    def __init__(
+        self, trace: Trace, tasks: Tasks, earlier: Earlier, ended: Floats, origin_ns: int, out: TaskEdges
+    ) -> None:
+        assert trace.activity is not None
+        self.activity, self.tasks, self.earlier, self.out = trace.activity, tasks, earlier, out
+        self.ready_us = np.fmax(np.where(np.isnan(ended), -np.inf, ended), tasks.launch_us + out.latency_us)
+        self.call_us = (self.activity.calls.start_ns - origin_ns) / 1e3
+        self.launches = [_launch_order(tasks, stream) for stream in range(len(tasks.streams))]
+
+    def add_all(self) -> None:
+        """The edges of all waits."""
+        if len(self.tasks.streams) > 1:
+            recorded = self._recorded()
+            self._inferred(recorded)
+
+    def _recorded(self) -> set[int]:
+        """Edges of waits of which the trace says for what they are; their rows among the calls."""
+        calls, waits = self.activity.calls, self.activity.waits
+        row_of = {c: i for i, c in enumerate(calls.correlation.tolist()) if c >= 0} if len(waits) else {}
+        numbers = {stream: index for index, (_, stream) in enumerate(self.tasks.streams)}
+        rows: set[int] = set()
+        for correlation, stream, source, record in zip(
+            waits.correlation.tolist(),
+            waits.stream.tolist(),
+            waits.waits_for_stream.tolist(),
+            waits.record_correlation.tolist(),
+            strict=True,
+        ):
+            if source < 0 or correlation not in row_of:
+                continue
+            row = row_of[correlation]
+            rows.add(row)
+            if source not in numbers or stream not in numbers or source == stream or self.call_us[row] < 0.0:
+                continue
+            marked_us = float(self.call_us[row_of[record]] if record in row_of else self.call_us[row])
+            before = self._last(numbers[source], marked_us)
+            after = self._first(numbers[stream], float(self.call_us[row]))
+            if before is not None and after is not None and self._in_order(before, after):
+                # A wait that was over before the task could start has no latency of its own to keep.
+                self.out.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=True)
+        return rows
+
+    def _inferred(self, recorded: set[int]) -> None:
+        """Edges of waits of which only the call is recorded: what the times show, else what they allow."""
+        waiting, marking = self._calls(_STREAM_WAITS), self._calls(_EVENT_RECORDS)
+        marks_us = np.sort(self.call_us[marking])
+        for row in waiting:
+            when = float(self.call_us[row])
+            if row in recorded or when < 0.0:
+                continue
+            at = int(np.searchsorted(marks_us, when, side="right")) - 1
+            pairs = self._pairs(float(marks_us[at]) if at >= 0 else when, when)
+            shown = [pair for pair in pairs if self._shown(*pair)]
+            if shown:
+                before, after = min(shown, key=lambda pair: self._delay_us(*pair))
+                self.out.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False)
+                continue
+            for before, after in pairs:
+                self.out.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False, possible=True)
+
+    def _calls(self, words: tuple[str, ...]) -> list[int]:
+        """Rows of the calls whose names hold one of the words, by time."""
+        names = np.array([any(w in name.lower() for w in words) for name in self.activity.names] or [False])
+        calls = self.activity.calls
+        rows = np.flatnonzero(names[calls.name]) if len(calls) else np.empty(0, np.int64)
+        return rows[np.argsort(self.call_us[rows], kind="stable")].tolist()
+
+    def _pairs(self, marked_us: float, asked_us: float) -> list[tuple[int, int]]:
+        """(last task of a stream before the event was recorded, first task of another one after the wait was asked)."""
+        streams = range(len(self.tasks.streams))
+        before = [(s, task) for s in streams if (task := self._last(s, marked_us)) is not None]
+        after = [(s, task) for s in streams if (task := self._first(s, asked_us)) is not None]
+        return [(a, b) for s, a in before for t, b in after if s != t and self._in_order(a, b)]
+
+    def _last(self, stream: int, time_us: float) -> int | None:
+        """Number of the last task of a stream that was launched before a time, in the step or before it."""
+        launches, rows = self.launches[stream]
+        at = int(np.searchsorted(launches, time_us)) - 1
+        return int(rows[at]) if at >= 0 else self.earlier.last_before(stream, time_us)
+
+    def _first(self, stream: int, time_us: float) -> int | None:
+        """The first task of a stream that was launched after a time."""
+        launches, rows = self.launches[stream]
+        at = int(np.searchsorted(launches, time_us))
+        return int(rows[at]) if at < len(rows) else None
+
+    def _delay_us(self, before: int, after: int) -> float:
+        return float(self.tasks.start_us[after]) - self.earlier.ended_us(before)
+
+    def _lag(self, before: int, after: int) -> float:
+        return min(max(self._delay_us(before, after), 0.0), _EVENT_US)
+
+    def _in_order(self, before: int, after: int) -> bool:
+        """Whether the times allow the dependency."""
+        return self._delay_us(before, after) >= -_SKEW_US and (before >= len(self.tasks) or before < after)
+
+    def _shown(self, before: int, after: int) -> bool:
+        """Whether the later task, ready before, started as the earlier one ended."""
+        follows = self._delay_us(before, after) <= _FOLLOWS_US
+        return follows and float(self.ready_us[after]) < self.earlier.ended_us(before) - _SKEW_US
 
 
 def _launch_order(tasks: Tasks, stream: int) -> tuple[Floats, Ints]:
     rows = np.flatnonzero((tasks.stream == stream) & ~np.isnan(tasks.launch_us))
     rows = rows[np.lexsort((rows, tasks.launch_us[rows]))]
     return tasks.launch_us[rows], rows
-
-
-def _wait_between(
-    tasks: Tasks,
-    source: tuple[Floats, Ints],
-    marked_us: float,
-    target: tuple[Floats, Ints],
-    asked_us: float,
-    out: TaskEdges,
-    *,
-    recorded: bool,
-) -> None:
-    """The last task of one stream launched before the event was recorded → the first of another after the wait."""
-    last = int(np.searchsorted(source[0], marked_us)) - 1
-    first = int(np.searchsorted(target[0], asked_us))
-    if last >= 0 and first < len(target[0]):
-        _edge_if_in_order(tasks, int(source[1][last]), int(target[1][first]), out, recorded=recorded)
-
-
-def _edge_if_in_order(tasks: Tasks, source: int, target: int, out: TaskEdges, *, recorded: bool) -> None:
-    delay = float(tasks.start_us[target] - tasks.end_us[source])
-    if delay >= -_SKEW_US and tasks.start_us[source] <= tasks.start_us[target] and source < target:
-        # A wait that was over before the task could start has no latency of its own to keep.
-        out.add(source, target, min(max(delay, 0.0), _EVENT_US), CROSS_STREAM, recorded=recorded)
 
 
 def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
@@ -245,42 +337,61 @@ def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
     for task in talking.tolist():
         at = int(np.searchsorted(launches, float(tasks.launch_us[task]))) - 1
         if at >= 0 and tasks.stream[order[at]] != tasks.stream[task]:
-            _edge_if_in_order(tasks, int(order[at]), task, out, recorded=False)
+            _input_of(tasks, int(order[at]), task, out)
 
 
-def _cause(tasks: Tasks, task: int, finished: Ints, sorted_ends: Floats, ready_us: float) -> int:
-    """The task of another stream whose end a late start follows, or -1 where none ended just before it."""
-    at = int(np.searchsorted(sorted_ends, float(tasks.start_us[task]) + _SKEW_US, side="right")) - 1
-    while at >= 0 and tasks.start_us[task] - sorted_ends[at] <= _LATENCY_MARGIN_US and sorted_ends[at] > ready_us:
-        found = int(finished[at])
-        if tasks.stream[found] != tasks.stream[task] and found < task:
-            return found
-        at -= 1
-    return -1
+def _input_of(tasks: Tasks, source: int, target: int, out: TaskEdges) -> None:
+    delay = float(tasks.start_us[target] - tasks.end_us[source])
+    if delay >= -_SKEW_US and tasks.start_us[source] <= tasks.start_us[target] and source < target:
+        out.add(source, target, min(max(delay, 0.0), _EVENT_US), CROSS_STREAM, recorded=False)
 
 
 _COVERED = 0.8
 _LOOK_BACK = 200
 
 
-def _in_the_way(tasks: Tasks, task: int, finished: Ints, sorted_ends: Floats, ready_us: float) -> int:
-    """The task of another stream that kept the device busy while this one was ready, or -1.
+class _Ends:
+    """Ends of all tasks in order: what a task that starts late may have waited for on other streams."""
 
-    Streams share one device: a kernel starts when blocks of another one leave, a little before that one's end. Tasks
-    of other streams must have filled most of the wait; the one whose end is nearest to the start is the one.
-    """
-    start = float(tasks.start_us[task])
-    first = int(np.searchsorted(sorted_ends, ready_us))
-    found = finished[first : first + _LOOK_BACK + 1]
-    found = found[(tasks.stream[found] != tasks.stream[task]) & (tasks.start_us[found] < start) & (found < task)]
-    if not len(found) or len(found) > _LOOK_BACK:
-        return -1
-    order = found[np.argsort(tasks.start_us[found])]
-    begins = np.maximum(tasks.start_us[order], ready_us)
-    ends = np.minimum(np.maximum.accumulate(tasks.end_us[order]), start)
-    covered = np.maximum(0.0, ends - np.maximum(begins, np.concatenate([[ready_us], ends[:-1]]))).sum()
-    if covered < _COVERED * (start - ready_us):
-        return -1
-    nearest = int(order[np.argmin(np.abs(tasks.end_us[order] - start))])
-    dur = float(tasks.end_us[nearest] - tasks.start_us[nearest])
-    return nearest if abs(float(tasks.end_us[nearest]) - start) <= max(_LATENCY_MARGIN_US, dur / 2) else -1
+    def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
+        self.tasks, self.earlier = tasks, earlier
+        self.finished = np.argsort(tasks.end_us, kind="stable")
+        self.sorted_us = tasks.end_us[self.finished]
+
+    def just_before(self, task: int, ready_us: float) -> int:
+        """Number of the task of another stream whose end a late start follows, or -1: none ended just before it."""
+        start = float(self.tasks.start_us[task])
+        at = int(np.searchsorted(self.sorted_us, start + _SKEW_US, side="right")) - 1
+        cause, latest = -1, max(ready_us, start - _LATENCY_MARGIN_US)
+        while at >= 0 and self.sorted_us[at] > latest:
+            other = int(self.finished[at])
+            if self.tasks.stream[other] != self.tasks.stream[task] and other < task:
+                cause, latest = other, float(self.sorted_us[at])
+            at -= 1
+        for stream, until in self.earlier.until_us.items():
+            if stream != self.tasks.stream[task] and latest < until <= start + _SKEW_US:
+                cause, latest = self.earlier.number(stream), until
+        return cause
+
+    def in_the_way(self, task: int, ready_us: float) -> int:
+        """The task of another stream that kept the device busy while this one was ready, or -1.
+
+        Streams share one device: a kernel starts when blocks of another one leave, a little before that one's end.
+        Tasks of other streams must have filled most of the wait; the one whose end is nearest to the start is the one.
+        """
+        tasks, start = self.tasks, float(self.tasks.start_us[task])
+        first = int(np.searchsorted(self.sorted_us, ready_us))
+        others = self.finished[first : first + _LOOK_BACK + 1]
+        others = others[(tasks.stream[others] != tasks.stream[task]) & (tasks.start_us[others] < start)]
+        others = others[others < task]
+        if not len(others) or len(others) > _LOOK_BACK:
+            return -1
+        order = others[np.argsort(tasks.start_us[others])]
+        begins = np.maximum(tasks.start_us[order], ready_us)
+        ends = np.minimum(np.maximum.accumulate(tasks.end_us[order]), start)
+        covered = np.maximum(0.0, ends - np.maximum(begins, np.concatenate([[ready_us], ends[:-1]]))).sum()
+        if covered < _COVERED * (start - ready_us):
+            return -1
+        nearest = int(order[np.argmin(np.abs(tasks.end_us[order] - start))])
+        dur = float(tasks.end_us[nearest] - tasks.start_us[nearest])
+        return nearest if abs(float(tasks.end_us[nearest]) - start) <= max(_LATENCY_MARGIN_US, dur / 2) else -1

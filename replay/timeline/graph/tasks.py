@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, SET, Bools, Floats, Ints
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, NEVER, SET, Bools, Floats, Ints
 from opreplay.traces import Trace
 from opreplay.traces.activity import CALL_KINDS
 from opreplay.traces.links.steps import Step
@@ -59,11 +59,58 @@ class Tasks:
         return len(self.kind)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """Work launched before the step that still ran in it: per stream, µs after the step's start when it was done."""
+    """Tasks launched before the step, by stream and by how many of their stream were launched after them ("back").
 
-    until_us: dict[tuple[int, int], float]
+    A step follows one like it, so each stands for the task of the step that is as far from its stream's last one.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        launches: dict[tuple[int, int], tuple[Floats, Floats]],
+        until_us: dict[tuple[int, int], float],
+    ) -> None:
+        streams = {key: index for index, key in enumerate(tasks.streams)}
+        self.tasks = tasks
+        self.until_us = {streams[key]: us for key, us in until_us.items() if key in streams}
+        """Of streams on which such work still ran in the step: when it was done."""
+        self._launches = {streams[key]: columns for key, columns in launches.items() if key in streams}
+        self._numbers: dict[tuple[int, int], int] = {}
+        self.asked: list[tuple[int, int]] = []
+        """(stream, back) in the order of their numbers."""
+
+    def number(self, stream: int, back: int = 0) -> int:
+        """The number by which edges name such a task; positions in `Tasks` come before."""
+        number = self._numbers.setdefault((stream, back), len(self.tasks) + len(self.asked))
+        if number == len(self.tasks) + len(self.asked):
+            self.asked.append((stream, back))
+        return number
+
+    def last_before(self, stream: int, time_us: float) -> int | None:
+        """Number of the last such task of a stream that was launched before a time; None: none is known."""
+        launches = self._launches.get(stream)
+        if launches is None or not (before := int(np.searchsorted(launches[0], time_us))):
+            return None
+        return self.number(stream, len(launches[0]) - before)
+
+    def ended_us(self, number: int) -> float:
+        """When a task of the step or before was done; the lowest number where that is not recorded."""
+        if number < len(self.tasks):
+            return float(self.tasks.end_us[number])
+        stream, back = self.asked[number - len(self.tasks)]
+        if back == 0 and stream in self.until_us:
+            return self.until_us[stream]
+        ends = self._launches[stream][1] if stream in self._launches else ()
+        return float(ends[-1 - back]) if back < len(ends) else NEVER
+
+    def alike(self, number: int) -> int:
+        """Position in `Tasks` of the step's own task that is as far from its stream's last one."""
+        stream, back = self.asked[number - len(self.tasks)]
+        rows = np.flatnonzero(self.tasks.stream == stream)
+        launch = self.tasks.launch_us[rows]
+        rows = rows[np.lexsort((rows, np.where(np.isnan(launch), self.tasks.start_us[rows], launch)))]
+        return int(rows[max(0, len(rows) - 1 - back)])
 
 
 def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
@@ -88,7 +135,9 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
             owner[n + index] = owner[of_it[0]]
         elif spans.thread[index] >= 0:
             device[n + index], stream[n + index] = HOST_DEVICE, spans.thread[index]
-    launch_ns, launch_home = _launches(trace, home, _with_arrows_ids(trace, correlation, start, stream), start)
+    launch_ns, launch_home = _launches(
+        trace, home, _with_arrows_ids(trace, correlation, start, stream), start, start + dur
+    )
     own = _own_device(device, (launch_home >= 0) & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns))
     kind = _kinds(trace, name, collective)
     known = launch_home >= 0
@@ -100,30 +149,45 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
     unknown_before = ~known & own & (start < np.minimum(first, step.end_ns))
     drop = np.concatenate([parts, np.zeros(len(spans), bool)])
     still = ((before & own) | unknown_before) & (start + dur > step.start_ns) & ~drop
-    earlier: dict[tuple[int, int], float] = {}
+    until: dict[tuple[int, int], float] = {}
     for at in np.flatnonzero(still).tolist():
         key = (int(device[at]), int(stream[at]))
-        earlier[key] = max(earlier.get(key, 0.0), (int(start[at] + dur[at]) - step.start_ns) / 1e3)
+        until[key] = max(until.get(key, 0.0), (int(start[at] + dur[at]) - step.start_ns) / 1e3)
+    ended_us = (start + dur - step.start_ns) / 1e3
+    launches = _by_stream(device, stream, (launch_ns - step.start_ns) / 1e3, ended_us, before & own & ~drop)
     rows = np.flatnonzero((inside | loose) & ~drop)
     rows = rows[np.lexsort((rows, start[rows] + dur[rows], start[rows]))]
     keys, places = np.unique(np.stack([device[rows], stream[rows]], axis=1), axis=0, return_inverse=True)
-    return (
-        Tasks(
-            kind=kind[rows],
-            name=name[rows],
-            row=row[rows],
-            owner=owner[rows],
-            collective=collective[rows],
-            stream=places.reshape(-1).astype(np.int64),
-            streams=tuple((int(d), int(s)) for d, s in keys),
-            start_us=(start[rows] - step.start_ns) / 1e3,
-            end_us=(start[rows] + dur[rows] - step.start_ns) / 1e3,
-            launch_us=np.where(known[rows], (launch_ns[rows] - step.start_ns) / 1e3, np.nan),
-            launch_track=np.where(known[rows], launch_home[rows], -1),
-            correlation=correlation[rows],
-        ),
-        Earlier(until_us=earlier),
+    tasks = Tasks(
+        kind=kind[rows],
+        name=name[rows],
+        row=row[rows],
+        owner=owner[rows],
+        collective=collective[rows],
+        stream=places.reshape(-1).astype(np.int64),
+        streams=tuple((int(d), int(s)) for d, s in keys),
+        start_us=(start[rows] - step.start_ns) / 1e3,
+        end_us=(start[rows] + dur[rows] - step.start_ns) / 1e3,
+        launch_us=np.where(known[rows], (launch_ns[rows] - step.start_ns) / 1e3, np.nan),
+        launch_track=np.where(known[rows], launch_home[rows], -1),
+        correlation=correlation[rows],
     )
+    return tasks, Earlier(tasks, launches, until)
+
+
+def _by_stream(
+    device: Ints, stream: Ints, launch_us: Floats, end_us: Floats, chosen: Bools
+) -> dict[tuple[int, int], tuple[Floats, Floats]]:
+    """(launches, ends) of the chosen tasks of each stream, in order of launch."""
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((end_us[rows], launch_us[rows], stream[rows], device[rows]))]
+    if not len(rows):
+        return {}
+    changes = np.flatnonzero((np.diff(device[rows]) != 0) | (np.diff(stream[rows]) != 0)) + 1
+    return {
+        (int(device[part[0]]), int(stream[part[0]])): (launch_us[part], end_us[part])
+        for part in np.split(rows, changes)
+    }
 
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
@@ -168,7 +232,7 @@ def _with_arrows_ids(trace: Trace, correlation: Ints, start: Ints, stream: Ints)
     return out
 
 
-def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints) -> tuple[Ints, Ints]:
+def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """(time, thread) of the call that launched each task; thread -1: none known, or one of another process.
 
     A correlation id that several calls share belongs to the last that began before the task did: ids repeat in files
@@ -201,7 +265,8 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints) -> tuple
             at[task] = low[task] + max(0, int(np.searchsorted(of_it, int(start[task]), side="right")) - 1)
     homes = _home_of_launch(trace, home)[track[at]]
     # A call that took long loaded the kernel's module, or waited for room in a queue, and launched at its end.
-    slow = (until[at] - when[at] > _SLOW_LAUNCH_NS) & (start >= until[at] - _SKEW_NS)
+    # One that ended after its task waited for that.
+    slow = (until[at] - when[at] > _SLOW_LAUNCH_NS) & (start >= until[at] - _SKEW_NS) & (end > until[at])
     return np.where(found, np.where(slow, until[at], when[at]), -1), np.where(found, homes, -1)
 
 

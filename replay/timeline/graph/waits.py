@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import CROSS_THREAD, QUEUE_FULL, SYNC, Floats
-from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Tasks
+from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Earlier, Tasks
 from opreplay.replay.timeline.graph.threads import HostEvents
 from opreplay.traces import Trace
 from opreplay.traces.links.steps import Step
 
 LONG_CALL_US = 30.0
 """A call of the runtime that takes longer than this, and ends as a task does, is looked at as a wait."""
+BLOCKED_US = 1000.0
+"""A blocking call that takes longer than this, while the device works, waits for it."""
 _RETURN_US = 25.0
 """From the end of a task to the return of the call that waited for it, at most, where only time links them."""
 _SKEW_US = 5.0
@@ -49,9 +51,9 @@ class HostWait:
     start_us: float
     until_us: float
     tasks: tuple[int, ...] = ()
-    """Positions in `Tasks`."""
+    """Positions in `Tasks`, or numbers of `Earlier`."""
     earlier: bool = False
-    """For what was launched before the step: it ends before any of the step's tasks starts."""
+    """For what was launched before the step, when nothing else says when that was done: at `until_us`."""
     thread: tuple[int, float] | None = None
     """(track, time) of the point waited for."""
     kind: int
@@ -61,9 +63,8 @@ class HostWait:
 class Launched:
     """The tasks by stream in the order of their launches: which was the last one launched before a given time."""
 
-    def __init__(self, tasks: Tasks) -> None:
-        self.tasks = tasks
-        self._ends = tasks.end_us.tolist()
+    def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
+        self.tasks, self.earlier = tasks, earlier
         self._by_stream: list[tuple[list[float], list[int]]] = []
         for stream in range(len(tasks.streams)):
             rows = np.flatnonzero((tasks.stream == stream) & ~np.isnan(tasks.launch_us))
@@ -75,19 +76,23 @@ class Launched:
         self._order = np.argsort(tasks.end_us, kind="stable").tolist()
         self._sorted_ends: list[float] = tasks.end_us[self._order].tolist() if len(tasks) else []
 
+    def ended_us(self, number: int) -> float:
+        """When a task of the step, or one before it, was done."""
+        return self.earlier.ended_us(number)
+
     def last_on(self, stream: int, time_us: float) -> int:
-        """Position of the last task launched on a stream before a time, or -1."""
+        """Number of the last task launched on a stream before a time; of the step before where this one has none."""
         launches, rows = self._by_stream[stream]
         at = bisect_left(launches, time_us) - 1
-        return rows[at] if at >= 0 else -1
+        return rows[at] if at >= 0 else self.earlier.number(stream)
 
     def last_of_all(self, time_us: float) -> list[int]:
-        """The last task on each stream that was launched before a time."""
-        found = (self.last_on(stream, time_us) for stream in range(len(self._by_stream)))
-        return [task for task in found if task >= 0]
+        """The last task on each stream of a device that was launched before a time."""
+        streams = enumerate(self.tasks.streams)
+        return [self.last_on(stream, time_us) for stream, (device, _) in streams if device != HOST_DEVICE]
 
     def ended_by(self, time_us: float) -> int:
-        """The task that ended last before a time, or -1."""
+        """The task of the step that ended last before a time, or -1."""
         at = bisect_right(self._sorted_ends, time_us) - 1
         return self._order[at] if at >= 0 else -1
 
@@ -96,53 +101,80 @@ class Launched:
         return bisect_right(self._all_launches, time_us) - bisect_right(self._all_starts, time_us)
 
 
-def device_waits(trace: Trace, threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
-    """Every wait of a host thread for the device."""
+def device_waits(
+    trace: Trace, threads: list[HostEvents], tasks: Tasks, earlier: Earlier
+) -> tuple[list[HostWait], float]:
+    """(every wait of a host thread for the device, µs in calls that wait for it and of which nothing says for what)."""
     activity = trace.activity
     assert activity is not None
     if not any(device != HOST_DEVICE for device, _ in tasks.streams):
-        return []
-    launched = Launched(tasks)
+        return [], 0.0
+    launched = Launched(tasks, earlier)
     kinds = np.array([_wait_kind(name) for name in activity.names] or [0])
     within = np.array([_within_device(name) for name in trace.kernel_names] or [False])[tasks.name]
     streams = _recorded_streams(trace, tasks)
-    own = {int(c): i for i, c in enumerate(tasks.correlation.tolist()) if c >= 0}
+    task_of = {int(c): i for i, c in enumerate(tasks.correlation.tolist()) if c >= 0}
     on_device = np.array([device != HOST_DEVICE for device, _ in tasks.streams])[tasks.stream]
     first = float(tasks.start_us[on_device].min(initial=np.inf)) + _SKEW_US
-    out: list[HostWait] = []
+    waits: list[HostWait] = []
+    blocked_us = 0.0
     for events in threads:
         calls = np.flatnonzero(events.call >= 0)
-        if len(calls):
-            rows = events.call[calls]
-            interesting = (activity.calls.kind[rows] == 0) & (
-                (kinds[activity.calls.name[rows]] > 0) | (events.end_us[calls] - events.start_us[calls] >= LONG_CALL_US)
-            )
-            for at in calls[interesting].tolist():
-                row = int(events.call[at])
-                start, end = float(events.start_us[at]), float(events.end_us[at])
-                correlation = int(activity.calls.correlation[row])
-                kind = int(kinds[activity.calls.name[row]])
-                mine = own.get(correlation, -1)
-                if kind == _COPY and mine >= 0 and within[mine]:
-                    continue
-                found = _one_wait(events.track, kind, start, end, mine, streams.get(correlation), launched)
-                if (
-                    found is None
-                    and kind in (_STREAM, _DEVICE, _EVENT)
-                    and end - start >= LONG_CALL_US
-                    and end <= first
-                ):
-                    found = HostWait(
-                        track=events.track, start_us=start, until_us=end, earlier=True, kind=SYNC, recorded=True
-                    )
-                if found is not None:
-                    out.append(found)
-        if not (len(calls) and (activity.calls.kind[events.call[calls]] == 0).any()):
-            out += _waits_of_ops(trace, events, launched)
-    return out
+        rows = events.call[calls]
+        lasting = events.end_us[calls] - events.start_us[calls]
+        name_kinds = kinds[activity.calls.name[rows]] if len(calls) else np.empty(0, np.int64)
+        runtime = activity.calls.kind[rows] == 0 if len(calls) else np.empty(0, bool)
+        for at in calls[runtime & ((name_kinds > 0) | (lasting >= LONG_CALL_US))].tolist():
+            row = int(events.call[at])
+            start, end = float(events.start_us[at]), float(events.end_us[at])
+            correlation, kind = int(activity.calls.correlation[row]), int(kinds[activity.calls.name[row]])
+            own = task_of.get(correlation, -1)
+            if kind == _COPY and own >= 0 and within[own]:
+                continue
+            wait = _one_wait(events.track, kind, start, end, own, streams.get(correlation), launched)
+            if (
+                kind in _WAITING
+                and end - start >= LONG_CALL_US
+                and end <= first
+                and not _ends_within(wait, start, launched)
+            ):
+                wait = HostWait(
+                    track=events.track,
+                    start_us=start,
+                    until_us=end,
+                    tasks=tuple(launched.last_of_all(start)),
+                    earlier=True,
+                    kind=SYNC,
+                    recorded=True,
+                )
+            if wait is None and end - start >= BLOCKED_US and (kind in _WAITING or (kind == _COPY and own < 0)):
+                wait = _last_inside(events.track, start, end, launched)
+                blocked_us += end - start if wait is None else 0.0
+            if wait is not None:
+                waits.append(wait)
+        if not runtime.any():
+            more, lost_us = _waits_of_ops(trace, events, launched)
+            waits += more
+            blocked_us += lost_us
+    return waits, blocked_us
+
+
+def _ends_within(wait: HostWait | None, start: float, launched: Launched) -> bool:
+    """Whether something that is recorded ended after the wait began."""
+    return wait is not None and any(launched.ended_us(task) > start for task in wait.tasks)
+
+
+def _last_inside(track: int, start: float, end: float, launched: Launched) -> HostWait | None:
+    """The wait of a blocking call for the last task that ended inside it; None: nothing did."""
+    last = launched.ended_by(end)
+    if last < 0 or launched.ended_us(last) <= start:
+        return None
+    until = launched.ended_us(last)
+    return HostWait(track=track, start_us=start, until_us=until, tasks=(last,), kind=SYNC, recorded=False)
 
 
 _NONE, _STREAM, _DEVICE, _EVENT, _COPY, _NEVER = range(6)
+_WAITING = (_STREAM, _DEVICE, _EVENT)
 
 
 def _wait_kind(name: str) -> int:
@@ -182,71 +214,67 @@ def _one_wait(
     track: int, kind: int, start: float, end: float, own: int, stream: int | None, launched: Launched
 ) -> HostWait | None:
     """The wait that one call is, or None: it waited for nothing that is known."""
-    ends = launched.tasks.end_us
+    tasks, ended_us = launched.tasks, launched.ended_us
     sources: list[int] = []
     recorded = False
     if kind == _COPY:
-        if own >= 0 and start < ends[own] <= end:
+        if own >= 0 and start < ended_us(own) <= end:
             sources, recorded = [own], True
     elif kind == _DEVICE:
         sources, recorded = launched.last_of_all(start), True
     elif kind == _STREAM:
         if stream is not None and stream >= 0:
-            found = launched.last_on(stream, start)
-            sources, recorded = ([found] if found >= 0 else []), True
+            sources, recorded = [launched.last_on(stream, start)], True
         else:
-            sources = _likely_stream(launched, start, end)
-            recorded = len(launched.tasks.streams) == 1
+            sources, recorded = _likely_stream(launched, start, end), len(tasks.streams) == 1
     elif kind == _EVENT:
-        found = launched.ended_by(end + _SKEW_US)
-        sources = [found] if found >= 0 and launched.tasks.launch_us[found] < start else []
+        last = launched.ended_by(end + _SKEW_US)
+        sources = [last] if last >= 0 and tasks.launch_us[last] < start else []
     elif kind == _NONE:
-        found = launched.ended_by(end)
-        if found >= 0 and ends[found] > start and end - ends[found] <= _RETURN_US:
-            itself = own >= 0 or launched.tasks.launch_track[found] == track
-            if launched.tasks.launch_us[found] >= start and found != own and itself:  # the call launched that one
+        last = launched.ended_by(end)
+        if last >= 0 and ended_us(last) > start and end - ended_us(last) <= _RETURN_US:
+            itself = own >= 0 or tasks.launch_track[last] == track
+            if tasks.launch_us[last] >= start and last != own and itself:  # the call launched that one
                 return None
             if launched.waiting(start) >= _FULL_QUEUE:
-                until = float(ends[found])
+                until = ended_us(last)
                 return HostWait(
-                    track=track, start_us=start, until_us=until, tasks=(found,), kind=QUEUE_FULL, recorded=False
+                    track=track, start_us=start, until_us=until, tasks=(last,), kind=QUEUE_FULL, recorded=False
                 )
             if own < 0:  # cudaMalloc, cudaFree, cudaHostAlloc: they wait for the device without saying so
-                sources = [found]
-    sources = [task for task in sources if ends[task] <= end + _SKEW_US]
+                sources = [last]
+    sources = [task for task in sources if ended_us(task) <= end + _SKEW_US]
     if not sources:
         return None
-    until = min(max(start, *(float(ends[task]) for task in sources)), end)
+    until = min(max(start, *(ended_us(task) for task in sources)), end)
     return HostWait(track=track, start_us=start, until_us=until, tasks=tuple(sources), kind=SYNC, recorded=recorded)
 
 
 def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
     """The last task of the stream that a synchronisation most likely waited for: it ended nearest the call's end."""
-    found = [task for task in launched.last_of_all(start) if launched.tasks.end_us[task] <= end + _SKEW_US]
-    if not found:
-        return []
-    return [max(found, key=lambda task: (launched.tasks.end_us[task], launched.tasks.launch_us[task]))]
+    done = [task for task in launched.last_of_all(start) if launched.ended_us(task) <= end + _SKEW_US]
+    return [max(done, key=launched.ended_us)] if done else []
 
 
-def _waits_of_ops(trace: Trace, events: HostEvents, launched: Launched) -> list[HostWait]:
-    """Waits within ops that are known to block, on a thread whose calls of the runtime the trace does not record."""
+def _waits_of_ops(trace: Trace, events: HostEvents, launched: Launched) -> tuple[list[HostWait], float]:
+    """(waits within ops that are known to block, on a thread whose calls of the runtime the trace does not record,
+    µs in long ones during which no task ended)."""
     blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures] or [False])
-    own = events.op >= 0
-    rows = np.flatnonzero(own)
+    rows = np.flatnonzero(events.op >= 0)
     rows = rows[blocking[trace.ops.signature[events.op[rows]]]] if len(rows) else rows
-    out: list[HostWait] = []
+    outer = set(events.parent.tolist())
+    waits: list[HostWait] = []
+    blocked_us = 0.0
     for at in rows.tolist():
         start, end = float(events.start_us[at]), float(events.end_us[at])
-        if end - start < LONG_CALL_US or (events.parent == at).any():
+        if end - start < LONG_CALL_US or at in outer:
             continue
-        found = launched.ended_by(end)
-        if found >= 0 and start < launched.tasks.end_us[found] and end - launched.tasks.end_us[found] <= 4 * _RETURN_US:
-            until = float(launched.tasks.end_us[found])
-            wait = HostWait(
-                track=events.track, start_us=start, until_us=until, tasks=(found,), kind=SYNC, recorded=False
-            )
-            out.append(wait)
-    return out
+        wait = _last_inside(events.track, start, end, launched)
+        if wait is not None and (end - start >= BLOCKED_US or end - wait.until_us <= 4 * _RETURN_US):
+            waits.append(wait)
+        elif end - start >= BLOCKED_US:
+            blocked_us += end - start
+    return waits, blocked_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     MEMBERS,
     STREAM,
+    Carried,
     Edges,
     Floats,
     Ints,
@@ -285,6 +286,8 @@ def _assembled(joined: _Joined, order: list[int], keep: list[bool], met: list[in
         lag_us=np.zeros(len(picked)),
         kind=np.array(joined.kind, np.uint8)[kept][picked],
         recorded=np.array(joined.recorded, bool)[kept][picked],
+        unknown_us=np.zeros(len(picked)),
+        possible_us=np.full(len(picked), np.nan),
     )
     nodes = Nodes(
         kind=kind,
@@ -317,6 +320,7 @@ def _assembled(joined: _Joined, order: list[int], keep: list[bool], met: list[in
         host_us=max(one.graph.host_us for one in ranks),
         launch_latency_us=first.launch_latency_us,
         stream_gap_us=first.stream_gap_us,
+        carried=Carried(node=blank[:0], source=blank[:0]),
     )
     arrival = np.array(joined.arrival, np.int64)
     made = JobGraph(

@@ -261,7 +261,7 @@ def _rank_step(
         retimed_step_us=us,
         structure_error=relative(us, graph.recorded_us),
         begins_us=job.ranks[index].at_us,
-        categories_us=categories(graph, recorded_schedule(graph), step_us=graph.recorded_us),
+        categories_us=categories(graph, recorded_schedule(graph)),
         waiting_us=sums.waiting_us,
         transfer_us=sums.transfer_us,
         late=sums.late,
@@ -321,9 +321,8 @@ def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us
         start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
         index, own = int(job.rank[node]), int(job.local[node])
         rank = ranks[index].rank if index >= 0 else None
-        edge = int(schedule.cause[node])
-        if edge >= 0:
-            label = ranks[max(index, 0)].names.wait(int(job.whole.edges.kind[edge]))
+        if schedule.cause[node] >= 0:
+            label = ranks[max(index, 0)].names.wait(int(schedule.cause_kind[node]))
             add((rank, label, "wait"), min(wait, max(0.0, start - begin)))
         if index < 0 or own < 0:
             continue

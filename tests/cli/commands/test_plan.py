@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.ir.plan_file import save_plan
+from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.traces.model import TensorMeta
 
 LAYER = "vllm::outplace_fused_experts"
@@ -34,7 +34,7 @@ def plan(tmp_path: Path) -> Path:
         outputs=(None,),
     )
     path = tmp_path / "plan.json"
-    save_plan(ReplayPlan(source="t", device_us_total=0.0, host_us_total=9.0, ops=(layer,)), path)
+    path.write_bytes(dump_plan(ReplayPlan(source="t", device_us_total=0.0, host_us_total=9.0, ops=(layer,))))
     return path
 
 

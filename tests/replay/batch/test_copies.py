@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opreplay.replay.batch.copies import copies_of
+from opreplay.replay.batch.reading import copies_of
 
 TEXT = b'{"traceEvents": [1, 2, 3]}'
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opreplay.replay.batch.pairing import pair
+from opreplay.replay.batch.job import pair
 from opreplay.traces.errors import UsageError
 
 

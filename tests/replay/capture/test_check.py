@@ -115,3 +115,60 @@ def test_random_ops_draw_as_the_model_does() -> None:
         return (lambda x: (x.bernoulli(0.5), torch.randn_like(x), nn.functional.dropout(x))), (torch.rand(64),)
 
     assert check_made(make, capture_made(make, source="here"), seed=5).equal
+
+
+def probabilities() -> tuple[Any, ...]:
+    """A constructor as those of vision models are: it draws again what is out of range, and reads values of a range."""
+
+    class Layer(nn.Module):
+        def __init__(self, drop: float) -> None:
+            super().__init__()
+            self.linear, self.drop = nn.Linear(8, 8), drop
+            nn.init.trunc_normal_(self.linear.weight, std=0.02)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(self.linear(x), self.drop) if self.drop else self.linear(x)
+
+    rates = [rate.item() for rate in torch.linspace(0.0, 0.3, 3)]
+    return nn.Sequential(*[Layer(rate) for rate in rates]), (torch.randn(2, 8),)
+
+
+def modules_of_a_closure() -> tuple[Any, ...]:
+    layers = [nn.Linear(4, 4) for _ in range(3)]
+    optimizer = torch.optim.SGD([one for layer in layers for one in layer.parameters()], lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            x = layer(x)
+        x.sum().backward()
+        optimizer.step()
+        return x
+
+    return step, (torch.randn(2, 4),)
+
+
+def groups() -> tuple[Any, ...]:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 8, 16))
+
+        def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+            return torch._grouped_mm(x, self.weight, offs=ends)
+
+    return Experts(), (torch.randn(12, 8), torch.tensor([3, 6, 9, 12], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("make", [probabilities, modules_of_a_closure, groups])
+def test_what_fake_tensors_refuse_of_models_that_run(make: Any) -> None:
+    plan = capture_made(make, source="here")
+    check = check_made(make, plan)
+    assert check.equal
+    assert all(one.bits_equal for one in (*check.outputs, *check.parameters))
+    assert len({one.name for one in check.parameters}) == len(check.parameters)
+
+
+def test_layers_that_drop_nothing_are_known_by_their_values() -> None:
+    plan = capture_made(probabilities, source="here")
+    dropout = [op for op in plan.ops if "bernoulli" in op.name or "dropout" in op.name]
+    assert sum(op.count for op in dropout) == 2, "the first layer drops nothing"

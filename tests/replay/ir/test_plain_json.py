@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.plain_json import plain_json
-from opreplay.replay.ir.plan_file import load_plan, save_plan
+from opreplay.replay.ir.plan_file import dump_plan, load_plan
 from opreplay.replay.plan.tracelens import read_tracelens_ir, write_tracelens_ir
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.records import Header, OpResult
@@ -52,7 +52,7 @@ def results(path: Path) -> str:
 
 def plan(path: Path) -> str:
     op = msgspec.structs.replace(evil_op(), reason=Reason("collective"))
-    save_plan(ReplayPlan(source="t", selection="all", device_us_total=0, host_us_total=0, ops=(op,)), path)
+    path.write_bytes(dump_plan(ReplayPlan(source="t", selection="all", device_us_total=0, host_us_total=0, ops=(op,))))
     return load_plan(path).ops[0].name
 
 

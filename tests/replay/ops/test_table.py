@@ -12,7 +12,7 @@ from opreplay.replay.ops import table
 from opreplay.replay.ops.costs.vendor import shared
 from opreplay.replay.ops.declared import declare_like
 from opreplay.replay.ops.inputs import built_in
-from opreplay.replay.ops.table import COUNTERS, cost_of, counted_ops, counter_of, family, find, load, rows
+from opreplay.replay.ops.table import COUNTERS, counted_ops, counter_of, family, find, load, rows
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def scratch() -> Iterator[None]:
 @pytest.mark.usefixtures("scratch")
 def test_a_line_gives_its_ops_what_differs() -> None:
     lines = "table_test::a table_test::b kernel=Gelu\n table_test::c kernel=Sort inputs=moe_routing role=chosen"
-    family("mixed", "gates", lines, kernels=shared.widest, inputs="domain")
+    family("activations", "gates", lines, kernels=shared.widest, inputs="domain")
     a, b, c = (find(f"table_test::{name}") for name in "abc")
     assert a is not None
     assert b is not None
     assert c is not None
-    assert (a.inputs, a.role, a.folder, a.family) == ("domain", "", "mixed", "gates")
+    assert (a.inputs, a.role, a.folder, a.family) == ("domain", "", "activations", "gates")
     assert (c.inputs, c.role, counter_of(c.name).__name__) == ("moe_routing", "chosen", "count_chosen")
     assert [one.cost.__name__ for one in (a, b, c) if one.cost is not None] == ["widest_Gelu"] * 2 + ["widest_Sort"]
 
@@ -41,7 +41,7 @@ def test_a_line_gives_its_ops_what_differs() -> None:
 @pytest.mark.parametrize("line", ["table_test::a colour=red", "table_test::a kernel=Gelu", "table_test::a cost=gelu"])
 def test_what_a_row_does_not_have_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="gives what a row does not have"):
-        family("mixed", "gates", line)
+        family("activations", "gates", line)
 
 
 def test_an_op_like_another_has_its_reference_under_its_own_names() -> None:
@@ -69,9 +69,9 @@ def test_an_op_like_one_without_a_reference_is_refused() -> None:
 
 @pytest.mark.usefixtures("scratch")
 def test_an_op_is_in_one_family_and_costs_once() -> None:
-    family("mixed", "gates", "table_test::a", cost=shared.widened)
+    family("activations", "gates", "table_test::a", cost=shared.widened)
     with pytest.raises(ValueError, match="table_test::a has its family already"):
-        family("mixed", "others", "table_test::a", cost=shared.widened)
+        family("activations", "others", "table_test::a", cost=shared.widened)
     with pytest.raises(ValueError, match="table_test::a has its cost already"):
         table.costs("table_test::a")(shared.widened)
 
@@ -87,25 +87,11 @@ def test_each_row_names_an_initializer_and_a_counter_that_exist() -> None:
 
 @pytest.mark.parametrize(
     ("initializer", "table"),
-    [("row_numbers", row_numbers.TABLE), ("index", indices.RANGES), ("domain", domains.DOMAINS)],
+    [("index", indices.RANGES), ("domain", domains.DOMAINS)],
 )
 def test_what_says_how_arguments_are_filled_is_for_the_ops_that_are_filled_so(initializer: str, table: object) -> None:
     assert set(table) == {row.name for row in rows() if row.inputs == initializer}  # type: ignore[call-overload]
 
 
-def test_references_lie_in_the_folder_that_their_rows_name() -> None:
-    load("references")
-    elsewhere = {
-        row.name: version.run.__module__
-        for row in rows()
-        for version in row.references
-        if version.run.__module__.split(".")[3] != row.folder
-    }
-    assert not elsewhere
-
-
-def test_each_op_with_a_reference_has_a_row_of_a_family() -> None:
-    load("references")
-    load("formulas")
-    lacking = [row.name for row in rows() if (row.references or row.formula) and not (row.family and cost_of(row.name))]
-    assert not lacking, f"{', '.join(lacking)}: add them to `families.py` of their folder"
+def test_each_way_to_fill_row_numbers_is_some_ops_role() -> None:
+    assert set(row_numbers.ROLES) == {row.role for row in rows() if row.inputs == "row_numbers"}

@@ -32,9 +32,13 @@ from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.clocks import Clock, EventClock, Gauge, HostClock
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
 from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
-from opreplay.replay.execute.executors.torch.gradients import require_gradients, with_gradients, without_gradient
 from opreplay.replay.execute.executors.torch.profile import profile_call, profiler_event_us
-from opreplay.replay.execute.executors.torch.python_call import python_call
+from opreplay.replay.execute.executors.torch.python_call import (
+    python_call,
+    require_gradients,
+    with_gradients,
+    without_gradient,
+)
 from opreplay.replay.execute.executors.torch.sequence_tools import TorchTools, free_bytes_of, timer_on
 from opreplay.replay.execute.executors.torch.values import values_of_call
 from opreplay.replay.ir import shared_memory as aliasing

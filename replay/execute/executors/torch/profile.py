@@ -36,12 +36,17 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
     events: list[Any] = list(profiler.events() or ())
     host = [event for event in events if event.device_type.name == "CPU"]
     top = [event for event in host if event.cpu_parent is None and "::" in event.name]
-    op_event = next((event for event in top if event.name == name), None)
-    direct = top if op_event is None else _children(op_event)
-    names = tuple(event.name for event in direct if "::" in event.name)
-    tree = None if op_event is None else names_below(op_event, _children, _name, most=MAX_BELOW)
-    children, below = tree or (names, None)
+    children, below = _ops_below(top, name)
     return Profile(kernels=_kernels(events), children=children, below=below, has_device=device.type != "cpu")
+
+
+def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Names of the ops right below the op `name`, those on top where it is not there, and of all below it."""
+    op_event = next((event for event in top if event.name == name), None)
+    if op_event is None:
+        return tuple(event.name for event in top), None
+    direct = tuple(event.name for event in _children(op_event) if "::" in event.name)
+    return names_below(op_event, _children, _name, limit=MAX_BELOW) or (direct, None)
 
 
 def _kernels(events: list[Any]) -> tuple[RecordedKernel, ...]:

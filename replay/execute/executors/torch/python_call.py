@@ -4,14 +4,13 @@ cost 1 to 4 us a call. Owns no tensor and no time."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from opreplay.replay.execute.executors.torch.gradients import with_gradients
 
 _NAMESPACES = ("_VariableFunctions", "TensorBase", "_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
 """Where torch._C keeps the functions and methods that its Python modules call."""
@@ -165,3 +164,31 @@ def _equal(value: Any, other: Any) -> bool:
     if isinstance(value, dict) and isinstance(other, dict):
         return value.keys() == other.keys() and all(_equal(item, other[name]) for name, item in value.items())
     return type(value) is type(other) and bool(value == other)
+
+
+_NO_GRADIENT = re.compile(r"not differentiable with respect to argument '(\w+)'")
+
+
+def with_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """One call with gradients on; the mode is as before afterwards. Costs 0.3 µs."""
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(True)  # pyright: ignore[reportPrivateUsage]
+    try:
+        return function(*args, **kwargs)
+    finally:
+        torch._C._set_grad_enabled(before)  # pyright: ignore[reportPrivateUsage]
+
+
+def require_gradients(values: Iterable[Any]) -> None:
+    """Make every floating tensor among the arguments of a call, or in their lists, require gradients."""
+    for value in values:
+        items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore
+        for tensor in items:
+            if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+                tensor.requires_grad_()
+
+
+def without_gradient(error: RuntimeError) -> str | None:
+    """The argument for which torch says that it must require no gradient; None where that is not what it says."""
+    match = _NO_GRADIENT.search(str(error))
+    return match[1] if match else None

@@ -50,14 +50,7 @@ def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function
     if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
         return not_compared("its results are random")
     arguments = _in_order(call, op)
-    memo: dict[int, Any] = {}
-    device = next((t.device for t in flattened(arguments) if isinstance(t, torch.Tensor)), torch.device("cpu"))
-    args = {
-        arg.name: copied(arguments[place], memo)
-        if arg.tensors and place < len(arguments)
-        else tensors.scalar_value(arg, device=device)
-        for place, arg in enumerate(own_call.op.args)
-    }
+    args = _copies(own_call.op, arguments)
     try:
         expected = function(
             *(args[arg.name] for arg in own_call.op.args if not arg.keyword_only),
@@ -71,6 +64,18 @@ def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function
     verdict = compared(expected, actual, pairs)
     status: ValueStatus = "differs" if verdict.differs else "agrees"
     return ValueCheck(status=status, against=own_call.against, detail=verdict.differs, results=verdict.results)
+
+
+def _copies(op: ReplayOp, arguments: Sequence[Any]) -> dict[str, Any]:
+    """Arguments of `op` by name: tensors copied from those in order, numbers as the plan has them."""
+    memo: dict[int, Any] = {}
+    device = next((t.device for t in flattened(arguments) if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    return {
+        arg.name: copied(arguments[place], memo)
+        if arg.tensors and place < len(arguments)
+        else tensors.scalar_value(arg, device=device)
+        for place, arg in enumerate(op.args)
+    }
 
 
 def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
@@ -94,9 +99,9 @@ def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> 
 
 def difference(expected: Any, actual: Any) -> str:
     """How two results differ beyond the tolerance of their type; "" where they do not."""
-    if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
-        if isinstance(expected, torch.Tensor) or isinstance(actual, torch.Tensor):
-            return f"{type(actual).__name__} in place of {type(expected).__name__}"
+    if isinstance(expected, torch.Tensor) != isinstance(actual, torch.Tensor):
+        return f"{type(actual).__name__} in place of {type(expected).__name__}"
+    if not isinstance(expected, torch.Tensor):
         expected, actual = torch.tensor(expected), torch.tensor(actual)
     if expected.shape != actual.shape:
         return f"sizes {list(actual.shape)} in place of {list(expected.shape)}"

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from opreplay.replay.collectives.model import REDUCING
 from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.executors.make import make_executor
-from opreplay.replay.execute.messages import SharedCall, SharedStep, SharedStepOutcome
+from opreplay.replay.execute.messages import RankReply, SharedCall, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import MeasureOptions
-from opreplay.replay.execute.ranks.messages import RankReply
 from opreplay.replay.execute.ranks.torch.buffers import Buffers, carried_as
 from opreplay.replay.execute.sequence.passes import MIN_PASSES, Heartbeat, SequenceRun, live_bytes
 from opreplay.replay.execute.sequence.program import Program

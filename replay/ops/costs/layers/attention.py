@@ -60,12 +60,12 @@ def visible(queries: float, keys: float, *, causal: bool, from_end: bool, window
 
 def _window(op: OpView) -> float | None:
     """Keys that a query sees at most; None without a sliding window."""
-    left = op.integer("window_size_left", "window_left", default=-1)
-    right = op.integer("window_size_right", "window_right", default=-1)
-    if left < 0:
+    keys_before = op.integer("window_size_left", "window_left", default=-1)
+    keys_after = op.integer("window_size_right", "window_right", default=-1)
+    if keys_before < 0:
         return None
     causal = op.flag("is_causal", "causal")
-    return left + 1.0 if causal or right < 0 else left + right + 1.0
+    return keys_before + 1.0 if causal or keys_after < 0 else keys_before + keys_after + 1.0
 
 
 def _heads_second(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:

@@ -1,11 +1,11 @@
 # pyright: strict
-"""Lowering of mixture-of-experts ops: gating, routing, grouped products, and whole fused layers."""
+"""Lowering of mixture-of-experts ops: gating, routing, grouped products, whole fused layers; and low-rank adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
+from opreplay.replay.ir.kernel import KernelCall, itemsize
 from opreplay.replay.ops.costs.products.matmul import product
 from opreplay.replay.ops.invented import NAMED_BY, NARROW_BITS, expert_sizes
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
@@ -14,6 +14,7 @@ from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
 """Experts per token where a trace does not say."""
+ADAPTER_WEIGHTS = ("lora_a_weights", "lora_b_weights", "weight", "w")
 
 
 def gating(op: OpView) -> Iterable[KernelCall]:
@@ -36,7 +37,7 @@ def routing(op: OpView) -> Iterable[KernelCall]:
     n = elements(index[0]) if index else (hidden.shape[0] if hidden is not None else 1)
     width = hidden.shape[-1] if hidden is not None else 1
     dtype = hidden.dtype if hidden is not None else "int32"
-    return [_moved("MoeInitRouting", n, width, dtype)]
+    return [routing_call(n, width, dtype)]
 
 
 @costs("npu::npu_moe_finalize_routing_v2")
@@ -44,7 +45,7 @@ def combining(op: OpView) -> Iterable[KernelCall]:
     """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
     source = op.widest()
     width = source.shape[-1] if source.shape else 1
-    return [_moved("MoeFinalizeRouting", elements(source) // max(1, width), width, source.dtype)]
+    return [combining_call(elements(source) // max(1, width), width, source.dtype)]
 
 
 def routing_call(rows: int, width: int, dtype: str) -> KernelCall:
@@ -106,15 +107,18 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
     rows = elements(hidden) // max(1, width) * top_k
     w1, w2 = weights
     inner = w1.shape[1]
-    gate: TensorSpec = spec((rows, inner), hidden.dtype)
-    half = spec((rows, inner // 2), hidden.dtype)
-    return [
-        _moved("MoeInitRouting", rows, width, hidden.dtype),
-        grouped(op, rows, w1, width, inner),
-        kernel("SwiGlu", [gate], [half]),
-        grouped(op, rows, w2, inner // 2, width),
-        _moved("MoeFinalizeRouting", rows, width, hidden.dtype),
-    ]
+    up, down = grouped(op, rows, w1, width, inner), grouped(op, rows, w2, inner // 2, width)
+    return routed(rows, width, hidden.dtype, up, swiglu(rows, inner // 2, hidden.dtype, gate=inner), down)
+
+
+def routed(rows: int, width: int, dtype: str, *products: KernelCall, out_dtype: str = "") -> list[KernelCall]:
+    """These kernels between the sorting of rows of a width by expert and the summing of their results."""
+    return [routing_call(rows, width, dtype), *products, combining_call(rows, width, out_dtype or dtype)]
+
+
+def swiglu(rows: int, inner: int, dtype: str, gate: int = 0) -> KernelCall:
+    """SwiGlu of (rows, `gate`, or twice `inner`) to (rows, inner)."""
+    return kernel("SwiGlu", [spec((rows, gate or 2 * inner), dtype)], [spec((rows, inner), dtype)])
 
 
 def opaque_layer(op: OpView) -> Iterable[KernelCall]:
@@ -140,18 +144,13 @@ def opaque_layer(op: OpView) -> Iterable[KernelCall]:
     tokens = elements(hidden) // max(1, width)
     rows = tokens * top_k
     chosen = spec((tokens, top_k), logits.dtype)
-    half = spec((rows, inner), dtype)
+    gates = spec((tokens, logits.shape[-1]), logits.dtype)
+    w1, w2 = (TensorMeta(shape=(experts, *s), dtype=weights) for s in ((2 * inner, width), (width, inner)))
+    up = grouped(op, rows, w1, width, 2 * inner, fixed=True)
+    down = grouped(op, rows, w2, inner, width, fixed=True)
     return [
-        kernel(
-            "MoeGatingTopK",
-            [spec((tokens, logits.shape[-1]), logits.dtype)],
-            [chosen, spec((tokens, top_k), "int32")],
-        ),
-        _moved("MoeInitRouting", rows, width, dtype),
-        grouped(op, rows, TensorMeta(shape=(experts, 2 * inner, width), dtype=weights), width, 2 * inner, fixed=True),
-        kernel("SwiGlu", [spec((rows, 2 * inner), dtype)], [half]),
-        grouped(op, rows, TensorMeta(shape=(experts, width, inner), dtype=weights), inner, width, fixed=True),
-        _moved("MoeFinalizeRouting", rows, width, dtype),
+        kernel("MoeGatingTopK", [gates], [chosen, spec((tokens, top_k), "int32")]),
+        *routed(rows, width, dtype, up, swiglu(rows, inner, dtype), down),
         *(_shared_expert(tokens, width, inner, dtype, weights) if op.op.name.endswith("_shared") else ()),
     ]
 
@@ -160,7 +159,7 @@ def _shared_expert(tokens: int, width: int, inner: int, dtype: str, weights: str
     x, both, half = (spec((tokens, n), weights) for n in (width, 2 * inner, inner))
     up, down = spec((2 * inner, width), weights), spec((width, inner), weights)
     yield kernel("MatMulV3", [x, up], [both], transpose_a=False, transpose_b=True)
-    yield kernel("SwiGlu", [spec(both.shape, dtype)], [spec(half.shape, dtype)])
+    yield swiglu(tokens, inner, dtype)
     yield kernel("MatMulV3", [half, down], [x], transpose_a=False, transpose_b=True)
 
 
@@ -181,15 +180,31 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
     return [grouped(op, rows.shape[0], weight, k, n)]
 
 
+def adapters(op: OpView) -> Iterable[KernelCall]:
+    """GroupedMatmul of the rows with each low-rank adapter's weight (adapters, ..., out, in)."""
+    x = op.need("inputs", "x", rank=2)
+    name = next((name for name in ADAPTER_WEIGHTS if name in op.args), None)
+    if name is None:
+        raise DoesNotFit("needs the adapters' weights")
+    return [_adapter_product(op, x, weight) for weight in op.metas(name) if len(weight.shape) >= 2]
+
+
+def _adapter_product(op: OpView, x: TensorMeta, weight: TensorMeta) -> KernelCall:
+    k = x.shape[-1]
+    n = weight.shape[-2] if weight.shape[-1] == k else weight.shape[-1]
+    count = weight.shape[0] if len(weight.shape) > 2 else 1
+    return grouped(op, x.shape[-2], TensorMeta(shape=(count, k, n), dtype=weight.dtype), k, n)
+
+
 def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:
     """(M, T) with (T, N), the T tokens dealt out over as many groups as offsets tell: a product a group."""
     offsets = next((t for t in op.tensors if len(t.shape) == 1 and t.dtype in ("int32", "int64")), None)
     groups = max(1, offsets.shape[0] if offsets is not None else 1)
     op.note(f"routing is contents: {a.shape[1]} rows taken as spread evenly over {groups} groups")
     share = -(-a.shape[1] // groups)
-    left, right = spec((groups, a.shape[0], share), a.dtype), spec((groups, share, b.shape[1]), b.dtype)
+    a_spec, b_spec = spec((groups, a.shape[0], share), a.dtype), spec((groups, share, b.shape[1]), b.dtype)
     out = spec((groups, a.shape[0], b.shape[1]), a.dtype)
-    return [kernel("GroupedMatmul", [left, right], [out], transpose_a=False, transpose_b=False)]
+    return [kernel("GroupedMatmul", [a_spec, b_spec], [out], transpose_a=False, transpose_b=False)]
 
 
 @costs(
@@ -226,7 +241,7 @@ def stages(op: OpView) -> Iterable[KernelCall]:
     top_k = op.integer("topk", default=ASSUMED_TOP_K)
     rows = hidden.shape[0] * (top_k if len(hidden.shape) == 2 else hidden.shape[1])
     product = grouped(op, rows, weight, weight.shape[2], weight.shape[1])
+    width = weight.shape[1]
     if not first:
-        return [product, _moved("MoeFinalizeRouting", rows, weight.shape[1], hidden.dtype)]
-    gate, half = ((rows, weight.shape[1] // part) for part in (1, 2))
-    return [product, kernel("SwiGlu", [spec(gate, hidden.dtype)], [spec(half, hidden.dtype)])]
+        return [product, combining_call(rows, width, hidden.dtype)]
+    return [product, swiglu(rows, width // 2, hidden.dtype, gate=width)]

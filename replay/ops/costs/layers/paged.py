@@ -34,15 +34,15 @@ def paged(op: OpView) -> Iterable[KernelCall]:
     if q is None or not q.shape:
         raise DoesNotFit("attention needs a query")
     heads, dim, rows = _query(op, q)
-    found = contents_of(op, rows)
-    query, context = max(0, found.query_tokens or 0), max(0, found.context_tokens or 0)
-    made = spec((rows, heads, dim), q.dtype)
+    contents = contents_of(op, rows)
+    query, context = max(0, contents.query_tokens or 0), max(0, contents.context_tokens or 0)
+    query_spec = spec((rows, heads, dim), q.dtype)
     moved = context * _bytes_of_token(op, q) + 2 * query * heads * dim * itemsize(q.dtype)
     call = kernel(
         "FusedInferAttentionScore",
-        [made],
-        [made],
-        pairs=float(max(0, found.pairs or 0) * heads),
+        [query_spec],
+        [query_spec],
+        pairs=float(max(0, contents.pairs or 0) * heads),
         rows=query * heads,
         head_dim=dim,
         moved_bytes=float(moved),

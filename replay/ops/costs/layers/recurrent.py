@@ -23,8 +23,8 @@ def _mode_gates(op: OpView) -> int:
 
 
 def _step(rows: int, hidden: int, gates: int, dtype: str, count: int) -> list[KernelCall]:
-    state, weight, made = spec((rows, hidden), dtype), spec((gates * hidden, hidden), dtype), (rows, gates * hidden)
-    out = spec(made, dtype)
+    state, weight = spec((rows, hidden), dtype), spec((gates * hidden, hidden), dtype)
+    out = spec((rows, gates * hidden), dtype)
     kind = "Sigmoid" if gates > 1 else "Tanh"
     return [
         kernel("MatMulV3", [state, weight], [out], count, transpose_a=False, transpose_b=True),
@@ -47,10 +47,10 @@ def _sequence(op: OpView) -> tuple[int, int, int, str]:
 
 
 def _hidden(op: OpView, gates: int) -> int:
-    given = op.integer("hidden_size", default=0)
+    hidden_size = op.integer("hidden_size", default=0)
     states = [t for t in op.metas("hx") if len(t.shape) >= 2] if "hx" in op.args else []
-    if given > 0 or states:
-        return given if given > 0 else states[0].shape[-1]
+    if hidden_size > 0 or states:
+        return hidden_size if hidden_size > 0 else states[0].shape[-1]
     weights = [t for t in _weights(op) if len(t.shape) == 2]
     if not weights:
         raise DoesNotFit("the size of the state is not recorded")

@@ -20,9 +20,9 @@ def _indices(op: OpView, *names: str) -> list[TensorMeta]:
     for name in names:
         arg = op.args.get(name)
         if arg is not None:
-            found = [t for t in arg.tensors if t is not None]
-            if found:
-                return found
+            tensors = [t for t in arg.tensors if t is not None]
+            if tensors:
+                return tensors
     return [t for t in op.tensors if t.dtype in _INTEGERS]
 
 
@@ -102,8 +102,8 @@ def _picked(op: OpView, table: TensorMeta) -> _Picked:
         covered.update(range(dim, dim + width) if meta is not None else ())
         dim += width
     covered = covered or {0}  # no list was recorded: rows
-    given = [meta for meta in places if meta is not None]
-    masks, numbers = [t for t in given if t.dtype in MASKS], [t for t in given if t.dtype not in MASKS]
+    tensors = [meta for meta in places if meta is not None]
+    masks, numbers = [t for t in tensors if t.dtype in MASKS], [t for t in tensors if t.dtype not in MASKS]
     inner = prod(size for dim, size in enumerate(table.shape) if dim not in covered)
     moved = op.op.outputs[0] if op.op.outputs else None
     values = op.meta("values")
@@ -117,8 +117,8 @@ def _picked(op: OpView, table: TensorMeta) -> _Picked:
         rows = max((prod(t.shape) for t in masks), default=2) // 2
         op.note("number of true elements of the mask not recorded: half of them assumed")
     nonzeros = [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
-    found = [spec((rows,), "int64") for mask in masks for _ in mask.shape]
-    return _Picked(rows, inner, nonzeros, [*found, *(spec(t.shape, t.dtype) for t in numbers)])
+    mask_indices = [spec((rows,), "int64") for mask in masks for _ in mask.shape]
+    return _Picked(rows, inner, nonzeros, [*mask_indices, *(spec(t.shape, t.dtype) for t in numbers)])
 
 
 @costs("aten::index", "aten::_unsafe_index", "aten::_index")
@@ -264,9 +264,9 @@ def sort(op: OpView) -> Iterable[KernelCall]:
     if dim == rank - 1:
         return [kernel(kind, [source], outs)]
     turned = _innermost(source, dim)
-    made = [_innermost(out, dim) if len(out.shape) == rank else out for out in outs]
-    back = [kernel("Transpose", [last], [out]) for last, out in zip(made, outs, strict=True)]
-    return [kernel("Transpose", [source], [turned]), kernel(kind, [turned], made), *back]
+    sorted_outs = [_innermost(out, dim) if len(out.shape) == rank else out for out in outs]
+    back = [kernel("Transpose", [last], [out]) for last, out in zip(sorted_outs, outs, strict=True)]
+    return [kernel("Transpose", [source], [turned]), kernel(kind, [turned], sorted_outs), *back]
 
 
 def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:

@@ -213,10 +213,10 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
     if source is None:
         return []
     outs = op.outputs(source)
-    made = sum(elements(out) for out in outs)
-    if made > elements(source):
+    copied = sum(elements(out) for out in outs)
+    if copied > elements(source):
         return [kernel("TensorMove", [source], outs)]  # Windows overlap.
-    if made == elements(source):
+    if copied == elements(source):
         return [kernel("TensorMove", [source], [source])]
     return [kernel("Slice", [source], outs)]
 
@@ -224,7 +224,7 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::_foreach_clone")
 def clones(op: OpView) -> Iterable[KernelCall]:
     """One copy for each tensor."""
-    return [kernel("TensorMove", [one], [one]) for one in map(op.packed, op.metas("self"))]
+    return [kernel("TensorMove", [tensor], [tensor]) for tensor in map(op.packed, op.metas("self"))]
 
 
 def cache_write(op: OpView) -> Iterable[KernelCall]:
@@ -242,6 +242,6 @@ def cache_copy(op: OpView) -> Iterable[KernelCall]:
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32")]
     if not metas:
         return []
-    least = min(metas, key=elements)
-    part = spec(least.shape, least.dtype)
+    smallest = min(metas, key=elements)
+    part = spec(smallest.shape, smallest.dtype)
     return [kernel("ViewCopy", [part], [part])]

@@ -9,7 +9,6 @@ from math import prod
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, broadcast
 from opreplay.replay.ops.op_view import OpView, kernel, promote, spec
 from opreplay.replay.ops.table import costs
-from opreplay.traces.model import TensorMeta
 
 NO_REDUCTION = 0
 """torch's number for losses that keep their elements; 1 averages them, 2 adds them."""
@@ -18,10 +17,6 @@ NO_REDUCTION = 0
 def _full(op: OpView, inputs: list[TensorSpec]) -> TensorSpec:
     floats = [s.dtype for s in inputs if s.dtype not in ("int64", "int32", "bool", "uint8")]
     return spec(broadcast([s.shape for s in inputs]), promote(floats or ["float32"]))
-
-
-def _input(op: OpView, *names: str, at: int = 0) -> TensorMeta:
-    return op.need(*names, at=at)
 
 
 @costs(
@@ -57,23 +52,14 @@ def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
     "aten::soft_margin_loss_backward",
     "aten::l1_loss_backward",
     "aten::kl_div_backward",
+    "aten::binary_cross_entropy_backward",
+    "aten::binary_cross_entropy_with_logits_backward",
 )
 def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient of every element in one kernel."""
     inputs = [op.packed(t) for t in op.tensors]
-    return [kernel("Sub", inputs, [op.output(_full(op, inputs))])]
-
-
-@costs("aten::binary_cross_entropy_backward", "aten::binary_cross_entropy_with_logits_backward")
-def entropy_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient of a binary cross-entropy."""
-    inputs = [op.packed(t) for t in op.tensors]
-    return [kernel("SigmoidGrad", inputs, [op.output(_full(op, inputs))])]
-
-
-def _samples(x: TensorMeta) -> int:
-    """Samples of class scores (N, C, ...)."""
-    return prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1
+    kind = "SigmoidGrad" if "cross_entropy" in op.op.name else "Sub"
+    return [kernel(kind, inputs, [op.output(_full(op, inputs))])]
 
 
 @costs(
@@ -88,8 +74,8 @@ def _samples(x: TensorMeta) -> int:
 )
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
     """NLLLoss touches one score a sample, the margin losses all of them."""
-    x = _input(op, "self")
-    samples = _samples(x)
+    x = op.need("self", at=0)
+    samples = prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1  # scores are (N, C, ...)
     rows = spec((samples, 1), x.dtype) if "nll" in op.op.name else spec(x.shape, x.dtype)
     return [kernel("NLLLoss", [rows, spec((samples,), "int64")], [spec((), x.dtype)])]
 
@@ -102,7 +88,7 @@ def nll_loss(op: OpView) -> Iterable[KernelCall]:
 )
 def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient writes all scores."""
-    x = _input(op, "self", at=1)
+    x = op.need("self", at=1)
     full = spec(x.shape, x.dtype)
     return [kernel("NLLLossGrad", [full], [full])]
 
@@ -110,7 +96,7 @@ def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::cross_entropy_loss", "aten::linear_cross_entropy")
 def cross_entropy(op: OpView) -> Iterable[KernelCall]:
     """LogSoftmaxV2 over the classes and NLLLoss."""
-    x = _input(op, "self", "input")
+    x = op.need("self", "input", at=0)
     source = spec(x.shape, x.dtype)
     classes = x.shape[1] if len(x.shape) > 1 else x.shape[-1] if x.shape else 1
     return [kernel("LogSoftmaxV2", [source], [source], cols=max(1, classes)), *nll_loss(op)]
@@ -118,7 +104,7 @@ def cross_entropy(op: OpView) -> Iterable[KernelCall]:
 
 def fused_cross_entropy(op: OpView) -> Iterable[KernelCall]:
     """CrossEntropyLoss: (N, C) scores once in, their log-softmax out."""
-    x = _input(op, "input", "self")
+    x = op.need("input", "self", at=0)
     source = spec(x.shape, x.dtype)
     return [kernel("CrossEntropyLoss", [source], [source])]
 
@@ -135,7 +121,7 @@ def fused_cross_entropy_backward(op: OpView) -> Iterable[KernelCall]:
 )
 def ctc_loss(op: OpView) -> Iterable[KernelCall]:
     """CTCLossV2 walks the time steps one after the other: two rows of labels each."""
-    x = _input(op, "log_probs", at=0)
+    x = op.need("log_probs", at=0)
     steps = max(1, x.shape[0] if x.shape else 1)
     row = spec((steps, max(1, prod(x.shape) // steps)), x.dtype)
     return [kernel("LogSoftmaxV2", [row], [row], cols=row.shape[1])]

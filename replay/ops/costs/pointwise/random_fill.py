@@ -116,7 +116,7 @@ def random(op: OpView) -> Iterable[KernelCall]:
     out = spec((op.integer("n", default=1),), "int64") if kind == "StatelessRandperm" else _made(op)
     read = _parameters(op, name)
     if name == "normal":
-        steps = [kernel("Mul" if len(read) == 2 and one is read[1] else "Add", [out, one], [out]) for one in read]
+        steps = [kernel("Mul" if len(read) == 2 and p is read[1] else "Add", [out, p], [out]) for p in read]
         return [kernel(kind, [], [out]), *reversed(steps)]
     if name == "_sample_dirichlet":
         sums = spec((*out.shape[:-1], 1), out.dtype)

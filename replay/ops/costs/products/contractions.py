@@ -67,14 +67,10 @@ def sparse_sum(op: OpView) -> Iterable[KernelCall]:
 
 
 def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
-    many = (batch,) if batch > 1 else ()
-    return kernel(
-        "BatchMatMulV3" if many else "MatMulV3",
-        [spec((*many, m, k), dtype), spec((*many, k, n), dtype)],
-        [spec((*many, m, n), dtype)],
-        transpose_a=False,
-        transpose_b=False,
-    )
+    lead = (batch,) if batch > 1 else ()
+    operands = [spec((*lead, m, k), dtype), spec((*lead, k, n), dtype)]
+    kind = "BatchMatMulV3" if lead else "MatMulV3"
+    return kernel(kind, operands, [spec((*lead, m, n), dtype)], transpose_a=False, transpose_b=False)
 
 
 @costs("aten::einsum")
@@ -91,14 +87,14 @@ def einsum(op: OpView) -> Iterable[KernelCall]:
     sizes: dict[str, int] = {}
     for meta, names in zip(metas, letters, strict=True):
         sizes.update(zip(names, meta.shape, strict=True))
-    left, kernels = set(letters[0]), []
+    a, kernels = set(letters[0]), []
     for place, names in enumerate(letters[1:], start=1):
-        right, later = set(names), set(result).union(*letters[place + 1 :])
-        kept = (left | right) & later
-        parts = left & right & kept, (left - right) & kept, (right - left) & kept, (left | right) - kept
+        b, later = set(names), set(result).union(*letters[place + 1 :])
+        out = (a | b) & later
+        parts = a & b & out, (a - b) & out, (b - a) & out, (a | b) - out
         batch, m, n, k = (prod(sizes[name] for name in part) for part in parts)
         kernels.append(_gemm(batch, m, n, k, metas[0].dtype))
-        left = kept
+        a = out
     if not kernels:
         source = op.packed(metas[0])
         kernels.append(kernel("ReduceSum", [source], [spec([sizes[name] for name in result], source.dtype)]))
@@ -113,14 +109,14 @@ def contraction(op: OpView) -> Iterable[KernelCall]:
     if not sizes:
         raise DoesNotFit("the result is not known")
     batch = 1
-    for one, other, made in zip(a.shape, b.shape, sizes[0].shape, strict=False):
-        if not one == other == made:
+    for size_a, size_b, size_out in zip(a.shape, b.shape, sizes[0].shape, strict=False):
+        if not size_a == size_b == size_out:
             break
-        batch *= one
-    left, right, made = (max(1, prod(t.shape) // max(1, batch)) for t in (a, b, sizes[0]))
-    inner = max(1, round((left * right / made) ** 0.5))
+        batch *= size_a
+    elements_a, elements_b, elements_out = (max(1, prod(t.shape) // max(1, batch)) for t in (a, b, sizes[0]))
+    inner = max(1, round((elements_a * elements_b / elements_out) ** 0.5))
     op.note("the equation is not recorded: one product with the sizes of operands and result")
-    return [_gemm(max(1, batch), max(1, left // inner), max(1, right // inner), inner, sizes[0].dtype)]
+    return [_gemm(max(1, batch), max(1, elements_a // inner), max(1, elements_b // inner), inner, sizes[0].dtype)]
 
 
 @costs("aten::chain_matmul", "aten::linalg_multi_dot")
@@ -129,10 +125,10 @@ def chain(op: OpView) -> Iterable[KernelCall]:
     metas = [t for t in op.tensors if t.shape]
     if not metas:
         raise DoesNotFit("a chain needs matrices")
-    kernels, left = [], metas[0]
+    kernels, partial = [], metas[0]
     for right in metas[1:]:
-        kernels.append(product(op, left, right))
-        left = TensorMeta(shape=kernels[-1].outputs[0].shape if kernels[-1].outputs[0] else (), dtype=left.dtype)
+        kernels.append(product(op, partial, right))
+        partial = TensorMeta(shape=kernels[-1].outputs[0].shape if kernels[-1].outputs[0] else (), dtype=partial.dtype)
     return kernels
 
 
@@ -164,8 +160,8 @@ def _turned(meta: TensorMeta) -> TensorMeta:
 @costs("aten::_foreach_mm")
 def list_of_products(op: OpView) -> Iterable[KernelCall]:
     """A product for each pair of two lists."""
-    left, right = op.metas("self"), op.metas("mat2")
-    return [product(op, a, b) for a, b in zip(left, right, strict=False)]
+    lhs, rhs = op.metas("self"), op.metas("mat2")
+    return [product(op, a, b) for a, b in zip(lhs, rhs, strict=False)]
 
 
 @costs("aten::cdist", "aten::_cdist_forward", "aten::_euclidean_dist", "aten::pdist", "aten::_pdist_forward")
@@ -179,9 +175,9 @@ def distances(op: OpView) -> Iterable[KernelCall]:
     batch = prod(a.shape[:-2])
     many = (batch,) if batch > 1 else ()
     out = spec((*many, m, n), a.dtype)
-    left, right = spec((*many, m, k), a.dtype), spec((*many, n, k), b.dtype)
+    lhs, rhs = spec((*many, m, k), a.dtype), spec((*many, n, k), b.dtype)
     kind = "BatchMatMulV3" if many else "MatMulV3"
-    call = kernel(kind, [left, right], [out], transpose_a=False, transpose_b=True)
+    call = kernel(kind, [lhs, rhs], [out], transpose_a=False, transpose_b=True)
     return [call, kernel("Sqrt", [out, out], [out])]
 
 

@@ -35,9 +35,7 @@ def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight:
     """The kernel for A @ B, or A @ B^T when B is a layer's `weight`; shapes broadcast over leading dimensions."""
     a_spec, ta = operand(op, a)
     b_spec, tb = operand(op, b)
-    if weight:
-        tb = not tb
-    m = a.shape[-2] if len(a.shape) > 1 else 1
+    m = prod(a.shape[-2:-1])
     n = b.shape[-2 if weight else -1] if len(b.shape) > 1 else 1
     k = prod(a.shape[-1:])
     if len(b.shape) <= 2 and len(a.shape) > 2 and not ta:
@@ -51,22 +49,17 @@ def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight:
         b_spec = spec((b.shape[0], 1), b.dtype)
     if len(a.shape) == 1:
         a_spec = spec((1, k), a.dtype)
-    out = spec((*batch, m, n), promote([a.dtype, b.dtype]) if a.dtype != "int8" else "int32")
+    dtype = "int32" if a.dtype == "int8" else promote([a.dtype, b.dtype])
     if op.op.outputs and op.op.outputs[0] is not None:
-        out = spec(out.shape, op.op.outputs[0].dtype)
-    return kernel(
-        "BatchMatMulV3" if batch else "MatMulV3", [a_spec, b_spec, *rest], [out], transpose_a=ta, transpose_b=tb
-    )
-
-
-def _both(op: OpView, first: tuple[str, ...], second: tuple[str, ...], at: int = 0) -> tuple[TensorMeta, TensorMeta]:
-    return op.need(*first, at=at), op.need(*second, at=at + 1)
+        dtype = op.op.outputs[0].dtype
+    kind, out = "BatchMatMulV3" if batch else "MatMulV3", spec((*batch, m, n), dtype)
+    return kernel(kind, [a_spec, b_spec, *rest], [out], transpose_a=ta, transpose_b=tb is not weight)
 
 
 @costs("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner")
 def plain(op: OpView) -> Iterable[KernelCall]:
     """A @ B, the last dimensions of both for `inner`; of two vectors the vector cores sum the products (Dot)."""
-    a, b = _both(op, ("self", "input"), ("mat2", "other", "vec", "tensor"))
+    a, b = op.need("self", "input", at=0), op.need("mat2", "other", "vec", "tensor", at=1)
     if len(a.shape) == len(b.shape) == 1:
         dtype = promote([a.dtype, b.dtype])
         return [kernel("Dot", [op.packed(a), op.packed(b)], [op.output(spec((), dtype))])]
@@ -76,7 +69,7 @@ def plain(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::addmm", "aten::addmv", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation", "aten::sparse_addmm")
 def with_addend(op: OpView) -> Iterable[KernelCall]:
     """beta * C + alpha * A @ B: a one-dimensional C is the kernel's bias, any other is added after."""
-    a, b = _both(op, ("mat1", "batch1", "mat"), ("mat2", "batch2", "vec"), at=1)
+    a, b = op.need("mat1", "batch1", "mat", at=1), op.need("mat2", "batch2", "vec", at=2)
     c = op.meta("self", at=0)
     one_dim = c is not None and len(c.shape) == 1 and len(b.shape) == 2
     bias = [spec(c.shape, c.dtype)] if one_dim and c is not None else []
@@ -99,7 +92,7 @@ def with_addend(op: OpView) -> Iterable[KernelCall]:
 )
 def layer(op: OpView) -> Iterable[KernelCall]:
     """x @ W^T + b, W stored as (out features, in features)."""
-    a, b = _both(op, ("input", "x", "XQ", "A", "in_a"), ("weight", "WQ", "B", "in_b"))
+    a, b = op.need("input", "x", "XQ", "A", "in_a", at=0), op.need("weight", "WQ", "B", "in_b", at=1)
     if a.shape and b.shape and a.shape[-1] != b.shape[-1] and len(a.shape) >= 2 and a.shape[0] == b.shape[-1]:
         # LLMM1 and wvSplitK name the weight first.
         a, b = b, a
@@ -132,12 +125,9 @@ def quantized(op: OpView) -> Iterable[KernelCall]:
         op.note("8-bit floats are not supported on this SoC; costed as int8")
     _, ta = operand(op, TensorMeta(shape=a.shape, dtype="int8", strides=a.strides))
     b_spec, tb = operand(op, TensorMeta(shape=b.shape, dtype="int8", strides=b.strides))
-    if a.shape[-1] == b.shape[-1] != b.shape[-2]:
-        tb = not tb
-    n = b.shape[-2] if a.shape[-1] == b.shape[-1] != b.shape[-2] else b.shape[-1]
+    weight = a.shape[-1] == b.shape[-1] != b.shape[-2]
+    n = b.shape[-2 if weight else -1]
     out = op.output(spec((*a.shape[:-1], n), "bfloat16"))
     rows = prod(a.shape[:-1])
-    flat_a = spec((a.shape[-1], rows) if ta else (rows, a.shape[-1]), "int8")
-    return [
-        kernel("QuantBatchMatmulV3", [flat_a, b_spec], [spec((rows, n), out.dtype)], transpose_a=ta, transpose_b=tb)
-    ]
+    a_spec, result = spec((a.shape[-1], rows) if ta else (rows, a.shape[-1]), "int8"), spec((rows, n), out.dtype)
+    return [kernel("QuantBatchMatmulV3", [a_spec, b_spec], [result], transpose_a=ta, transpose_b=tb is not weight)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, itemsize
-from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, combining_call, grouped, routing_call
+from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, grouped, routed, swiglu
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
@@ -36,7 +36,7 @@ def _columns(op: OpView, weight: TensorMeta, inner: int) -> int:
     said = op.integer(*COLUMNS, default=0)
     if said > 0:
         return said
-    shapes = [one.shape for one in op.outputs()]
+    shapes = [out.shape for out in op.outputs()]
     scales = op.meta(*SCALES)
     shapes += [scales.shape] if scales is not None and elements(scales) > 1 else []
     wide = next((shape[-1] for shape in shapes if shape), 0)
@@ -107,10 +107,5 @@ def marlin_layer(op: OpView) -> Iterable[KernelCall]:
     if inner <= 0:
         raise DoesNotFit("weights hold no rows")
     rows, dtype = tokens * top_k, hidden.dtype
-    return [
-        routing_call(rows, width, dtype),
-        _experts(op, rows, w1, width, 2 * inner, dtype),
-        kernel("SwiGlu", [spec((rows, 2 * inner), dtype)], [spec((rows, inner), dtype)]),
-        _experts(op, rows, w2, inner, width, dtype),
-        combining_call(rows, width, dtype),
-    ]
+    up, down = _experts(op, rows, w1, width, 2 * inner, dtype), _experts(op, rows, w2, inner, width, dtype)
+    return routed(rows, width, dtype, up, swiglu(rows, inner, dtype), down)

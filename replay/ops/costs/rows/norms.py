@@ -12,24 +12,20 @@ from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
 
-def _input(op: OpView, *names: str, at: int = 0) -> TensorMeta:
-    return op.need(*names, at=at)
-
-
 def _columns(op: OpView, x: TensorMeta) -> int:
-    given = op.integers("normalized_shape")
-    return max(1, prod(given or x.shape[-1:]))
+    normalized_shape = op.integers("normalized_shape")
+    return max(1, prod(normalized_shape or x.shape[-1:]))
 
 
 def _vector(op: OpView, *names: str) -> list[TensorSpec]:
-    found = (op.meta(name) for name in names)
-    return [spec(t.shape, t.dtype) for t in found if t is not None]
+    metas = (op.meta(name) for name in names)
+    return [spec(t.shape, t.dtype) for t in metas if t is not None]
 
 
 @costs("aten::native_layer_norm", "aten::layer_norm", "aten::native_layer_norm_out")
 def layer_norm(op: OpView) -> Iterable[KernelCall]:
     """LayerNormV3 over the normalised dimensions."""
-    x = _input(op, "input", "self")
+    x = op.need("input", "self", at=0)
     cols = _columns(op, x)
     stats = spec((prod(x.shape) // cols,), "float32")
     source = op.packed(x, row_major=True)
@@ -40,7 +36,7 @@ def layer_norm(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::native_layer_norm_backward")
 def layer_norm_backward(op: OpView) -> Iterable[KernelCall]:
     """LayerNormGradV3: gradients to input, weight and bias in one kernel."""
-    grad, x = _input(op, "grad_out", at=0), _input(op, "input", at=1)
+    grad, x = op.need("grad_out", at=0), op.need("input", at=1)
     cols = _columns(op, x)
     stats = spec((prod(x.shape) // cols,), "float32")
     inputs = [op.packed(grad, row_major=True), op.packed(x, row_major=True), stats, stats, *_vector(op, "weight")]
@@ -51,7 +47,7 @@ def layer_norm_backward(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::rms_norm", "aten::_fused_rms_norm")
 def rms_norm(op: OpView) -> Iterable[KernelCall]:
     """RmsNorm."""
-    x = _input(op, "input", "self", "x")
+    x = op.need("input", "self", "x", at=0)
     cols = _columns(op, x)
     source = op.packed(x, row_major=True)
     outs = op.outputs(source, spec((prod(x.shape) // cols, 1), "float32"))
@@ -61,7 +57,7 @@ def rms_norm(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::_fused_rms_norm_backward")
 def rms_norm_backward(op: OpView) -> Iterable[KernelCall]:
     """RmsNormGrad."""
-    grad, x = _input(op, "grad_out", "dy", at=0), _input(op, "input", "self", at=1)
+    grad, x = op.need("grad_out", "dy", at=0), op.need("input", "self", at=1)
     cols = _columns(op, x)
     inputs = [
         op.packed(grad, row_major=True),
@@ -75,7 +71,7 @@ def rms_norm_backward(op: OpView) -> Iterable[KernelCall]:
 @costs("vllm_ir::rms_norm", "sglang::rmsnorm")
 def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
     """RmsNorm under other libraries' names: (out,) input, weight."""
-    x = _input(op, "input", "x", at=0)
+    x = op.need("input", "x", at=0)
     source = op.packed(x, row_major=True)
     weight = op.meta("weight", "w", "gamma")
     gamma = [spec(weight.shape, weight.dtype)] if weight is not None else []
@@ -85,14 +81,18 @@ def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
 @costs("vllm_ir::fused_add_rms_norm")
 def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
     """AddRmsNorm: the sum with the residual, and its norm."""
-    x = _input(op, "input", "x", "x1", at=0)
+    x = op.need("input", "x", "x1", at=0)
     source = spec(x.shape, x.dtype)
     weight = op.meta("weight", "w", "gamma")
     gamma = spec(weight.shape, weight.dtype) if weight is not None else spec(x.shape[-1:], x.dtype)
     return [kernel("AddRmsNorm", [source, source, gamma], [source, spec((*x.shape[:-1], 1), "float32"), source])]
 
 
-BATCH_NORM = (
+def _channels(x: TensorMeta) -> int:
+    return x.shape[1] if len(x.shape) > 1 else 1
+
+
+@costs(
     "aten::native_batch_norm",
     "aten::_native_batch_norm_legit",
     "aten::cudnn_batch_norm",
@@ -108,13 +108,10 @@ BATCH_NORM = (
     "aten::_batch_norm_with_update_functional",
     "aten::quantized_batch_norm",
 )
-
-
-@costs(*BATCH_NORM)
 def batch_norm(op: OpView) -> Iterable[KernelCall]:
     """Training: BNTrainingReduce and BNTrainingUpdate; inference: BNInfer."""
-    x = _input(op, "input", "self")
-    channels = x.shape[1] if len(x.shape) > 1 else 1
+    x = op.need("input", "self", at=0)
+    channels = _channels(x)
     if "instance" in op.op.name:
         channels *= prod(x.shape[:1])
     cols = max(1, prod(x.shape) // max(1, channels))
@@ -139,8 +136,8 @@ def batch_norm(op: OpView) -> Iterable[KernelCall]:
 )
 def batch_norm_backward(op: OpView) -> Iterable[KernelCall]:
     """BNTrainingUpdateGrad (to weight and bias) and BNTrainingReduceGrad (to input)."""
-    x = _input(op, "input", at=0)
-    channels = x.shape[1] if len(x.shape) > 1 else 1
+    x = op.need("input", at=0)
+    channels = _channels(x)
     cols = max(1, prod(x.shape) // max(1, channels))
     source, stats = spec(x.shape, x.dtype), spec((channels,), "float32")
     return [
@@ -163,7 +160,7 @@ SYNCHRONISED = {
 def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
     """One pass over the images, which are the largest tensors."""
     images = op.widest()
-    channels = images.shape[1] if len(images.shape) > 1 else 1
+    channels = _channels(images)
     source, stats = spec(images.shape, images.dtype), spec((channels,), "float32")
     reads = [source] * max(1, sum(t.shape == images.shape for t in op.tensors))
     kind = SYNCHRONISED[op.op.name.split(".")[0]]
@@ -199,7 +196,7 @@ def weight_norm(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::native_group_norm", "aten::group_norm")
 def group_norm(op: OpView) -> Iterable[KernelCall]:
     """GroupNormV2 over groups of channels."""
-    x = _input(op, "input", "x")
+    x = op.need("input", "x", at=0)
     groups = op.integer("group", "num_groups", default=32) * (x.shape[0] if x.shape else 1)
     cols = max(1, prod(x.shape) // max(1, groups))
     stats = spec((groups,), "float32")
@@ -210,7 +207,7 @@ def group_norm(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::native_group_norm_backward")
 def group_norm_backward(op: OpView) -> Iterable[KernelCall]:
     """GroupNormGrad."""
-    grad, x = _input(op, "grad_out", at=0), _input(op, "input", at=1)
+    grad, x = op.need("grad_out", at=0), op.need("input", at=1)
     groups = op.integer("group", default=32) * (x.shape[0] if x.shape else 1)
     cols = max(1, prod(x.shape) // max(1, groups))
     inputs = [op.packed(grad, row_major=True), op.packed(x, row_major=True), spec((groups,), "float32")]
@@ -218,9 +215,8 @@ def group_norm_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall]:
-    dim = op.integer("dim", default=-1)
     rank = max(1, len(x.shape))
-    dim %= rank
+    dim = op.integer("dim", default=-1) % rank
     cols = x.shape[dim] if x.shape else 1
     out = op.output(spec(x.shape, x.dtype))
     source = op.packed(x, row_major=True)
@@ -244,22 +240,17 @@ def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall
 )
 def softmax(op: OpView) -> Iterable[KernelCall]:
     """SoftmaxV2 along one dimension, turned innermost where it is not."""
-    return _along(op, _input(op, "self", "input", "x"), "SoftmaxV2", 1)
+    return _along(op, op.need("self", "input", "x", at=0), "SoftmaxV2", 1)
 
 
 @costs("aten::_log_softmax", "aten::log_softmax", "aten::special_log_softmax")
 def log_softmax(op: OpView) -> Iterable[KernelCall]:
     """LogSoftmaxV2."""
-    return _along(op, _input(op, "self", "input"), "LogSoftmaxV2", 1)
+    return _along(op, op.need("self", "input", at=0), "LogSoftmaxV2", 1)
 
 
-@costs("aten::_softmax_backward_data", "aten::_masked_softmax_backward")
+@costs("aten::_softmax_backward_data", "aten::_masked_softmax_backward", "aten::_log_softmax_backward_data")
 def softmax_backward(op: OpView) -> Iterable[KernelCall]:
-    """SoftmaxGrad."""
-    return _along(op, _input(op, "grad_output", "output"), "SoftmaxGrad", 2)
-
-
-@costs("aten::_log_softmax_backward_data")
-def log_softmax_backward(op: OpView) -> Iterable[KernelCall]:
-    """LogSoftmaxGrad."""
-    return _along(op, _input(op, "grad_output", "output"), "LogSoftmaxGrad", 2)
+    """SoftmaxGrad or LogSoftmaxGrad."""
+    kind = "LogSoftmaxGrad" if "log_softmax" in op.op.name else "SoftmaxGrad"
+    return _along(op, op.need("grad_output", "output", at=0), kind, 2)

@@ -93,8 +93,8 @@ for _name, _kind in REDUCTIONS.items():
 @costs("aten::equal", "aten::allclose")
 def same_values(op: OpView) -> Iterable[KernelCall]:
     """Both tensors compared, and whether all elements are equal."""
-    compared = spec(broadcast([one.shape for one in op.tensors[:2]]), "bool")
-    equal = kernel("Equal", [op.packed(one) for one in op.tensors[:2]], [compared])
+    compared = spec(broadcast([meta.shape for meta in op.tensors[:2]]), "bool")
+    equal = kernel("Equal", [op.packed(meta) for meta in op.tensors[:2]], [compared])
     return [equal, kernel("ReduceAll", [compared], [spec((), "bool")])]
 
 

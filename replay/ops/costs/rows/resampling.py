@@ -43,8 +43,8 @@ def upsample(op: OpView) -> Iterable[KernelCall]:
     meta = _source(op, "self", "input")
     space = space_of(op, meta)
     plain = images(meta, space)
-    given = op.value("scale_factors")
-    scales = cast("Sequence[Any]", given) if isinstance(given, tuple | list) else ()
+    scale_factors = op.value("scale_factors")
+    scales = cast("Sequence[Any]", scale_factors) if isinstance(scale_factors, tuple | list) else ()
     if not op.op.outputs and not op.integers("output_size") and scales:
         factors = [float(f) for f in scales if isinstance(f, int | float)]
         if len(factors) != space or not all(map(isfinite, factors)):

@@ -43,7 +43,7 @@ def tables(op: OpView) -> Iterable[KernelCall]:
 )
 def permuted(op: OpView) -> Iterable[KernelCall]:
     """Runs of data in another order: everything read and written once, a copy for each tensor."""
-    moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(one) for one in op.tensors)]
+    moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(tensor) for tensor in op.tensors)]
     return [kernel("ConcatD", [spec(t.shape, t.dtype)], [spec(t.shape, t.dtype)]) for t in moved]
 
 
@@ -93,17 +93,15 @@ def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
     """Rows of a tensor that are read: as many as there are indices for a table whose rows no other tensor has, where
     another tensor has a row an index; all of them else."""
     rows = table.shape[0]
-    others = [one for one in metas if one is not table]
-    made = {
-        elements(one) // max(1, one.shape[-1]) for one in others if len(one.shape) > 1 and one.dtype not in _INDICES
-    }
-    if len(table.shape) != 2 or table.dtype in _INDICES or any(rows in one.shape for one in others):
+    others = [t for t in metas if t is not table]
+    row_counts = {elements(t) // max(1, t.shape[-1]) for t in others if len(t.shape) > 1 and t.dtype not in _INDICES}
+    if len(table.shape) != 2 or table.dtype in _INDICES or any(rows in t.shape for t in others):
         return rows
-    indices = [elements(one) for one in others if one.dtype in _INDICES and one.shape]
-    found = max((n for n in indices if n in made and n < rows), default=rows)
-    if found < rows:
-        op.note(f"{found:,} rows of a table of {rows:,} are read: as many as there are indices")
-    return found
+    indices = [elements(t) for t in others if t.dtype in _INDICES and t.shape]
+    rows_read = max((n for n in indices if n in row_counts and n < rows), default=rows)
+    if rows_read < rows:
+        op.note(f"{rows_read:,} rows of a table of {rows:,} are read: as many as there are indices")
+    return rows_read
 
 
 @costs("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::Bool", "aten::Int", "aten::Float")

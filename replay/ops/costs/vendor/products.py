@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall
-from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, combining_call, grouped, routing_call
+from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, grouped, routed
 from opreplay.replay.ops.costs.products.matmul import product
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.traces.model import TensorMeta
@@ -27,9 +27,9 @@ def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
     groups = max(1, steps - 1 if "x_offsets" in op.args else steps)
     share = -(-x.shape[0] // groups)
     op.note(f"lengths are contents: {x.shape[0]} rows taken as spread evenly over {groups} groups")
-    left, right = spec((groups, x.shape[1], share), x.dtype), spec((groups, share, y.shape[1]), x.dtype)
-    made = spec((groups, x.shape[1], y.shape[1]), x.dtype)
-    call = kernel("GroupedMatmul", [left, right], [made], transpose_a=False, transpose_b=False)
+    lhs, rhs = spec((groups, x.shape[1], share), x.dtype), spec((groups, share, y.shape[1]), x.dtype)
+    out = spec((groups, x.shape[1], y.shape[1]), x.dtype)
+    call = kernel("GroupedMatmul", [lhs, rhs], [out], transpose_a=False, transpose_b=False)
     if total is None:
         return [call]
     summed = spec(total.shape, total.dtype)
@@ -39,10 +39,10 @@ def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
 def lists_of_products(op: OpView) -> Iterable[KernelCall]:
     """A product for each pair of rows (M, K) and weights (N, K); 8-bit floats are taken at the int8 rate."""
     names = ("X", "W") if "X" in op.args else ("XQ", "WQ")
-    left, right = ([_eight_bit(t) for t in op.metas(name)] for name in names)
-    if not left or len(left) != len(right) or any(len(t.shape) < 2 for t in (*left, *right)):
+    lhs, rhs = ([_eight_bit(t) for t in op.metas(name)] for name in names)
+    if not lhs or len(lhs) != len(rhs) or any(len(t.shape) < 2 for t in (*lhs, *rhs)):
         raise DoesNotFit("needs two lists of matrices")
-    return [product(op, a, b, weight=True) for a, b in zip(left, right, strict=True)]
+    return [product(op, a, b, weight=True) for a, b in zip(lhs, rhs, strict=True)]
 
 
 def _eight_bit(meta: TensorMeta) -> TensorMeta:
@@ -120,10 +120,9 @@ def ungated_experts(op: OpView) -> Iterable[KernelCall]:
     rows = x.shape[0] * max(1, op.integer("topk", default=ASSUMED_TOP_K))
     width, inner = x.shape[-1], gate.shape[1]
     half = spec((rows, inner), "float16")
-    return [
-        routing_call(rows, width, x.dtype),
+    products = (
         grouped(op, rows, gate, width, inner),
         kernel("Gelu", [half], [half]),
         grouped(op, rows, down, inner, width),
-        combining_call(rows, width, "float16"),
-    ]
+    )
+    return routed(rows, width, x.dtype, *products, out_dtype="float16")

@@ -35,7 +35,7 @@ def _each(kind: str, *names: str, inputs: int = 1) -> Cost:
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, *names)]
-        return [kernel(kind, [one] * inputs, [one]) for one in wide]
+        return [kernel(kind, [tensor] * inputs, [tensor]) for tensor in wide]
 
     rule.__name__ = f"each_{kind}"
     return rule
@@ -52,9 +52,9 @@ repacked = _each("Transpose")
 def norm_and_rope(op: OpView) -> Iterable[KernelCall]:
     """RmsNorm of queries and keys, which may lie in one tensor, then their rotary embedding."""
     wide = [spec(meta.shape, meta.dtype) for meta in _sources(op, "q", "k", "qkv", "input")]
-    tables = [spec((one.shape[0], one.shape[-1]), one.dtype) for one in wide]
+    tables = [spec((tensor.shape[0], tensor.shape[-1]), tensor.dtype) for tensor in wide]
     turned = [kernel("RotaryPositionEmbedding", [x, t, t], [x]) for x, t in zip(wide, tables, strict=True)]
-    return [*(kernel("RmsNorm", [one], [one]) for one in wide), *turned]
+    return [*(kernel("RmsNorm", [tensor], [tensor]) for tensor in wide), *turned]
 
 
 def rope_and_cache(op: OpView) -> Iterable[KernelCall]:

@@ -79,7 +79,7 @@ def test_bands_cover_what_they_say_and_wilder_families_have_wider_ones() -> None
         held.append(HeldOut(soc="x", family=family, compared=wrong))
     made = bands(held)
     assert made.inside == pytest.approx(0.8, abs=0.01)
-    assert made.own["x", "calm"] < made.usual < made.own["x", "wild"]
+    assert made.by_soc["x", "calm"] < made.usual < made.by_soc["x", "wild"]
 
 
 def test_a_family_with_few_kernels_takes_the_spread_of_its_soc() -> None:
@@ -91,7 +91,7 @@ def test_a_family_with_few_kernels_takes_the_spread_of_its_soc() -> None:
 
     known = [held(soc, "usual", error) for soc, error in (("calm", 0.05), ("wild", 0.4)) for _ in range(100)]
     made = bands([*known, held("calm", "rare", 0.1), held("wild", "rare", 0.1)])
-    assert made.own["calm", "rare"] < made.own["wild", "rare"]
+    assert made.by_soc["calm", "rare"] < made.by_soc["wild", "rare"]
 
 
 def test_what_was_measured_in_a_loop_has_a_narrower_band_and_little_of_it_where_it_was_not() -> None:

@@ -49,4 +49,4 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     predict = Predictor(DEVICE)
     for n in range(1, 30):
         predict(attention(n))
-    assert len(predict._made) <= 3
+    assert len(predict._predictions) <= 3

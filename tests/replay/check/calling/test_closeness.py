@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from opreplay.replay.check.calling.closeness import compare, told_apart
+from opreplay.replay.check.calling.closeness import compare, contrast
 
 
 def test_integers_may_move_as_roundings_of_the_arguments_move_them() -> None:
     exact = torch.tensor([3, 7, -2], dtype=torch.int8)
-    shaken = [torch.tensor([3, 8, -2], dtype=torch.int8)]
-    assert compare(torch.tensor([3, 8, -2], dtype=torch.int8), exact, shaken=shaken).fits
-    off = compare(torch.tensor([3, 8, -1], dtype=torch.int8), exact, shaken=shaken)
+    perturbed = [torch.tensor([3, 8, -2], dtype=torch.int8)]
+    assert compare(torch.tensor([3, 8, -2], dtype=torch.int8), exact, perturbed=perturbed).fits
+    off = compare(torch.tensor([3, 8, -1], dtype=torch.int8), exact, perturbed=perturbed)
     assert not off.fits
     assert off.where == "1 of 3 differ, at (2,) it is -1, not -2"
     assert not compare(torch.tensor([3, 8, -2], dtype=torch.int8), exact).fits
@@ -19,9 +19,9 @@ def test_integers_may_move_as_roundings_of_the_arguments_move_them() -> None:
 
 def test_integers_may_be_what_one_rounding_gives_and_nothing_between() -> None:
     exact = torch.tensor([0, 0])
-    shaken = [torch.tensor([7, 0]), torch.tensor([0, 0])]
-    assert compare(torch.tensor([7, 0]), exact, shaken=shaken).fits
-    assert not compare(torch.tensor([3, 0]), exact, shaken=shaken).fits
+    perturbed = [torch.tensor([7, 0]), torch.tensor([0, 0])]
+    assert compare(torch.tensor([7, 0]), exact, perturbed=perturbed).fits
+    assert not compare(torch.tensor([3, 0]), exact, perturbed=perturbed).fits
 
 
 def test_a_million_and_more_numbers_of_8_bits_are_compared() -> None:
@@ -44,10 +44,10 @@ def test_numbers_of_8_bits_may_be_rounded_otherwise_but_not_cut() -> None:
 
 def test_truth_values_must_be_equal() -> None:
     exact = torch.tensor([True, False])
-    assert not compare(torch.tensor([True, True]), exact, shaken=[torch.tensor([False, True])]).fits
+    assert not compare(torch.tensor([True, True]), exact, perturbed=[torch.tensor([False, True])]).fits
 
 
 def test_two_numbers_are_printed_so_that_they_differ() -> None:
-    assert told_apart(1.5, 2.0) == "1.5, not 2"
-    assert told_apart(6.2151508, 6.2151494) == "6.215151, not 6.215149"
-    assert told_apart(1.0, 1.0 + 2**-52) == "1, not 1.0000000000000002"
+    assert contrast(1.5, 2.0) == "1.5, not 2"
+    assert contrast(6.2151508, 6.2151494) == "6.215151, not 6.215149"
+    assert contrast(1.0, 1.0 + 2**-52) == "1, not 1.0000000000000002"

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.build import build_plan
-from opreplay.replay.resolve.guess.inside import broadcast
+from opreplay.replay.resolve.guess.values import broadcast
 from opreplay.traces import read_trace
 
 X, SQUARE = torch.randn(4, 6, 8), torch.randn(8, 8)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
-from opreplay.replay.resolve.meta.outputs import meta_outputs
-from opreplay.replay.resolve.meta.recurrent import STEPS, lengthened, shortened
+from opreplay.replay.resolve.meta.outputs import STEPS, lengthened, meta_outputs, shortened
 from opreplay.replay.resolve.policy import Policy
 from tests.factories import meta as tensor
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from opreplay.replay.execute.executors.torch.gradients import with_gradients
-from opreplay.replay.execute.executors.torch.python_call import python_call
+from opreplay.replay.execute.executors.torch.python_call import python_call, with_gradients
 
 X, Y = torch.arange(12.0).reshape(3, 4), torch.ones(3, 4)
 ATEN = torch.ops.aten

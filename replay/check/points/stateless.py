@@ -1,0 +1,182 @@
+# pyright: strict
+"""What a call must not depend on: values of the call before it, memory that nobody wrote, threads, other calls.
+
+And what it must leave as it was: the state of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+
+from opreplay.replay.check.calling.calls import Arguments, Bench, contiguous, is_float, results_of, seed_torch
+from opreplay.replay.check.calling.closeness import compare
+from opreplay.replay.check.calling.refusals import words
+from opreplay.replay.check.cases import Case
+from opreplay.replay.check.model import Finding
+from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed
+
+CALLERS, ROUNDS = 4, 6
+"""Threads that call an op at once, and how often each does."""
+THREADS = (1, 3)
+"""Of torch, within a call: one, and a number that no usual size is a multiple of."""
+
+
+def stateless(bench: Bench, base: Case) -> list[Attempt]:
+    """The same call after another with other values in the same memory, in memory full of NaN, by other numbers of
+    threads, and by several threads at once."""
+    states: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"in memory full of NaN": _filled}
+    if bench.device.type == "cpu":
+        for count in THREADS:
+            states[f"by {count} thread{'s' if count > 1 else ''}"] = partial(_threads, count)
+    return [
+        _trial(bench, base, "again with other values", _after_another),
+        *(_trial(bench, base, name, partial(_in_state, state=state)) for name, state in states.items()),
+        _trial(bench, base, f"by {CALLERS} callers at once", _at_once),
+    ]
+
+
+def _trial(bench: Bench, base: Case, name: str, judge: Callable[[Bench, Case], Finding]) -> Attempt:
+    """A trial of an op whose results do not depend on torch's random numbers."""
+
+    def judged(bench: Bench, case: Case) -> Finding:
+        return nothing("the op is random") if bench.is_random(case) else judge(bench, case)
+
+    return attempt(bench, base, judged, name)
+
+
+def _results(bench: Bench, case: Case, arguments: Arguments) -> list[torch.Tensor]:
+    """What a call gives, and what it wrote to, copied; without touching torch's random numbers."""
+    results = results_of(bench.call_of(case, arguments), arguments, seed=None)
+    return [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in results.all()]
+
+
+def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], arguments: Arguments) -> str | None:
+    """Where results differ; None where they are the same but for the order of sums."""
+    if [(a.shape, a.dtype) for a in actual] != [(b.shape, b.dtype) for b in wanted]:
+        return "other sizes or dtypes"
+    largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
+    for tensor, other in zip(actual, wanted, strict=True):
+        distance = compare(tensor, other, terms=largest / max(1, tensor.numel()))
+        if not distance.fits:
+            return distance.where
+    return None
+
+
+def _after_another(bench: Bench, case: Case) -> Finding:
+    """An op that keeps results by address or shape gives the first ones again."""
+    arguments = bench.arguments(case).copy()
+    first = contiguous(arguments)
+    seed_torch(0)
+    try:
+        _results(bench, case, arguments)
+        for mine, before in zip(arguments.tensors(), first.tensors(), strict=True):
+            if 0 not in mine.stride():
+                mine.copy_(before / 2 if is_float(before) else before)
+        other = contiguous(arguments)
+        again = _results(bench, case, arguments)
+        wanted = _results(bench, case, other)
+    except Exception as error:  # judged by other trials
+        return nothing(words(error))
+    where = _difference(again, wanted, arguments)
+    return passed() if where is None else failed(f"it depends on the call before: {where}")
+
+
+@contextlib.contextmanager
+def _filled() -> Generator[None, None, None]:
+    """New memory of torch is filled with NaN and the largest numbers (use_deterministic_algorithms)."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Generator[None, None, None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _in_state(bench: Bench, case: Case, state: Callable[[], contextlib.AbstractContextManager[None]]) -> Finding:
+    """The same results in another state of torch."""
+    arguments = bench.arguments(case)
+    try:
+        seed_torch(0)
+        wanted = _results(bench, case, arguments.copy())
+        with state():
+            seed_torch(0)
+            actual = _results(bench, case, arguments.copy())
+    except Exception as error:  # judged by other trials
+        return nothing(words(error))
+    where = _difference(actual, wanted, arguments)
+    return passed() if where is None else failed(where)
+
+
+def _at_once(bench: Bench, case: Case) -> Finding:
+    """Several threads of Python call the op on tensors of their own."""
+    arguments = [bench.arguments(case).copy() for _ in range(CALLERS)]
+    for number, of_caller in enumerate(arguments):
+        for tensor in of_caller.tensors():
+            if is_float(tensor) and 0 not in tensor.stride():
+                tensor.mul_(1 + number / 4)
+    try:
+        wanted = [_results(bench, case, of_caller.copy()) for of_caller in arguments]
+    except Exception as error:  # judged by other trials
+        return nothing(words(error))
+
+    def caller(number: int) -> str | None:
+        for _ in range(ROUNDS):
+            copy = arguments[number].copy()
+            where = _difference(_results(bench, case, copy), wanted[number], copy)
+            if where is not None:
+                return where
+        return None
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        where = next((where for where in list(pool.map(caller, range(CALLERS))) if where is not None), None)
+    return passed() if where is None else failed(f"calls disturb each other: {where}")
+
+
+def leaves_state(bench: Bench, case: Case) -> Finding:
+    """Whether a call leaves the state of torch as it was: random numbers, dtype, threads, gradients, device."""
+    arguments = bench.arguments(case).copy()
+    seed_torch(0)
+    before = _state()
+    try:
+        bench.call_of(case, arguments)()
+    except Exception as error:  # judged by other points
+        return nothing(words(error))
+    after = _state()
+    changed = [name for name, value in before.items() if not _equal(value, after[name])]
+    if bench.is_random(case):
+        changed = [name for name in changed if name != "random numbers"]
+    hint = ": it lacks the tag nondeterministic_seeded" if changed == ["random numbers"] else ""
+    return failed(f"leaves other {', '.join(changed)} behind{hint}") if changed else passed()
+
+
+def _state() -> dict[str, object]:
+    return {
+        "random numbers": torch.get_rng_state(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "number of threads": torch.get_num_threads(),
+        "gradient mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _equal(before: object, after: object) -> bool:
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        return torch.equal(before, after)
+    return before == after

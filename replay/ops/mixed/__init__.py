@@ -1,2 +1,0 @@
-# pyright: strict
-"""Ops of several families whose references share a file."""

@@ -1,0 +1,97 @@
+# pyright: strict
+"""aiter's quantisation: one scale, by rows, by groups, and smoothed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.quantize import (
+    group_scale,
+    largest,
+    quantize_groups,
+    row_scale,
+    tensor_scale,
+    to_quantized,
+)
+
+
+def write_smoothed(normed: Tensor, out: Tensor, xscale: Tensor, yscale: Tensor) -> None:
+    """Write normed · xscale as 8 bits to out and the scale of each row to yscale."""
+    smooth = normed.float() * xscale.float()
+    scale = row_scale(smooth, out.dtype)
+    yscale.copy_(scale.reshape(yscale.shape))
+    out.copy_(to_quantized(smooth, scale, out.dtype))
+
+
+@stands_for("aiter::smoothquant_fwd", writes=("out", "y_scale"))
+def smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor) -> None:
+    """input · x_scale, quantised by rows."""
+    write_smoothed(input, out, x_scale, y_scale)
+
+
+@stands_for("aiter::moe_smoothquant_fwd", writes=("out", "y_scale"))
+def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor) -> None:
+    """out [k, T, H]: input [T, H] times the smoothing of each chosen expert x_scale [E, H], quantised by rows."""
+    chosen = x_scale.float()[topk_ids.t().to(torch.int64)]
+    smooth = (input.float().unsqueeze(0) * chosen).reshape(-1, input.shape[-1])
+    scale = row_scale(smooth, out.dtype)
+    y_scale.copy_(scale.reshape(y_scale.shape))
+    out.copy_(to_quantized(smooth, scale, out.dtype).reshape(out.shape))
+
+
+@stands_for("aiter::smooth_per_token_scaled_quant", writes=("out", "scales"))
+def smooth_per_token_scaled_quant(
+    out: Tensor, input: Tensor, scales: Tensor, smooth_scale: Tensor, smooth_scale_map: Tensor | None
+) -> None:
+    """input · smooth_scale (a row of it, by the map), quantised by rows; scales are never shuffled."""
+    factor = smooth_scale if smooth_scale_map is None else smooth_scale[smooth_scale_map.to(torch.int64)]
+    write_smoothed(input, out, factor, scales)
+
+
+@stands_for("aiter::dynamic_per_group_scaled_quant", writes=("out", "scales"))
+def dynamic_per_group_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, group_size: int) -> None:
+    """input quantised by groups of a row; scales are never shuffled."""
+    groups = group_scale(input, group_size, largest(out.dtype))
+    scales.flatten()[: groups.numel()].copy_(groups.flatten())
+    out.copy_(quantize_groups(input, groups, out.dtype))
+
+
+@stands_for("aiter::static_per_tensor_quant")
+def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
+    """out = input / scale."""
+    out.copy_(to_quantized(input, scale, out.dtype))
+
+
+@stands_for("aiter::dynamic_per_tensor_quant")
+def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
+    """One scale from the largest magnitude."""
+    whole_scale = tensor_scale(input, out.dtype)
+    scale.copy_(whole_scale.reshape(scale.shape))
+    out.copy_(to_quantized(input, whole_scale.clamp(min=1e-12), out.dtype))
+
+
+@stands_for("aiter::dynamic_per_token_scaled_quant")
+def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, scale_ub: Tensor | None) -> None:
+    """A scale for each row."""
+    rows = row_scale(input, out.dtype, scale_ub)
+    scales.copy_(rows.reshape(scales.shape))
+    out.copy_(to_quantized(input, rows, out.dtype))
+
+
+@stands_for("aiter::per_token_quant_hip")
+def per_token_quant(x: Tensor, scale: Tensor | None, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(quantised, scale of each row [.., 1])."""
+    rows = row_scale(x, quant_dtype) if scale is None else scale.clone()
+    return to_quantized(x, rows, quant_dtype), rows
+
+
+@stands_for("aiter::per_group_quant_hip")
+def per_group_quant(
+    x: Tensor, quant_dtype: torch.dtype, group_size: int, transpose_scale: bool
+) -> tuple[Tensor, Tensor]:
+    """(quantised, scale of each group), the scale's memory column-major when transposed."""
+    groups = group_scale(x, group_size, largest(quant_dtype))
+    quantized = quantize_groups(x, groups, quant_dtype)
+    return quantized, groups.t().contiguous().view(groups.shape) if transpose_scale else groups

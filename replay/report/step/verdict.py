@@ -1,0 +1,120 @@
+# pyright: strict
+"""What every command says of a step: the verdict in a sentence, the step in a few rows, and both as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.report.table import Fact
+from opreplay.replay.report.text import middle, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.timeline.names import PYTHON
+from opreplay.replay.timeline.step import StepOnDevice, StepReport
+
+_NAME_WIDTH = 40
+_LEAST_SHARE = 0.005
+"""Share of the step from which a cause is named."""
+_UNEVEN = 1.25
+"""Steps of one trace that differ by more than this have something to be told."""
+_CAUSES = {
+    "before_first": "before its first task",
+    "host": "for the host to launch",
+    "launch_latency": "launch latency",
+    "dependency": "for other streams, gaps between tasks",
+    "after_last": "after its last task",
+}
+
+
+def verdict(step: StepReport) -> str:
+    """What bounds the step, in one sentence, and what simulated devices would make of it."""
+    step_us = step.window.step_us
+    took = f"{time_text(step_us)} {'a step' if step.marked else 'in all (the trace marks no steps)'}"
+    device = f"the {step.accelerator}"
+    idle = share_text(quotient(sum(step.idle_us.values()), step_us))
+    busy = share_text(quotient(step.busy_us, step_us))
+    if step.bound == "host alone":
+        text = f"On the host alone: {took}, ops run {busy} of it"
+    elif step.bound == "host":
+        text = f"Host-bound: {device} idles {idle} of {took}"
+    elif step.bound == "communication":
+        share = share_text(quotient(step.communication_us, step_us))
+        text = f"Communication-bound: {share} of {took} is communication that no computing hides"
+    elif step.bound == "device":
+        text = f"Device-bound: {device} is busy {busy} of {took}"
+    else:
+        text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
+    devices = [f"{safe(name)} {_on_device(one, step_us)}" for name, one in step.socs.items()]
+    return "; ".join([text, *devices]) + "." + _largest(step)
+
+
+def _largest(step: StepReport) -> str:
+    """What the host did that the step waited for, where the host bounds it."""
+    if step.bound not in ("host", "host alone"):
+        return ""
+    causes = [(name, us / step.window.step_us) for name, us in step.largest[:2] if step.window.step_us]
+    causes = [(name, share) for name, share in causes if share >= _LEAST_SHARE]
+    if not causes:
+        return ""
+    ran = "" if step.bound == "host alone" else "dispatch of "
+    named = [
+        f"{'Python between ops' if name == PYTHON else ran + safe(middle(name, _NAME_WIDTH))} {share_text(share)}"
+        for name, share in causes
+    ]
+    return f" Largest {'cause' if len(named) == 1 else 'causes'}: {', '.join(named)}."
+
+
+def _on_device(one: StepOnDevice, step_us: float) -> str:
+    if one.low_us is None or one.high_us is None:
+        return f"is not predicted: {share_text(one.predicted_share)} of the device time has a prediction"
+    band = f"{time_text(one.low_us)} to {time_text(one.high_us)}"
+    return f"would take {time_text(one.step_us)} ({band}), {ratio_text(one.step_us, step_us)}"
+
+
+def step_facts(step: StepReport) -> dict[str, Any]:
+    """The `step` object of every JSON form."""
+    return {"verdict": verdict(step), **msgspec.to_builtins(step)}
+
+
+def step_rows(step: StepReport) -> list[Fact]:
+    """The step in a few rows: its lengths, what the device did, and how much of that is known."""
+    window = step.window
+    step_us = window.step_us
+    lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"
+    if step.bound == "host alone":
+        return [("step", lengths, ""), ("in ops", _share(step.busy_us, step_us), "")]
+    causes = [(_CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
+    idle = [f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=lambda one: -one[1])]
+    lengths += f", from the first to the last device task {time_text(window.device_us)}"
+    return [
+        ("step", lengths, ""),
+        ("busy", f"{_share(step.busy_us, step_us)} of the step; tasks added up {time_text(step.device_sum_us)}", ""),
+        ("idle", "; ".join([_share(sum(step.idle_us.values()), step_us), *idle]), ""),
+        ("known", _known(step), "yellow" if step.unknown_wait_us > 0.1 * step_us else ""),
+    ]
+
+
+def _share(us: float, step_us: float) -> str:
+    return f"{time_text(us)} = {share_text(quotient(us, step_us))}"
+
+
+def _chosen(step: StepReport) -> str:
+    """Which of the marked steps it is; "" where none is marked."""
+    if not step.marked:
+        return ""
+    text = f" for {safe(middle(step.name, _NAME_WIDTH))}"
+    if step.steps > 1:
+        text += f", {'1' if step.asked else 'the one of median length'} of {step.steps:,}"
+    if step.all_host_us is not None and step.all_host_us[1] > _UNEVEN * step.all_host_us[0]:
+        text += f" ({time_text(step.all_host_us[0])} to {time_text(step.all_host_us[1])} on the host)"
+    return text
+
+
+def _known(step: StepReport) -> str:
+    """How much of the critical path is copied from the recording."""
+    parts = [f"{share_text(step.copied_host_share)} of the critical path is host time, as recorded"]
+    if step.unknown_wait_us >= _LEAST_SHARE * step.window.step_us:
+        parts.append(f"{time_text(step.unknown_wait_us)} of waits that nothing explains")
+    if step.blocked_us >= _LEAST_SHARE * step.window.step_us:
+        parts.append(f"{time_text(step.blocked_us)} in blocking calls taken for host work")
+    return "; ".join(parts)

@@ -1,0 +1,87 @@
+# pyright: strict
+"""A step's time by module as a tree, layers of one kind folded: `Qwen2DecoderLayer ×24` with what lies inside each."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
+from opreplay.replay.timeline.graph.model import Ints, StepGraph
+from opreplay.replay.timeline.names import Names
+
+DEEPEST = 12
+"""Levels of the tree; what lies deeper counts for the last."""
+_NUMBER = re.compile(r"_\d+$")
+"""torch.profiler numbers modules of one class as they are first called."""
+
+
+class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules of one class at one place of the tree, with all that they call. Times in µs."""
+
+    name: str
+    count: int
+    """Different modules of this class here."""
+    depth: int
+    """0 for the outermost; the modules that it calls follow, one deeper."""
+    device_us: float
+    """Device tasks added up."""
+    path_us: float
+    """Of the critical path."""
+
+
+def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) -> tuple[ModuleTime, ...]:
+    """The modules that the step's ops ran in, outer before inner, those with most device time first.
+
+    `path_us`: time on the critical path by row of the ops. Empty where the trace names no modules.
+    """
+    labels, parents, of_op = names.module_calls()
+    if not len(of_op):
+        return ()
+    nodes = graph.nodes
+    owned = nodes.owner >= 0
+    device_us: defaultdict[int, float] = defaultdict(float)
+    spent: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for owner, us in zip(nodes.owner[owned].tolist(), nodes.dur_us[owned].tolist(), strict=True):
+        device_us[int(of_op[owner])] += us
+    for call, us in device_us.items():
+        spent[call][0] += us
+    for row, us in path_us.items():
+        if row >= 0:
+            spent[int(of_op[row])][1] += us
+    times: defaultdict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    modules: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+    for call, (device, path) in spent.items():
+        folded: tuple[str, ...] = ()
+        for label in _around(call, labels, parents)[:DEEPEST]:
+            folded = (*folded, _NUMBER.sub("", label))
+            times[folded][0] += device
+            times[folded][1] += path
+            modules[folded].add(label)
+    made: list[ModuleTime] = []
+
+    def add(prefix: tuple[str, ...]) -> None:
+        inside = [path for path in times if len(path) == len(prefix) + 1 and path[: len(prefix)] == prefix]
+        for path in sorted(inside, key=lambda path: (-times[path][0], -times[path][1], path)):
+            device, on_path = times[path]
+            made.append(
+                ModuleTime(
+                    name=path[-1], count=len(modules[path]), depth=len(prefix), device_us=device, path_us=on_path
+                )
+            )
+            add(path)
+
+    add(())
+    return tuple(made)
+
+
+def _around(call: int, labels: tuple[str, ...], parents: Ints) -> list[str]:
+    """Names of the module calls around one, itself last; one that calls itself counts once."""
+    chain: list[str] = []
+    while call >= 0:
+        if not chain or chain[-1] != labels[call]:
+            chain.append(labels[call])
+        call = int(parents[call])
+    return chain[::-1]

@@ -1,0 +1,19 @@
+"""What-ifs of steps whose truth is known, class by class; the benchmark has more programs of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.synthetic_steps import CLASSES, answers
+
+
+@pytest.mark.parametrize("name", list(CLASSES))
+def test_what_a_change_makes_of_the_pace(name: str, tmp_path: Path) -> None:
+    for seed in (11, 12):
+        step_error, changes = answers(CLASSES[name], seed, tmp_path)
+        assert abs(step_error) < 0.01
+        assert changes
+        wrong = [(one.change, one.truth_us, one.told_us) for one in changes if not one.right]
+        assert not wrong

@@ -1,0 +1,182 @@
+"""One step has the same figures in every command; what is not known of it stays as it was and makes a range."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.report.step.verdict import verdict
+from opreplay.replay.timeline.timeline import Timeline, timeline
+from opreplay.traces import read_trace
+from tests.replay.timeline.machine import Machine, training
+
+KEYS = ("window", "device_sum_us", "busy_us", "idle_us", "copied_host_share", "unknown_wait_us", "verdict", "bound")
+
+
+def facts(*arguments: object) -> dict[str, Any]:
+    done = CliRunner().invoke(opreplay, [*map(str, arguments), "--format", "json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def told(machine: Machine, path: Path, **how: object) -> Timeline:
+    trace = read_trace(machine.write(path / "t.json"), activity=True)
+    return timeline(trace, **how).timeline  # type: ignore[arg-type]
+
+
+def test_the_step_is_the_same_in_every_command(tmp_path: Path) -> None:
+    path = training().write(tmp_path / "t.json")
+    step = facts("timeline", path)["step"]
+    assert {key: facts("inspect", path)["step"][key] for key in KEYS} == {key: step[key] for key in KEYS}
+    assert facts("compare", path, path)["step"] == {"before": step, "after": step}
+    assert facts("timeline", path).keys() >= {"verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us"}
+    simulated = facts("simulate", path, "--soc", "910b3")["step"]
+    assert simulated == facts("timeline", path, "--soc", "910b3")["step"]
+    assert facts("simulate", path, "--soc", "910b3", "--top", 1)["step"] is None, "a part of the ops is no step"
+
+
+def test_the_step_of_a_public_trace_is_the_same_in_every_command(shared_traces: Path) -> None:
+    path = shared_traces / "h100_qwen1.5_0.5b.json.gz"
+    step = facts("timeline", path, "--soc", "910b3")["step"]
+    assert step == facts("simulate", path, "--soc", "910b3")["step"]
+    assert step["window"]["step_us"] == facts("inspect", path)["step"]["window"]["step_us"]
+    assert step["bound"] == "device"
+
+
+def test_parts_of_a_step_add_up(tmp_path: Path) -> None:
+    step = told(training(), tmp_path).step
+    assert step.busy_us + sum(step.idle_us.values()) == pytest.approx(step.window.step_us)
+    assert step.window.device_us <= step.window.step_us
+    assert step.device_sum_us >= step.busy_us - 1.0
+
+
+def host_bound() -> Machine:
+    machine = Machine()
+    machine.begin()
+    for _ in range(20):
+        machine.host(50.0)
+        machine.op("aten::add", 100.0, ("add", 5.0))
+    machine.synchronize()
+    machine.end()
+    return machine
+
+
+def communication_bound() -> Machine:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::mm", 10.0, ("gemm", 400.0))
+    machine.wait_for(20, 7)
+    machine.op("c10d::allreduce_", 10.0, ("ncclDevKernel_AllReduce", 900.0), stream=20)
+    machine.synchronize()
+    machine.end()
+    return machine
+
+
+def host_alone() -> Machine:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::mm", 300.0)
+    machine.host(100.0)
+    machine.end()
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("machine", "bound"),
+    [
+        (host_bound(), "host"),
+        (communication_bound(), "communication"),
+        (training(), "device"),
+        (host_alone(), "host alone"),
+    ],
+)
+def test_what_bounds_a_step(machine: Machine, bound: str, tmp_path: Path) -> None:
+    step = told(machine, tmp_path).step
+    assert step.bound == bound
+    assert verdict(step)
+
+
+def waiting(extra_us: float) -> Machine:
+    """A kernel that starts long after it could, for nothing that is recorded."""
+    machine = Machine()
+    for _ in range(3):
+        machine.begin()
+        machine.op("aten::mm", 10.0, ("gemm", 200.0))
+        machine.free[7] += extra_us
+        machine.op("aten::add", 10.0, ("add", 100.0))
+        machine.synchronize()
+        machine.end()
+    return machine
+
+
+def test_waiting_that_nothing_explains_is_kept_and_makes_a_range(tmp_path: Path) -> None:
+    found = told(waiting(500.0), tmp_path, what_if=["gemm=0"])
+    assert found.retimed_step_us == pytest.approx(found.recorded_step_us, rel=0.01)
+    assert found.unexplained_us == pytest.approx(500.0, abs=20.0)
+    assert found.step.unknown_wait_us == pytest.approx(500.0, abs=20.0)
+    (change,) = found.what_if
+    assert change.low_us <= change.step_us <= change.high_us
+    none = told(waiting(0.0), tmp_path, what_if=["gemm=0"]).what_if[0]
+    assert none.low_us == none.high_us == none.step_us
+
+
+def test_a_long_blocking_op_waits_for_the_last_task_inside_it(tmp_path: Path) -> None:
+    """Of a trace that records no calls of the runtime but launches."""
+    machine = Machine()
+    for _ in range(3):
+        machine.begin()
+        machine.op("aten::mm", 10.0, ("gemm", 5000.0))
+        start = machine.now
+        machine.now = machine.free[7] + 700.0
+        machine._add("cpu_op", "aten::_local_scalar_dense", start, machine.now - start)
+        machine.end()
+    launches = {e["args"]["correlation"]: e for e in machine.events if e["cat"] == "cuda_runtime"}
+    arrows: list[dict[str, Any]] = []
+    for event in machine.events:
+        if event["cat"] == "kernel":
+            number, common = event["args"]["correlation"], {"cat": "ac2g", "name": "ac2g"}
+            start = {key: launches[number][key] for key in ("pid", "tid", "ts")}
+            arrows += [{**common, **start, "ph": "s", "id": number}]
+            arrows += [{**common, "ph": "f", "id": number, **{key: event[key] for key in ("pid", "tid", "ts")}}]
+    machine.events = [event for event in machine.events if event["cat"] != "cuda_runtime"] + arrows
+    found = told(machine, tmp_path, what_if=["gemm=0"])
+    assert found.what_if[0].gain_us > 4000.0
+
+
+def test_the_graph_is_tested_on_other_steps(tmp_path: Path) -> None:
+    machine = Machine()
+    for us in (100.0, 150.0, 60.0):
+        machine.begin()
+        for _ in range(5):
+            machine.op("aten::mm", 10.0, ("gemm", us))
+        machine.synchronize()
+        machine.end()
+    other = told(machine, tmp_path, others=True).other_steps
+    assert other is not None
+    assert (other.steps, other.worst_error < 0.02) == (2, True)
+    assert told(host_bound(), tmp_path, others=True).other_steps is None
+
+
+def test_layers_of_one_kind_are_one_row_of_the_tree(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    model = machine.now
+    for layer in range(3):
+        outer = machine.now
+        machine.op("aten::add", 10.0, ("add", 20.0))
+        inner = machine.now
+        machine.op("aten::mm", 10.0, ("gemm", 100.0))
+        machine._add("python_function", f"nn.Module: Linear_{layer}", inner, machine.now - inner)
+        machine._add("python_function", f"nn.Module: Layer_{layer}", outer, machine.now - outer)
+    machine._add("python_function", "nn.Module: Model_0", model, machine.now - model)
+    machine.synchronize()
+    machine.end()
+    tree = told(machine, tmp_path).modules
+    rows = [(one.name, one.count, one.depth, one.device_us) for one in tree]
+    assert rows == [("Model", 1, 0, 360.0), ("Layer", 3, 1, 360.0), ("Linear", 3, 2, 300.0)]
+    assert tree[0].path_us >= tree[1].path_us >= tree[2].path_us > 0.0

@@ -376,7 +376,7 @@ def _lowered_ops(
 
     Where it becomes more kernels than were recorded, their gaps are added; fewer only remove the gaps between those.
     """
-    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
+    from opreplay.replay.plan.recorded.groups import signature_id
 
     nodes, device = graph.nodes, predictor.device
     rows = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & ~done & ~_host_copies(trace, graph))

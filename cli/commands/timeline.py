@@ -115,7 +115,7 @@ def command(
 
     from opreplay.cli.opening import open_trace
     from opreplay.cli.outputs import check_page, write_page
-    from opreplay.cli.plan_views import captured_file
+    from opreplay.cli.plan_views import plan_file
     from opreplay.cli.setup import tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
@@ -138,8 +138,8 @@ def command(
             raise UsageError("--kernel-details is for one trace, not with --ranks")
         times, how = _measured(measured), (notes, format_)
         return _of_ranks(traces, step, what_if, devices, host_scale, times, timeline_file, page, how, force, limit)
-    captured = captured_file(first)
-    if captured is not None:
+    captured = plan_file(first)
+    if captured is not None and captured.captured:
         refused = {"--step": step, "--timeline": timeline_file, "--measured": measured, "--output": output}
         if (option := next((name for name, value in refused.items() if value is not None), None)) is not None:
             raise UsageError(f"{option} is for a recorded step", hint=f"{first} was captured: no times were recorded.")

@@ -15,7 +15,7 @@ from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, TileError, 
 from opreplay.replay.tile.language.recording import PROBES, Recording
 from opreplay.replay.tile.pipes import WRITES, Schedule, Traffic, moved, schedule, work
 from opreplay.replay.tile.program import Bound
-from opreplay.replay.tile.running import Ran, head_of, run_times
+from opreplay.replay.tile.running import CoreRuns, head_of, run_times
 
 ROUNDS = 3
 """Rounds in which the slowing of paths settles to what L2 and HBM can give."""
@@ -94,9 +94,9 @@ class TileTime:
     spans: tuple[PipeSpan, ...] = field(default=(), repr=False)
 
 
-def launch_us(device: DeviceProfile, ran: Ran) -> float:
+def launch_us(device: DeviceProfile, runs: CoreRuns) -> float:
     """Start and end of a kernel beyond what its instructions take: of one core, and each further one that it uses."""
-    return device.pipes.start_us + device.pipes.start_core_us * (ran.cores * (3 if ran.mixed else 1) - 1)
+    return device.pipes.start_us + device.pipes.start_core_us * (runs.cores * (3 if runs.mixed else 1) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,32 +111,32 @@ class _Demand:
     in_l2: float
 
 
-def _demand(bound: Bound, ran: Ran, device: DeviceProfile, state: State) -> _Demand:
+def _demand(bound: Bound, runs: CoreRuns, device: DeviceProfile, state: State) -> _Demand:
     sizes = {name: _bytes(meta.shape, meta.dtype) for name, meta in bound.tensors.items()}
     loaded: dict[str, float] = {}
     stored: dict[str, float] = {}
     through = 0.0
-    for count, recording in ran.classes:
+    for count, recording in runs.classes:
         for (unit, pipe, memory), size in moved(recording.steps).items():
             # Of the two vector cores of a group one was run.
-            times = count * (2 if unit != "cube" and ran.kind == "cube" else 1)
+            times = count * (2 if unit != "cube" and runs.kind == "cube" else 1)
             through += size * times
             side = stored if pipe in WRITES else loaded
             side[memory] = side.get(memory, 0.0) + size * times
     reading = {name: min(size, sizes[name]) for name, size in loaded.items() if name in sizes}
-    _check_covered(bound, ran, stored)
+    _check_covered(bound, runs, stored)
     writing = {name: min(size, sizes[name]) for name, size in stored.items() if name in sizes}
     share = 1.0 - resident(sum(reading.values()) + sum(writing.values()), device, state)
     missing = {name: share * size / loaded[name] for name, size in reading.items() if loaded[name]}
     return _Demand(missing, through, share * sum(reading.values()), share * sum(writing.values()), 1.0 - share)
 
 
-def _check_covered(bound: Bound, ran: Ran, stored: dict[str, float]) -> None:
+def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> None:
     """Raises TileError where all cores together store fewer elements than a result has.
 
     Elements that are stored twice stand for others here: `check.unwritten`, with values, finds these too.
     """
-    if any(recording.looked for _, recording in ran.classes):
+    if any(recording.looked for _, recording in runs.classes):
         return  # What was left out may have stored more.
     for p in bound.program.parameters:
         meta = bound.tensors.get(p.name)
@@ -148,14 +148,14 @@ def _check_covered(bound: Bound, ran: Ran, stored: dict[str, float]) -> None:
             raise TileError(
                 "unwritten",
                 f"{p.name}: {there - int(elements):,} of {there:,} elements are never written",
-                _stored_by(ran, p.name) or head_of(bound.program),
+                _stored_by(runs, p.name) or head_of(bound.program),
                 hint="Blocks must cover the whole result.",
             )
 
 
-def _stored_by(ran: Ran, name: str) -> tuple[str, int] | None:
+def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
     """File and line of the last instruction that stores to a tensor."""
-    for _, recording in ran.classes:
+    for _, recording in runs.classes:
         for step in reversed(recording.steps):
             if not isinstance(step, Repeat) and step.pipe in WRITES and step.memory == name:
                 return recording.lines[step.place]
@@ -204,23 +204,23 @@ def estimate(
     `state` is what the caches hold when it starts, `keep` how many instructions of the busiest core are kept.
     With `every` all iterations of loops are run, also those that repeat others.
     """
-    ran = run_times(bound, device, cores, every=every)
-    demand = _demand(bound, ran, device, state)
+    runs = run_times(bound, device, cores, every=every)
+    demand = _demand(bound, runs, device, state)
     floor_hbm = hbm_us(demand, device)
     floor_l2 = demand.l2_bytes / (device.pipes.l2_bytes_per_cycle * device.freq_hz) * 1e6
     us = 1e6 / device.freq_hz
-    first, recording = _slowest(ran, device, Traffic(demand.missing))
+    first, recording = _busiest_core(runs, device, Traffic(demand.missing))
     # Cores that wait for memory wait longer the nearer L2 and HBM are to what they can give: a norm, as between the
     # pipes of a product in the kernel model.
     p = device.rates.overlap_p
     scheduled = sum(part**p for part in (first.end * us, floor_hbm, floor_l2)) ** (1 / p)
-    slowest = _slowed(ran, device, Traffic(demand.missing), scheduled / us, first, recording, keep)
-    launch = launch_us(device, ran)
+    slowest = _slowed(device, Traffic(demand.missing), scheduled / us, first, recording, keep)
+    launch = launch_us(device, runs)
     occupied = max(first.occupied.values(), default=0.0) * us
     overlapped = min(scheduled, sum(part**p for part in (occupied, floor_hbm, floor_l2)) ** (1 / p))
     serial = max(scheduled, sum(value for key, value in slowest.busy.items() if key[1] != "S") * us)
-    shares = {_pipe_name(key, ran): value * us / scheduled for key, value in slowest.busy.items()} if scheduled else {}
-    buffers = _buffers(ran, device)
+    shares = {_pipe_name(key, runs): value * us / scheduled for key, value in slowest.busy.items()} if scheduled else {}
+    buffers = _buffers(runs, device)
     band = device.families["Unknown"].band
     return TileTime(
         time_us=launch + scheduled,
@@ -231,18 +231,18 @@ def estimate(
         serial_us=launch + serial,
         launch_us=launch,
         bound=_bound(shares, launch, scheduled, floor_hbm, floor_l2),
-        cores=ran.cores,
-        mixed=ran.mixed,
+        cores=runs.cores,
+        mixed=runs.mixed,
         pipes={name: min(1.0, share) for name, share in sorted(shares.items())},
         buffers=buffers,
         hbm_us=floor_hbm,
         l2_us=floor_l2,
-        notes=_notes(ran, slowest),
-        lines=_lines(recording, slowest, us, ran),
+        notes=_notes(runs, slowest),
+        lines=_lines(recording, slowest, us, runs),
         spans=tuple(
             PipeSpan(
                 name=span.instruction.name,
-                pipe=_pipe_name((span.instruction.unit, span.instruction.pipe), ran),
+                pipe=_pipe_name((span.instruction.unit, span.instruction.pipe), runs),
                 line=recording.lines[span.instruction.place][1],
                 start_us=span.start * us,
                 dur_us=(span.end - span.start) * us,
@@ -252,20 +252,20 @@ def estimate(
     )
 
 
-def _slowest(ran: Ran, device: DeviceProfile, traffic: Traffic) -> tuple[Schedule, Recording]:
+def _busiest_core(runs: CoreRuns, device: DeviceProfile, traffic: Traffic) -> tuple[Schedule, Recording]:
     # Cores with clearly less to do end earlier: they are not scheduled.
-    weights = [work(recording.steps, device, traffic) for _, recording in ran.classes]
+    weights = [work(recording.steps, device, traffic) for _, recording in runs.classes]
     heaviest = max(weights)
     schedules = [
         (schedule(recording.steps, device, traffic), recording)
-        for (_, recording), weight in zip(ran.classes, weights, strict=True)
+        for (_, recording), weight in zip(runs.classes, weights, strict=True)
         if weight >= CLEARLY_LESS * heaviest
     ]
     return max(schedules, key=lambda pair: pair[0].end)
 
 
 def _slowed(
-    ran: Ran, device: DeviceProfile, traffic: Traffic, wanted: float, first: Schedule, recording: Recording, keep: int
+    device: DeviceProfile, traffic: Traffic, wanted: float, first: Schedule, recording: Recording, keep: int
 ) -> Schedule:
     """The schedule of the busiest core with transfers so much slower that it ends when all cores together let it."""
     slowed = first
@@ -279,9 +279,9 @@ def _slowed(
     return schedule(recording.steps, device, traffic, keep=keep) if keep else slowed
 
 
-def _pipe_name(key: tuple[str, str], ran: Ran) -> str:
+def _pipe_name(key: tuple[str, str], runs: CoreRuns) -> str:
     name = PIPE_NAMES[key[1]]
-    return f"aiv_{name}" if ran.kind == "cube" and key[0] != "cube" and name != "vector" else name
+    return f"aiv_{name}" if runs.kind == "cube" and key[0] != "cube" and name != "vector" else name
 
 
 def _bound(shares: dict[str, float], launch: float, scheduled: float, hbm: float, l2: float) -> Bound_:
@@ -296,19 +296,19 @@ def _bound(shares: dict[str, float], launch: float, scheduled: float, hbm: float
     return plain
 
 
-def _buffers(ran: Ran, device: DeviceProfile) -> dict[Place, tuple[int, int]]:
+def _buffers(runs: CoreRuns, device: DeviceProfile) -> dict[Place, tuple[int, int]]:
     used: dict[Place, int] = {}
-    for _, recording in ran.classes:
+    for _, recording in runs.classes:
         for place, size in recording.peaks.items():
             used[place] = max(size, used.get(place, 0))
     return {place: (size, capacity(place, device)) for place, size in sorted(used.items())}
 
 
-def _notes(ran: Ran, slowest: Schedule) -> tuple[str, ...]:
+def _notes(runs: CoreRuns, slowest: Schedule) -> tuple[str, ...]:
     notes: list[str] = []
-    if skipped := max(recording.left_out for _, recording in ran.classes):
+    if skipped := max(recording.left_out for _, recording in runs.classes):
         notes.append(f"{skipped:,} iterations that repeat others were not run but counted")
-    if looked := max(recording.looked for _, recording in ran.classes):
+    if looked := max(recording.looked for _, recording in runs.classes):
         notes.append(
             f"{looked:,} of them are of loops whose body looks at positions: {PROBES} were compared, others may differ "
             "(--every runs all)"
@@ -318,11 +318,11 @@ def _notes(ran: Ran, slowest: Schedule) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _lines(recording: Recording, slowest: Schedule, us: float, ran: Ran) -> tuple[LineTime, ...]:
+def _lines(recording: Recording, slowest: Schedule, us: float, runs: CoreRuns) -> tuple[LineTime, ...]:
     pipe_of: dict[int, str] = {}
     for step in recording.steps:
         if not isinstance(step, Repeat):
-            pipe_of[step.place] = _pipe_name((step.unit, step.pipe), ran)
+            pipe_of[step.place] = _pipe_name((step.unit, step.pipe), runs)
     sums: dict[tuple[str, int, str], float] = {}
     for place, cycles in slowest.by_place.items():
         file, line = recording.lines[place]

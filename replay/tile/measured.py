@@ -211,7 +211,9 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
     )
     if refused := _refusal(centre, width, device.families["Unknown"].band):
         return replace(calibration, refused=refused)
-    return replace(calibration, factor=math.exp(centre), width=width, ranges=_ranges(bounds), kinds=_kinds(bounds))
+    return replace(
+        calibration, factor=math.exp(centre), width=width, ranges=_ranges(bounds), kinds=_categories_measured(bounds)
+    )
 
 
 def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
@@ -219,7 +221,7 @@ def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, 
     means = {text: statistics.fmean(logs) for text, logs in logs_by_case.items()}
     others = {text: _centre([x for key, x in means.items() if key != text]) for text in means}
     worst = [max(abs(x - others[text]) for x in logs) for text, logs in logs_by_case.items()]
-    width = max(math.log(LEAST_BAND), _t(len(worst) - 1) * math.sqrt(statistics.fmean(x * x for x in worst)))
+    width = max(math.log(LEAST_BAND), _student_t(len(worst) - 1) * math.sqrt(statistics.fmean(x * x for x in worst)))
     return _centre(list(means.values())), others, width
 
 
@@ -273,7 +275,7 @@ def _centre(values: Sequence[float]) -> float:
     return statistics.fmean(min(median + reach, max(median - reach, x)) for x in values)
 
 
-def _t(freedom: int) -> float:
+def _student_t(freedom: int) -> float:
     return T_80[min(freedom, len(T_80) + 1) - 2]
 
 
@@ -286,7 +288,7 @@ def _sizes(bound: Bound, time: TileTime) -> dict[str, float]:
     return sizes | {"cores": float(time.cores), "time": time.time_us}
 
 
-def _words(bound: Bound) -> dict[str, str]:
+def _categories(bound: Bound) -> dict[str, str]:
     words: dict[str, str] = {}
     for name, meta in bound.tensors.items():
         usual = meta.strides is None or meta.strides == contiguous_strides(meta.shape)
@@ -307,10 +309,10 @@ def _ranges(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, tuple[float, 
     return ranges
 
 
-def _kinds(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, set[str]]:
+def _categories_measured(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, set[str]]:
     kinds: dict[str, set[str]] = {}
     for bound, _ in bounds:
-        for name, word in _words(bound).items():
+        for name, word in _categories(bound).items():
             kinds.setdefault(name, set()).add(word)
     return kinds
 
@@ -321,7 +323,7 @@ def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
     Sizes, cores and the predicted time may be `BEYOND` times as large or as small; settings lie between those measured,
     and dtypes, layouts, words and flags are among them.
     """
-    for name, word in _words(bound).items():
+    for name, word in _categories(bound).items():
         if word not in (there := known.kinds.get(name, ())):
             return f"{name}={word}, measured {', '.join(sorted(there)) or 'otherwise'}"
     for name, value in _sizes(bound, time).items():

@@ -79,7 +79,7 @@ def bound_to(program: Program, op: ReplayOp) -> Bound | None:
     By name where all of them have the call's names, else tensors in order and numbers in order. Raises CustomOpError.
     """
     info = OpInvokeInfo(op)
-    if program.when is not None and not _asked(program, program.when, op, info):
+    if program.when is not None and not _call_user_function(program, program.when, op, info):
         return None
     arguments = _arguments(program, op, info)
     metas = {name: as_meta(value) for name, value in arguments.items()}
@@ -96,7 +96,7 @@ def bound_to(program: Program, op: ReplayOp) -> Bound | None:
         ) from error
 
 
-def _asked(program: Program, function: Any, op: ReplayOp, info: OpInvokeInfo) -> Any:
+def _call_user_function(program: Program, function: Any, op: ReplayOp, info: OpInvokeInfo) -> Any:
     try:
         return function(*info.args, **{k: v for k, v in info.kwargs.items() if v is not None})
     except Exception as error:  # user code may raise anything
@@ -112,7 +112,7 @@ def _arguments(program: Program, op: ReplayOp, info: OpInvokeInfo) -> Mapping[st
         if program.when is None:
             _check_numbers_used(program, op)
         return _by_name_or_order(program, op)
-    arguments: Any = _asked(program, program.arguments, op, info)
+    arguments: Any = _call_user_function(program, program.arguments, op, info)
     if not isinstance(arguments, Mapping):
         kind = type(arguments).__name__
         raise CustomOpError(

@@ -30,7 +30,7 @@ def core_count(device: DeviceProfile, kind: Kind, program: Program, cores: int |
 
 
 @dataclass(slots=True)
-class Ran:
+class CoreRuns:
     """A program run on cores without values: what each different one does, and how many do so."""
 
     kind: Kind
@@ -45,7 +45,7 @@ class Ran:
         return any(recording.mixed for _, recording in self.classes)
 
 
-def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> Ran:
+def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> CoreRuns:
     """Run a program without values on the cores that differ; with `every` all iterations of loops, also those that
     repeat others. Raises TileError."""
     first, kind = _run_one(bound, device, 0, cores, "vector", every=every)
@@ -54,7 +54,7 @@ def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, 
     used = max(1, min(total, dealt))
     if first.index_seen:
         rest = [(1, _run_one(bound, device, number, cores, kind, every=every)[0]) for number in range(1, used)]
-        return Ran(kind, used, [(1, first), *rest])
+        return CoreRuns(kind, used, [(1, first), *rest])
     groups: dict[object, list[int]] = {}
     for number in range(used):
         groups.setdefault(_shares(first.deals, number, total), []).append(number)
@@ -62,7 +62,7 @@ def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, 
         (len(numbers), first if numbers[0] == 0 else _run_one(bound, device, numbers[0], cores, kind, every=every)[0])
         for numbers in groups.values()
     ]
-    return Ran(kind, used, classes)
+    return CoreRuns(kind, used, classes)
 
 
 def _blocks_dealt(recording: Recording) -> int:

@@ -191,7 +191,7 @@ class Core:
     def reserve(self, place: int, memory: Place, slots: int, size: int) -> None:
         """Set `slots` buffers of a place aside until the loop around it ends. Raises TileError for what does not
         fit."""
-        self.settle()
+        self.check_reserved()
         known = self._buffers.get(place)
         if known is not None and known[1] >= slots and known[2] >= size:
             return
@@ -208,7 +208,7 @@ class Core:
 
         It may take that of an operand that is not used again, but for `operands`, which are read while it is written.
         """
-        self.settle()
+        self.check_reserved()
         size = padded_bytes(tile.shape, tile.dtype, tile.place)
         tile.reserved = [size]
         self._grow(tile.place, size)
@@ -222,7 +222,7 @@ class Core:
         self._in_use[key] = self._in_use.get(key, 0) - value.reserved[0]
         value.reserved[0] = 0
 
-    def settle(self) -> None:
+    def check_reserved(self) -> None:
         """Check what was set aside by the last instruction: what the program holds no more is free by now, but for
         operands that had to be there beside the result."""
         if self._unchecked is not None:
@@ -307,7 +307,7 @@ class Core:
                 yield from self._collapsed(count, item, place)
         finally:
             self.index_seen = self.index_seen or outside
-            self.settle()
+            self.check_reserved()
             for source_place in self._scopes.pop():
                 memory, slots, size, unit = self._buffers.pop(source_place)
                 key = (unit, memory)
@@ -413,7 +413,7 @@ def run_on(core: Core, body: Callable[[], object]) -> Recording:
     token = _current.set(core)
     try:
         body()
-        core.settle()
+        core.check_reserved()
         core.recording.index_seen = core.index_seen
     except TileError:
         # What a program does on buffers that do not fit is no finding of its own.

@@ -58,7 +58,7 @@ class Memory:
         """By place of a store: least and greatest element that it wrote on this core."""
 
 
-class Watched(Protocol):
+class PositionObserver(Protocol):
     """Who is told that a program looked at where a block lies."""
 
     index_seen: bool
@@ -69,7 +69,7 @@ class Block:
 
     __slots__ = ("_index", "_start", "_stop", "_watch", "drop")
 
-    def __init__(self, start: int, stop: int, index: int, watch: Watched, *, drop: bool = False) -> None:
+    def __init__(self, start: int, stop: int, index: int, watch: PositionObserver, *, drop: bool = False) -> None:
         self._start, self._stop, self._index, self._watch = start, stop, index, watch
         self.drop = drop
         """A single place whose dimension goes, as with a whole number."""

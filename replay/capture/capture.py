@@ -129,11 +129,11 @@ def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, devi
 def step_maker(make: Callable[[], Any]) -> Make:
     """`make`, with what it gives understood."""
 
-    def made() -> Step:
-        given = make()
-        return given if isinstance(given, Step) else step_of(given)
+    def step() -> Step:
+        description = make()
+        return description if isinstance(description, Step) else step_of(description)
 
-    return made
+    return step
 
 
 def _job(world_size: int | None, rank: int) -> AbstractContextManager[None]:

@@ -63,7 +63,7 @@ def _replayed(
     state: Sequence[tuple[str, torch.Tensor]],
     theirs: Sequence[tuple[str, torch.Tensor]],
     recording: Recording,
-    found: _Snapshots,
+    snapshots: _Snapshots,
     seed: int,
 ) -> Check:
     assert plan.capture is not None
@@ -71,12 +71,12 @@ def _replayed(
     order = recording.recorder.outside
     outside = _outside_in_order(plan)
     numbers = dict(zip(outside, order, strict=False))
-    storages = {number: found.storages[real] for number, real in numbers.items()}
+    storages = {number: snapshots.storages[real] for number, real in numbers.items()}
     first: list[int] = []
     undefined = {place for place, name in enumerate(_names(plan)) if name.partition("::")[2].startswith(UNINITIALIZED)}
 
     def look(place: int, result: Any) -> None:
-        expected = found.digests[place] if found.digests else None
+        expected = snapshots.digests[place] if snapshots.digests else None
         if not first and expected is not None and place not in undefined and digest(result) != expected:
             first.append(place)
 
@@ -90,7 +90,7 @@ def _replayed(
         compared(name, tensor, replay.output(output))
         for (name, tensor), output in zip(theirs, plan.capture.outputs, strict=True)
     ]
-    by_name = {name: one.storage for one in plan.capture.storages for name in one.names}
+    by_name = {name: storage.storage for storage in plan.capture.storages for name in storage.names}
     parameters = [
         compared(name, tensor, _same_place(tensor, storages[by_name[name]]))
         for name, tensor in state
@@ -100,11 +100,11 @@ def _replayed(
     return Check(
         outputs=tuple(outputs),
         parameters=tuple(parameters),
-        equal=bool(both) and all(one.equal for one in both),
-        largest_error=max((one.largest_error for one in both), default=0.0),
+        equal=bool(both) and all(tensor.equal for tensor in both),
+        largest_error=max((tensor.largest_error for tensor in both), default=0.0),
         calls=len(plan.sequence.calls),
         seed=seed,
-        first_difference=None if not first or all(one.bits_equal for one in both) else _named(plan, first[0]),
+        first_difference=None if not first or all(tensor.bits_equal for tensor in both) else _named(plan, first[0]),
     )
 
 

@@ -171,7 +171,7 @@ def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]
         (counting if counts else others).add(index)
     return tuple(
         msgspec.structs.replace(op, on_host=True, assumptions=(*op.assumptions, *COUNTER))
-        if index in counting and index not in others and not any(one and one.shape for one in tensors_of(op))
+        if index in counting and index not in others and not any(meta and meta.shape for meta in tensors_of(op))
         else op
         for index, op in enumerate(recorder.ops)
     )

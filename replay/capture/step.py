@@ -110,9 +110,9 @@ def _optimizer(optimizer: Any, module: torch.nn.Module) -> torch.optim.Optimizer
     if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
     if callable(optimizer):
-        optimizer_ = optimizer(module.parameters())
-        if isinstance(optimizer_, torch.optim.Optimizer):
-            return optimizer_
+        optimizer = optimizer(module.parameters())
+        if isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer
     raise UsageError(
         f"optimizer {_shown(optimizer)} is none",
         hint="Give a torch.optim.Optimizer, or what makes one of the parameters: torch.optim.AdamW.",

@@ -154,10 +154,12 @@ def work(path: Path, fault: str, position: int, file_bytes: int, address: str) -
     Interrupts().install()
     if file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
-    plan, earlier, close, options = plan_with(fault, position), None, None, OPTIONS
+    plan, earlier, options = plan_with(fault, position), None, OPTIONS
+    records: dict[str, Any] = {}
     if is_batch(fault):
         batch = Batch.of(TracePlan(path=f"rank{rank}.json", plan=plan, rank=rank, world_size=2) for rank in range(2))
-        plan, close, options = batch.plan(), batch.close, msgspec.structs.replace(OPTIONS, lanes=2)
+        plan, options = batch.plan(), msgspec.structs.replace(OPTIONS, lanes=2)
+        records = {"close": batch.close}
     with contextlib.ExitStack() as stack:
         if path.exists() and b"\n" in path.read_bytes():
             sink, earlier = Telling.reopen(path)
@@ -165,7 +167,7 @@ def work(path: Path, fault: str, position: int, file_bytes: int, address: str) -
             sink = Telling.open(path, force=True)
         stack.enter_context(sink)
         try:
-            run_plan(plan, options, sink=sink, engine=engine_for(fault, address), earlier=earlier, close=close)
+            run_plan(plan, options, sink=sink, engine=engine_for(fault, address), earlier=earlier, **records)
         except OpReplayError:
             return 4
         except KeyboardInterrupt:

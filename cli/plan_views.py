@@ -188,19 +188,23 @@ def dry_run_code(plan: ReplayPlan, measuring: RunOptions, max_failed: int | None
     )
 
 
+def plan_file(text: str) -> ReplayPlan | None:
+    """The plan that a file holds; None for a trace, whatever else it holds."""
+    from opreplay.replay.ir.plan_file import load_plan
+    from opreplay.replay.plan.inputs import PLAN, plan_dialect
+
+    return load_plan(text) if plan_dialect(text) is PLAN else None
+
+
 def captured_file(text: str) -> ReplayPlan | None:
     """The captured plan that a file holds; None for a trace, whatever else it holds.
 
     Raises UsageError for a plan of a trace, which has nothing to inspect beyond what `plan` shows.
     """
-    from opreplay.replay.ir.plan_file import load_plan
-    from opreplay.replay.plan.inputs import PLAN, plan_dialect
     from opreplay.traces.errors import UsageError
 
-    if plan_dialect(text) is not PLAN:
-        return None
-    plan = load_plan(text)
-    if not plan.captured:
+    plan = plan_file(text)
+    if plan is not None and not plan.captured:
         raise UsageError(f"{text} is a plan of a trace", hint=f"`opreplay plan {text}` shows it; inspect its trace.")
     return plan
 

@@ -51,7 +51,7 @@ def read_trace(
     )
     with collector_off(), Source(path, limits) as source:
         opening = Opening(source.peek(OPENING_BYTES))
-        return next(one for one in dialects.DIALECTS if one.sniff(opening)).read(source, want)
+        return next(dialect for dialect in dialects.DIALECTS if dialect.sniff(opening)).read(source, want)
 
 
 def expand_paths(patterns: Iterable[str]) -> list[str]:
@@ -64,10 +64,10 @@ def expand_paths(patterns: Iterable[str]) -> list[str]:
         if pattern == "-" or os.path.exists(pattern) or not glob.has_magic(pattern):
             out[pattern] = None
             continue
-        found = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
-        if not found:
+        names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
+        if not names:
             raise TraceError(f"no file matches {pattern}", hint="Check the pattern; quote it so that it arrives whole.")
-        out.update(dict.fromkeys(found))
+        out.update(dict.fromkeys(names))
     return list(out)
 
 
@@ -75,6 +75,6 @@ def the_one_path(text: str) -> str:
     """The one file that a path or glob means. Raises UsageError for none or several."""
     paths = expand_paths([text])
     if len(paths) != 1:
-        found = f"{text} matches {len(paths)} files, e.g. {paths[0]}" if paths else f"{text} matches no file"
-        raise UsageError(found, hint="Name one of them.")
+        problem = f"{text} matches {len(paths)} files, e.g. {paths[0]}" if paths else f"{text} matches no file"
+        raise UsageError(problem, hint="Name one of them.")
     return paths[0]

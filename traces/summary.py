@@ -265,7 +265,7 @@ def _iterations(trace: Trace, index: BatchIndex) -> int:
 
 
 def _phases(index: BatchIndex) -> dict[str, int]:
-    counts = Counter(index.contexts[one.context].phase for one in index.iterations)
+    counts = Counter(index.contexts[iteration.context].phase for iteration in index.iterations)
     return {phase: counts[phase] for phase in PHASES if counts[phase]}
 
 
@@ -273,14 +273,14 @@ def _batches(trace: Trace, index: BatchIndex) -> tuple[BatchSummary, ...]:
     if not index.iterations:
         return ()
     size = len(index.contexts)
-    of = np.array([one.context for one in index.iterations])
-    span_us = np.array([one.end_ns - one.start_ns for one in index.iterations]) / 1000
+    of = np.array([iteration.context for iteration in index.iterations])
+    span_us = np.array([iteration.end_ns - iteration.start_ns for iteration in index.iterations]) / 1000
     count, total = np.bincount(of, minlength=size), np.bincount(of, weights=span_us, minlength=size)
     calls = np.bincount(index.of_row[index.of_row >= 0], minlength=size)
     owned = np.flatnonzero(trace.kernels.owner >= 0)
     inside = index.of_row[trace.kernels.owner[owned]]
     device = np.bincount(inside + 1, weights=trace.kernels.dur_ns[owned] / 1000, minlength=size + 1)[1:]
-    made = (
+    summaries = (
         BatchSummary(
             phase=batch.phase,
             iterations=int(count[i]),
@@ -296,7 +296,7 @@ def _batches(trace: Trace, index: BatchIndex) -> tuple[BatchSummary, ...]:
         )
         for i, batch in enumerate(index.contexts)
     )
-    return tuple(sorted(made, key=lambda one: -one.total_us)[:TOP_BATCHES])
+    return tuple(sorted(summaries, key=lambda summary: -summary.total_us)[:TOP_BATCHES])
 
 
 def _intervals(trace: Trace) -> tuple[Interval, ...]:

@@ -76,19 +76,19 @@ def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Sp
     """
     name = f'"ProfilerStep#{number}"'.encode()
     with Source(path, limits or Limits()) as source:
-        block, kept = bytearray(1 << 20), b""
+        block, tail = bytearray(1 << 20), b""
         while size := source.readinto(memoryview(block)):
-            text = kept + bytes(memoryview(block)[:size])
+            text = tail + bytes(memoryview(block)[:size])
             at = text.find(name)
             while at >= 0:
                 around = text[max(0, at - 4096) : at + 65536]
-                found = _span_of(around, name)
-                if found is not None:
-                    return found
+                span = _span_of(around, name)
+                if span is not None:
+                    return span
                 if at + 65536 > len(text):
                     break
                 at = text.find(name, at + 1)
-            kept = text[-131072:]
+            tail = text[-131072:]
     raise TraceError(
         f"{path} marks no ProfilerStep#{number}", hint="`opreplay inspect` lists the steps; --between takes times."
     )
@@ -202,7 +202,7 @@ _KINDS: dict[str, type[Any]] = {
 _ROLES = {fields.Kernel: KERNEL, fields.Launch: LAUNCH, fields.Arrow: ARROW}
 
 
-class _Told(Struct, gc=False, frozen=True):
+class _EventFields(Struct, gc=False, frozen=True):
     """What decides whether an event is taken."""
 
     ph: Any = None
@@ -219,8 +219,8 @@ class _Ids(Struct, gc=False, frozen=True):
     connection_id: Any = None
 
 
-_TOLD = msgspec.json.Decoder(list[_Told])
-_EXACT = msgspec.json.Decoder(list[_Told], float_hook=fields.exact_decimal)
+_EVENT_FIELDS = msgspec.json.Decoder(list[_EventFields])
+_EXACT = msgspec.json.Decoder(list[_EventFields], float_hook=fields.exact_decimal)
 
 
 class _Block(Struct, frozen=True):
@@ -252,48 +252,48 @@ class _PlaceDecoder(EventDecoder):
             return [_Block(text, columns)]
         try:
             raws = _RAW_LIST.decode(text)
-            events = self._told(text, raws)
+            events = self._event_fields(text, raws)
         except NOT_JSON:
             return None
         roles, ids = zip(*map(_role_and_id, events), strict=True) if events else ((), ())
-        starts = to_ns([INVALID if told.ts is None else told.ts for told in events])
+        starts = to_ns([INVALID if event.ts is None else event.ts for event in events])
         stops = np.cumsum([0, *(len(bytes(raw)) for raw in raws)])
         columns = np.array([self._tracks.of(events), starts, roles, to_ids(list(ids)), stops[:-1], stops[1:]], np.int64)
         return [_Block(b"".join(map(bytes, raws)), columns)]
 
-    def _told(self, text: memoryview, raws: Sequence[Raw]) -> list[_Told]:
+    def _event_fields(self, text: memoryview, raws: Sequence[Raw]) -> list[_EventFields]:
         try:
-            events = (_EXACT if self.exact else _TOLD).decode(text)
+            events = (_EXACT if self.exact else _EVENT_FIELDS).decode(text)
         except msgspec.ValidationError:  # entries that are no events
-            events = [_told(raw, exact=self.exact) for raw in raws]
-        if not self.exact and any(type(told.ts) is float and abs(told.ts) >= EXACT_LIMIT_US for told in events):
+            events = [_event_fields(raw, exact=self.exact) for raw in raws]
+        if not self.exact and any(type(event.ts) is float and abs(event.ts) >= EXACT_LIMIT_US for event in events):
             self.exact = True
-            return self._told(text, raws)
+            return self._event_fields(text, raws)
         return events
 
 
-def _told(raw: Raw, *, exact: bool) -> _Told:
+def _event_fields(raw: Raw, *, exact: bool) -> _EventFields:
     """What decides whether one event is taken; nothing of an entry that is no event."""
     try:
-        return (_EXACT if exact else _TOLD).decode(b"[%b]" % bytes(raw))[0]
+        return (_EXACT if exact else _EVENT_FIELDS).decode(b"[%b]" % bytes(raw))[0]
     except NOT_JSON:
-        return _Told()
+        return _EventFields()
 
 
-def _role_and_id(told: _Told) -> tuple[int, Any]:
+def _role_and_id(event: _EventFields) -> tuple[int, Any]:
     """What an event is, and what a launch and its device work have in common."""
-    if told.ph == "M":
+    if event.ph == "M":
         return METADATA, None
     role = SKIPPED
-    if isinstance(told.cat, str):
-        role = _ROLES.get(_KINDS.get(told.cat, fields.Skipped), SKIPPED)
-    elif told.cat is None and told.ph == "X" and b'"Task Type"' in bytes(told.args):
+    if isinstance(event.cat, str):
+        role = _ROLES.get(_KINDS.get(event.cat, fields.Skipped), SKIPPED)
+    elif event.cat is None and event.ph == "X" and b'"Task Type"' in bytes(event.args):
         role = KERNEL
     if role == ARROW:
-        return (ARROW if told.ph == "s" else ARROW_HEAD), told.id
+        return (ARROW if event.ph == "s" else ARROW_HEAD), event.id
     if role == SKIPPED:
         return SKIPPED, None
-    ids = decoded_args(told.args, _Ids)
+    ids = decoded_args(event.args, _Ids)
     return role, ids.connection_id if ids.correlation is None else ids.correlation
 
 

@@ -115,6 +115,7 @@ def command(
 
     from opreplay.cli.opening import open_trace
     from opreplay.cli.outputs import check_page, write_page
+    from opreplay.cli.plan_views import plan_file
     from opreplay.cli.setup import tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
@@ -137,6 +138,12 @@ def command(
             raise UsageError("--kernel-details is for one trace, not with --ranks")
         times, how = _measured(measured), (notes, format_)
         return _of_ranks(traces, step, what_if, devices, host_scale, times, timeline_file, page, how, force, limit)
+    captured = plan_file(first)
+    if captured is not None and captured.captured:
+        refused = {"--step": step, "--timeline": timeline_file, "--measured": measured, "--output": output}
+        if (option := next((name for name, value in refused.items() if value is not None), None)) is not None:
+            raise UsageError(f"{option} is for a recorded step", hint=f"{first} was captured: no times were recorded.")
+        return _of_captured(captured, devices, host_scale, what_if, format_)
     read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
     plan, contents = _planned(read, devices)
     study = timeline(
@@ -163,6 +170,31 @@ def command(
     if plan is not None:
         tell_unused(socs, plan.ops)
     return _code(study.timeline.what_if)
+
+
+def _of_captured(
+    plan: ReplayPlan, devices: list[DeviceProfile], host_scale: float, what_if: tuple[str, ...], format_: str
+) -> int:
+    """The step of a captured plan, of which nothing was recorded."""
+    from functools import partial
+
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend.simulate.devices import simulate_plan
+    from opreplay.replay.ops.work.expected import expected_contents
+    from opreplay.replay.report.step import captured_times as view
+    from opreplay.replay.timeline.captured import captured_timeline
+
+    steps = simulate_plan(plan, devices, expected_contents())
+    timeline = captured_timeline(plan, steps, host_scale=host_scale, what_if=what_if)
+    if format_ == "json":
+        console.write(console.json_text(view.facts(timeline)))
+    else:
+        console.show_line(view.verdict(timeline))
+        console.show_fitted(partial(view.render, timeline))
+    nothing = [change.change for change in timeline.what_if if not change.matched]
+    for change in nothing:
+        console.narrate(f"opreplay: --what-if {change!r} matches no call of the step")
+    return ExitCode.USAGE if nothing else ExitCode.OK
 
 
 def _measured(path: str | None) -> MeasuredOps | None:

@@ -74,17 +74,17 @@ class Bundle:
         """A plan that opreplay reads, with what the script needs beside it under the key "bundle"."""
         plan = msgspec.json.decode(dump_plan(self.plan))
         left_out = [
-            {"name": one.name if self.keeps_names or one.is_public else None, "count": one.count, "why": self.why(one)}
-            for one in self.left_out
+            {"name": op.name if self.keeps_names or op.is_public else None, "count": op.count, "why": self.why(op)}
+            for op in self.left_out
         ]
         extra = {"version": BUNDLE_VERSION, "inputs": self.inputs, "instead": self.instead, "left_out": left_out}
         extra |= {"executors": self.executors} if self.executors else {}
         extra |= {"namespaces": self.namespaces} if self.namespaces else {}
         return plain_json(msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1)) + b"\n"
 
-    def why(self, one: LeftOut) -> str:
+    def why(self, op: LeftOut) -> str:
         """The reason as the bundle may tell it: in full, or its kind alone where the detail may hold names."""
-        return one.reason if self.keeps_names or one.is_public else one.reason.partition(":")[0]
+        return op.reason if self.keeps_names or op.is_public else op.reason.partition(":")[0]
 
 
 def make_bundle(
@@ -102,7 +102,7 @@ def make_bundle(
     Without `keep_names` nothing that names the model, its files, machine or kernels is kept. Ops that an executor of
     one of the .py files `plugins` runs are in with that file, and so are those that the file defines by torch.library.
     """
-    own = {str(Path(name).resolve()): name for name in plugins if name.endswith(".py")}
+    plugin_files = {str(Path(name).resolve()): name for name in plugins if name.endswith(".py")}
     executors: dict[str, dict[str, Any]] = {}
     files: dict[str, bytes] = {}
     namespaces: dict[str, str] = {}
@@ -118,22 +118,24 @@ def make_bundle(
                     what = f"{op.called} is a Python function of a module, which a bundle cannot hold"
                     raise NotReplayable(Reason("library missing", f"{what}: @register_executor it, --with-plugins"))
                 if op.resolved_by == "executor":
-                    runs, file = _executor_of(op, own)
+                    runs, file = _executor_of(op, plugin_files)
                     files[runs["file"]], executors[op.id] = file.read_bytes(), runs
                 defined = None
                 if op.resolved_by != "executor" and op.called.partition("::")[0] not in TORCH_NAMESPACES:
-                    defined = defining_file(op.called, op.overload or "", own)
-                made, specs, other = _prepared(op, registry, policy, seed, memory_bytes, own=defined is not None)
+                    defined = defining_file(op.called, op.overload or "", plugin_files)
+                prepared, specs, substitute = _prepared(
+                    op, registry, policy, seed, memory_bytes, from_plugin=defined is not None
+                )
                 if defined is not None:
                     name = f"plugins/{defined.name}"
                     files[name], namespaces[op.called.partition("::")[0]] = defined.read_bytes(), name
         except NotReplayable as stopped:
             left_out.append(LeftOut(name=op.name, count=op.count, reason=str(stopped.reason)))
             continue
-        ops.append(made if keep_names else _without_names(made))
+        ops.append(prepared if keep_names else _without_names(prepared))
         inputs[op.id] = specs
-        if other is not None:
-            instead[op.id] = other
+        if substitute is not None:
+            instead[op.id] = substitute
     source, device = (plan.source, plan.device) if keep_names else (SOURCE, None)
     return Bundle(
         plan=msgspec.structs.replace(plan, source=source, device=device, ops=tuple(ops)),
@@ -147,14 +149,14 @@ def make_bundle(
     )
 
 
-def _executor_of(op: ReplayOp, own: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
+def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
     """What a script must know to run an op by a plugin's function, and that plugin's file. Raises NotReplayable."""
     entry = EXECUTORS.find(op.called)
     if entry is not None and entry.program:
         raise NotReplayable(Reason("library missing", "it runs through a tile program, which needs opreplay"))
     function = None if entry is None else inspect.unwrap(entry.function)
     code = getattr(function, "__code__", None)
-    if entry is None or function is None or code is None or str(Path(code.co_filename).resolve()) not in own:
+    if entry is None or function is None or code is None or str(Path(code.co_filename).resolve()) not in plugin_files:
         raise NotReplayable(Reason("library missing", "it runs through an executor of a plugin (--with-plugins)"))
     file = Path(code.co_filename)
     name = f"plugins/{file.name}"
@@ -162,7 +164,7 @@ def _executor_of(op: ReplayOp, own: Mapping[str, str]) -> tuple[dict[str, Any], 
 
 
 def _prepared(
-    op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int, *, own: bool = False
+    op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int, *, from_plugin: bool = False
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
     """The op for the bundle, its inputs, and what is called where it has no kernel. Raises NotReplayable."""
     find_overload(op, policy)
@@ -176,23 +178,23 @@ def _prepared(
     if op.resolved_by == "reference":
         raise NotReplayable(Reason("library missing", "opreplay's reference implementation, which is not in a bundle"))
     namespace = "aten" if op.resolved_by == "executor" else op.called.partition("::")[0]
-    if namespace != "aten" and not own and namespace not in policy.allow_imports:
+    if namespace != "aten" and not from_plugin and namespace not in policy.allow_imports:
         what = (
             f"a bundle calls ops of ATen alone (for ops of yours --plugin FILE.py --with-plugins where a file defines "
             f"them by torch.library, else --allow-import {namespace}=MODULE)"
         )
         raise NotReplayable(Reason("library missing", what))
-    made, specs, notes = describe(op, registry, seed=seed, memory_bytes=memory_bytes)
-    made = msgspec.structs.replace(made, assumptions=made.assumptions + notes)
+    described, specs, notes = describe(op, registry, seed=seed, memory_bytes=memory_bytes)
+    described = msgspec.structs.replace(described, assumptions=described.assumptions + notes)
     inputs: dict[str, list[Spec | None] | int] = {**specs}
-    if least := budget.base_elements(op):
-        inputs["*"] = least
-    other = None
+    if elements := budget.base_elements(op):
+        inputs["*"] = elements
+    substitute = None
     if op.resolved_by == "equivalent" and (call := called_instead(op)) is not None:
         call, theirs, _ = describe(call, registry, seed=seed, memory_bytes=memory_bytes)
         shown = {"name": call.name, "overload": call.overload, "args": msgspec.to_builtins(call.args)}
-        other = {"op": shown, "inputs": theirs}
-    return made, inputs, other
+        substitute = {"op": shown, "inputs": theirs}
+    return described, inputs, substitute
 
 
 def _without_names(op: ReplayOp) -> ReplayOp:
@@ -202,8 +204,10 @@ def _without_names(op: ReplayOp) -> ReplayOp:
     """
     name, via = (op.name, op.via) if op.resolved_by == "equivalent" else (op.called, None)
     recorded = msgspec.structs.replace(op.recorded, kernels=())
-    kept = tuple(note for note in op.assumptions if not _names_something(op, note))
-    return msgspec.structs.replace(op, name=name, via=via, recorded=recorded, assumptions=kept, origin=None, batch=None)
+    assumptions = tuple(note for note in op.assumptions if not _names_something(op, note))
+    return msgspec.structs.replace(
+        op, name=name, via=via, recorded=recorded, assumptions=assumptions, origin=None, batch=None
+    )
 
 
 def _names_something(op: ReplayOp, note: Assumption) -> bool:

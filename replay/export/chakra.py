@@ -69,31 +69,33 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
     if times is None and not any(step.device_us or step.host_us):
         raise UsageError(f"{plan.source} holds no times", hint="Take those of a simulated device: --clock 910b3.")
     ops = {op.id: op for op in plan.ops}
-    called = [ops[one] if (one := step.ids[i]) in ops else None for i in step.calls]
+    called = [ops[op_id] if (op_id := step.ids[i]) in ops else None for i in step.calls]
     metadata = field(1, VERSION) + _attribute("source", "opreplay") + _attribute("clock", clock)
-    made = [_framed(metadata)]
+    messages = [_framed(metadata)]
     start_us, nodes, collectives, unsized, untimed = 0.0, 0, 0, 0, 0
     for number, op in enumerate(called):
         if op is None:
             continue
-        told = _recorded_us(step, number) if times is None else times.get(op.id)
+        recorded_us = _recorded_us(step, number) if times is None else times.get(op.id)
         kind, attributes = _kind(op)
         nodes += 1
         unsized += kind is None
-        untimed += told is None
+        untimed += recorded_us is None
         collectives += kind in _COMMUNICATION
-        duration_us = told or 0.0
+        duration_us = recorded_us or 0.0
         attributes["is_cpu_op"] = times is None and not step.device_us
-        made.append(_framed(_node(nodes, op, kind or NodeType.COMP, attributes, start_us, duration_us, step, number)))
+        messages.append(
+            _framed(_node(nodes, op, kind or NodeType.COMP, attributes, start_us, duration_us, step, number))
+        )
         start_us += duration_us
-    left = len(called) - nodes
+    unselected = len(called) - nodes
     notes = [
         f"{unsized} collectives of unknown size or kind are computation of their {clock} time" if unsized else "",
         f"{untimed} calls have no {clock} time and take none" if untimed else "",
-        f"{left} calls of ops that the selection leaves out are not in it" if left else "",
+        f"{unselected} calls of ops that the selection leaves out are not in it" if unselected else "",
         "each call waits for the one before it: what overlapped does not",
     ]
-    return ChakraTrace(data=b"".join(made), nodes=nodes, collectives=collectives, notes=tuple(filter(None, notes)))
+    return ChakraTrace(data=b"".join(messages), nodes=nodes, collectives=collectives, notes=tuple(filter(None, notes)))
 
 
 def _recorded_us(step: RecordedSequence, number: int) -> float:
@@ -117,24 +119,25 @@ def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int | str]]:
         flops = round(product_flops(op))
         return NodeType.COMP, {"tensor_size": moved + results, **({"num_ops": flops} if flops else {})}
     words = " ".join((op.name, *(kernel.name for kernel in op.recorded.kernels))).lower()
-    found = next((kind for pattern, kind in _COLLECTIVES if re.search(pattern, words)), None)
-    if found is None or (moved == 0 and found is not CollectiveType.BARRIER):
+    collective_type = next((kind for pattern, kind in _COLLECTIVES if re.search(pattern, words)), None)
+    if collective_type is None or (moved == 0 and collective_type is not CollectiveType.BARRIER):
         return None, {}
-    return NodeType.COMM_COLL, {"comm_type": int(found), "comm_size": _bytes(sizes[0]) if sizes else 0}
+    return NodeType.COMM_COLL, {"comm_type": int(collective_type), "comm_size": _bytes(sizes[0]) if sizes else 0}
 
 
-def _communication(one: Collective) -> tuple[NodeType | None, dict[str, bool | int | str]]:
+def _communication(collective: Collective) -> tuple[NodeType | None, dict[str, bool | int | str]]:
     """A message between two ranks of the job, or a collective of a group; None where ends or size are not known."""
-    moves = one.in_elements * one.itemsize
-    group: dict[str, bool | int | str] = {"pg_name": one.group} if one.group else {}
-    group |= {} if one.group_size is None else {"group_size": one.group_size}
-    if one.kind in POINT_TO_POINT:
-        if one.source is None or one.target is None or not moves:
+    moves = collective.in_elements * collective.itemsize
+    group: dict[str, bool | int | str] = {"pg_name": collective.group} if collective.group else {}
+    group |= {} if collective.group_size is None else {"group_size": collective.group_size}
+    if collective.kind in POINT_TO_POINT:
+        if collective.source is None or collective.target is None or not moves:
             return None, {}
-        ends = [one.group_ranks[end] if end < len(one.group_ranks) else end for end in (one.source, one.target)]
-        kind = NodeType.COMM_SEND if one.kind == "send" else NodeType.COMM_RECV
+        both, members = (collective.source, collective.target), collective.group_ranks
+        ends = [members[end] if end < len(members) else end for end in both]
+        kind = NodeType.COMM_SEND if collective.kind == "send" else NodeType.COMM_RECV
         return kind, {"comm_size": moves, "comm_src": ends[0], "comm_dst": ends[1], "comm_tag": 0, **group}
-    kind = _KINDS.get(one.kind)
+    kind = _KINDS.get(collective.kind)
     if kind is None or (moves == 0 and kind is not CollectiveType.BARRIER):
         return None, {}
     return NodeType.COMM_COLL, {"comm_type": int(kind), "comm_size": moves, **group}
@@ -211,16 +214,16 @@ def _column(arg: ReplayArg, memories: Iterator[int] | None) -> tuple[Any, Any, s
     if arg.type == "Tensor":
         return _tensor(arg.tensors[0] if arg.tensors else None, _next(memories, arg))
     if arg.type == "Tensor[]":
-        made = [_tensor(meta, _next(memories, arg) if meta is not None else -1) for meta in arg.tensors]
-        values, shapes, types, strides = ([one[i] for one in made] for i in range(4))
+        tensors = [_tensor(meta, _next(memories, arg) if meta is not None else -1) for meta in arg.tensors]
+        values, shapes, types, strides = ([tensor[i] for tensor in tensors] for i in range(4))
         return values, shapes, f"GenericList[{','.join(types)}]", strides
     if arg.value is None:
         return "<None>", [], "None", []
     if isinstance(arg.value, tuple):
         # A list within a list is recorded without its values, as Kineto and PyTorch's observer do.
-        items = [("<None>", "Object") if isinstance(one, tuple) else _plain(arg.type, one) for one in arg.value]
+        items = [("<None>", "Object") if isinstance(item, tuple) else _plain(arg.type, item) for item in arg.value]
         empty: list[list[int]] = [[] for _ in items]
-        return [one for one, _ in items], empty, f"GenericList[{','.join(kind for _, kind in items)}]", empty
+        return [item for item, _ in items], empty, f"GenericList[{','.join(kind for _, kind in items)}]", empty
     value, kind = _plain(arg.type, arg.value)
     return value, [], kind, []
 

@@ -64,10 +64,10 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
 def readme(bundle: Bundle) -> str:
     """What the bundle is, how to run it, what it holds and what it leaves out."""
     ops = bundle.plan.ops
-    held = f"{len(ops)} op{'s' if len(ops) != 1 else ''}"
+    op_count = f"{len(ops)} op{'s' if len(ops) != 1 else ''}"
     parts = [
         "# Ops to replay\n",
-        f"`replay.py` replays the {held} of `ops.json`, one by one, with random inputs of the recorded\n"
+        f"`replay.py` replays the {op_count} of `ops.json`, one by one, with random inputs of the recorded\n"
         "shapes, strides and types, and prints the median time of each. It needs Python 3.10 or newer and PyTorch,\n"
         "nothing else.\n",
         "```console\n$ python replay.py --device cuda\n$ python replay.py --op aten::mm --iterations 50 --json\n```\n",
@@ -106,9 +106,9 @@ def readme(bundle: Bundle) -> str:
 def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
     """One line a kind of op that is not in the bundle; with `private`, without names that may tell of the model."""
     groups: Counter[tuple[str, str]] = Counter()
-    for one in bundle.left_out:
-        named = not private or one.is_public
-        groups[one.name if named else "ops of other names", bundle.why(one) if private else one.reason] += 1
+    for op in bundle.left_out:
+        named = not private or op.is_public
+        groups[op.name if named else "ops of other names", bundle.why(op) if private else op.reason] += 1
     return [f"* {count} × {_cell(name)}: {_cell(why)}" for (name, why), count in groups.most_common()]
 
 

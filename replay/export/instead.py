@@ -71,14 +71,14 @@ def _as_op(op: ReplayOp, via: str, calls: list[tuple[str | None, tuple[Any, ...]
     spec = next((spec for spec in specs_of(via) if spec.overload == (overload or "")), None)
     if spec is None or len(args) > len(spec.args):
         return None
-    given = {arg.name: value for arg, value in zip(spec.args, args, strict=False)} | kwargs
+    passed = {arg.name: value for arg, value in zip(spec.args, args, strict=False)} | kwargs
     known = {arg.name for arg in spec.args}
-    if not known >= set(given) or any(arg.name not in given and not arg.has_default for arg in spec.args):
+    if not known >= set(passed) or any(arg.name not in passed and not arg.has_default for arg in spec.args):
         return None
     # What was left out before a given argument has a place in the call all the same.
-    made = tuple(_argument(arg, given[arg.name]) if arg.name in given else _default(arg) for arg in spec.args)
+    arguments = tuple(_argument(arg, passed[arg.name]) if arg.name in passed else _default(arg) for arg in spec.args)
     return msgspec.structs.replace(
-        op, name=via, via=None, resolved_by="jit", overload=spec.overload, schema=spec.text, args=made
+        op, name=via, via=None, resolved_by="jit", overload=spec.overload, schema=spec.text, args=arguments
     )
 
 
@@ -87,12 +87,12 @@ def _default(arg: ArgSpec) -> ReplayArg:
 
 
 def _argument(arg: ArgSpec, value: Any) -> ReplayArg:
-    made = ReplayArg(name=arg.name, type=arg.kind, keyword_only=arg.keyword_only, mutated=arg.mutated)
+    argument = ReplayArg(name=arg.name, type=arg.kind, keyword_only=arg.keyword_only, mutated=arg.mutated)
     if isinstance(value, torch.Tensor):
-        return msgspec.structs.replace(made, tensors=(_meta(value),))
+        return msgspec.structs.replace(argument, tensors=(_meta(value),))
     if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
-        return msgspec.structs.replace(made, tensors=tuple(_meta(item) for item in value))
-    return msgspec.structs.replace(made, value=_plain(value))
+        return msgspec.structs.replace(argument, tensors=tuple(_meta(item) for item in value))
+    return msgspec.structs.replace(argument, value=_plain(value))
 
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:

@@ -127,8 +127,8 @@ def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
         spec.loader.exec_module(module)
         NAMESPACES.update(name for name, of in namespaces.items() if of == f"plugins/{file.name}")
         for id_, runs in executors.items():
-            if runs["file"] == f"plugins/{file.name}" and (found := FUNCTIONS.get((runs["function"], runs["line"]))):
-                RUNS[id_] = with_lists(found) if runs["lists"] else found
+            if runs["file"] == f"plugins/{file.name}" and (function := FUNCTIONS.get((runs["function"], runs["line"]))):
+                RUNS[id_] = with_lists(function) if runs["lists"] else function
 
 
 def with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,10 +191,10 @@ def plain(arg: Json, value: Any, device: torch.device) -> Any:
     if kind == "Device":
         return torch.device("cpu") if value.startswith("cpu") else device
     if kind in ("ScalarType", "Layout", "MemoryFormat"):
-        found = getattr(torch, value.removeprefix("torch."), None)
-        if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        constant = getattr(torch, value.removeprefix("torch."), None)
+        if not isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
             raise ValueError(f"torch has no {value}")
-        return found
+        return constant
     if kind == "str":
         if not TEXT.fullmatch(value):
             raise ValueError(f"a text of argument {arg['name']} is no option of a computation")
@@ -202,7 +202,7 @@ def plain(arg: Json, value: Any, device: torch.device) -> Any:
     return float(value) if value in ("inf", "-inf", "nan") else complex(value)
 
 
-def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor], least: int) -> torch.Tensor:
+def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor], least_elements: int) -> torch.Tensor:
     """A tensor as recorded: shape, strides, storage offset, and the memory that it shares with others."""
     dtype = getattr(torch, meta["dtype"], None)
     if not isinstance(dtype, torch.dtype):
@@ -212,7 +212,9 @@ def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor]
     if strides is None:
         strides = [math.prod(max(1, n) for n in shape[i + 1 :]) for i in range(len(shape))]
     reach = 0 if 0 in shape else offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    storage = memories[number] if number is not None else torch.empty(max(reach, least), dtype=dtype, device=device)
+    storage = (
+        memories[number] if number is not None else torch.empty(max(reach, least_elements), dtype=dtype, device=device)
+    )
     return torch.empty(0, dtype=dtype, device=device).set_(
         storage.untyped_storage(), offset if reach else 0, shape, strides
     )
@@ -262,9 +264,13 @@ def fill(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> None:
             return torch.rand(count, generator=generator, device=device) < spec.get("density", 0.5)
         if kind == "signs":
             return torch.randint(0, 2, (count,), generator=generator, device=device) * 2 - 1
-        made = torch.empty(count, device=device)
-        made = made.uniform_(low, high, generator=generator) if kind == "uniform" else made.normal_(generator=generator)
-        return made.round().clamp(-1, 1).exp2() if "e8m0" in str(tensor.dtype) else made
+        values = torch.empty(count, device=device)
+        values = (
+            values.uniform_(low, high, generator=generator)
+            if kind == "uniform"
+            else values.normal_(generator=generator)
+        )
+        return values.round().clamp(-1, 1).exp2() if "e8m0" in str(tensor.dtype) else values
 
     if "float4" in str(tensor.dtype):  # two numbers a byte
         tensor = tensor.view(torch.uint8)
@@ -335,20 +341,23 @@ class Call:
         self.function = operator(op)
         generator = torch.Generator(device).manual_seed(seed)
         torch.manual_seed(seed)
-        memories, least = shared(op, device), inputs.get("*", 0)
+        memories, least_elements = shared(op, device), inputs.get("*", 0)
         self.positional: list[Any] = []
         self.by_name: Json = {}
         written: list[torch.Tensor] = []
         for arg in op["args"]:
             value: Any = plain(arg, arg.get("value"), device)
             if arg.get("tensors"):
-                made = [m and allocate(m, device, memories, 0 if i else least) for i, m in enumerate(arg["tensors"])]
-                least = 0
-                for tensor, spec in zip(made, inputs.get(arg["name"], ()), strict=False):
+                tensors = [
+                    m and allocate(m, device, memories, 0 if i else least_elements)
+                    for i, m in enumerate(arg["tensors"])
+                ]
+                least_elements = 0
+                for tensor, spec in zip(tensors, inputs.get(arg["name"], ()), strict=False):
                     if tensor is not None and spec is not None:
                         fill(tensor, spec, generator)
-                value = made if arg["type"] == "Tensor[]" else made[0]
-                written += [t for t in made if t is not None and arg.get("mutated")]
+                value = tensors if arg["type"] == "Tensor[]" else tensors[0]
+                written += [t for t in tensors if t is not None and arg.get("mutated")]
             if arg.get("keyword_only"):
                 self.by_name[arg["name"]] = value
             else:
@@ -440,18 +449,18 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu
     call()
     synchronize()
     calls = 1 if call.saved else max(1, min(1000, round(SAMPLE_S / max(time.perf_counter() - start, 1e-7))))
-    found: list[tuple[float, float, bool]] = []
+    samples: list[tuple[float, float, bool]] = []
     start, threads_waited, alone = time.perf_counter(), waited_s(THREADS), torch.get_num_threads() == 1
-    while len(found) < iterations or (
-        sum(not taken for *_, taken in found) < iterations
-        and len(found) < 3 * iterations
+    while len(samples) < iterations or (
+        sum(not taken for *_, taken in samples) < iterations
+        and len(samples) < 3 * iterations
         and time.perf_counter() - start < REPEAT_S
     ):
-        found.append(sample(call, calls, synchronize))
+        samples.append(sample(call, calls, synchronize))
     took, threads_waited = time.perf_counter() - start, waited_s(THREADS) - threads_waited
-    clean = [us for us, _, taken in found if not taken]
+    clean = [us for us, _, taken in samples if not taken]
     few = len(clean) < min(CLEAN, iterations)
-    times = sorted([us - waited if on_cpu and alone else us for us, waited, _ in found] if few else clean)
+    times = sorted([us - waited if on_cpu and alone else us for us, waited, _ in samples] if few else clean)
     middle = statistics.median(times)
     quarters = statistics.quantiles(times, method="inclusive") if times[1:] else None
     return {
@@ -459,7 +468,7 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu
         "min_us": times[0],
         "spread": (quarters[2] - quarters[0]) / middle if quarters and middle > 0 else None,
         "samples": len(times),
-        "repeated": len(found) - len(times),
+        "repeated": len(samples) - len(times),
         "interrupted": few or (on_cpu and not alone and threads_waited > WAITED_SHARE * took),
     }
 
@@ -469,12 +478,12 @@ def replay(op: Json, bundle: Json, options: argparse.Namespace, device: torch.de
     seed = (int(op["id"], 16) + options.seed) % 2**63
     tries = [(op, bundle["inputs"].get(op["id"], {}))]
     if op["id"] in bundle["instead"]:
-        other = bundle["instead"][op["id"]]
-        tries.append((other["op"], other["inputs"]))
+        substitute = bundle["instead"][op["id"]]
+        tries.append((substitute["op"], substitute["inputs"]))
     result: Json = {"id": op["id"], "name": op["name"], "count": op["count"], "status": "failed"}
-    for one, inputs in tries:
+    for candidate, inputs in tries:
         try:
-            call = Call(one, inputs, device, seed)
+            call = Call(candidate, inputs, device, seed)
             outputs = shapes(call())
             call.reset()
             synchronize = getattr(torch, device.type).synchronize
@@ -483,7 +492,7 @@ def replay(op: Json, bundle: Json, options: argparse.Namespace, device: torch.de
             result.setdefault("reason", f"{type(error).__name__}: {first_line(error)}")
         else:
             result.pop("reason", None)
-            via = None if one is op else one["name"]
+            via = None if candidate is op else candidate["name"]
             return {**result, "status": "replayed", "via": via, "outputs": outputs, **times}
     return result
 
@@ -642,10 +651,10 @@ def main() -> int:
     if options.device == "cpu":
         idle = idle_processors()
         options.threads = threads_to_use(options.threads, idle)
-    found, results = (replay_in_child if options.time_limit > 0 and FORK else replay_here)(plan, options), []
+    replayed, results = (replay_in_child if options.time_limit > 0 and FORK else replay_here)(plan, options), []
     for op in plan["ops"]:
         try:
-            result = next(found)
+            result = next(replayed)
         except NO_DEVICE as error:
             parser.error(f"no device {options.device!r} here: {first_line(error)}")
         results.append(result)

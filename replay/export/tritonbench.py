@@ -34,7 +34,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 def input_configs(plan: ReplayPlan) -> Exported:
     """Every op of a plan that torch knows by an overload, with its calls counted."""
-    made: dict[str, Counter[str]] = {}
+    calls_by_op: dict[str, Counter[str]] = {}
     left_out: Counter[str] = Counter()
     for op in plan.ops:
         spec = None if op.reason is not None else spec_of(op)
@@ -46,33 +46,39 @@ def input_configs(plan: ReplayPlan) -> Exported:
             left_out[f"the file has no name for {', '.join(sorted(unread))}"] += 1
             continue
         name = f"{spec.name.replace('::', '.')}.{spec.overload or 'default'}"
-        made.setdefault(name, Counter())[signature(op, spec)] += op.count
-    return Exported(ops={name: dict(counts.most_common()) for name, counts in made.items()}, left_out=dict(left_out))
+        calls_by_op.setdefault(name, Counter())[signature(op, spec)] += op.count
+    return Exported(
+        ops={name: dict(counts.most_common()) for name, counts in calls_by_op.items()}, left_out=dict(left_out)
+    )
 
 
-def json_text(found: Exported) -> str:
+def json_text(exported: Exported) -> str:
     """As JSON: {op: {signature: calls}}."""
-    return plain_json(msgspec.json.format(msgspec.json.encode(found.ops), indent=2)).decode() + "\n"
+    return plain_json(msgspec.json.format(msgspec.json.encode(exported.ops), indent=2)).decode() + "\n"
 
 
-def log_text(found: Exported) -> str:
+def log_text(exported: Exported) -> str:
     """As the text files that PyTorch's operator benchmarks ship: "Operator: ..." and "cnt: N, signature" lines."""
     lines: list[str] = []
-    for name, counts in found.ops.items():
+    for name, counts in exported.ops.items():
         lines += [f"Operator: {name}", *(f"cnt: {count}, {text}" for text, count in counts.items())]
     return "\n".join(lines) + "\n"
 
 
 def signature(op: ReplayOp, spec: OpSpec) -> str:
     """The inputs of one call: positional ones in a tuple, keyword-only ones in a dict."""
-    given = {arg.name: arg for arg in op.args}
+    arguments = {arg.name: arg for arg in op.args}
     by_place: list[str] = []
     positional = [arg for arg in spec.args if not arg.keyword_only]
-    last = max((i for i, arg in enumerate(positional) if arg.name in given), default=-1)
+    last = max((i for i, arg in enumerate(positional) if arg.name in arguments), default=-1)
     for arg in positional[: last + 1]:
-        by_place.append(_argument(given.get(arg.name) or ReplayArg(name=arg.name, type=arg.kind, value=arg.default)))
+        by_place.append(
+            _argument(arguments.get(arg.name) or ReplayArg(name=arg.name, type=arg.kind, value=arg.default))
+        )
     by_name = [
-        f"'{arg.name}': {_argument(given[arg.name])}" for arg in spec.args if arg.keyword_only and arg.name in given
+        f"'{arg.name}': {_argument(arguments[arg.name])}"
+        for arg in spec.args
+        if arg.keyword_only and arg.name in arguments
     ]
     places = f"({by_place[0]},)" if len(by_place) == 1 else f"({', '.join(by_place)})"
     return f"({places}, {{{', '.join(by_name)}}})"

@@ -107,9 +107,9 @@ def _plain(name: str, tensor: torch.Tensor | None, high: int) -> Spec | None:
     )
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether all bytes are the same; a nan is one."""
-    first, second = (t.reshape(-1).view(torch.uint8) for t in (one, other))
+    first, second = (t.reshape(-1).view(torch.uint8) for t in (first, second))
     return torch.equal(first, second)
 
 
@@ -129,8 +129,8 @@ def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple
         if fill.is_integer(tensor.dtype):
             return {"fill": "integers", "low": int(low), "high": int(low) + 1}, None
         return {"fill": "uniform", "low": low, "high": low}, None
-    if tensor.dim() > 1 and (found := _causal(tensor)) is not None:
-        return found, None
+    if tensor.dim() > 1 and (causal := _causal(tensor)) is not None:
+        return causal, None
     if rule in UNIFORM_INTEGERS and fill.is_integer(tensor.dtype):
         return {"fill": "integers", "low": int(low), "high": int(high) + 1}, None
     if bool((tensor.abs() == 1).all()):

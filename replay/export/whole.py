@@ -11,8 +11,8 @@ from opreplay.replay.resolve.schema import OpSpec, specs_of
 def spec_of(op: ReplayOp) -> OpSpec | None:
     """The overload that is called; None where torch does not know it here."""
     parts = split_name(op.called)
-    found = () if parts is None else specs_of(f"{parts[0]}::{parts[1]}")
-    return next((spec for spec in found if spec.overload == (op.overload or "")), None)
+    overloads = () if parts is None else specs_of(f"{parts[0]}::{parts[1]}")
+    return next((spec for spec in overloads if spec.overload == (op.overload or "")), None)
 
 
 def whole_arguments(op: ReplayOp) -> tuple[ReplayArg, ...]:
@@ -20,9 +20,10 @@ def whole_arguments(op: ReplayOp) -> tuple[ReplayArg, ...]:
     spec = spec_of(op)
     if spec is None:
         return op.args
-    given = {arg.name: arg for arg in op.args}
+    arguments = {arg.name: arg for arg in op.args}
     return tuple(
-        given.get(arg.name) or ReplayArg(name=arg.name, type=arg.kind, value=arg.default, keyword_only=arg.keyword_only)
+        arguments.get(arg.name)
+        or ReplayArg(name=arg.name, type=arg.kind, value=arg.default, keyword_only=arg.keyword_only)
         for arg in spec.args
-        if arg.name in given or not arg.out
+        if arg.name in arguments or not arg.out
     )

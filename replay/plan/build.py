@@ -78,7 +78,7 @@ def build_plan(
         unowned_device_us=float(trace.kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3,
         losses=trace.info.report.losses,
     )
-    kept = [
+    grouped_ops = [
         (
             group,
             ReplayOp(
@@ -96,12 +96,12 @@ def build_plan(
         for group in groups
     ]
     weight = passes.weight_of(shell)
-    kept.sort(key=lambda pair: -weight(pair[1]))
-    chosen = keep_heaviest([op for _, op in kept], filters, device_us or host_us, weight)
+    grouped_ops.sort(key=lambda pair: -weight(pair[1]))
+    chosen = keep_heaviest([op for _, op in grouped_ops], filters, device_us or host_us, weight)
     _refuse_too_many(trace, len(chosen))
     ids = {op.id for op in chosen}
     resolver = Resolver(trace, policy, device)
-    ops = tuple(resolver.resolve(op, group.signature, group.row) for group, op in kept if op.id in ids)
+    ops = tuple(resolver.resolve(op, group.signature, group.row) for group, op in grouped_ops if op.id in ids)
     plan = passes.run(msgspec.structs.replace(shell, ops=ops))
     if not in_order:
         return plan
@@ -109,7 +109,7 @@ def build_plan(
         trace,
         rows,
         owner_among(trace, rows, select),
-        [signature_id(one) for one in trace.signatures],
+        [signature_id(signature) for signature in trace.signatures],
         ids,
         select=select,
         phase=filters.phase,

@@ -79,7 +79,7 @@ def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
             opening = Opening(file.read(OPENING_BYTES))
     except OSError:
         return None
-    return next((one for one in PLANS if one.sniff(opening)), None)
+    return next((dialect for dialect in PLANS if dialect.sniff(opening)), None)
 
 
 def open_input(
@@ -183,12 +183,12 @@ def _read(
 ) -> Trace:
     from opreplay.traces import read_trace
 
-    with progress() as told:
+    with progress() as report_progress:
         return read_trace(
             path,
             limits=limits or Limits(),
             processes=1 if activity else reading_processes(path),
-            progress=told,
+            progress=report_progress,
             record_function_ids=ids,
             gradients=gradients,
             activity=activity,
@@ -203,13 +203,13 @@ def reading_processes(path: str) -> int:
     """With how many processes a file is read: one for each idle processor, where it is plain and large enough."""
     from opreplay.traces.reading.parallel import most_parts
 
-    most = min(most_parts(path), MOST_READERS)
-    if most < 2:
+    parts = min(most_parts(path), MOST_READERS)
+    if parts < 2:
         return 1
     from opreplay.replay.host.idle import idle_cpus
 
     idle = idle_cpus()
-    return 1 if idle is None else max(1, min(most, round(idle)))
+    return 1 if idle is None else max(1, min(parts, round(idle)))
 
 
 def join_notes(joined: Trace) -> list[str]:
@@ -224,17 +224,17 @@ def join_notes(joined: Trace) -> list[str]:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
         of_table.append(f"opreplay: {graphs_text(joined.info.graphs)}")
-    found = joined.info.joined
-    if found is None:
+    shapes = joined.info.joined
+    if shapes is None:
         return of_table
-    given = found.by_record_function_id + found.by_sequence + found.by_context
+    matched = shapes.by_record_function_id + shapes.by_sequence + shapes.by_context
     notes = [
-        f"--execution-trace gave {given} of {len(joined.ops)} calls their arguments: "
-        f"{found.by_record_function_id} by id, {found.by_sequence} by sequence, {found.by_context} by context; "
-        f"{found.already_recorded} had them ({found.disagreeing} disagree and are kept), "
-        f"{found.no_arguments} have none, {found.unmatched} not found"
+        f"--execution-trace gave {matched} of {len(joined.ops)} calls their arguments: "
+        f"{shapes.by_record_function_id} by id, {shapes.by_sequence} by sequence, {shapes.by_context} by context; "
+        f"{shapes.already_recorded} had them ({shapes.disagreeing} disagree and are kept), "
+        f"{shapes.no_arguments} have none, {shapes.unmatched} not found"
     ]
-    if not found.same_process:
+    if not shapes.same_process:
         notes.append(
             "opreplay: warning: the process ids of trace and ExecutionTrace differ: if they are of two runs, "
             "the arguments are those of another model"
@@ -247,14 +247,14 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
     from opreplay.traces.times.impossible import impossible_kernels
 
     faults = impossible_kernels(trace)
-    shown = ", ".join(f"{one.kind} ({one.kernels:,} = {100 * one.share:.1f} %)" for one in faults)
+    shown = ", ".join(f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in faults)
     return [f"opreplay: warning: {name}: kernel times that no device has, in all totals: {shown}"] if faults else []
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
     """A warning with what reading the trace of that name lost, none where it lost nothing; also of a plan."""
-    told = ", ".join(f"{reason} ({count:,})" for reason, count in losses.items())
-    return [f"opreplay: warning: {name}: reading lost {told}: what is shown is of the rest"] if told else []
+    reasons = ", ".join(f"{reason} ({count:,})" for reason, count in losses.items())
+    return [f"opreplay: warning: {name}: reading lost {reasons}: what is shown is of the rest"] if reasons else []
 
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
@@ -367,9 +367,9 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
         ops = [op for op in ops if op.batch is not None and op.batch.phase == selection.phase]
         if not ops:
             raise no_such_phase(batches, selection.phase)
-    kept = keep_heaviest(ops, filters, total_of(plan), weight_of(plan))
+    heaviest = keep_heaviest(ops, filters, total_of(plan), weight_of(plan))
     policy = Policy(allow_imports=selection.allow_imports)
-    resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(kept)), policy, device=device)
+    resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(heaviest)), policy, device=device)
     return with_outputs(resolved, policy=policy)
 
 

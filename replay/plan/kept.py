@@ -107,9 +107,9 @@ class KeptContents:
         known = self._known.get(look)
         if known is None:
             real = self._real = self._make() if self._real is None else self._real
-            made = real(op)
-            told = (kind.get(op.id, "") for kind in (real.problems, real.impossible, real.unrecorded))
-            known = _Known(made, *told)
+            contents = real(op)
+            problems = (kind.get(op.id, "") for kind in (real.problems, real.impossible, real.unrecorded))
+            known = _Known(contents, *problems)
             self._known[look], self._new = known, True
         if known.problem:
             self.problems[op.id] = known.problem
@@ -163,21 +163,21 @@ def _feed(hasher: Any, value: Any) -> None:
 @cache
 def _software() -> tuple[Any, ...]:
     """What of this installation decides on a plan, torch looked at without importing it."""
-    found: list[Any] = [sys.version, platform.machine(), sys.platform]
+    parts: list[Any] = [sys.version, platform.machine(), sys.platform]
     for name in ("opreplay.traces", "opreplay.initializers", "opreplay.replay"):
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             for base, folders, files in os.walk(folder):
                 folders.sort()
-                found += [_stamp(os.path.join(base, file)) for file in sorted(files) if file.endswith(_FILES)]
+                parts += [_stamp(os.path.join(base, file)) for file in sorted(files) if file.endswith(_FILES)]
     for name in ("torch", "numpy", "msgspec"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
             place = Path(spec.origin).parent
-            found += [_stamp(str(path)) for path in (place / "__init__.py", place / "version.py") if path.is_file()]
-    found += sorted((entry.name, entry.value) for entry in entry_points(group="torch.backends"))
-    found += sorted((name, text) for name, text in os.environ.items() if name.startswith(_SETTINGS))
-    return tuple(found)
+            parts += [_stamp(str(path)) for path in (place / "__init__.py", place / "version.py") if path.is_file()]
+    parts += sorted((entry.name, entry.value) for entry in entry_points(group="torch.backends"))
+    parts += sorted((name, text) for name, text in os.environ.items() if name.startswith(_SETTINGS))
+    return tuple(parts)
 
 
 def _stamp(path: str) -> tuple[str, int, int]:

@@ -129,6 +129,6 @@ PASSES: tuple[Pass, ...] = (merge_same_ids, refuse_floods, by_recorded_time)
 
 def run(plan: ReplayPlan) -> ReplayPlan:
     """All passes, in order."""
-    for one in PASSES:
-        plan = one(plan)
+    for run_pass in PASSES:
+        plan = run_pass(plan)
     return plan

@@ -146,8 +146,8 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
 
 def peak_of(device: str | None) -> tuple[float, int]:
     """(bytes/s of the memory, bytes of the last cache) of a recorded device by its name."""
-    found = None if device is None else peaks.peak_of((device,))
-    return FASTEST if found is None else (found.gb_per_s * 1e9, found.cache_mib << 20)
+    peak = None if device is None else peaks.peak_of((device,))
+    return FASTEST if peak is None else (peak.gb_per_s * 1e9, peak.cache_mib << 20)
 
 
 def least_flops(op: ReplayOp) -> float:
@@ -159,8 +159,8 @@ def least_flops(op: ReplayOp) -> float:
 
 def flops_of(device: str | None) -> float:
     """Products and sums in 16 bits a second of a recorded device by its name, the most of any dtype it has."""
-    found = None if device is None else peaks.peak_of((device,))
-    return FASTEST_FLOPS if found is None else max(found.tflops.values()) * 1e12
+    peak = None if device is None else peaks.peak_of((device,))
+    return FASTEST_FLOPS if peak is None else max(peak.tflops.values()) * 1e12
 
 
 def least_bytes(op: ReplayOp) -> int:

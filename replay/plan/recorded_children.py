@@ -41,9 +41,9 @@ def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
     ops: list[ReplayOp] = []
     for op in plan.ops:
         row = rows.get(op.id)
-        found = None if row is None else names_below(row, children_of, name_of, limit=MAX_BELOW)
-        if found is not None:
-            recorded = msgspec.structs.replace(op.recorded, children=found[0], below=found[1])
+        names = None if row is None else names_below(row, children_of, name_of, limit=MAX_BELOW)
+        if names is not None:
+            recorded = msgspec.structs.replace(op.recorded, children=names[0], below=names[1])
             op = msgspec.structs.replace(op, recorded=recorded)
         ops.append(op)
     return msgspec.structs.replace(plan, ops=tuple(ops))

@@ -53,7 +53,7 @@ def keeps_name(filters: OpFilter, name: str) -> bool:
 def no_such_phase(contexts: Iterable[BatchContext], phase: Phase) -> UsageError:
     """The error for a phase that none of the iterations' batches is in; it names those that there are."""
     there = {context.phase for context in contexts}
-    known = [one for one in PHASES if one in there]
+    known = [name for name in PHASES if name in there]
     hint = "Inference servers mark iterations with their batch (execute_context_..., step[DECODE bs=8]); none is here."
     if known:
         hint = f"There are iterations of phase {', '.join(known)}."
@@ -65,8 +65,8 @@ def keep_heaviest(
 ) -> list[ReplayOp]:
     """The ops that top and min_share let pass; `ops` are sorted by weight (microseconds), heaviest first."""
     if filters.min_share is not None:
-        least = filters.min_share * total_us
-        ops = [op for op in ops if weight(op) >= least]
+        least_us = filters.min_share * total_us
+        ops = [op for op in ops if weight(op) >= least_us]
     ops = ops if filters.top is None else ops[: filters.top]
     if not filters.ops or not ops:
         return ops
@@ -89,11 +89,11 @@ def named(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
             )
             raise UsageError(f"no op is {wanted!r}", hint=hint)
         return [ops[place - 1]]
-    found = [op for op in ops if op.name == wanted]
-    found = found or [op for op in ops if fnmatchcase(op.name, wanted) or (op.id.startswith(wanted) and wanted)]
-    if not found:
+    matches = [op for op in ops if op.name == wanted]
+    matches = matches or [op for op in ops if fnmatchcase(op.name, wanted) or (op.id.startswith(wanted) and wanted)]
+    if not matches:
         raise UsageError(f"no selected op matches {wanted!r}", hint=nearest((wanted,), [op.name for op in ops]))
-    return found
+    return matches
 
 
 _PLACE = re.compile(r"#(.*)")

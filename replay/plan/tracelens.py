@@ -81,10 +81,10 @@ def _load(path: Path) -> list[Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise Refused(f"an object has a key twice: {sorted(key for key, _ in pairs)}"[:200])
-    return found
+    return members
 
 
 def _read_entry(index: int, entry: Any, seen: Counter[str]) -> ReplayOp:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -97,8 +97,8 @@ def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]
     Raises UsageError for sizes that no case names, and for too many cases.
     """
     swept: dict[str, tuple[int, ...]] = {}
-    for one in shapes:
-        name, values = parse_sizes(one)
+    for sweep in shapes:
+        name, values = parse_sizes(sweep)
         swept[name] = values
     cases: list[Case] = []
     used: set[str] = set()
@@ -117,16 +117,7 @@ def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]
 
 def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, ...]:
     """Each case with every combination of settings "rows=1,2,4". Raises UsageError for what is no setting."""
-    values: dict[str, tuple[Any, ...]] = {}
-    for sweep in sweeps:
-        name, equals, right = sweep.partition("=")
-        name = name.strip()
-        if not equals or not right.strip():
-            raise UsageError(f"{sweep!r} sets nothing", hint="Write --set rows=1,2,4.")
-        try:
-            values[name] = parse_sizes(sweep)[1]
-        except UsageError:
-            values[name] = tuple(_value(one.strip(), None) for one in right.split(","))
+    values = dict(_swept_values(sweep) for sweep in sweeps)
     for name in values:
         takes = {setting for case in cases for setting in case.program.settings}
         if name not in takes:
@@ -134,18 +125,22 @@ def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, .
     out: list[Case] = []
     for case in cases:
         names = [name for name in values if name in case.program.settings]
-        for some in itertools.product(*(values[name] for name in names)):
-            out.append(
-                Case(
-                    program=case.program,
-                    arguments=case.arguments,
-                    settings={**case.settings, **dict(zip(names, some, strict=True))},
-                    checked_only=case.checked_only,
-                )
-            )
+        for combination in itertools.product(*(values[name] for name in names)):
+            out.append(replace(case, settings={**case.settings, **dict(zip(names, combination, strict=True))}))
     if len(out) > MOST_CASES:
         raise UsageError(f"more than {MOST_CASES:,} combinations", hint="Sweep fewer settings.")
     return tuple(out)
+
+
+def _swept_values(sweep: str) -> tuple[str, tuple[Any, ...]]:
+    """Name and values of "rows=1,2,4"."""
+    name, equals, right = sweep.partition("=")
+    if not equals or not right.strip():
+        raise UsageError(f"{sweep!r} sets nothing", hint="Write --set rows=1,2,4.")
+    try:
+        return name.strip(), parse_sizes(sweep)[1]
+    except UsageError:
+        return name.strip(), tuple(_value(word.strip(), None) for word in right.split(","))
 
 
 def base_cases(program: Program) -> tuple[Case, ...]:
@@ -163,34 +158,40 @@ def default_set(program: Program, base: Case) -> tuple[Case, ...]:
     Equal sizes of the base case stay equal. Sizes just beyond each block size of the settings are in the base dtype.
     """
     if program.checks:
-        made = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
-        return tuple(_checked(_in_dtype(case, dtype)) for case in made for dtype in program.dtypes)
-    metas = [value for value in base.arguments.values() if isinstance(value, TensorMeta)]
+        cases = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
+        return tuple(_checked(_in_dtype(case, dtype)) for case in cases for dtype in program.dtypes)
+    metas = _tensors(base)
     sizes = list(dict.fromkeys(n for meta in metas for n in meta.shape))
-    beyond = sorted({int(v) + 1 for v in program.settings.values() if type(v) is int and 0 < v < MOST_DEFAULT})
-    out: list[Case] = []
-    for dtype in program.dtypes:
-        for values in STANDARD:
-            out.append(_in_dtype(_resized(base, _pattern(sizes, values)), dtype))
-    own = next((meta.dtype for meta in metas if meta.dtype in FLOATS), None)
-    if beyond and own in program.dtypes:
-        out += [_resized(base, _pattern(sizes, (n, n))) for n in beyond[-2:]]
-        out.append(_resized(base, _pattern(sizes, tuple(reversed(beyond[-2:])))))
-    unique = {(case.text): _checked(case) for case in out}
-    return tuple(unique.values())
+    cases = [
+        _in_dtype(_resized(base, _pattern(sizes, values)), dtype) for dtype in program.dtypes for values in STANDARD
+    ]
+    beyond = sorted({int(v) + 1 for v in program.settings.values() if type(v) is int and 0 < v < MOST_DEFAULT})[-2:]
+    if beyond and _float_dtype(metas) in program.dtypes:
+        cases += [_resized(base, _pattern(sizes, (n, n))) for n in beyond]
+        cases.append(_resized(base, _pattern(sizes, beyond[::-1])))
+    return tuple({case.text: _checked(case) for case in cases}.values())
+
+
+def _tensors(case: Case) -> list[TensorMeta]:
+    return [value for value in case.arguments.values() if isinstance(value, TensorMeta)]
+
+
+def _float_dtype(metas: Sequence[TensorMeta]) -> str | None:
+    """The first floating dtype."""
+    return next((meta.dtype for meta in metas if meta.dtype in FLOATS), None)
 
 
 def smaller(case: Case, fits: Callable[[Case], bool]) -> Case | None:
     """The case with its largest size halved, wherever it stands, until it fits; None where it never does."""
-    sizes = {n: n for one in case.arguments.values() if isinstance(one, TensorMeta) for n in one.shape}
-    made = case
-    while not fits(made):
+    sizes = {n: n for meta in _tensors(case) for n in meta.shape}
+    candidate = case
+    while not fits(candidate):
         largest = max(sizes, key=lambda n: (sizes[n], n), default=0)
         if sizes.get(largest, 0) <= 1:
             return None
         sizes[largest] //= 2
-        made = _resized(case, sizes)
-    return made
+        candidate = _resized(case, sizes)
+    return candidate
 
 
 def _pattern(sizes: Sequence[int], values: Sequence[int]) -> dict[int, int]:
@@ -204,24 +205,23 @@ def _resized(base: Case, sizes: Mapping[int, int]) -> Case:
         else value
         for name, value in base.arguments.items()
     }
-    return Case(program=base.program, arguments=arguments, settings=base.settings)
+    return replace(base, arguments=arguments)
 
 
 def _in_dtype(base: Case, dtype: str) -> Case:
     """All tensors of the first floating dtype of a case in another one."""
-    metas = [value for value in base.arguments.values() if isinstance(value, TensorMeta)]
-    own = next((meta.dtype for meta in metas if meta.dtype in FLOATS), None)
+    float_dtype = _float_dtype(_tensors(base))
     arguments = {
         name: msgspec.structs.replace(value, dtype=dtype)
-        if isinstance(value, TensorMeta) and value.dtype == own
+        if isinstance(value, TensorMeta) and value.dtype == float_dtype
         else value
         for name, value in base.arguments.items()
     }
-    return Case(program=base.program, arguments=arguments, settings=base.settings)
+    return replace(base, arguments=arguments)
 
 
 def _checked(case: Case) -> Case:
-    return Case(program=case.program, arguments=case.arguments, settings=case.settings, checked_only=True)
+    return replace(case, checked_only=True)
 
 
 MOST_TRIED = 300
@@ -236,8 +236,8 @@ def to_tune(case: Case) -> tuple[Case, ...]:
     values: dict[str, list[Any]] = {}
     count = 1
     for name, default in case.program.settings.items():
-        given = case.program.choices.get(name)
-        tried = list(given) if given is not None else _around(default) if not case.program.choices else [default]
+        choices = case.program.choices.get(name)
+        tried = list(choices) if choices is not None else _around(default) if not case.program.choices else [default]
         if default not in tried:
             tried.append(default)
         if count * len(tried) > MOST_TRIED:
@@ -245,8 +245,8 @@ def to_tune(case: Case) -> tuple[Case, ...]:
         count *= len(tried)
         values[name] = tried
     return tuple(
-        Case(program=case.program, arguments=case.arguments, settings=dict(zip(values, some, strict=True)))
-        for some in itertools.product(*values.values())
+        Case(program=case.program, arguments=case.arguments, settings=dict(zip(values, combination, strict=True)))
+        for combination in itertools.product(*values.values())
     )
 
 

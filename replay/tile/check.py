@@ -46,14 +46,14 @@ class Checked:
 
 def run_values(
     program: Program,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
     device: DeviceProfile | None = None,
 ) -> tuple[Any, ...]:
     """Results of a program on torch tensors, on the CPU. Raises TileError, and UsageError for wrong arguments."""
-    metas = {name: _meta(value) if hasattr(value, "shape") else value for name, value in given.items()}
+    metas = {name: _meta(value) if hasattr(value, "shape") else value for name, value in arguments.items()}
     bound = bind(program, metas, settings)
-    tensors = _with_data(bound, given)
+    tensors = _with_data(bound, arguments)
     _run(bound, device or load_device(VALUE_DEVICE), tensors)
     unwritten(bound, tensors)
     return tuple(_view(tensors[p.name]).clone() for p in program.outputs)
@@ -69,10 +69,10 @@ def _view(memory: Memory) -> Any:
     return memory.data.as_strided(memory.shape, memory.strides, memory.offset)
 
 
-def _with_data(bound: Bound, given: Mapping[str, Any]) -> dict[str, Memory]:
+def _with_data(bound: Bound, arguments: Mapping[str, Any]) -> dict[str, Memory]:
     tensors = memories(bound)
     for name, memory in tensors.items():
-        prepare(memory, given.get(name) if memory.role in ("in", "inout") else None)
+        prepare(memory, arguments.get(name) if memory.role in ("in", "inout") else None)
     return tensors
 
 
@@ -80,11 +80,11 @@ def draw(bound: Bound, seed: int = 0) -> dict[str, Any]:
     """Inputs for a case: normal numbers, small whole ones for integer dtypes; the same for the same seed."""
     import torch
 
-    made: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     generator = torch.Generator().manual_seed(seed)
     for p in bound.program.inputs:
         if p.role == "scalar":
-            made[p.name] = bound.scalars[p.name]
+            inputs[p.name] = bound.scalars[p.name]
             continue
         meta = bound.tensors[p.name]
         dtype = getattr(torch, meta.dtype)
@@ -95,8 +95,8 @@ def draw(bound: Bound, seed: int = 0) -> dict[str, Any]:
         else:
             low, high = (0, 8) if dtype in (torch.uint8, torch.int32, torch.int64) else (-8, 8)
             data = torch.randint(low, high, meta.shape, generator=generator).to(dtype)
-        made[p.name] = data
-    return made
+        inputs[p.name] = data
+    return inputs
 
 
 def too_large(bound: Bound) -> str:
@@ -125,18 +125,18 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
             f"{bound.program.name} has no reference to check values against",
             hint="Give @tile.kernel reference=, a function of the same inputs.",
         )
-    given = dict(inputs) if inputs is not None else draw(bound, seed)
-    tensors = _with_data(bound, given)
+    arguments = dict(inputs) if inputs is not None else draw(bound, seed)
+    tensors = _with_data(bound, arguments)
     _run(bound, device, tensors)
     unwritten(bound, tensors)
     with torch.no_grad():
-        expected: Any = function(*(_cloned(given[p.name]) for p in bound.program.inputs))
+        expected: Any = function(*(_cloned(arguments[p.name]) for p in bound.program.inputs))
     wanted: list[Any] = [*expected] if isinstance(expected, tuple | list) else [expected]
     same, allowed, worst = True, True, 0.0
     for p, reference in zip(bound.program.outputs, wanted, strict=False):
         memory = tensors[p.name]
-        one = _compare(bound, memory, reference)
-        same, allowed, worst = same and one.same, allowed and one.allowed, max(worst, one.error)
+        comparison = _compare(bound, memory, reference)
+        same, allowed, worst = same and comparison.same, allowed and comparison.allowed, max(worst, comparison.error)
     return Checked(same=same, error=worst, allowed=allowed)
 
 

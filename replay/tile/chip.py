@@ -96,8 +96,7 @@ class TileTime:
 
 def launch_us(device: DeviceProfile, ran: Ran) -> float:
     """Start and end of a kernel beyond what its instructions take: of one core, and each further one that it uses."""
-    mixed = any(one.mixed for _, one in ran.classes)
-    return device.pipes.start_us + device.pipes.start_core_us * (ran.cores * (3 if mixed else 1) - 1)
+    return device.pipes.start_us + device.pipes.start_core_us * (ran.cores * (3 if ran.mixed else 1) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +116,8 @@ def _demand(bound: Bound, ran: Ran, device: DeviceProfile, state: State) -> _Dem
     loaded: dict[str, float] = {}
     stored: dict[str, float] = {}
     through = 0.0
-    for count, one in ran.classes:
-        for (unit, pipe, memory), size in moved(one.steps).items():
+    for count, recording in ran.classes:
+        for (unit, pipe, memory), size in moved(recording.steps).items():
             # Of the two vector cores of a group one was run.
             times = count * (2 if unit != "cube" and ran.kind == "cube" else 1)
             through += size * times
@@ -137,7 +136,7 @@ def _check_covered(bound: Bound, ran: Ran, stored: dict[str, float]) -> None:
 
     Elements that are stored twice stand for others here: `check.unwritten`, with values, finds these too.
     """
-    if any(one.looked for _, one in ran.classes):
+    if any(recording.looked for _, recording in ran.classes):
         return  # What was left out may have stored more.
     for p in bound.program.parameters:
         meta = bound.tensors.get(p.name)
@@ -156,10 +155,10 @@ def _check_covered(bound: Bound, ran: Ran, stored: dict[str, float]) -> None:
 
 def _stored_by(ran: Ran, name: str) -> tuple[str, int] | None:
     """File and line of the last instruction that stores to a tensor."""
-    for _, one in ran.classes:
-        for step in reversed(one.steps):
+    for _, recording in ran.classes:
+        for step in reversed(recording.steps):
             if not isinstance(step, Repeat) and step.pipe in WRITES and step.memory == name:
-                return one.lines[step.place]
+                return recording.lines[step.place]
     return None
 
 
@@ -233,7 +232,7 @@ def estimate(
         launch_us=launch,
         bound=_bound(shares, launch, scheduled, floor_hbm, floor_l2),
         cores=ran.cores,
-        mixed=any(one.mixed for _, one in ran.classes),
+        mixed=ran.mixed,
         pipes={name: min(1.0, share) for name, share in sorted(shares.items())},
         buffers=buffers,
         hbm_us=floor_hbm,
@@ -255,29 +254,29 @@ def estimate(
 
 def _slowest(ran: Ran, device: DeviceProfile, traffic: Traffic) -> tuple[Schedule, Recording]:
     # Cores with clearly less to do end earlier: they are not scheduled.
-    weights = [work(one.steps, device, traffic) for _, one in ran.classes]
-    most = max(weights)
-    made = [
-        (schedule(one.steps, device, traffic), one)
-        for (_, one), weight in zip(ran.classes, weights, strict=True)
-        if weight >= CLEARLY_LESS * most
+    weights = [work(recording.steps, device, traffic) for _, recording in ran.classes]
+    heaviest = max(weights)
+    schedules = [
+        (schedule(recording.steps, device, traffic), recording)
+        for (_, recording), weight in zip(ran.classes, weights, strict=True)
+        if weight >= CLEARLY_LESS * heaviest
     ]
-    return max(made, key=lambda pair: pair[0].end)
+    return max(schedules, key=lambda pair: pair[0].end)
 
 
 def _slowed(
     ran: Ran, device: DeviceProfile, traffic: Traffic, wanted: float, first: Schedule, recording: Recording, keep: int
 ) -> Schedule:
     """The schedule of the busiest core with transfers so much slower that it ends when all cores together let it."""
-    made = first
+    slowed = first
     for _ in range(ROUNDS):
-        if made.end >= wanted * 0.98:
+        if slowed.end >= wanted * 0.98:
             break
-        factor = wanted / made.end
+        factor = wanted / slowed.end
         traffic.slow_l2 *= factor
         traffic.slow_hbm *= factor
-        made = schedule(recording.steps, device, traffic)
-    return schedule(recording.steps, device, traffic, keep=keep) if keep else made
+        slowed = schedule(recording.steps, device, traffic)
+    return schedule(recording.steps, device, traffic, keep=keep) if keep else slowed
 
 
 def _pipe_name(key: tuple[str, str], ran: Ran) -> str:
@@ -299,18 +298,17 @@ def _bound(shares: dict[str, float], launch: float, scheduled: float, hbm: float
 
 def _buffers(ran: Ran, device: DeviceProfile) -> dict[Place, tuple[int, int]]:
     used: dict[Place, int] = {}
-    for _, one in ran.classes:
-        for place, size in one.peaks.items():
+    for _, recording in ran.classes:
+        for place, size in recording.peaks.items():
             used[place] = max(size, used.get(place, 0))
     return {place: (size, capacity(place, device)) for place, size in sorted(used.items())}
 
 
 def _notes(ran: Ran, slowest: Schedule) -> tuple[str, ...]:
     notes: list[str] = []
-    left = max(one.left_out for _, one in ran.classes)
-    if left:
-        notes.append(f"{left:,} iterations that repeat others were not run but counted")
-    if looked := max(one.looked for _, one in ran.classes):
+    if skipped := max(recording.left_out for _, recording in ran.classes):
+        notes.append(f"{skipped:,} iterations that repeat others were not run but counted")
+    if looked := max(recording.looked for _, recording in ran.classes):
         notes.append(
             f"{looked:,} of them are of loops whose body looks at positions: {PROBES} were compared, others may differ "
             "(--every runs all)"

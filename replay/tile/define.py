@@ -88,7 +88,7 @@ def kernel(
 
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[str, Any]]:
     place = place_of(function)
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
     settings: dict[str, Any] = {}
     for p in inspect.signature(function).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
@@ -104,7 +104,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[Parameter, ...], di
             scalar = p.default is not p.empty or annotation in ("int", "float", "bool", "str")
             role = "scalar" if scalar else "in"
         required = p.default is p.empty
-        found.append(Parameter(name=p.name, role=role, default=None if required else p.default, required=required))
-    if not any(p.role in ("out", "inout", "sum") for p in found):
+        parameters.append(Parameter(name=p.name, role=role, default=None if required else p.default, required=required))
+    if not any(p.role in ("out", "inout", "sum") for p in parameters):
         raise UsageError(f"{place}: {function.__name__} has no result", hint="Annotate one as y: tile.Out.")
-    return tuple(found), settings
+    return tuple(parameters), settings

@@ -135,16 +135,16 @@ _HINT = (
 
 
 def _columns(path: Path, header: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for name, words in COLUMNS.items():
         there = [word for word in words if word in header]
         if len(there) > 1:
             raise Malformed(f"{path}: columns {there[0]} and {there[1]} tell the same", hint="Leave one of them out.")
         if there:
-            found[name] = there[0]
+            columns[name] = there[0]
         elif name in REQUIRED:
             raise Malformed(f"{path}: no column {' or '.join(words)}", hint=_HINT)
-    return found
+    return columns
 
 
 def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str, str]) -> Row:
@@ -186,49 +186,60 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
     leaving out one case at a time. Raises UsageError, with the line of the table, for a case that the program does not
     fit, and for an unknown device.
     """
-    own = [row for row in rows if row.program == program.name and _device_name(row) == device.name]
+    matches = [row for row in rows if row.program == program.name and _device_name(row) == device.name]
     compared: list[Compared] = []
     bounds: list[tuple[Bound, TileTime]] = []
-    for row in own:
-        one, bound, made = _compare(program, device, row)
-        compared.append(one)
-        bounds.append((bound, made))
-    groups: dict[str, list[float]] = {}
-    for one in compared:
-        groups.setdefault(one.case.text, []).append(math.log(one.measured_us / one.predicted_us))
-    found = Calibration(program=program.name, soc=device.name, compared=tuple(compared), cases=len(groups))
-    if len(groups) < LEAST_CASES:
-        text = f"measured {'once' if len(groups) == 1 else 'twice'}" if groups else "not measured there"
-        return replace(found, refused=f"{text}: {LEAST_CASES} different cases are needed")
-    middles = {text: statistics.fmean(logs) for text, logs in groups.items()}
-    centre = _centre(list(middles.values()))
-    others = {text: _centre([x for key, x in middles.items() if key != text]) for text in middles}
-    worst = [max(abs(x - others[text]) for x in logs) for text, logs in groups.items()]
-    width = max(math.log(LEAST_BAND), _t(len(worst) - 1) * math.sqrt(statistics.fmean(x * x for x in worst)))
-    found = replace(
-        found,
+    logs_by_case: dict[str, list[float]] = {}
+    for row in matches:
+        comparison, bound, time = _compare(program, device, row)
+        compared.append(comparison)
+        bounds.append((bound, time))
+        logs = logs_by_case.setdefault(comparison.case.text, [])
+        logs.append(math.log(comparison.measured_us / comparison.predicted_us))
+    cases = len(logs_by_case)
+    calibration = Calibration(program=program.name, soc=device.name, compared=tuple(compared), cases=cases)
+    if cases < LEAST_CASES:
+        text = f"measured {'once' if cases == 1 else 'twice'}" if cases else "not measured there"
+        return replace(calibration, refused=f"{text}: {LEAST_CASES} different cases are needed")
+    centre, others, width = _leave_one_out(logs_by_case)
+    calibration = replace(
+        calibration,
         compared=tuple(
-            replace(one, held_out_error=math.exp(others[one.case.text]) * one.predicted_us / one.measured_us - 1)
-            for one in compared
+            replace(row, held_out_error=math.exp(others[row.case.text]) * row.predicted_us / row.measured_us - 1)
+            for row in compared
         ),
     )
-    usual = device.families["Unknown"].band
+    if refused := _refusal(centre, width, device.families["Unknown"].band):
+        return replace(calibration, refused=refused)
+    return replace(calibration, factor=math.exp(centre), width=width, ranges=_ranges(bounds), kinds=_kinds(bounds))
+
+
+def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
+    """Of logarithms of measured over predicted: their centre, by case that of all others, and the band of 80 %."""
+    means = {text: statistics.fmean(logs) for text, logs in logs_by_case.items()}
+    others = {text: _centre([x for key, x in means.items() if key != text]) for text in means}
+    worst = [max(abs(x - others[text]) for x in logs) for text, logs in logs_by_case.items()]
+    width = max(math.log(LEAST_BAND), _t(len(worst) - 1) * math.sqrt(statistics.fmean(x * x for x in worst)))
+    return _centre(list(means.values())), others, width
+
+
+def _refusal(centre: float, width: float, unmeasured_band: float) -> str:
+    """Why measured times calibrate nothing; "" where they do. `centre` and `width` are logarithms."""
     if abs(centre) > math.log(MOST_FACTOR):
         times = f"{math.exp(abs(centre)):,.0f} times {'as long' if centre > 0 else 'as short'} as predicted"
-        return replace(found, refused=f"measured {times}: are the times in microseconds, of this kernel alone?")
-    if math.exp(width) > usual:
-        return replace(
-            found,
-            refused=f"cases say too little of each other: a band of {math.exp(width):.2g} times, {usual:.2g} where "
-            "nothing was measured",
+        return f"measured {times}: are the times in microseconds, of this kernel alone?"
+    if math.exp(width) > unmeasured_band:
+        return (
+            f"cases say too little of each other: a band of {math.exp(width):.2g} times, {unmeasured_band:.2g} where "
+            "nothing was measured"
         )
-    return replace(found, factor=math.exp(centre), width=width, ranges=_ranges(bounds), kinds=_kinds(bounds))
+    return ""
 
 
 def _device_name(row: Row) -> str:
-    own = row.folder / row.soc
+    device_file = row.folder / row.soc
     try:
-        return load_device(own if row.soc.endswith(".toml") else row.soc).name
+        return load_device(device_file if row.soc.endswith(".toml") else row.soc).name
     except OpReplayError as error:
         raise UsageError(f"{row.place}: {error}", hint=error.hint) from error
 
@@ -238,7 +249,7 @@ def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compare
         case = parse_case(f"{program.name} {row.case}", [program])
         settings = parse_case(f"{program.name} {row.settings}", [program]).arguments
         bound = bind(program, case.arguments, settings)
-        made = estimate(bound, device, state=state_of(row.l2), cores=row.cores)
+        time = estimate(bound, device, state=state_of(row.l2), cores=row.cores)
     except TileError as error:
         raise UsageError(f"{row.place}: {program.name} {row.case} {row.settings}: {error}", hint=error.hint) from error
     except UsageError as error:
@@ -249,9 +260,9 @@ def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compare
         cores=row.cores,
         l2=row.l2,
         measured_us=row.time_us,
-        predicted_us=made.time_us,
+        predicted_us=time.time_us,
     )
-    return compared, bound, made
+    return compared, bound, time
 
 
 def _centre(values: Sequence[float]) -> float:
@@ -266,45 +277,45 @@ def _t(freedom: int) -> float:
     return T_80[min(freedom, len(T_80) + 1) - 2]
 
 
-def _sizes(bound: Bound, made: TileTime) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _sizes(bound: Bound, time: TileTime) -> dict[str, float]:
+    sizes: dict[str, float] = {}
     for name, meta in bound.tensors.items():
-        found |= {f"{name}[{i}]": float(size) for i, size in enumerate(meta.shape)}
+        sizes |= {f"{name}[{i}]": float(size) for i, size in enumerate(meta.shape)}
     numbers = {**bound.scalars, **bound.settings}
-    found |= {name: float(v) for name, v in numbers.items() if type(v) is int and v > 0}
-    return found | {"cores": float(made.cores), "time": made.time_us}
+    sizes |= {name: float(v) for name, v in numbers.items() if type(v) is int and v > 0}
+    return sizes | {"cores": float(time.cores), "time": time.time_us}
 
 
 def _words(bound: Bound) -> dict[str, str]:
-    found: dict[str, str] = {}
+    words: dict[str, str] = {}
     for name, meta in bound.tensors.items():
         usual = meta.strides is None or meta.strides == contiguous_strides(meta.shape)
-        found[name] = meta.dtype if usual else f"{meta.dtype} in strides"
+        words[name] = meta.dtype if usual else f"{meta.dtype} in strides"
     for name, value in {**bound.scalars, **bound.settings}.items():
         # Numbers such as eps and factors change values, not times.
         if type(value) is not float and not (type(value) is int and value > 0):
-            found[name] = str(value)
-    return found
+            words[name] = str(value)
+    return words
 
 
 def _ranges(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {}
-    for bound, made in bounds:
-        for name, value in _sizes(bound, made).items():
-            least, most = found.get(name, (value, value))
-            found[name] = min(least, value), max(most, value)
-    return found
+    ranges: dict[str, tuple[float, float]] = {}
+    for bound, time in bounds:
+        for name, value in _sizes(bound, time).items():
+            low, high = ranges.get(name, (value, value))
+            ranges[name] = min(low, value), max(high, value)
+    return ranges
 
 
 def _kinds(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    kinds: dict[str, set[str]] = {}
     for bound, _ in bounds:
         for name, word in _words(bound).items():
-            found.setdefault(name, set()).add(word)
-    return found
+            kinds.setdefault(name, set()).add(word)
+    return kinds
 
 
-def outside(known: Calibration, bound: Bound, made: TileTime) -> str:
+def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
     """In what a case lies far outside of those measured: "x[0]=65536, measured 512 to 4096"; "" where in nothing.
 
     Sizes, cores and the predicted time may be `BEYOND` times as large or as small; settings lie between those measured,
@@ -313,37 +324,37 @@ def outside(known: Calibration, bound: Bound, made: TileTime) -> str:
     for name, word in _words(bound).items():
         if word not in (there := known.kinds.get(name, ())):
             return f"{name}={word}, measured {', '.join(sorted(there)) or 'otherwise'}"
-    for name, value in _sizes(bound, made).items():
+    for name, value in _sizes(bound, time).items():
         if name not in known.ranges:
             return f"{name}={value:.6g}, measured without"
-        least, most = known.ranges[name]
+        low, high = known.ranges[name]
         beyond = 1.0 if name in bound.settings else BEYOND
-        if value > beyond * most or value * beyond < least:
+        if value > beyond * high or value * beyond < low:
             unit = " us" if name == "time" else ""
-            return f"{name}={value:.6g}{unit}, measured {least:.6g} to {most:.6g}"
+            return f"{name}={value:.6g}{unit}, measured {low:.6g} to {high:.6g}"
     return ""
 
 
 def with_measured(
-    made: TileTime, bound: Bound, device: DeviceProfile, state: State, known: Calibration | None
+    time: TileTime, bound: Bound, device: DeviceProfile, state: State, known: Calibration | None
 ) -> TileTime:
     """A prediction with what was measured of its program on the device: all its times by the factor, and the band.
 
     Far outside of the measured cases it stays uncalibrated, with a band wide enough for the factor and for none.
     """
     if known is None or known.refused:
-        return made
+        return time
     # What was timed in a loop says less of a kernel among others, whose caches and neighbours differ.
-    steadiest = min(STATE_SPREAD[state_of(one.l2)] for one in known.compared)
+    steadiest = min(STATE_SPREAD[state_of(comparison.l2)] for comparison in known.compared)
     band = math.exp(known.width * max(1.0, STATE_SPREAD[state] / steadiest))
-    beyond = outside(known, bound, made)
-    time_us = made.time_us * known.factor
+    beyond = outside(known, bound, time)
+    time_us = time.time_us * known.factor
     low, high = time_us / band, time_us * band
     if beyond:
         wide = max(band, device.families["Unknown"].band, LEAST_EXTRAPOLATED)
-        low, high = min(made.time_us, time_us) / wide, max(made.time_us, time_us) * wide
+        low, high = min(time.time_us, time_us) / wide, max(time.time_us, time_us) * wide
     return replace(
-        _scaled(made, known.factor),
+        _scaled(time, known.factor),
         low_us=low,
         high_us=high,
         confidence="uncalibrated" if beyond else "calibrated",
@@ -351,18 +362,18 @@ def with_measured(
     )
 
 
-def _scaled(made: TileTime, factor: float) -> TileTime:
+def _scaled(time: TileTime, factor: float) -> TileTime:
     """The same schedule, all of its times `factor` times as long."""
     return replace(
-        made,
-        time_us=made.time_us * factor,
-        overlapped_us=made.overlapped_us * factor,
-        serial_us=made.serial_us * factor,
-        launch_us=made.launch_us * factor,
-        hbm_us=made.hbm_us * factor,
-        l2_us=made.l2_us * factor,
-        lines=tuple(replace(line, busy_us=line.busy_us * factor) for line in made.lines),
-        spans=tuple(replace(span, start_us=span.start_us * factor, dur_us=span.dur_us * factor) for span in made.spans),
+        time,
+        time_us=time.time_us * factor,
+        overlapped_us=time.overlapped_us * factor,
+        serial_us=time.serial_us * factor,
+        launch_us=time.launch_us * factor,
+        hbm_us=time.hbm_us * factor,
+        l2_us=time.l2_us * factor,
+        lines=tuple(replace(line, busy_us=line.busy_us * factor) for line in time.lines),
+        spans=tuple(replace(span, start_us=span.start_us * factor, dur_us=span.dur_us * factor) for span in time.spans),
         factor=factor,
     )
 
@@ -385,10 +396,10 @@ def calibration_of(program: Program, device: DeviceProfile) -> Calibration | Non
 
 def rows_of(program: Program, rows: Sequence[Row]) -> tuple[Row, ...]:
     """The rows of one program. Raises UsageError where there are none."""
-    own = tuple(row for row in rows if row.program == program.name)
-    if not own:
+    matches = tuple(row for row in rows if row.program == program.name)
+    if not matches:
         raise UsageError(
             f"{program.shown}: no row of {program.measured} is of {program.name}",
             hint="The column program (or kernel) has the name of the function.",
         )
-    return own
+    return matches

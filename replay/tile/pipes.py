@@ -59,24 +59,24 @@ class Schedule:
     """Repetitions that were not scheduled one by one."""
 
 
-def costs(device: DeviceProfile, traffic: Traffic, one: Instruction) -> tuple[float, float]:
+def costs(device: DeviceProfile, traffic: Traffic, instruction: Instruction) -> tuple[float, float]:
     """(cycles on the pipe, cycles until the data are there after that) of an instruction."""
-    if not one.path:
-        return one.cycles, 0.0
+    if not instruction.path:
+        return instruction.cycles, 0.0
     pipes = device.pipes
-    if one.path == "l0c_to_gm":
-        return one.cycles + one.size / pipes.l0c_to_gm * traffic.slow_l2, pipes.write_latency
-    if one.path == "ub_to_gm":
-        return one.cycles + one.size / pipes.ub_to_gm * traffic.slow_l2, pipes.write_latency
-    miss = traffic.missing.get(one.memory, 0.0)
+    if instruction.path == "l0c_to_gm":
+        return instruction.cycles + instruction.size / pipes.l0c_to_gm * traffic.slow_l2, pipes.write_latency
+    if instruction.path == "ub_to_gm":
+        return instruction.cycles + instruction.size / pipes.ub_to_gm * traffic.slow_l2, pipes.write_latency
+    miss = traffic.missing.get(instruction.memory, 0.0)
     fast, slow = pipes.gm_to_ub, pipes.gm_to_ub_miss
-    if one.path == "gm_to_l1":
+    if instruction.path == "gm_to_l1":
         fast, slow = pipes.gm_to_l1, device.rates.cube_core_hbm_bytes_per_cycle
     each = (1 - miss) / fast * traffic.slow_l2 + miss / slow * traffic.slow_hbm
-    return one.cycles + one.size * each, (1 - miss) * pipes.read_latency + miss * pipes.miss_latency
+    return instruction.cycles + instruction.size * each, (1 - miss) * pipes.read_latency + miss * pipes.miss_latency
 
 
-class _Known(NamedTuple):
+class _Scheduled(NamedTuple):
     """An instruction as the schedule works on it: numbers of pipe, core and buffers in place of their names."""
 
     pipe: int
@@ -115,9 +115,9 @@ class _State:
         self.end = 0.0
         self.spans: list[Span] = []
         self.averaged = self.repeated = 0
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _Scheduled] = {}
 
-    def _learn(self, step: Instruction) -> _Known:
+    def _numbered(self, step: Instruction) -> _Scheduled:
         cycles, latency = costs(self.device, self.traffic, step)
         unit = self.units.setdefault(step.unit, len(self.units))
         if unit == len(self.issued):
@@ -130,15 +130,18 @@ class _State:
             facts = self.device.pipes
             names = list(self.pipes)
             self.flags = [
-                [0.0 if one == other else facts.flag if one[0] == other[0] else facts.core_flag for other in names]
-                for one in names
+                [
+                    0.0 if first == second else facts.flag if first[0] == second[0] else facts.core_flag
+                    for second in names
+                ]
+                for first in names
             ]
-        known = _Known(pipe, unit, cycles, latency, self._slots(step.reads), self._slots(step.writes), step.place)
+        known = _Scheduled(pipe, unit, cycles, latency, self._slots(step.reads), self._slots(step.writes), step.place)
         self._known[id(step)] = known
         return known
 
     def _slots(self, slots: Sequence[Slot]) -> tuple[int, ...]:
-        found: list[int] = []
+        numbers: list[int] = []
         for slot in slots:
             number = self.slots.setdefault(slot, len(self.slots))
             if number == len(self.written):
@@ -146,12 +149,12 @@ class _State:
                 self.read.append(0.0)
                 self.writer.append(-1)
                 self.reader.append(-1)
-            found.append(number)
-        return tuple(found)
+            numbers.append(number)
+        return tuple(numbers)
 
-    def one(self, step: Instruction) -> None:
+    def add(self, step: Instruction) -> None:
         """Schedule an instruction."""
-        known = self._known.get(id(step)) or self._learn(step)
+        known = self._known.get(id(step)) or self._numbered(step)
         pipe, unit, cycles, latency, reads, writes, place = known
         self.issues[unit] += 1
         start = self.issued[unit] = self.issued[unit] + self.device.pipes.issue
@@ -215,7 +218,7 @@ class _State:
             if isinstance(step, Repeat):
                 self.repeat(steps[at - step.length : at], step.times)
             else:
-                self.one(step)
+                self.add(step)
 
     def _standing(self) -> list[float]:
         # Not the scalar unit, which may run ahead.
@@ -255,30 +258,30 @@ class _State:
     def finished(self) -> Schedule:
         """What came of it."""
         names = list(self.pipes)
-        made = Schedule(end=self.end, by_place=self.by_place, spans=self.spans)
-        made.averaged, made.repeated = self.averaged, self.repeated
-        made.busy = dict(zip(names, self.busy, strict=True))
-        made.occupied = dict(zip(names, self.occupied, strict=True))
+        finished = Schedule(end=self.end, by_place=self.by_place, spans=self.spans)
+        finished.averaged, finished.repeated = self.averaged, self.repeated
+        finished.busy = dict(zip(names, self.busy, strict=True))
+        finished.occupied = dict(zip(names, self.occupied, strict=True))
         for unit, number in self.units.items():
             scalar = self.issues[number] * self.device.pipes.issue
-            made.busy[unit, SCALAR] = made.occupied[unit, SCALAR] = scalar
-        return made
+            finished.busy[unit, SCALAR] = finished.occupied[unit, SCALAR] = scalar
+        return finished
 
 
 def _shift(before: Sequence[float], after: Sequence[float]) -> float | None:
     """By how much everything that moved did, where that is one amount."""
     if len(before) != len(after):
         return None
-    found: float | None = None
+    shift: float | None = None
     for then, now in zip(before, after, strict=True):
-        moved = now - then
-        if moved == 0.0:
+        change = now - then
+        if change == 0.0:
             continue
-        if found is None:
-            found = moved
-        elif abs(found - moved) > SETTLED * max(1.0, abs(found)):
+        if shift is None:
+            shift = change
+        elif abs(shift - change) > SETTLED * max(1.0, abs(shift)):
             return None
-    return found
+    return shift
 
 
 def schedule(steps: Sequence[Step], device: DeviceProfile, traffic: Traffic, *, keep: int = 0) -> Schedule:

@@ -78,6 +78,11 @@ class Program:
         return tuple(p for p in self.parameters if p.role not in ("out", "sum"))
 
     @property
+    def required(self) -> frozenset[str]:
+        """Names of the inputs without a default."""
+        return frozenset(p.name for p in self.inputs if p.required)
+
+    @property
     def outputs(self) -> tuple[Parameter, ...]:
         """Arguments that are results."""
         return tuple(p for p in self.parameters if p.role in ("out", "sum", "inout"))
@@ -85,8 +90,8 @@ class Program:
     def __call__(self, *args: Any, **settings: Any) -> Any:
         """Run it on torch tensors, on the CPU: the results, a tuple where there are several."""
         assert self.runner is not None
-        made = self.runner(self, dict(zip((p.name for p in self.inputs), args, strict=False)), settings)
-        return made[0] if len(made) == 1 else made
+        results = self.runner(self, dict(zip((p.name for p in self.inputs), args, strict=False)), settings)
+        return results[0] if len(results) == 1 else results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,23 +109,23 @@ class Bound:
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
-def bind(program: Program, given: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Bound:
+def bind(program: Program, arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Bound:
     """Arguments by name, and settings, checked; results that are not given follow from the inputs.
 
     Raises UsageError for names that the program does not have, and for missing ones.
     """
     names = [p.name for p in program.parameters]
-    own = dict(settings or {})
-    unknown = sorted((set(given) - set(names)) | (set(own) - set(program.settings)))
+    chosen = dict(settings or {})
+    unknown = sorted((set(arguments) - set(names)) | (set(chosen) - set(program.settings)))
     if unknown:
         takes = ", ".join([*names, *program.settings])
         raise UsageError(f"{program.name} has no argument {unknown[0]}", hint=f"It takes {takes}.")
     tensors: dict[str, TensorMeta] = {}
     scalars: dict[str, Any] = {}
     for p in program.parameters:
-        value = given.get(p.name, p.default)
+        value = arguments.get(p.name, p.default)
         if p.role == "scalar":
-            if p.name not in given and p.required:
+            if p.name not in arguments and p.required:
                 raise UsageError(f"{program.name} wants {p.name}", hint=f"Add {p.name}=VALUE to the case.")
             scalars[p.name] = value
         elif isinstance(value, TensorMeta):
@@ -133,7 +138,7 @@ def bind(program: Program, given: Mapping[str, Any], settings: Mapping[str, Any]
     if missing:
         for p, meta in zip(missing, _results(program, tensors, scalars, len(missing)), strict=True):
             tensors[p.name] = meta
-    return Bound(program=program, tensors=tensors, scalars=scalars, settings={**program.settings, **own})
+    return Bound(program=program, tensors=tensors, scalars=scalars, settings={**program.settings, **chosen})
 
 
 def _results(
@@ -142,7 +147,7 @@ def _results(
     """Shapes and dtypes of results: of `results`, the reference, or the op, on meta tensors."""
     import torch
 
-    made = [
+    inputs = [
         torch.empty_strided(
             meta.shape, meta.strides or contiguous_strides(meta.shape), dtype=getattr(torch, meta.dtype), device="meta"
         )
@@ -158,7 +163,7 @@ def _results(
         )
     try:
         with torch.no_grad():
-            found = function(*made)
+            outputs = function(*inputs)
     except OpReplayError:
         raise
     except Exception as error:
@@ -167,7 +172,7 @@ def _results(
             f"{str(error).splitlines()[0]}",
             hint="Check the case, or give the results' shapes in it.",
         ) from error
-    listed = list(found) if isinstance(found, tuple | list) else [found]
+    listed = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     if len(listed) < count:
         raise UsageError(f"the reference of {program.name} gives {len(listed)} results, it has {count}")
     return [TensorMeta(shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch.")) for t in listed[:count]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
 from opreplay.replay.ascend.custom.programs import ProgramCost, register_program_cost
@@ -81,18 +81,8 @@ def bound_to(program: Program, op: ReplayOp) -> Bound | None:
     info = OpInvokeInfo(op)
     if program.when is not None and not _asked(program, program.when, op, info):
         return None
-    if program.arguments is not None:
-        given: Mapping[str, Any] = _asked(program, program.arguments, op, info)
-        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise CustomOpError(
-                f"{program.place}: arguments= of {program.name} returned a {type(given).__name__}, a dict is wanted",
-                hint="Name the program's arguments: arguments=lambda self, dim: {'x': self}.",
-            )
-    else:
-        given = _by_order(program, op)
-        if program.when is None:
-            _refuse_untold(program, op)
-    metas = {name: _as_meta(value) for name, value in given.items()}
+    arguments = _arguments(program, op, info)
+    metas = {name: _as_meta(value) for name, value in arguments.items()}
     results = [meta for meta in op.outputs or op.recorded_outputs or () if meta is not None]
     wanted = [p.name for p in program.parameters if p.role in ("out", "sum") and p.name not in metas]
     if len(results) >= len(wanted):
@@ -124,7 +114,23 @@ def _as_meta(value: Any) -> Any:
     return value
 
 
-def _by_order(program: Program, op: ReplayOp) -> dict[str, Any]:
+def _arguments(program: Program, op: ReplayOp, info: OpInvokeInfo) -> Mapping[str, Any]:
+    """The program's arguments for a recorded call, by `arguments=` of its decorator, else by name or in order."""
+    if program.arguments is None:
+        if program.when is None:
+            _check_numbers_used(program, op)
+        return _by_name_or_order(program, op)
+    arguments: Any = _asked(program, program.arguments, op, info)
+    if not isinstance(arguments, Mapping):
+        kind = type(arguments).__name__
+        raise CustomOpError(
+            f"{program.place}: arguments= of {program.name} returned a {kind}, a dict is wanted",
+            hint="Name the program's arguments: arguments=lambda self, dim: {'x': self}.",
+        )
+    return cast("Mapping[str, Any]", arguments)
+
+
+def _by_name_or_order(program: Program, op: ReplayOp) -> dict[str, Any]:
     named: dict[str, Any] = {}
     tensors: list[TensorMeta] = []
     numbers: list[Any] = []
@@ -136,37 +142,40 @@ def _by_order(program: Program, op: ReplayOp) -> dict[str, Any]:
         elif arg.value is not None:
             numbers.append(arg.value)
             named[arg.name] = arg.value
-    names = {p.name for p in program.inputs}
-    if {p.name for p in program.inputs if p.required} <= named.keys():
+    if program.required <= named.keys():
+        names = {p.name for p in program.inputs}
         return {name: value for name, value in named.items() if name in names}
-    out: dict[str, Any] = {}
-    for p in program.inputs:
-        source: list[Any] = numbers if p.role == "scalar" else tensors
-        if source:
-            out[p.name] = source.pop(0)
-    return out
+    return _in_order(program, tensors, numbers)
 
 
-def _refuse_untold(program: Program, op: ReplayOp) -> None:
+def _in_order(program: Program, tensors: Sequence[Any], numbers: Sequence[Any]) -> dict[str, Any]:
+    """Tensors by the program's names for tensors, numbers by those for numbers, as far as there are any."""
+    tensor_names = [p.name for p in program.inputs if p.role != "scalar"]
+    number_names = [p.name for p in program.inputs if p.role == "scalar"]
+    return dict(zip(tensor_names, tensors, strict=False)) | dict(zip(number_names, numbers, strict=False))
+
+
+def _check_numbers_used(program: Program, op: ReplayOp) -> None:
     """Raises CustomOpError for a number of the call, other than its default, that the program has no argument for.
 
     Of calls whose schema is known here; a `when` looks at all arguments by itself.
     """
-    specs = [spec for spec in specs_of(op_name(op.called)) if spec.overload == (op.overload or "")]
-    if not specs:
+    spec = next((spec for spec in specs_of(op_name(op.called)) if spec.overload == (op.overload or "")), None)
+    if spec is None:
         return
-    defaults = {arg.name: arg.default for arg in specs[0].args if arg.has_default}
+    defaults = {arg.name: arg.default for arg in spec.args if arg.has_default}
     names = {p.name for p in program.inputs}
     numbers = [arg for arg in op.args if not arg.tensors and arg.value is not None]
-    if not {p.name for p in program.inputs if p.required} <= {arg.name for arg in op.args}:
+    if not program.required <= {arg.name for arg in op.args}:
         numbers = numbers[sum(p.role == "scalar" for p in program.inputs) :]
     for arg in numbers:
-        if arg.name not in names and not (arg.name in defaults and arg.value == defaults[arg.name]):
-            raise CustomOpError(
-                f"{program.place}: {program.name} does not fit this call of {op.name}: it has no {arg.name}, which is "
-                f"{arg.value} there",
-                hint="@tile.kernel(arguments=...) makes its arguments of the call's, when=... leaves calls out.",
-            )
+        if arg.name in names or (arg.name in defaults and arg.value == defaults[arg.name]):
+            continue
+        raise CustomOpError(
+            f"{program.place}: {program.name} does not fit this call of {op.name}: it has no {arg.name}, which is "
+            f"{arg.value} there",
+            hint="@tile.kernel(arguments=...) makes its arguments of the call's, when=... leaves calls out.",
+        )
 
 
 def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
@@ -174,20 +183,20 @@ def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -
     bound = bound_to(program, op)
     if bound is None:
         return None
-    made = remembered(bound, device, state)
+    time = cached_estimate(bound, device, state)
     return ProgramCost(
-        time_us=made.time_us,
-        low_us=made.low_us,
-        high_us=made.high_us,
-        terms_us=terms(made),
-        bound=made.bound,
-        confidence=made.confidence,
-        extrapolated=bool(made.outside),
+        time_us=time.time_us,
+        low_us=time.low_us,
+        high_us=time.high_us,
+        terms_us=terms(time),
+        bound=time.bound,
+        confidence=time.confidence,
+        extrapolated=bool(time.outside),
         source=program.shown,
     )
 
 
-def remembered(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
+def cached_estimate(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
     """`estimate` with what was measured of the program, once for equal calls. Raises CustomOpError in place of
     TileError, and UsageError for measured times that cannot be read."""
     key = (
@@ -198,32 +207,32 @@ def remembered(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
         device.version,
         state,
     )
-    found = _known.get(key)
-    if found is None:
+    time = _cache.get(key)
+    if time is None:
         try:
-            made = estimate(bound, device, state=state)
+            time = estimate(bound, device, state=state)
         except TileError as error:
             shapes = ", ".join(f"{n}={m.dtype}{list(m.shape)}" for n, m in bound.tensors.items())
             raise CustomOpError(
                 f"{error} (limit {error.limit}), for {bound.program.op} of {shapes}",
                 hint=f"{error.hint} @tile.kernel(when=...) leaves calls to the built-in rule.".strip(),
             ) from error
-        found = with_measured(made, bound, device, state, calibration_of(bound.program, device))
-        if len(_known) >= MOST_KEPT:
-            _known.clear()
-        _known[key] = found
-    return found
+        time = with_measured(time, bound, device, state, calibration_of(bound.program, device))
+        if len(_cache) >= MOST_CACHED:
+            _cache.clear()
+        _cache[key] = time
+    return time
 
 
-MOST_KEPT = 10_000
-_known: dict[object, TileTime] = {}
+MOST_CACHED = 10_000
+_cache: dict[object, TileTime] = {}
 
 
-def terms(made: TileTime) -> dict[str, float]:
+def terms(time: TileTime) -> dict[str, float]:
     """Parts of the time: the launch, and what bounds the rest."""
-    rest = made.time_us - made.launch_us
-    name = made.bound if made.bound != "launch" else "vector"
-    return {"launch": made.launch_us, name: rest}
+    rest = time.time_us - time.launch_us
+    name = time.bound if time.bound != "launch" else "vector"
+    return {"launch": time.launch_us, name: rest}
 
 
 def _execute(program: Program, *args: Any) -> Any:
@@ -232,14 +241,10 @@ def _execute(program: Program, *args: Any) -> Any:
 
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     numbers = [a for a in args if not isinstance(a, torch.Tensor) and a is not None]
-    given: dict[str, Any] = {}
-    for p in program.inputs:
-        source: Sequence[Any] = numbers if p.role == "scalar" else tensors
-        if source:
-            given[p.name] = source.pop(0)  # type: ignore[attr-defined]
-    device = next((a.device for a in given.values() if isinstance(a, torch.Tensor)), torch.device("cpu"))
-    made = run_values(program, {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in given.items()})
-    results = tuple(one.to(device) for one in made)
+    arguments = _in_order(program, tensors, numbers)
+    device = next((a.device for a in arguments.values() if isinstance(a, torch.Tensor)), torch.device("cpu"))
+    computed = run_values(program, {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})
+    results = tuple(tensor.to(device) for tensor in computed)
     return results[0] if len(results) == 1 else results
 
 
@@ -270,19 +275,19 @@ def _make_library_op(program: Program) -> None:
     if program.op in OWN_LIBRARY:
         return
     OWN_LIBRARY.add(program.op)
-    made = torch.library.custom_op(
+    library_op = torch.library.custom_op(
         program.op, functools.partial(_execute, program), mutates_args=(), schema=schema_of(program)
     )
 
     def fake(*args: Any) -> Any:
-        given = {p.name: _as_meta(value) for p, value in zip(program.inputs, args, strict=False)}
-        bound = bind(program, given)
+        arguments = {p.name: _as_meta(value) for p, value in zip(program.inputs, args, strict=False)}
+        bound = bind(program, arguments)
         results = tuple(
             torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device="meta")
             for meta in (bound.tensors[p.name] for p in program.outputs)
         )
         device = next(a.device for a in args if isinstance(a, torch.Tensor))
-        placed = tuple(torch.empty_like(one, device=device) for one in results)
+        placed = tuple(torch.empty_like(tensor, device=device) for tensor in results)
         return placed[0] if len(placed) == 1 else placed
 
-    made.register_fake(fake)  # pyright: ignore[reportUnknownMemberType]
+    library_op.register_fake(fake)  # pyright: ignore[reportUnknownMemberType]

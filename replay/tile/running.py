@@ -41,12 +41,17 @@ class Ran:
     each_run: bool = False
     """Every core was run, as the program looks at where its blocks lie."""
 
+    @property
+    def mixed(self) -> bool:
+        """Whether both the cube core and vector cores of a group are used."""
+        return any(recording.mixed for _, recording in self.classes)
+
 
 def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> Ran:
     """Run a program without values on the cores that differ; with `every` all iterations of loops, also those that
     repeat others. Raises TileError."""
     first, kind = _run_one(bound, device, 0, cores, "vector", every=every)
-    dealt = max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in first.deals), default=1)
+    dealt = _blocks_dealt(first)
     total = core_count(device, kind, bound.program, cores)
     used = max(1, min(total, dealt))
     if first.index_seen:
@@ -62,11 +67,16 @@ def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, 
     return Ran(kind, used, classes)
 
 
+def _blocks_dealt(recording: Recording) -> int:
+    """Blocks of the largest loop that is dealt out to cores."""
+    return max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in recording.deals), default=1)
+
+
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
     """Cores that values are run on: at least two, but so few that each gets two blocks where there are four, for what
     a program carries from one block to the next shows only there. Raises TileError."""
     first, kind = _run_one(bound, device, 0, None, "vector")
-    dealt = max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in first.deals), default=1)
+    dealt = _blocks_dealt(first)
     return max(2, min(core_count(device, kind, bound.program, None), dealt // 2))
 
 
@@ -110,8 +120,8 @@ def _run_one(
             return _run(bound, core, memories(bound)), kind
         except NeedsCube:
             kind = "cube"
-        except Unsteady as found:
-            unsteady.add(core.spot_of(found.place))
+        except Unsteady as loop:
+            unsteady.add(core.spot_of(loop.place))
     raise UsageError(f"{bound.program.name}: more than {MOST_RERUNS} of its loops do not repeat")
 
 
@@ -164,13 +174,13 @@ def _hint(error: Exception) -> str:
 
 def _line_of(error: Exception, program: Program) -> tuple[str, int]:
     """Where in the program's file an error of Python's came up, the innermost line."""
-    found = head_of(program)
+    file, line = head_of(program)
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == found[0]:
-            found = found[0], trace.tb_lineno
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
         trace = trace.tb_next
-    return found
+    return file, line
 
 
 def run_on_cores(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory], cores: int | None = None) -> int:
@@ -189,7 +199,7 @@ def run_on_cores(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memo
             settings=bound.shown_settings,
         )
         try:
-            made = _run(bound, core, tensors)
+            recording = _run(bound, core, tensors)
         except NeedsCube:
             if kind == "cube":
                 raise
@@ -198,7 +208,7 @@ def run_on_cores(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memo
                 if memory.role in ("out", "sum"):
                     prepare(memory, None)
             continue
-        dealt = max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in made.deals), default=1)
+        dealt = _blocks_dealt(recording)
         used = max(1, min(total, dealt))
         for memory in tensors.values():
             memory.stored.clear()

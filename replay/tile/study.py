@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -96,15 +95,15 @@ def load_programs(name: str) -> tuple[Program, ...]:
     load_user_code(name, flag="FILE")
     if name.endswith(".py"):
         where = str(Path(name).resolve())
-        own = [p for p in programs() if str(Path(p.place.rpartition(":")[0]).resolve()) == where]
+        defined = [p for p in programs() if str(Path(p.place.rpartition(":")[0]).resolve()) == where]
     else:
         module = sys.modules.get(name)
         origin = Path(getattr(module, "__file__", None) or "/").resolve()
         inside = origin.parent if origin.name == "__init__.py" else origin
-        own = [p for p in programs() if _within(Path(p.place.rpartition(":")[0]).resolve(), inside)]
-    if not own:
+        defined = [p for p in programs() if _within(Path(p.place.rpartition(":")[0]).resolve(), inside)]
+    if not defined:
         raise UsageError(f"{name} defines no kernel", hint='@tile.kernel("mylib::op") on a function makes one.')
-    return tuple(own)
+    return tuple(defined)
 
 
 def _within(file: Path, place: Path) -> bool:
@@ -144,14 +143,37 @@ def study(
     rows = read_times(wanted.measured) if wanted.measured is not None else ()
     wanted = replace(wanted, calibrations=_calibrations(known, devices, wanted.measured, rows))
     measured = _measured(devices, wanted) if rows else []
-    asked = expand(wanted.cases, known, wanted.shapes) if wanted.cases else ()
-    if not asked and not measured:
-        if wanted.shapes:
-            raise UsageError("--shapes without --case", hint="Sizes are for names in a case: x=bf16[n,1024].")
-        asked = tuple(case for program in known for case in base_cases(program))
+    asked = _asked_cases(known, wanted, required=not measured)
+    looked = [*_look_at_asked(asked, devices, wanted), *measured]
+    defaults: list[Looked | None] = []
+    if wanted.values and not wanted.tune:
+        defaults = _look_at_defaults(asked or [outcome.case for outcome in measured], devices, wanted, on_step)
+    return Study(
+        looked=(*looked, *(outcome for outcome in defaults if outcome is not None)),
+        skipped=defaults.count(None),
+        tuned=wanted.tune,
+        l2="sequence" if wanted.state == "network" else wanted.state,
+        calibrations=tuple(wanted.calibrations.values()),
+        unused=_unused(known, rows, measured),
+    )
+
+
+def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) -> tuple[Case, ...]:
+    """The cases asked for; where there are none and some are `required`, each program's own."""
+    if wanted.cases:
+        return expand(wanted.cases, known, wanted.shapes)
+    if not required:
+        return ()
+    if wanted.shapes:
+        raise UsageError("--shapes without --case", hint="Sizes are for names in a case: x=bf16[n,1024].")
+    return tuple(case for program in known for case in base_cases(program))
+
+
+def _look_at_asked(asked: Sequence[Case], devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
+    """The cases with all combinations of their settings, on each device; of several the shortest time first."""
     swept = with_settings(asked, wanted.settings)
     if wanted.tune:
-        swept = tuple(one for case in swept for one in to_tune(case))
+        swept = tuple(tuned for case in swept for tuned in to_tune(case))
     looked: list[Looked] = []
     # Values do not depend on sizes of blocks in a right program, but a sweep may break it: each is run.
     for case in swept:
@@ -159,31 +181,27 @@ def study(
         looked += [_look(case, name, device, wanted, values) for name, device in devices.items()]
     if wanted.tune or wanted.settings:
         looked = _best_first(looked, asked)
-    if wanted.tune and wanted.values:
-        looked = _with_best_values(looked, devices, wanted)
-    looked += measured
-    asked = asked or tuple(one.case for one in measured)
-    skipped = 0
-    if wanted.values and not wanted.tune:
-        name, device = next(iter(devices.items()))
-        for program in dict.fromkeys(id(case.program) for case in asked):
-            base = next(case for case in asked if id(case.program) == program)
-            for case in default_set(base.program, base):
-                one = _default(case, name, device, wanted)
-                if one is None:
-                    skipped += 1
-                else:
-                    looked.append(one)
-                if on_step is not None:
-                    on_step(case.text)
-    return Study(
-        looked=tuple(looked),
-        skipped=skipped,
-        tuned=wanted.tune,
-        l2="sequence" if wanted.state == "network" else wanted.state,
-        calibrations=tuple(wanted.calibrations.values()),
-        unused=_unused(known, rows, measured),
-    )
+    return _with_best_values(looked, devices, wanted) if wanted.tune and wanted.values else looked
+
+
+def _look_at_defaults(
+    asked: Sequence[Case],
+    devices: Mapping[str, DeviceProfile],
+    wanted: Wanted,
+    on_step: Callable[[str], None] | None,
+) -> list[Looked | None]:
+    """The default set of each program on the first device, for its values; None for what the reference refuses."""
+    name, device = next(iter(devices.items()))
+    bases: dict[int, Case] = {}
+    for case in asked:
+        bases.setdefault(id(case.program), case)
+    looked: list[Looked | None] = []
+    for base in bases.values():
+        for case in default_set(base.program, base):
+            looked.append(_look_at_default(case, name, device, wanted))
+            if on_step is not None:
+                on_step(case.text)
+    return looked
 
 
 def _calibrations(
@@ -196,13 +214,13 @@ def _calibrations(
             f"no row of {path} is of {' or '.join(program.name for program in known)}",
             hint="The column program (or kernel) has the name of the function.",
         )
-    found: dict[tuple[str, str], Calibration] = {}
+    calibrations: dict[tuple[str, str], Calibration] = {}
     for program in known:
         for soc, device in devices.items():
-            one = calibrate(program, device, rows) if program.name in named else calibration_of(program, device)
-            if one is not None:
-                found[program.name, soc] = one
-    return found
+            calibration = calibrate(program, device, rows) if program.name in named else calibration_of(program, device)
+            if calibration is not None:
+                calibrations[program.name, soc] = calibration
+    return calibrations
 
 
 def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
@@ -211,22 +229,22 @@ def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Look
     return [
         replace(
             _look(
-                one.case,
+                comparison.case,
                 soc,
                 devices[soc],
-                replace(wanted, state=state_of(one.l2), cores=one.cores),
+                replace(wanted, state=state_of(comparison.l2), cores=comparison.cores),
                 "a measured case, for its time",
             ),
-            measured=one,
+            measured=comparison,
         )
         for (_, soc), known in wanted.calibrations.items()
-        for one in known.compared
+        for comparison in known.compared
     ]
 
 
 def _unused(known: Sequence[Program], rows: Sequence[Row], measured: Sequence[Looked]) -> tuple[str, ...]:
     names = {program.name for program in known}
-    places = {one.measured.place for one in measured if one.measured is not None}
+    places = {outcome.measured.place for outcome in measured if outcome.measured is not None}
     others = Counter(row.program for row in rows if row.program not in names)
     elsewhere = Counter(row.soc for row in rows if row.program in names and row.place not in places)
     return (
@@ -257,7 +275,7 @@ def _values(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Brok
 
 
 def _look(case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: Checked | Broken | str | None) -> Looked:
-    found = Looked(
+    outcome = Looked(
         case=case,
         soc=soc,
         values=values if isinstance(values, Checked) else None,
@@ -268,16 +286,12 @@ def _look(case: Case, soc: str, device: DeviceProfile, wanted: Wanted, values: C
     try:
         time = estimate(bound, device, state=wanted.state, cores=wanted.cores, keep=wanted.keep, every=wanted.every)
     except TileError as error:
-        return _changed(found, error=found.error or _broken(error))
+        return replace(outcome, error=outcome.error or _broken(error))
     time = with_measured(time, bound, device, wanted.state, wanted.calibrations.get((case.program.name, soc)))
-    return _changed(found, time=time, built_in_us=built_in(bound, device, wanted.state))
+    return replace(outcome, time=time, built_in_us=built_in(bound, device, wanted.state))
 
 
-def _changed(looked: Looked, **changes: Any) -> Looked:
-    return replace(looked, **changes)
-
-
-def _default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted) -> Looked | None:
+def _look_at_default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted) -> Looked | None:
     try:
         bind(case.program, case.arguments, case.settings)
         values = _values(case, device, wanted)
@@ -293,10 +307,10 @@ def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
     order = {(case.program.name, case.text): i for i, case in enumerate(asked)}
     return sorted(
         looked,
-        key=lambda one: (
-            order.get((one.case.program.name, one.case.text), 0),
-            one.soc,
-            one.time.time_us if one.time is not None and one.error is None else float("inf"),
+        key=lambda outcome: (
+            order.get((outcome.case.program.name, outcome.case.text), 0),
+            outcome.soc,
+            outcome.time.time_us if outcome.time is not None and outcome.error is None else float("inf"),
         ),
     )
 
@@ -306,21 +320,23 @@ def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile]
     default shapes; one whose values are wrong is none."""
     out: list[Looked] = []
     done: set[tuple[str, str, str]] = set()
-    for one in looked:
-        key = (one.case.program.name, one.case.text, one.soc)
-        if key not in done and one.error is None:
-            values = _values_or_nearest(one.case, devices[one.soc], wanted)
-            wrong = values if isinstance(values, Broken) else _wrong_elsewhere(one.case, devices[one.soc], wanted)
+    for outcome in looked:
+        key = (outcome.case.program.name, outcome.case.text, outcome.soc)
+        if key not in done and outcome.error is None:
+            values = _values_or_nearest(outcome.case, devices[outcome.soc], wanted)
+            wrong = (
+                values if isinstance(values, Broken) else _wrong_elsewhere(outcome.case, devices[outcome.soc], wanted)
+            )
             if wrong is not None:
-                one = _changed(one, error=wrong)
+                outcome = replace(outcome, error=wrong)
             else:
                 done.add(key)
-                one = _changed(
-                    one,
+                outcome = replace(
+                    outcome,
                     values=values if isinstance(values, Checked) else None,
                     note=values if isinstance(values, str) else "",
                 )
-        out.append(one)
+        out.append(outcome)
     return out
 
 
@@ -331,26 +347,26 @@ def _values_or_nearest(case: Case, device: DeviceProfile, wanted: Wanted) -> Che
     if not isinstance(large, str) or not too_large(bind(case.program, case.arguments, case.settings)):
         return large
     try:
-        near = smaller(case, lambda one: not too_large(bind(one.program, one.arguments, one.settings)))
-        found = large if near is None else _values(near, device, wanted)
+        near = smaller(case, lambda resized: not too_large(bind(resized.program, resized.arguments, resized.settings)))
+        nearest = large if near is None else _values(near, device, wanted)
     except UsageError:  # a shape that the program or its reference refuses
-        near, found = None, large
-    if near is None or isinstance(found, str):
+        near, nearest = None, large
+    if near is None or isinstance(nearest, str):
         return f"{large}; of these sizes nothing was checked, only the default shapes"
-    if isinstance(found, Broken):
-        return msgspec.structs.replace(found, message=f"{found.message} (at {near.text})")
+    if isinstance(nearest, Broken):
+        return msgspec.structs.replace(nearest, message=f"{nearest.message} (at {near.text})")
     return f"{large}; right at {near.text}"
 
 
 def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broken | None:
     """The first limit that a case's settings break at the default shapes; None where they break none."""
-    for one in default_set(case.program, case):
+    for variant in default_set(case.program, case):
         try:
-            found = _values(one, device, wanted)
+            broken = _values(variant, device, wanted)
         except UsageError:  # a shape that the reference refuses
             continue
-        if isinstance(found, Broken):
-            return msgspec.structs.replace(found, message=f"{found.message} (at {one.text})")
+        if isinstance(broken, Broken):
+            return msgspec.structs.replace(broken, message=f"{broken.message} (at {variant.text})")
     return None
 
 
@@ -382,8 +398,8 @@ def kernels_us(call: str, device: DeviceProfile, state: State = "network") -> fl
     if not lowering.kernels or not lowering.known:
         return None
     # What a kernel finds of what those before it wrote is known, whatever the caches held before them.
-    held = [resident_of(touches, device) for touches in touches_in(lowering.kernels, state)]
+    resident_shares = [resident_of(touches, device) for touches in touches_in(lowering.kernels, state)]
     return sum(
         predict_kernel(kernel, device, share, state).time_us * kernel.count
-        for kernel, share in zip(lowering.kernels, held, strict=True)
+        for kernel, share in zip(lowering.kernels, resident_shares, strict=True)
     )

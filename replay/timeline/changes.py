@@ -199,7 +199,7 @@ def nearest_names(names: Names, graph: StepGraph, change: str, most: int = 3) ->
     return list(dict.fromkeys(found))[:most]
 
 
-def _parsed(value: str) -> tuple[float, bool]:
+def parsed_value(value: str) -> tuple[float, bool]:
     """(number, whether it is a factor); a bare 0 is a time."""
     found = _FACTOR.match(value)
     if not found or (found[2] is None and float(found[1]) != 0.0):
@@ -211,7 +211,7 @@ def _parsed(value: str) -> tuple[float, bool]:
 
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     """Tasks of matching ops or kernels take `value`; where there are none, host time of matching ops."""
-    number, factor = _parsed(value)
+    number, factor = parsed_value(value)
     nodes = out.graph.nodes
     ops = matching_ops(names, pattern)
     kernels = np.array([fnmatchcase(name, pattern) for name in names.trace.kernel_names] or [False])

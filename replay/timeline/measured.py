@@ -71,7 +71,7 @@ def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> Measure
     the recording spent on the ops inside it. Raises TraceError for a step with device work, whose host only launches,
     and Unmatched where no op of the step was measured.
     """
-    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
+    from opreplay.replay.plan.recorded.groups import signature_id
 
     if graph.on_device:
         raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")

@@ -49,7 +49,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     time: views, Python. A task is recorded to have run when its op did. The trace must have been read with its activity
     and have no device work.
     """
-    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
+    from opreplay.replay.plan.recorded.groups import signature_id
 
     activity = trace.activity
     assert activity is not None

@@ -28,7 +28,7 @@ from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.costs.collectives import kernel_of
 from opreplay.replay.ops.work.amounts import Contents
-from opreplay.replay.plan.collectives.told import Told, made_of, of_record
+from opreplay.replay.plan.collectives.records import Records, collective_of, of_record
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.contention import Contention, contended
@@ -313,7 +313,7 @@ def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> 
     if (above := int(parents[owner])) >= 0:
         around.insert(0, trace.signatures[int(trace.ops.signature[above])])
     around = [one for one in around if is_collective(one)]
-    return made_of(Told(names=[one.name for one in around], signatures=around), world)[0] if around else None
+    return collective_of(Records(names=[one.name for one in around], signatures=around), world)[0] if around else None
 
 
 def collective_call(told: Collective, world: int | None) -> KernelCall | None:
@@ -376,7 +376,7 @@ def _lowered_ops(
 
     Where it becomes more kernels than were recorded, their gaps are added; fewer only remove the gaps between those.
     """
-    from opreplay.replay.plan.build import signature_id  # late: planning imports torch
+    from opreplay.replay.plan.recorded.groups import signature_id
 
     nodes, device = graph.nodes, predictor.device
     rows = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & ~done & ~_host_copies(trace, graph))

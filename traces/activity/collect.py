@@ -95,22 +95,22 @@ def activity_of(got: Collector, kernels: dict[str, Any], track_remap: Any, notes
 def _collective_notes(got: Collector, notes: Any) -> tuple[CollectiveNote, ...]:
     """Annotations of back-ends with their tensors; `notes` are all annotations, in the order of the table."""
     keys, which = list(got.note_keys), got.notes.take("tensors")
-    made: list[CollectiveNote] = []
+    collective_notes: list[CollectiveNote] = []
     for row in np.flatnonzero(which).tolist():
         dims, types = keys[which[row] - 1].split(b"\0")
-        told = decode_signatures([b"\0".join((b'""', dims, types, b"", b""))], Counter(), Counter())[0][0]
+        tensors = decode_signatures([b"\0".join((b'""', dims, types, b"", b""))], Counter(), Counter())[0][0]
         note = notes[row]
-        made.append(
+        collective_notes.append(
             CollectiveNote(
                 name=note.name,
                 start_ns=note.start_ns,
                 dur_ns=note.dur_ns,
                 track=note.track,
-                dims=tuple(tuple(n for n in entry if isinstance(n, int)) for entry in told.dims or ()),
-                types=told.types or (),
+                dims=tuple(tuple(n for n in entry if isinstance(n, int)) for entry in tensors.dims or ()),
+                types=tensors.types or (),
             )
         )
-    return tuple(made)
+    return tuple(collective_notes)
 
 
 def _collective(key: bytes) -> Collective:

@@ -103,15 +103,15 @@ class ChakraStream:
         yield nodes
 
     def _messages(self) -> Iterator[bytes]:
-        most = self.source.limits.event_bytes
+        max_bytes = self.source.limits.event_bytes
         while self._fill(10) or self._held:
             try:
                 length, begin = read_varint(self._held[:10], 0)
             except Malformed:
                 self.losses["cut short"] += 1
                 return
-            if length > most:
-                raise too_large("event_bytes", most, length, "bytes in one node")
+            if length > max_bytes:
+                raise too_large("event_bytes", max_bytes, length, "bytes in one node")
             if not self._fill(begin + length):
                 self.losses["cut short"] += 1
                 return
@@ -137,8 +137,8 @@ class ChakraStream:
             if number == 1 and isinstance(value, bytes):
                 self.header["schema"] = value.decode(errors="replace")
             elif number == 2 and isinstance(value, bytes):
-                name, held = _attribute(value)
-                self.header[name] = held
+                name, value = _attribute(value)
+                self.header[name] = value
 
 
 def _nodes(message: bytes) -> list[Node]:
@@ -166,14 +166,14 @@ def _nodes(message: bytes) -> list[Node]:
             else:
                 node.outputs = _columns(value)
         elif number == 10 and isinstance(value, bytes):
-            name, held = _attribute(value)
-            attrs[name] = held
+            name, attribute = _attribute(value)
+            attrs[name] = attribute
     node.ts = attrs.get("start_us", start)
     node.dur = attrs.get("dur_us", duration)
     if inputs and isinstance(strides := attrs.get("input_strides"), str):
         inputs["strides"] = parse_literal(strides)
     node.inputs = inputs or ()
-    node.attrs = [{"name": name, "value": held} for name, held in attrs.items()]
+    node.attrs = [{"name": name, "value": attribute} for name, attribute in attrs.items()]
     if attrs.get("is_cpu_op") is not False:
         return [node]
     # Chakra's converter writes kernels beside the ops of the host; what has arguments is both in one.
@@ -186,11 +186,11 @@ def _nodes(message: bytes) -> list[Node]:
 
 def _columns(message: bytes) -> dict[str, Any]:
     """An `IOInfo`, whose texts are lists."""
-    found: dict[str, Any] = {name: [] for name in _COLUMNS.values()}
+    columns: dict[str, Any] = {name: [] for name in _COLUMNS.values()}
     for number, _, value in fields(message):
         if number in _COLUMNS and isinstance(value, bytes):
-            found[_COLUMNS[number]] = _list_of(value.decode(errors="replace"))
-    return found
+            columns[_COLUMNS[number]] = _list_of(value.decode(errors="replace"))
+    return columns
 
 
 def _list_of(text: str) -> Any:
@@ -208,25 +208,25 @@ def _list_of(text: str) -> Any:
 def _unquoted(value: Any) -> Any:
     """Texts without the quotes that Python's repr puts around them."""
     if isinstance(value, list):
-        return [_unquoted(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_unquoted(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1] if quoted else value
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
     """Name and value of an `AttributeProto`; None for a value of another kind than numbers and texts."""
-    name, held = "", None
+    name, attribute = "", None
     for number, _, value in fields(message):
         if number == 1 and isinstance(value, bytes):
             name = value.decode(errors="replace")
         elif number in _SIGNED and isinstance(value, int):
-            held = signed(value)
+            attribute = signed(value)
         elif number in _UNSIGNED and isinstance(value, int):
-            held = value
+            attribute = value
         elif number == _BOOL and isinstance(value, int):
-            held = bool(value)
+            attribute = bool(value)
         elif number == _TEXT and isinstance(value, bytes):
-            held = value.decode(errors="replace")
+            attribute = value.decode(errors="replace")
         elif number in (3, 5) and isinstance(value, int):
-            held = double(value) if number == 3 else single(value)
-    return name, held
+            attribute = double(value) if number == 3 else single(value)
+    return name, attribute

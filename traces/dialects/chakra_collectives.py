@@ -47,11 +47,11 @@ def listed_collective(node: Node, row: int) -> ListedCollective | None:
 def _attributes(listed: Any) -> dict[str, Any]:
     if not isinstance(listed, list):
         return {}
-    found: dict[str, Any] = {}
-    for one in listed:  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(one, dict):
-            found[str(one.get("name"))] = one.get("value")  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
-    return found
+    attributes: dict[str, Any] = {}
+    for entry in listed:  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(entry, dict):
+            attributes[str(entry.get("name"))] = entry.get("value")  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
+    return attributes
 
 
 def _count(value: object) -> int:

@@ -77,7 +77,7 @@ class NodeStream:
         """Raises UnknownDialect or Malformed when there is no array of nodes, TooLarge over a limit."""
         rest = self._head(self.source.limits)
         separator: re.Pattern[bytes] | None = None
-        most = self.source.limits.event_bytes
+        max_bytes = self.source.limits.event_bytes
         while (block := self._read()) or rest:
             rest += block
             if not block:
@@ -85,8 +85,8 @@ class NodeStream:
             separator = separator or _separator(rest)
             cuts = deque(separator.finditer(rest) if separator else (), maxlen=1)
             if not cuts:
-                if len(rest) > most:
-                    raise too_large("event_bytes", most, len(rest), "bytes in one node")
+                if len(rest) > max_bytes:
+                    raise too_large("event_bytes", max_bytes, len(rest), "bytes in one node")
                 continue
             cut = cuts[0]
             self._count_comma(cut)
@@ -170,9 +170,9 @@ class NodeStream:
 
     def _tail(self, rest: bytes, separator: re.Pattern[bytes]) -> list[Node]:
         """The last nodes and what follows the array."""
-        most = self.source.limits.metadata_bytes + self.source.limits.event_bytes
-        if len(rest) > most:
-            raise too_large("metadata_bytes", most, len(rest), "bytes in and behind the last node")
+        max_bytes = self.source.limits.metadata_bytes + self.source.limits.event_bytes
+        if len(rest) > max_bytes:
+            raise too_large("metadata_bytes", max_bytes, len(rest), "bytes in and behind the last node")
         end = _array_end(rest)
         if end is None:
             complete = not rest.strip()

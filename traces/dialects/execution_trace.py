@@ -243,10 +243,10 @@ class _Builder:
         """With the sizes of groups that the file describes."""
         sizes = {group.pg_name: group.group_size for group in self.process_groups if group.pg_name}
         return tuple(
-            one
-            if (size := sizes.get(one.record.group or "")) is None
-            else msgspec.structs.replace(one, record=msgspec.structs.replace(one.record, group_size=size))
-            for one in self.collectives
+            collective
+            if (size := sizes.get(collective.record.group or "")) is None
+            else msgspec.structs.replace(collective, record=msgspec.structs.replace(collective.record, group_size=size))
+            for collective in self.collectives
         )
 
     def _owner(self, node: int) -> int:
@@ -298,12 +298,17 @@ class _Builder:
 
 def _attributes(node: Node) -> dict[str, Any]:
     """rf_id, scope, tid and op_schema, from `attrs` or from the node itself."""
-    found: dict[str, Any] = {"rf_id": node.rf_id, "scope": node.scope, "tid": node.tid, "op_schema": node.op_schema}
+    attributes: dict[str, Any] = {
+        "rf_id": node.rf_id,
+        "scope": node.scope,
+        "tid": node.tid,
+        "op_schema": node.op_schema,
+    }
     for attr in node.attrs if isinstance(node.attrs, list) else ():
         name = attr.get("name") if isinstance(attr, dict) else None
         if isinstance(name, str) and name in _ATTRIBUTES:
-            found[name] = attr.get("value")
-    return found
+            attributes[name] = attr.get("value")
+    return attributes
 
 
 def _nanoseconds(microseconds: object) -> int:

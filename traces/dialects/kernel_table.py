@@ -317,15 +317,15 @@ def _columns(header: Iterable[str], path: str) -> tuple[dict[str, int], dict[str
             plain = plain[: unit.start()]
             units.setdefault(plain, UNITS[unit[1]])
         present.setdefault(plain, at)
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     scales: dict[str, int] = dict.fromkeys(TIMES, UNITS["us"])
     for field, names in COLUMNS.items():
-        plain = next((one for name in names if (one := _UNIT.sub("", _plain(name))) in present), None)
+        plain = next((spelling for name in names if (spelling := _UNIT.sub("", _plain(name))) in present), None)
         if plain is not None:
-            found[field] = present[plain]
+            places[field] = present[plain]
             if field in scales:
                 scales[field] = units.get(plain, UNITS["us"])
-    lacking = [COLUMNS[f][0] for f in ("type", "duration", "input_shapes") if f not in found]
+    lacking = [COLUMNS[f][0] for f in ("type", "duration", "input_shapes") if f not in places]
     if lacking:
         raise Malformed(f"{path}: no kernel table, it has no column {', '.join(map(repr, lacking))}", hint=_HINT)
-    return found, scales
+    return places, scales

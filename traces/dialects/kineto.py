@@ -57,7 +57,7 @@ def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, 
     """Facts about the run; anything of an unexpected form counts as not said."""
     values = {key: _decode(raw) for key, raw in keys.items() if len(raw) < 8 << 20}
     devices = [d for d in _list(values.get("deviceProperties")) if isinstance(d, dict)]
-    names = tuple(dict.fromkeys(name for one in devices if (name := _name_of(one))))
+    names = tuple(dict.fromkeys(name for device in devices if (name := _name_of(device))))
     info = values.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     backend = info.get("backend")
@@ -96,8 +96,8 @@ def _name_of(device: dict[str, Any]) -> str:
 
 def _process_groups(listed: object) -> int:
     """How many of the listed groups differ in their members; 0 where none are listed."""
-    members = (one.get("ranks", one.get("pg_name")) for one in _list(listed) if isinstance(one, dict))
-    return len({msgspec.json.encode(one) for one in members})
+    members = (group.get("ranks", group.get("pg_name")) for group in _list(listed) if isinstance(group, dict))
+    return len({msgspec.json.encode(group) for group in members})
 
 
 def _vendor(

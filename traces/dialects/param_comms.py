@@ -50,7 +50,7 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
     if len(entries) > min(MAX_ENTRIES, limits.events):
         raise too_large("events", min(MAX_ENTRIES, limits.events), len(entries), "entries in the list")
     groups = _groups(entries)
-    made: list[ListedCollective] = []
+    collectives: list[ListedCollective] = []
     losses: Counter[str] = Counter()
     marks, world = 0, None
     for entry in entries:
@@ -62,8 +62,8 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
         if name.lower() in MARKS:
             marks += 1
             continue
-        made.append(_entry(name, entry, groups))
-    return CommsTrace(path=str(path), entries=tuple(made), marks=marks, losses=dict(+losses), world_size=world)
+        collectives.append(_entry(name, entry, groups))
+    return CommsTrace(path=str(path), entries=tuple(collectives), marks=marks, losses=dict(+losses), world_size=world)
 
 
 def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]]) -> ListedCollective:
@@ -94,12 +94,12 @@ def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]])
 
 def _groups(entries: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:
     """Ranks of the groups that `init` entries name by `pg_id`."""
-    found: dict[int, tuple[int, ...]] = {}
+    ranks_by_group: dict[int, tuple[int, ...]] = {}
     for entry in entries:
         number = _count(entry.get("pg_id"))
         if entry.get("comms") == "init" and number is not None and (ranks := _numbers(entry.get("global_ranks"))):
-            found[number] = ranks
-    return found
+            ranks_by_group[number] = ranks
+    return ranks_by_group
 
 
 def _count(value: object) -> int | None:
@@ -109,7 +109,7 @@ def _count(value: object) -> int | None:
 def _numbers(value: object) -> tuple[int, ...]:
     """A list of counts; () for anything else."""
     try:
-        found = msgspec.convert(value, list[int])
+        numbers = msgspec.convert(value, list[int])
     except msgspec.ValidationError:
         return ()
-    return tuple(found) if len(found) <= 1 << 16 and all(0 <= one < 1 << 52 for one in found) else ()
+    return tuple(numbers) if len(numbers) <= 1 << 16 and all(0 <= number < 1 << 52 for number in numbers) else ()

@@ -102,9 +102,9 @@ def numbers(value: int | bytes) -> list[int]:
     """A repeated number, packed or a single one."""
     if isinstance(value, int):
         return [value]
-    found: list[int] = []
+    parsed: list[int] = []
     at = 0
     while at < len(value):
         number, at = read_varint(value, at)
-        found.append(number)
-    return found
+        parsed.append(number)
+    return parsed

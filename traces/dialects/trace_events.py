@@ -227,10 +227,10 @@ def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
     """Rows of the device without those that wait or mark; what moves data counts as a copy."""
     waits = np.array([name.startswith(fields.MTIA_WAITS) for name in names], dtype=bool)
     copies = np.array([name.startswith(fields.MTIA_COPIES) for name in names], dtype=bool)
-    kept = ~waits[table["name"]]
-    made = {name: column[kept] for name, column in table.items()}
-    moved = np.where(copies[made["name"]], KERNEL_CATEGORIES.index("memcpy"), made["category"])
-    return made | {"category": moved}
+    is_work = ~waits[table["name"]]
+    work = {name: column[is_work] for name, column in table.items()}
+    moved = np.where(copies[work["name"]], KERNEL_CATEGORIES.index("memcpy"), work["category"])
+    return work | {"category": moved}
 
 
 def _int32(array: Any) -> Any:

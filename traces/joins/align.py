@@ -85,11 +85,11 @@ class Aligner:
     def _common(self, long: Tokens, at: int, place: int) -> int:
         """Number of tokens from there on that agree."""
         done, step = 0, 64
-        most = min(len(long) - at, len(self._short) - place)
-        while done < most:
-            stop = min(done + step, most)
+        longest = min(len(long) - at, len(self._short) - place)
+        while done < longest:
+            stop = min(done + step, longest)
             unequal = np.flatnonzero(long[at + done : at + stop] != self._short[place + done : place + stop])
             if len(unequal):
                 return done + int(unequal[0])
             done, step = stop, 2 * step
-        return most
+        return longest

@@ -108,7 +108,7 @@ def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[n
     flat = np.concatenate(short)
     aligner = Aligner(flat)
     signature_at = np.where(places >= 0, donor.ops.signature[places].astype(np.int64), -1)
-    found = np.full(len(match), -1, np.int64)
+    by_name = np.full(len(match), -1, np.int64)
     sequences = _sequences(trace.ops)
     for rows in sequences:
         for run in aligner.runs(tokens[rows]):
@@ -117,9 +117,9 @@ def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[n
             for other in run.places[1:]:
                 agreed &= signature_at[first : first + run.length] == signature_at[other : other + run.length]
             target = rows[run.start : run.start + run.length]
-            found[target[agreed]] = places[first : first + run.length][agreed]
-    by_sequence = (match < 0) & (found >= 0)
-    match[by_sequence] = found[by_sequence]
+            by_name[target[agreed]] = places[first : first + run.length][agreed]
+    by_sequence = (match < 0) & (by_name >= 0)
+    match[by_sequence] = by_name[by_sequence]
     by_context = _match_neighbours([tokens[rows] for rows in sequences], sequences, flat, places, signature_at, match)
     return by_sequence, by_context
 
@@ -178,16 +178,16 @@ class _Joined:
         inverse = inverse.reshape(-1)
         outcome = outcomes[inverse]
         counts = Counter(outcome.tolist())
-        given = outcome == "given"
+        is_given = outcome == "given"
         info = replace(
             self.trace.info,
             metadata_level=self._level(),
             joined=ShapeJoin(
                 donor=printable(self.donor.info.path),
                 same_process=self._same_process(),
-                by_record_function_id=int(np.count_nonzero(given & by_id)),
-                by_sequence=int(np.count_nonzero(given & by_sequence)),
-                by_context=int(np.count_nonzero(given & by_context)),
+                by_record_function_id=int(np.count_nonzero(is_given & by_id)),
+                by_sequence=int(np.count_nonzero(is_given & by_sequence)),
+                by_context=int(np.count_nonzero(is_given & by_context)),
                 already_recorded=counts["already recorded"] + counts["disagreeing"],
                 disagreeing=counts["disagreeing"],
                 no_arguments=counts["no arguments"],

@@ -88,7 +88,7 @@ def captures_of(trace: Trace) -> list[Capture]:
     if calls is None:
         raise ValueError("the trace was read without its runtime calls")
     kinds = [_kind(name) for name in calls.names]
-    found: list[tuple[int, Capture]] = []
+    captures: list[tuple[int, Capture]] = []
     for track in np.unique(calls.track).tolist():
         here = np.flatnonzero(calls.track == track)
         here = here[np.argsort(calls.start_ns[here], kind="stable")]
@@ -102,11 +102,11 @@ def captures_of(trace: Trace) -> list[Capture]:
             elif kind == "end" and begin is not None:
                 start, stop = int(calls.start_ns[begin]), int(calls.start_ns[row])
                 if launches:
-                    found.append((start, _capture(trace, on_track, start, stop, launches, kinds)))
+                    captures.append((start, _capture(trace, on_track, start, stop, launches, kinds)))
                 begin = None
             elif kind and begin is not None:
                 launches.append(row)
-    return [capture for _, capture in sorted(found, key=lambda one: one[0])]
+    return [capture for _, capture in sorted(captures, key=lambda timed: timed[0])]
 
 
 def _kind(name: str) -> str:
@@ -166,13 +166,13 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
         return trace
     chosen, by_name, ambiguous = _choose(trace, graphs, captures)
     merged = _merge(trace, graphs, chosen)
-    told = [i for i, capture in enumerate(chosen) if capture is not None]
-    rows = [graphs.kernels[graphs.bounds[i] : graphs.bounds[i + 1]] for i in told]
+    resolved = [i for i, capture in enumerate(chosen) if capture is not None]
+    rows = [graphs.kernels[graphs.bounds[i] : graphs.bounds[i + 1]] for i in resolved]
     owned = np.concatenate(rows)[merged.kernels.owner[np.concatenate(rows)] >= 0] if rows else np.empty(0, np.int64)
     join = msgspec.structs.replace(
         trace.info.graphs or GraphJoin(),
         sources=tuple(dict.fromkeys(printable(c.source.info.path) for c in chosen if c is not None)),
-        told_launches=len(told),
+        told_launches=len(resolved),
         told_kernels=len(owned),
         told_us=float(trace.kernels.dur_ns[owned].astype(np.int64).sum()) / 1000,
         by_name=by_name,
@@ -196,19 +196,19 @@ def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) ->
     """The capture that each launch replays, or None; how many by name, and how many fit several of different ops."""
     known = _Known(captures)
     tokens = _tokens_at(trace, graphs.start_ns)
-    found: list[Capture | None] = []
+    captures_by_launch: list[Capture | None] = []
     named = ambiguous = 0
     last = -1
     for launch in range(len(graphs)):
         kinds, names = _work(trace, graphs.kernels[graphs.bounds[launch] : graphs.bounds[launch + 1]])
         fits, by_name = known.fitting(kinds, names)
         fits = _of_size(fits, captures, tokens[launch])
-        chosen = known.one_of(fits, last)
+        chosen = known.meant_by(fits, last)
         ambiguous += bool(fits) and chosen is None
         named += by_name and chosen is not None
         last = last if chosen is None else chosen
-        found.append(None if chosen is None else captures[chosen])
-    return found, named, ambiguous
+        captures_by_launch.append(None if chosen is None else captures[chosen])
+    return captures_by_launch, named, ambiguous
 
 
 class _Known:
@@ -231,7 +231,7 @@ class _Known:
             return named, True
         return [n for n in self._by_kinds.get(tuple(kinds), ()) if _plausible(self._captures[n], names)], False
 
-    def one_of(self, fits: Sequence[int], last: int) -> int | None:
+    def meant_by(self, fits: Sequence[int], last: int) -> int | None:
         """The one of these that is meant, `last` being the one before; None where that is open.
 
         Those of the same ops are all the same. Of others the one that was captured after the last one is meant, if
@@ -362,18 +362,18 @@ class _Table:
     def add(self, capture: Capture, start_ns: int, track: int, *, owners_only: bool) -> Rows:
         """Append one launch's calls; the row of each of the capture's rows, -1 for those left out."""
         signature, parents = self._of.get(id(capture)) or self._of.setdefault(id(capture), self._prepared(capture))
-        kept = np.ones(len(capture.rows), dtype=bool)
+        selected = np.ones(len(capture.rows), dtype=bool)
         if owners_only:
-            kept = np.zeros(len(capture.rows), dtype=bool)
-            kept[capture.owners[capture.owners >= 0]] = True
-        place = np.where(kept, self._rows + np.cumsum(kept) - 1, -1)
+            selected = np.zeros(len(capture.rows), dtype=bool)
+            selected[capture.owners[capture.owners >= 0]] = True
+        place = np.where(selected, self._rows + np.cumsum(selected) - 1, -1)
         above = np.where(parents >= 0, place[np.maximum(parents, 0)], -1)
         outside = self._op_at(track, start_ns)
         above = np.where(above < 0, outside, above)
-        count = int(kept.sum())
+        count = int(selected.sum())
         # A nanosecond apart, so that their order is that of the capture.
-        self._parts.append((signature[kept], start_ns + np.arange(count), np.full(count, track)))
-        self._parents.append(above[kept])
+        self._parts.append((signature[selected], start_ns + np.arange(count), np.full(count, track)))
+        self._parents.append(above[selected])
         self._rows += count
         return place
 
@@ -425,10 +425,10 @@ def capture_files(named: str | Path) -> list[Path]:
     """The files that --capture means: one, or those of a folder. Raises UsageError where there is none."""
     path = Path(named)
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
-        if not found:
+        files = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
+        if not files:
             raise UsageError(f"{path} holds no .json and no .json.gz", hint="Name the recording of the capture.")
-        return found[:MAX_BESIDE]
+        return files[:MAX_BESIDE]
     if not path.is_file():
         raise UsageError(f"{path} does not exist", hint="Name the recording of the capture, or its folder.")
     return [path]
@@ -436,20 +436,23 @@ def capture_files(named: str | Path) -> list[Path]:
 
 def files_beside(trace: Trace) -> list[Path]:
     """Files beside a trace whose names say that they hold a capture; those named most like the trace first."""
-    own = Path(trace.info.path)
-    if not own.is_file():
+    trace_file = Path(trace.info.path)
+    if not trace_file.is_file():
         return []
-    found = [
+    candidates = [
         file
-        for file in own.parent.iterdir()
+        for file in trace_file.parent.iterdir()
         if file.name.endswith((".json", ".json.gz")) and "capture" in file.name.lower()
-        if file != own and file.is_file()
+        if file != trace_file and file.is_file()
     ]
 
     def shared(file: Path) -> int:
-        return next((n for n, (a, b) in enumerate(zip(file.name, own.name, strict=False)) if a != b), len(own.name))
+        return next(
+            (n for n, (a, b) in enumerate(zip(file.name, trace_file.name, strict=False)) if a != b),
+            len(trace_file.name),
+        )
 
-    return sorted(found, key=lambda file: (-shared(file), file.name))[:MAX_BESIDE]
+    return sorted(candidates, key=lambda file: (-shared(file), file.name))[:MAX_BESIDE]
 
 
 def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
@@ -485,21 +488,21 @@ def join_text(join: GraphJoin) -> str:
     launches = "1 graph launch" if join.launches == 1 else f"{join.launches:,} graph launches"
     ran = f"{launches} took {join.device_us / 1000:,.3g} ms"
     if not join.told_launches and join.read_captures and not join.ambiguous:
-        held = ", ".join(f"{_shown(Path(one.source).name)} holds one of {one.kernels:,}" for one in join.read_captures)
+        read = ", ".join(f"{_shown(Path(c.source).name)} holds one of {c.kernels:,}" for c in join.read_captures)
         other = "another graph" if join.unmatched_kernels != join.read_captures[0].kernels else "other kernels"
-        missed = f"the launch runs {join.unmatched_kernels:,} kernels; of the captures that were read, {held}: {other}"
+        missed = f"the launch runs {join.unmatched_kernels:,} kernels; of the captures that were read, {read}: {other}"
         return f"{ran} in kernels whose ops no capture tells: {missed}"
     if not join.told_launches:
         why = f", {join.ambiguous:,} fit several captures" if join.ambiguous else ""
         return f"{ran} in kernels whose ops this recording does not hold{why}: {HINT}"
     sources = ", ".join(_shown(Path(source).name) for source in join.sources[:MAX_SHOWN])
     more = f" and {len(join.sources) - MAX_SHOWN} more" if len(join.sources) > MAX_SHOWN else ""
-    told = f"{sources}{more} told the ops of {join.told_launches:,} of them ({join.told_us / 1000:,.3g} ms)"
+    resolved = f"{sources}{more} told the ops of {join.told_launches:,} of them ({join.told_us / 1000:,.3g} ms)"
     by_order = join.told_launches - join.by_name
     how = f", {by_order:,} by number and order of kernels alone" if by_order else ""
-    left = join.launches - join.told_launches
-    rest = f"; {left:,} fit no capture" if left else ""
-    return f"{ran}; {told}{how}{rest}"
+    unmatched = join.launches - join.told_launches
+    rest = f"; {unmatched:,} fit no capture" if unmatched else ""
+    return f"{ran}; {resolved}{how}{rest}"
 
 
 def _shown(name: str) -> str:

@@ -43,17 +43,17 @@ def table_beside(path: str) -> str | None:
     if (folder / NAME).is_file():
         return str(folder / NAME)
     begin, end = SUMMARIES
-    found: list[str] = []
+    tables: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
                 if entry.name.startswith(begin) and entry.name.endswith(end) and entry.is_file():
-                    found.append(entry.name)
+                    tables.append(entry.name)
     except OSError:
         return None  # a folder that may be entered but not listed: its tables can still be named
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} tables {begin}*{end} beside the trace", hint="Name one with --kernel-details.")
-    return str(folder / found[0]) if found else None
+    if len(tables) > 1:
+        raise UsageError(f"{len(tables)} tables {begin}*{end} beside the trace", hint="Name one with --kernel-details.")
+    return str(folder / tables[0]) if tables else None
 
 
 def with_table_beside(trace: Trace) -> Trace:
@@ -129,10 +129,10 @@ def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
     """Rows of `Trace.kernels` that are NPU tasks, by name, in order of their start."""
     kernels = trace.kernels
     tasks = np.flatnonzero(kernels.category == _TASK)
-    found: dict[str, list[int]] = defaultdict(list)
+    by_name: dict[str, list[int]] = defaultdict(list)
     for at in tasks[np.argsort(kernels.start_ns[tasks], kind="stable")].tolist():
-        found[trace.kernel_names[int(kernels.name[at])]].append(at)
-    return dict(found)
+        by_name[trace.kernel_names[int(kernels.name[at])]].append(at)
+    return dict(by_name)
 
 
 class _Rows:
@@ -168,10 +168,10 @@ class _Rows:
         timed: list[Pair] = []
         ordered: list[Pair] = []
         for name, rows in self.by_name.items():
-            left, free = self._same_start(rows, tasks[name], start_ns, timed)
-            if len(left) == len(free):
-                left.sort(key=lambda row: (self.start_ns[row], row))
-                ordered += zip(left, free, strict=True)
+            open_rows, free = self._same_start(rows, tasks[name], start_ns, timed)
+            if len(open_rows) == len(free):
+                open_rows.sort(key=lambda row: (self.start_ns[row], row))
+                ordered += zip(open_rows, free, strict=True)
         off = [int(start_ns[task]) - self.start_ns[row] for row, task in ordered if self.start_ns[row] >= 0]
         if off and (timed or max(off) - min(off) > SAME_OFFSET_NS):
             ordered = [(row, task) for row, task in ordered if self.start_ns[row] < 0]
@@ -183,18 +183,18 @@ class _Rows:
         """Add to `timed` what starts together; (rows left, tasks left)."""
         starts = start_ns[tasks]
         taken = np.zeros(len(tasks), bool)
-        left: list[int] = []
+        open_rows: list[int] = []
         for row in rows:
             wanted = self.start_ns[row]
             at = int(np.searchsorted(starts, wanted))
             near = [i for i in (at - 1, at) if 0 <= i < len(tasks) and not taken[i]] if wanted >= 0 else []
             best = min(near, key=lambda i: abs(int(starts[i]) - wanted), default=None)
             if best is None or abs(int(starts[best]) - wanted) > SAME_START_NS:
-                left.append(row)
+                open_rows.append(row)
             else:
                 taken[best] = True
                 timed.append((row, tasks[best]))
-        return left, [task for task, used in zip(tasks, taken.tolist(), strict=True) if not used]
+        return open_rows, [task for task, used in zip(tasks, taken.tolist(), strict=True) if not used]
 
 
 def join_text(joined: DetailsJoin) -> str:
@@ -203,9 +203,9 @@ def join_text(joined: DetailsJoin) -> str:
     if joined.problem is not None:
         return f"{joined.file} {where} is not used: {joined.problem}"
     how = {"start": joined.by_start, "order": joined.by_order}
-    found = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
+    matches = ", ".join(f"{count:,} by {name}" for name, count in how.items() if count)
     matched = joined.by_start + joined.by_order
-    text = f"{joined.file} {where}: {matched:,} of {_plural(joined.rows, 'kernel')} found ({found})"
+    text = f"{joined.file} {where}: {matched:,} of {_plural(joined.rows, 'kernel')} found ({matches})"
     counts = {
         _plural(joined.communication_rows, "collective"): joined.communication_rows,
         f"{joined.unmatched_rows:,} not in the trace": joined.unmatched_rows,

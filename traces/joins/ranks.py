@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import median
 from typing import Literal
 
@@ -159,15 +160,15 @@ class RankSum(msgspec.Struct, frozen=True, kw_only=True):
 
 def sum_of_rank(matched: Iterable[Matched], rank: int) -> RankSum:
     """What one rank waits, and makes others wait."""
-    mine = [(one, member) for one in matched for member in one.members if member.rank == rank]
-    late = [one for one, _ in mine if one.late_rank == rank and one.late_us > 0.0]
+    mine = [(collective, member) for collective in matched for member in collective.members if member.rank == rank]
+    late = [collective for collective, _ in mine if collective.late_rank == rank and collective.late_us > 0.0]
     return RankSum(
         rank=rank,
         collectives=len(mine),
         waiting_us=sum(member.waiting_us for _, member in mine),
         transfer_us=sum(member.transfer_us for _, member in mine),
         late=len(late),
-        late_us=sum(one.late_us for one in late),
+        late_us=sum(collective.late_us for collective in late),
     )
 
 
@@ -181,24 +182,24 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     Within a group by the recorded sequence number; without it by order, with the shift at which their ends lie nearest
     (recordings begin and end at different calls); where kinds or sizes then differ, only calls that overlap in time.
     """
-    numbers = [one.rank for one in ranks]
+    numbers = [calls.rank for calls in ranks]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"ranks come more than once: {sorted(numbers)}")
-    ordered = sorted(ranks, key=lambda one: one.rank)
-    known = {one.rank: one.calls for one in ordered}
-    origins = {one.rank: one.origin_ns for one in ordered}
+    ordered = sorted(ranks, key=lambda calls: calls.rank)
+    known = {calls.rank: calls.calls for calls in ordered}
+    origins = {calls.rank: calls.origin_ns for calls in ordered}
     rows: list[_Row] = []
     for of_group in _by_group(known).values():
         if len(of_group) > 1:
             rows += _match_group(of_group, known, origins)
     clocks = _clocks(numbers, rows, known, origins)
     moved = {clock.rank: origins[clock.rank] + round(clock.shift_us * 1e3) for clock in clocks}
-    matched = sorted((_matched(row, known, moved) for row in rows), key=lambda one: (one.last_start_ns, one.kind))
-    used = {(member.rank, member.call) for one in matched for member in one.members}
+    matched = sorted((_matched(row, known, moved) for row in rows), key=lambda entry: (entry.last_start_ns, entry.kind))
+    used = {(member.rank, member.call) for entry in matched for member in entry.members}
     return JobCollectives(
         clocks=tuple(clocks),
         matched=tuple(matched),
-        disagreements=tuple(found for at, one in enumerate(matched) for found in _disagreements(at, one, known)),
+        disagreements=tuple(chain.from_iterable(_disagreements(at, entry, known) for at, entry in enumerate(matched))),
         unmatched={rank: sum((rank, at) not in used for at in range(len(calls))) for rank, calls in known.items()},
     )
 
@@ -219,15 +220,15 @@ def _by_group(known: dict[int, tuple[RankCall, ...]]) -> dict[_Group, dict[int, 
         rank: {call.stream for call in calls if call.group is None and call.ranks is None and call.note < 0}
         for rank, calls in known.items()
     }
-    present = [found for found in streams.values() if found]
-    same = all(found == present[0] for found in present)
+    present = [values for values in streams.values() if values]
+    same = all(values == present[0] for values in present)
     out: defaultdict[_Group, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, calls in known.items():
         for at, call in enumerate(calls):
             unnamed = call.group is None and call.ranks is None and call.note < 0
             out[call.group, call.ranks, call.stream if unnamed and same else -1][rank].append(at)
     return {
-        key: {rank: _as_issued(places, known[rank]) for rank, places in found.items()} for key, found in out.items()
+        key: {rank: _as_issued(places, known[rank]) for rank, places in values.items()} for key, values in out.items()
     }
 
 
@@ -268,24 +269,24 @@ def _pairs(group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]]) 
             elif call.kind == "recv" and call.source is not None:
                 got[call.source, rank].append((rank, at))
     return [
-        _Row((one, other), "order")
+        _Row((sender, receiver), "order")
         for peers in sorted(sent)
         if len(sent[peers]) == len(got[peers])
-        for one, other in zip(sent[peers], got[peers], strict=True)
+        for sender, receiver in zip(sent[peers], got[peers], strict=True)
     ]
 
 
 def _by_sequence(group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]]) -> list[_Row]:
     """Calls of one number; several of one number (coalesced) by their order."""
-    found: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    by_number: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
         seen: defaultdict[int, int] = defaultdict(int)
         for at in places:
             number = known[rank][at].sequence
             assert number is not None
-            found[number, seen[number]].append((rank, at))
+            by_number[number, seen[number]].append((rank, at))
             seen[number] += 1
-    return [_Row(tuple(calls), "sequence") for _, calls in sorted(found.items()) if len(calls) > 1]
+    return [_Row(tuple(calls), "sequence") for _, calls in sorted(by_number.items()) if len(calls) > 1]
 
 
 def _by_order(
@@ -305,13 +306,13 @@ def _by_order(
         else:
             low, high = max(0, shift), min(len(group[longest]), len(places) + shift)
             pairs = [(group[longest][i], places[i - shift]) for i in range(low, high)]
-        for one, other in pairs:
-            rows[one].append((rank, other))
+        for at_longest, at_rank in pairs:
+            rows[at_longest].append((rank, at_rank))
     return [_Row(tuple(sorted(calls)), how) for calls in rows.values() if len(calls) > 1]
 
 
 def _shift(
-    one: int,
+    reference: int,
     places: Sequence[int],
     other: int,
     others: Sequence[int],
@@ -326,11 +327,14 @@ def _shift(
     agree at no shift: the calls are others.
     """
     kinds = {kind: i for i, kind in enumerate(sorted({call.kind for calls in known.values() for call in calls}))}
-    a, b = _columns(known[one], places, kinds, origins[one]), _columns(known[other], others, kinds, origins[other])
+    a, b = (
+        _columns(known[reference], places, kinds, origins[reference]),
+        _columns(known[other], others, kinds, origins[other]),
+    )
     n, m = len(places), len(others)
-    least = max(1, (min(n, m) + 1) // 2)
+    shortest = max(1, (min(n, m) + 1) // 2)
     best: tuple[bool, float, int, int] | None = None
-    for shift in sorted(range(least - m, n - least + 1), key=abs)[:MOST_SHIFTS]:
+    for shift in sorted(range(shortest - m, n - shortest + 1), key=abs)[:MOST_SHIFTS]:
         low, high = max(0, shift), min(n, m + shift)
         mine, theirs = slice(low, high), slice(low - shift, high - shift)
         if (a[0][mine] != b[0][theirs]).any():
@@ -372,14 +376,14 @@ def _size(call: RankCall) -> int:
     return call.out_elements if call.kind in SAME_OUT and call.out_elements is not None else -1
 
 
-def _agree(one: RankCall, other: RankCall) -> bool:
+def _agree(first: RankCall, second: RankCall) -> bool:
     """Whether nothing recorded says that they are of different sizes."""
-    sizes = _size(one), _size(other)
+    sizes = _size(first), _size(second)
     return min(sizes) < 0 or sizes[0] == sizes[1]
 
 
 def _overlapping(
-    one: int,
+    reference: int,
     places: Sequence[int],
     other: int,
     others: Sequence[int],
@@ -389,10 +393,10 @@ def _overlapping(
     """Calls of one kind, and of sizes that agree, that run at the same time: in order, each once."""
     out: list[tuple[int, int]] = []
     begin = 0
-    ahead = origins[other] - origins[one]
+    ahead = origins[other] - origins[reference]
     others = sorted(others)  # by start
     for at in sorted(places):
-        mine = known[one][at]
+        mine = known[reference][at]
         for index in range(begin, len(others)):
             theirs = known[other][others[index]]
             start, end = theirs.start_ns + ahead, theirs.end_ns + ahead
@@ -417,13 +421,13 @@ def _clocks(
     """
     shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        (one, at), *others = row.calls
-        if known[one][at].kind in TOGETHER:
+        (first_rank, at), *others = row.calls
+        if known[first_rank][at].kind in TOGETHER:
             for other, there in others:
-                if row.how != "sequence" and not _agree(known[one][at], known[other][there]):
+                if row.how != "sequence" and not _agree(known[first_rank][at], known[other][there]):
                     continue
-                shared[one][other].append((at, there))
-                shared[other][one].append((there, at))
+                shared[first_rank][other].append((at, there))
+                shared[other][first_rank].append((there, at))
     out: dict[int, Clock] = {}
     for first in sorted(numbers):
         if first in out:
@@ -447,10 +451,12 @@ def _clocks(
 def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], anchor_ns: int, origin_ns: int) -> Clock:
     """The clock of a rank from ends that it shares with one whose clock is known."""
     ahead = origin_ns - anchor_ns
-    differences = np.array([(one.end_ns - other.end_ns - ahead) / 1e3 for one, other in pairs])
+    differences = np.array([(known.end_ns - other.end_ns - ahead) / 1e3 for known, other in pairs])
     middle = float(np.median(differences))
     scatter = float(np.median(np.abs(differences - middle)))
-    impossible = sum(other.start_ns + ahead > one.end_ns or one.start_ns > other.end_ns + ahead for one, other in pairs)
+    impossible = sum(
+        other.start_ns + ahead > known.end_ns or known.start_ns > other.end_ns + ahead for known, other in pairs
+    )
     on_device = all(call.note < 0 for pair in pairs for call in pair)
     # Four standard errors of a median (1.25 σ/√n, σ = 1.48 times the median deviation), and what clocks resolve.
     chance = 4 * 1.25 * 1.48 * scatter / len(pairs) ** 0.5 + 1.0
@@ -495,17 +501,19 @@ def _matched(row: _Row, known: dict[int, tuple[RankCall, ...]], moved_ns: dict[i
     )
 
 
-def _disagreements(at: int, one: Matched, known: dict[int, tuple[RankCall, ...]]) -> list[Disagreement]:
+def _disagreements(at: int, matched: Matched, known: dict[int, tuple[RankCall, ...]]) -> list[Disagreement]:
     """What the members' own records contradict each other in."""
-    calls = {member.rank: known[member.rank][member.call] for member in one.members}
+    calls = {member.rank: known[member.rank][member.call] for member in matched.members}
     kinds = {call.kind for call in calls.values()}
     out: list[Disagreement] = []
 
     def compare(what: str, values: dict[int, object]) -> None:
-        told = {rank: value for rank, value in values.items() if value is not None}
-        if len(set(told.values())) > 1:
+        recorded = {rank: value for rank, value in values.items() if value is not None}
+        if len(set(recorded.values())) > 1:
             out.append(
-                Disagreement(collective=at, what=what, values={str(rank): str(value) for rank, value in told.items()})
+                Disagreement(
+                    collective=at, what=what, values={str(rank): str(value) for rank, value in recorded.items()}
+                )
             )
 
     if not kinds <= PAIRED:
@@ -534,9 +542,9 @@ def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
         return []
     place = {rank: i for i, rank in enumerate(members)}
     out: list[Disagreement] = []
-    for one, sends in calls.items():
-        for other, gets in calls.items():
-            i, j = place.get(one, -1), place.get(other, -1)
+    for sender, sends in calls.items():
+        for receiver, gets in calls.items():
+            i, j = place.get(sender, -1), place.get(receiver, -1)
             if sends.in_split is None or gets.out_split is None or min(i, j) < 0:
                 continue
             if max(i, j) < min(len(sends.in_split), len(gets.out_split)) and sends.in_split[j] != gets.out_split[i]:
@@ -545,8 +553,8 @@ def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
                         collective=at,
                         what="splits",
                         values={
-                            str(one): f"sends {sends.in_split[j]} to rank {other}",
-                            str(other): f"expects {gets.out_split[i]} from rank {one}",
+                            str(sender): f"sends {sends.in_split[j]} to rank {receiver}",
+                            str(receiver): f"expects {gets.out_split[i]} from rank {sender}",
                         },
                     )
                 )

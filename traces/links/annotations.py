@@ -138,8 +138,8 @@ def _products(sequences: int, tokens: int, said: int | None) -> _Products:
     """
     if said is None or not sequences or tokens < sequences or said * sequences < tokens * tokens:
         return _Products()
-    most = (tokens - sequences + 1) ** 2 + sequences - 1
-    if said <= most:
+    max_squares = (tokens - sequences + 1) ** 2 + sequences - 1
+    if said <= max_squares:
         return _Products(qq=said, qk=said)
     if sequences not in (1, tokens):
         return _Products(qk=said)

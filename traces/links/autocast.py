@@ -30,7 +30,9 @@ def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArr
         return np.zeros(count, dtype=bool)
     signature = trace.ops.signature.astype(np.int64)
     numbers: dict[str, int] = {CAST: 0}
-    of_signatures = np.array([numbers.setdefault(one.name, len(numbers)) for one in trace.signatures], dtype=np.int64)
+    of_signatures = np.array(
+        [numbers.setdefault(entry.name, len(numbers)) for entry in trace.signatures], dtype=np.int64
+    )
     name = of_signatures[signature]
     outer = parents[inner]
     casts = np.bincount(outer[name[inner] == 0], minlength=count)
@@ -38,14 +40,14 @@ def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArr
     calls = np.bincount(parents[again], minlength=count)
     again = again[(calls == 1)[parents[again]] & (np.bincount(outer, minlength=count) == casts + 1)[parents[again]]]
     pairs = signature[parents[again]] * len(trace.signatures) + signature[again]
-    found, inverse = np.unique(pairs, return_inverse=True)
-    each: list[tuple[int, int]] = [divmod(pair, len(trace.signatures)) for pair in found.tolist()]
+    distinct, inverse = np.unique(pairs, return_inverse=True)
+    each: list[tuple[int, int]] = [divmod(pair, len(trace.signatures)) for pair in distinct.tolist()]
     kinds = [_change(trace.signatures[a], trace.signatures[b]) for a, b in each]
     change = np.array(kinds, dtype=np.int64)[inverse]
     taken = (change == _OTHER) | ((change == _SAME) & (casts[parents[again]] > 0))
-    made = np.zeros(count, dtype=bool)
-    made[parents[again[taken]]] = True
-    return made
+    wraps = np.zeros(count, dtype=bool)
+    wraps[parents[again[taken]]] = True
+    return wraps
 
 
 _NEITHER, _SAME, _OTHER = 0, 1, 2

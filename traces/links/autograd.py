@@ -25,7 +25,7 @@ def recorded_by_autograd(
     arguments do, and as recorded where there are none. Nodes of a backward pass repeat the numbers of the forward one,
     and tell nothing here.
     """
-    forward = np.array([_is_forward(one.name) for one in signatures], bool)
+    forward = np.array([_is_forward(signature.name) for signature in signatures], bool)
     out = np.zeros(len(ops), np.bool_)
     rows = np.flatnonzero(sequence >= 0)
     if len(rows):

@@ -100,10 +100,10 @@ def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
     activity = trace.activity
     if activity is None:
         raise ValueError("read the trace with activity=True")
-    found = [*_of_device(trace, activity), *_of_spans(trace, activity)]
-    if not found:
-        found = host_collectives(trace)
-    return tuple(sorted(_in_steps(trace, found), key=lambda call: (call.start_ns, call.end_ns)))
+    calls = [*_of_device(trace, activity), *_of_spans(trace, activity)]
+    if not calls:
+        calls = host_collectives(trace)
+    return tuple(sorted(_in_steps(trace, calls), key=lambda call: (call.start_ns, call.end_ns)))
 
 
 def _in_steps(trace: Trace, calls: list[RankCall]) -> list[RankCall]:
@@ -137,14 +137,16 @@ def _of_device(trace: Trace, activity: Activity) -> list[RankCall]:
     out: list[RankCall] = []
     each: Iterable[tuple[int, int, int]] = zip(rows.tolist(), asking.tolist(), recording.tolist(), strict=True)
     for row, asked, recorded in each:
-        own = int(activity.collective[row])
-        told = activity.collectives[own] if own >= 0 else activity.collectives[recorded] if recorded >= 0 else None
-        if own >= 0 and recorded >= 0:
-            told = _completed(activity.collectives[own], activity.collectives[recorded])
+        described, record = int(activity.collective[row]), None
+        if recorded >= 0:
+            record = activity.collectives[recorded]
+        if described >= 0:
+            arguments = activity.collectives[described]
+            record = arguments if record is None else _completed(arguments, record)
         start = int(kernels.start_ns[row])
         name = trace.kernel_names[int(kernels.name[row])]
-        call = _call(told, start, start + int(kernels.dur_ns[row]), name)
-        if told is None and asked >= 0:
+        call = _call(record, start, start + int(kernels.dur_ns[row]), name)
+        if record is None and asked >= 0:
             call = _from_op(trace, call, asked)
         out.append(msgspec.structs.replace(call, kernel=row, stream=int(kernels.stream[row]), op=asked))
     return out
@@ -155,10 +157,10 @@ def _of_spans(trace: Trace, activity: Activity) -> list[RankCall]:
     out: list[RankCall] = []
     for row in range(len(spans)):
         index = int(spans.collective[row])
-        told = activity.collectives[index] if index >= 0 else None
+        record = activity.collectives[index] if index >= 0 else None
         start = int(spans.start_ns[row])
         name = trace.kernel_names[int(spans.name[row])]
-        call = _call(told, start, start + int(spans.dur_ns[row]), name)
+        call = _call(record, start, start + int(spans.dur_ns[row]), name)
         if call.group is None and (ending := _HCCL.search(name)) is not None:
             call = msgspec.structs.replace(call, group=ending[1], sequence=int(ending[2]))
         out.append(msgspec.structs.replace(call, span=row))
@@ -182,9 +184,11 @@ def host_collectives(trace: Trace) -> list[RankCall]:
     for position, row in enumerate(rows.tolist()):
         start = int(notes.start_ns[row])
         call = _call(None, start, start + int(notes.dur_ns[row]), notes.names[int(notes.name[row])])
-        if (told := tensors.get((start, int(notes.track[row])))) is not None and told.dims:
-            elements = sum(prod(dims) for dims in told.dims)
-            call = msgspec.structs.replace(call, elements=elements, dtype=told.types[0] if told.types else None)
+        if (tensor_note := tensors.get((start, int(notes.track[row])))) is not None and tensor_note.dims:
+            elements = sum(prod(dims) for dims in tensor_note.dims)
+            call = msgspec.structs.replace(
+                call, elements=elements, dtype=tensor_note.types[0] if tensor_note.types else None
+            )
         out.append(msgspec.structs.replace(call, note=position, stream=int(notes.track[row])))
     for at, op in _asked_by(trace, out).items():
         issued = int(trace.ops.start_ns[op])
@@ -208,10 +212,10 @@ def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
         for row, signature in zip(rows, signatures, strict=True)
     ]
     marks = [Mark(start_ns=call.start_ns, kind=call.kind, elements=call.elements) for call in calls]
-    found = marks_of(asked, marks)
-    lacking = {INSTEAD.get(asked[at].kind, asked[at].kind) for at in set(range(len(asked))) - found.keys()}
-    lacking |= {marks[at].kind for at in set(range(len(marks))) - set(found.values())}
-    return {mark: rows[at] for at, mark in found.items() if not {asked[at].kind, marks[mark].kind} & lacking}
+    matched = marks_of(asked, marks)
+    lacking = {INSTEAD.get(asked[at].kind, asked[at].kind) for at in set(range(len(asked))) - matched.keys()}
+    lacking |= {marks[at].kind for at in set(range(len(marks))) - set(matched.values())}
+    return {mark: rows[at] for at, mark in matched.items() if not {asked[at].kind, marks[mark].kind} & lacking}
 
 
 def with_host_collectives(trace: Trace) -> Trace:
@@ -220,29 +224,29 @@ def with_host_collectives(trace: Trace) -> Trace:
     Of a trace without device work; any other is returned as it is, and so is one without such collectives.
     """
     activity = trace.activity
-    found = [] if activity is None or len(trace.kernels) or len(activity.spans) else host_collectives(trace)
-    if not found or activity is None:
+    host_calls = [] if activity is None or len(trace.kernels) or len(activity.spans) else host_collectives(trace)
+    if not host_calls or activity is None:
         return trace
-    names = tuple(dict.fromkeys(f"gloo:{call.kind or 'collective'}" for call in found))
+    names = tuple(dict.fromkeys(f"gloo:{call.kind or 'collective'}" for call in host_calls))
     first = int(activity.calls.correlation.max(initial=-1)) + 1
-    ids = np.arange(first, first + len(found))
-    asked = np.array([call.op for call in found], np.int64)
+    ids = np.arange(first, first + len(host_calls))
+    asked = np.array([call.op for call in host_calls], np.int64)
     asking = asked >= 0
     known = [
         Collective(
             name=call.kind, elements=call.elements, out_elements=call.out_elements, dtype=call.dtype, group=call.group
         )
-        for call in found
+        for call in host_calls
     ]
     spans = CollectiveSpans(
         name=np.array(
-            [len(trace.kernel_names) + names.index(f"gloo:{c.kind or 'collective'}") for c in found], np.uint32
+            [len(trace.kernel_names) + names.index(f"gloo:{c.kind or 'collective'}") for c in host_calls], np.uint32
         ),
-        start_ns=np.array([call.start_ns for call in found], np.int64),
-        dur_ns=np.array([call.end_ns - call.start_ns for call in found], np.int64),
+        start_ns=np.array([call.start_ns for call in host_calls], np.int64),
+        dur_ns=np.array([call.end_ns - call.start_ns for call in host_calls], np.int64),
         correlation=ids,
-        collective=len(activity.collectives) + np.arange(len(found)),
-        thread=np.array([call.stream for call in found], np.int64),
+        collective=len(activity.collectives) + np.arange(len(host_calls)),
+        thread=np.array([call.stream for call in host_calls], np.int64),
     )
     calls, ops, none = activity.calls, trace.ops, np.zeros(int(asking.sum()), np.int64)
     launches = CallTable(
@@ -284,7 +288,7 @@ def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
     """Per owner of a kernel the op of c10d that it is or lies in, else the owner; -1 without one."""
     if not (owners >= 0).any():
         return owners
-    asks = np.array([one.name.startswith(_OPS) for one in trace.signatures], bool)[trace.ops.signature]
+    asks = np.array([signature.name.startswith(_OPS) for signature in trace.signatures], bool)[trace.ops.signature]
     above = of_rows(owners, innermost_of(innermost_parent(trace.ops), asks))
     return np.where(above >= 0, above, owners)
 
@@ -297,35 +301,35 @@ def _records_above(trace: Trace, activity: Activity, owners: Ints) -> Ints:
     return of_rows(above, activity.op_collective)
 
 
-def _completed(one: Collective, other: Collective) -> Collective:
+def _completed(record: Collective, fallback: Collective) -> Collective:
     """The first with what only the second says."""
     missing = {
-        name: getattr(other, name)
-        for name in one.__struct_fields__
-        if getattr(one, name) is None and getattr(other, name) is not None
+        name: getattr(fallback, name)
+        for name in record.__struct_fields__
+        if getattr(record, name) is None and getattr(fallback, name) is not None
     }
-    return msgspec.structs.replace(one, **missing)
+    return msgspec.structs.replace(record, **missing)
 
 
-def _call(told: Collective | None, start_ns: int, end_ns: int, name: str) -> RankCall:
+def _call(record: Collective | None, start_ns: int, end_ns: int, name: str) -> RankCall:
     """What is recorded, else what the name says."""
-    if told is None:
+    if record is None:
         return RankCall(kind=collective_kind(name), start_ns=start_ns, end_ns=end_ns)
     return RankCall(
-        kind=collective_kind(told.name) or collective_kind(name),
+        kind=collective_kind(record.name) or collective_kind(name),
         start_ns=start_ns,
         end_ns=end_ns,
-        group=told.group,
-        ranks=told.ranks,
-        group_size=told.group_size,
-        sequence=told.sequence,
-        elements=told.elements,
-        out_elements=told.out_elements,
-        dtype=told.dtype,
-        in_split=told.in_split,
-        out_split=told.out_split,
-        source=told.source,
-        target=told.target,
+        group=record.group,
+        ranks=record.ranks,
+        group_size=record.group_size,
+        sequence=record.sequence,
+        elements=record.elements,
+        out_elements=record.out_elements,
+        dtype=record.dtype,
+        in_split=record.in_split,
+        out_split=record.out_split,
+        source=record.source,
+        target=record.target,
     )
 
 
@@ -347,8 +351,8 @@ def _elements(dims: object) -> int:
     if not isinstance(dims, tuple):
         return 0
     inner: list[object] = list(dims)  # pyright: ignore[reportUnknownArgumentType]
-    if any(isinstance(one, tuple) for one in inner):
-        return sum(_elements(one) for one in inner)
+    if any(isinstance(part, tuple) for part in inner):
+        return sum(_elements(part) for part in inner)
     total = 1
     for size in inner:
         total *= size if isinstance(size, int) else 1

@@ -110,18 +110,18 @@ def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:
     rows, launch = rows[launch >= 0], launch[launch >= 0]
     _, first, sizes = np.unique(launch, return_index=True, return_counts=True)
     real = np.add.reduceat((category[rows] == 0).astype(np.int64), first) if len(first) else sizes
-    kept = (sizes > 1) & (real > 0)
-    keep_row = np.repeat(kept, sizes)
-    if not kept.any():
+    is_graph = (sizes > 1) & (real > 0)
+    keep_row = np.repeat(is_graph, sizes)
+    if not is_graph.any():
         return None
-    calls = launch[first[kept]]
+    calls = launch[first[is_graph]]
     order = np.argsort(data.launch_start[calls], kind="stable")
-    parts = np.split(rows[keep_row], np.cumsum(sizes[kept])[:-1])
+    parts = np.split(rows[keep_row], np.cumsum(sizes[is_graph])[:-1])
     return GraphLaunches(
         start_ns=data.launch_start[calls][order],
         track=data.launch_track[calls][order],
         kernels=np.concatenate([parts[int(i)] for i in order]),
-        bounds=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[kept][order])]),
+        bounds=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[is_graph][order])]),
     )
 
 
@@ -160,8 +160,8 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
         combined = codes * (len(times) + 1) + np.searchsorted(times, begin)
         rank = np.searchsorted(times, when[asked][several], side="right") - 1
         query = code[several] * (len(times) + 1) + rank
-        found = np.searchsorted(combined, query, side="right") - 1
-        at[several] = np.maximum(found, lo[several])
+        last = np.searchsorted(combined, query, side="right") - 1
+        at[several] = np.maximum(last, lo[several])
     out[asked] = np.where(at >= 0, rows[at], NONE)
     return out
 
@@ -205,6 +205,6 @@ def _by_flows(data: LinkInput, owner: Array, kernels: Array) -> int:
     source = _by_key(data.flow_id[begins], data.flow_start[begins], data.flow_id[flow], data.flow_start[flow])
     good = source >= 0
     kernels, source = kernels[good], begins[source[good]]
-    found = _containing(data, data.flow_track[source], data.flow_start[source])
-    owner[kernels] = found
-    return int((found >= 0).sum())
+    ops = _containing(data, data.flow_track[source], data.flow_start[source])
+    owner[kernels] = ops
+    return int((ops >= 0).sum())

@@ -55,17 +55,17 @@ class BatchIndex:
         """
         if not self.contexts or not len(rows):
             return None
-        found = self.of_row[rows]
-        if not (found >= 0).any():
+        numbers = self.of_row[rows]
+        if not (numbers >= 0).any():
             return None
         weights = weights if weights.sum() > 0 else np.ones(len(rows))
-        totals = np.bincount(found + 1, weights=weights, minlength=len(self.contexts) + 1)
+        totals = np.bincount(numbers + 1, weights=weights, minlength=len(self.contexts) + 1)
         # An op that mostly runs outside iterations still worked on a known batch when inside.
         best = int(totals[1:].argmax())
         if totals[best + 1] == 0:
-            best = int(found[found >= 0][0])
+            best = int(numbers[numbers >= 0][0])
         share = float(totals[best + 1] / totals.sum())
-        return DominantBatch(self.contexts[best], share, len(np.unique(found)) - 1)
+        return DominantBatch(self.contexts[best], share, len(np.unique(numbers)) - 1)
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tu
         return [], of_row, ()
     contexts: dict[BatchContext, int] = {}
     _complete(spans)
-    made = tuple(
+    iterations = tuple(
         Iteration(contexts.setdefault(span.context, len(contexts)), span.start, span.end)
         for span in spans
         if not span.repeats_outer
@@ -104,7 +104,7 @@ def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tu
         low, high = np.searchsorted(starts, (span.start, span.end))
         rows = order[low:high]
         of_row[rows if process is None else rows[process[low:high] == span.process]] = number
-    return list(contexts), of_row, made
+    return list(contexts), of_row, iterations
 
 
 def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) -> npt.NDArray[Any] | None:
@@ -121,15 +121,16 @@ def _spans(trace: Trace) -> list[_Span]:
     if isinstance(notes, AnnotationTable):
         parsed = [batch_context(name) for name in notes.names]
         known = np.array([p is not None for p in parsed], dtype=bool)
-        kept: list[int] = np.flatnonzero(known[notes.name]).tolist() if len(notes) else []
-        found: list[tuple[int, int, int, BatchContext | None]] = [
-            (int(notes.start_ns[i]), int(notes.dur_ns[i]), int(notes.track[i]), parsed[notes.name[i]]) for i in kept
+        iteration_rows: list[int] = np.flatnonzero(known[notes.name]).tolist() if len(notes) else []
+        rows: list[tuple[int, int, int, BatchContext | None]] = [
+            (int(notes.start_ns[i]), int(notes.dur_ns[i]), int(notes.track[i]), parsed[notes.name[i]])
+            for i in iteration_rows
         ]
     else:
-        found = [(note.start_ns, note.dur_ns, note.track, batch_context(note.name)) for note in notes]
+        rows = [(note.start_ns, note.dur_ns, note.track, batch_context(note.name)) for note in notes]
     spans = [
         _Span(start, start + dur, trace.tracks[track][0] if track < len(trace.tracks) else "", context)
-        for start, dur, track, context in found
+        for start, dur, track, context in rows
         if context is not None
     ]
     return sorted(spans, key=lambda span: (span.start, -span.end))

@@ -39,7 +39,7 @@ def marks_of(asked: Sequence[Asked], marks: Sequence[Mark]) -> dict[int, int]:
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for index in sorted(range(len(asked)), key=lambda i: asked[i].start_ns):
         waiting[asked[index].kind].append(index)
-    found: dict[int, int] = {}
+    mark_of_call: dict[int, int] = {}
     for place in sorted(range(len(marks)), key=lambda i: marks[i].start_ns):
         mark = marks[place]
         kinds = [mark.kind, *(other for other, runs in INSTEAD.items() if runs == mark.kind)]
@@ -47,9 +47,9 @@ def marks_of(asked: Sequence[Asked], marks: Sequence[Mark]) -> dict[int, int]:
             chosen = next((i for i in queue if _fits(asked[i], mark)), None)
             if chosen is not None:
                 queue.remove(chosen)
-                found[chosen] = place
+                mark_of_call[chosen] = place
                 break
-    return found
+    return mark_of_call
 
 
 def _fits(call: Asked, mark: Mark) -> bool:

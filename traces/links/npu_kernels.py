@@ -53,8 +53,10 @@ def kernels_by_op(trace: Trace) -> tuple[OpKernels, ...]:
         rows[name].append(at)
         calls[name].add(op)
     dur_ns, details = trace.kernels.dur_ns, trace.details
-    made = [_op(name, found, 0 if name is None else len(calls[name]), details, dur_ns) for name, found in rows.items()]
-    return tuple(sorted(made, key=lambda one: -one.device_us))
+    ops = [
+        _op(name, op_rows, 0 if name is None else len(calls[name]), details, dur_ns) for name, op_rows in rows.items()
+    ]
+    return tuple(sorted(ops, key=lambda op: -op.device_us))
 
 
 def _op(name: str | None, rows: list[int], calls: int, details: KernelDetails, dur_ns: np.ndarray) -> OpKernels:
@@ -63,15 +65,15 @@ def _op(name: str | None, rows: list[int], calls: int, details: KernelDetails, d
         kind = details.kinds[int(details.kind[at])]
         grouped[kind.type, kind.core].append(at)
     kernels = []
-    for (type_, core), found in grouped.items():
-        heaviest = max(found, key=lambda at: int(dur_ns[at]))
+    for (type_, core), kernel_rows in grouped.items():
+        heaviest = max(kernel_rows, key=lambda at: int(dur_ns[at]))
         kernels.append(
             OwnedKernel(
                 type=type_,
                 core=core,
-                count=len(found),
-                total_us=int(dur_ns[found].sum()) / 1e3,
-                wait_us=int(np.maximum(details.wait_ns[found], 0).sum()) / 1e3,
+                count=len(kernel_rows),
+                total_us=int(dur_ns[kernel_rows].sum()) / 1e3,
+                wait_us=int(np.maximum(details.wait_ns[kernel_rows], 0).sum()) / 1e3,
                 tensors=_tensors(details.kinds[int(details.kind[heaviest])]),
             )
         )

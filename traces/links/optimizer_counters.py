@@ -24,24 +24,24 @@ def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
 
     None where the trace has device work: what ran on the device is then known.
     """
-    found = np.zeros(len(trace.ops), bool)
+    counts = np.zeros(len(trace.ops), bool)
     notes = trace.annotations
     if not isinstance(notes, AnnotationTable):
-        return found
+        return counts
     steps = np.array([name.startswith(STEP) for name in notes.names], bool)
     if not steps.any() or len(trace.kernels):
-        return found
-    counting = np.array([_on_scalars(one) for one in trace.signatures], bool)
+        return counts
+    counting = np.array([_on_scalars(signature) for signature in trace.signatures], bool)
     rows = np.flatnonzero(counting[trace.ops.signature])
     chosen = np.flatnonzero(steps[notes.name])
     chosen = chosen[np.argsort(notes.start_ns[chosen], kind="stable")]
     for track in np.unique(notes.track[chosen]):
         here = chosen[notes.track[chosen] == track]
         start, end = notes.start_ns[here], notes.start_ns[here] + notes.dur_ns[here]
-        own = rows[trace.ops.track[rows] == track]
-        at = np.searchsorted(start, trace.ops.start_ns[own], side="right") - 1
-        found[own] = (at >= 0) & (trace.ops.start_ns[own] < end[np.maximum(at, 0)])
-    return found
+        on_track = rows[trace.ops.track[rows] == track]
+        at = np.searchsorted(start, trace.ops.start_ns[on_track], side="right") - 1
+        counts[on_track] = (at >= 0) & (trace.ops.start_ns[on_track] < end[np.maximum(at, 0)])
+    return counts
 
 
 def _on_scalars(signature: OpSignature) -> bool:
@@ -49,5 +49,5 @@ def _on_scalars(signature: OpSignature) -> bool:
     dims, types = signature.dims, signature.types
     if signature.name not in NAMES or not dims or not types:
         return False
-    scalars = all(one == () or all(inner == () for inner in one) for one in dims)
+    scalars = all(entry == () or all(inner == () for inner in entry) for entry in dims)
     return scalars and types[0] in ("float", "TensorList")

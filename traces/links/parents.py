@@ -116,8 +116,8 @@ def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
     end = start + dur
     parents = _by_depth(start, end)
     nested = parents >= 0
-    held = parents[nested]
-    if not bool(((start[held] <= start[nested]) & (end[held] >= end[nested])).all()):
+    enclosing = parents[nested]
+    if not bool(((start[enclosing] <= start[nested]) & (end[enclosing] >= end[nested])).all()):
         parents = _by_stack(start, end)
     return rows, parents
 

@@ -56,11 +56,11 @@ def chosen_step(trace: Trace, number: int | None = None) -> Step:
             raise TraceError(f"{trace.info.path} marks no step, so there is no step {number}", hint=_HINT)
         return _whole(trace)
     if number is not None:
-        found = [s for i, s in enumerate(steps) if (i if s.number is None else s.number) == number]
-        if not found:
+        numbered = [s for i, s in enumerate(steps) if (i if s.number is None else s.number) == number]
+        if not numbered:
             known = ", ".join(str(i if s.number is None else s.number) for i, s in enumerate(steps))
             raise TraceError(f"{trace.info.path} has no step {number}", hint=f"It has these: {known[:400]}.")
-        return found[0]
+        return numbered[0]
     ordered = sorted(busy_steps(trace), key=lambda step: (step.end_ns - step.start_ns, step.start_ns))
     return ordered[(len(ordered) - 1) // 2]
 
@@ -86,7 +86,7 @@ def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
 
 def _marks(trace: Trace) -> list[Step]:
     """Every annotation that marks a step or a server's iteration; torch_npu records its steps as ops."""
-    found: list[Step] = []
+    marks: list[Step] = []
     notes = trace.annotations
     if isinstance(notes, AnnotationTable):
         wanted = np.array([_is_mark(name) for name in notes.names] or [False])
@@ -95,13 +95,13 @@ def _marks(trace: Trace) -> list[Step]:
     else:
         picked = [note for note in notes if _is_mark(note.name)]
     for note in picked:
-        found.append(_step(note.name, note.start_ns, note.dur_ns, note.track))
+        marks.append(_step(note.name, note.start_ns, note.dur_ns, note.track))
     for index, signature in enumerate(trace.signatures):
         if step_number(signature.name) is not None:
             for row in np.flatnonzero(trace.ops.signature == index):
                 ops = trace.ops
-                found.append(_step(signature.name, int(ops.start_ns[row]), int(ops.dur_ns[row]), int(ops.track[row])))
-    return [step for step in found if step.end_ns > step.start_ns]
+                marks.append(_step(signature.name, int(ops.start_ns[row]), int(ops.dur_ns[row]), int(ops.track[row])))
+    return [step for step in marks if step.end_ns > step.start_ns]
 
 
 def _is_mark(name: str) -> bool:

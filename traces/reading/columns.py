@@ -207,9 +207,9 @@ class Columns:
         for name, kind in self.kinds.items():
             array = arrays[name] if keep is None else arrays[name][keep]
             self._columns[name].extend(smallest(array, _TYPES[kind]))
-        kept = n if keep is None else int(keep.sum())
-        self.rows += kept
-        self.dropped += n - kept
+        readable = n if keep is None else int(keep.sum())
+        self.rows += readable
+        self.dropped += n - readable
 
     def append(self, arrays: dict[str, Array]) -> None:
         """Add rows that are arrays already (from another process)."""

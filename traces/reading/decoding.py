@@ -140,8 +140,8 @@ class EventDecoder:
         """Decode text[lo:hi] in pieces of about `size` bytes, and those the fast decoder refuses in smaller ones."""
         while lo < hi:
             cut, following = hi, hi
-            if hi - lo > size and (found := last_separator(text, lo, lo + size)):
-                cut, following = found
+            if hi - lo > size and (separator := last_separator(text, lo, lo + size)):
+                cut, following = separator
             piece = b"".join((b"[", memoryview(text)[lo:cut], b"]"))
             try:
                 out += self._fast.decode(piece)
@@ -205,10 +205,10 @@ class EventDecoder:
         base = self.bases[cat]
         if base is fields.Skipped:
             return cls()
-        kept = {name: getattr(event, name) for name in cls.__struct_fields__ if name != "args"}
+        values = {name: getattr(event, name) for name in cls.__struct_fields__ if name != "args"}
         if "args" in cls.__struct_fields__:
-            kept["args"] = decoded_args(event.args, type(cls().args))  # type: ignore[attr-defined]
-        return cls(**kept)
+            values["args"] = decoded_args(event.args, type(cls().args))  # type: ignore[attr-defined]
+        return cls(**values)
 
     def _learn(self) -> None:
         if self._learned and self._learned[-1] is not self._known_last:

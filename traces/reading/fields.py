@@ -163,7 +163,7 @@ class TimedCallArgs(CallArgs, gc=False, frozen=True):
 
 def _with_collective(name: str, base: type[Struct], **more: str) -> type[Any]:
     keys = COLLECTIVE_KEYS | more
-    added = [(one, Any, field(name=key, default=None)) for one, key in keys.items()]
+    added = [(attribute, Any, field(name=key, default=None)) for attribute, key in keys.items()]
     return msgspec.defstruct(name, added, bases=(base,), gc=False, frozen=True)
 
 

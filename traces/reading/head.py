@@ -56,9 +56,9 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
             if len(body.lstrip(b"[" + _SPACE)) or not more:
                 return _list_head(buffer, body, start)
             continue
-        found = _object_head(buffer, body, start, tally)
-        if found is not None:
-            return found
+        head = _object_head(buffer, body, start, tally)
+        if head is not None:
+            return head
     return _no_events(buffer, buffer.text(buffer.lo, buffer.hi), tally)
 
 
@@ -169,8 +169,8 @@ def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
     try:
         _OBJECT.decode(body)
     except msgspec.DecodeError as err:
-        _, found, rest = str(err).partition("trailing characters (byte ")
-        end = body.rfind(b"}", 0, int(rest.split(")")[0]) + 1) + 1 if found else 0
+        _, trailing, rest = str(err).partition("trailing characters (byte ")
+        end = body.rfind(b"}", 0, int(rest.split(")")[0]) + 1) + 1 if trailing else 0
         if (keys := _keys_of(body[:end])) is not None:
             tally.losses["data after the end of the trace"] += 1
             keys.pop("traceEvents", None)

@@ -165,8 +165,8 @@ def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
             for i in range(1, parts):
                 at = ahead + (size - ahead) * i // parts
                 file.seek(at)
-                if (found := _event_start(file.read(_GUESS_BYTES))) is not None:
-                    cuts.append(at + found)
+                if (offset := _event_start(file.read(_GUESS_BYTES))) is not None:
+                    cuts.append(at + offset)
     except (OSError, ValueError):  # reading it in one process will say what is wrong
         return []
     return sorted(set(cuts))

@@ -226,8 +226,8 @@ class Scanner:
         try:
             _RAW_LIST.decode(text)
         except msgspec.DecodeError as err:
-            _, found, rest = str(err).partition("trailing characters (byte ")
-            if not found:
+            _, trailing, rest = str(err).partition("trailing characters (byte ")
+            if not trailing:
                 return False
             end = text.rfind(b"]", 0, int(rest.split(")")[0]) + 1) + 1
         except NOT_JSON:

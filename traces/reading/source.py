@@ -143,10 +143,10 @@ class Source:
             raise too_large("decompressed_bytes", self.limits.decompressed_bytes, self.bytes_out, "bytes in the trace")
         return n
 
-    def peek(self, most: int) -> bytes:
+    def peek(self, size: int) -> bytes:
         """The first bytes of a source of which nothing was read yet; they stay to be read."""
-        block, n = memoryview(bytearray(most)), 0
-        while n < most and (got := self._take(block[n:])):
+        block, n = memoryview(bytearray(size)), 0
+        while n < size and (got := self._take(block[n:])):
             n += got
         self._ahead = block[:n]
         return bytes(self._ahead)

@@ -95,22 +95,22 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str], peak: Peak | None) 
         of_op, labels, note = _labels(trace, by, modules)
         names, at = [*labels, NO_OP], np.full(len(kernels), len(labels))
         at[kernels.owner >= 0] = of_op[kernels.owner[kernels.owner >= 0]]
-    made, order = _rows(names, at, time), _order(names, at, time)
+    rows, order = _rows(names, at, time), _order(names, at, time)
     if by in ("op", "module", "phase"):
         calls = _calls_of_owners(trace, at, len(names))
         medians = _median_of_calls(trace, at, len(names))
-        made = [
+        rows = [
             msgspec.structs.replace(row, calls=calls[i], median_us=medians[i])
-            for i, row in zip(order, made, strict=True)
+            for i, row in zip(order, rows, strict=True)
         ]
     if by == "kernel":
-        made = _kinds(made, order, at, trace)
+        rows = _kinds(rows, order, at, trace)
     if by != "op":
-        return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=tuple(made), note=note)
+        return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=tuple(rows), note=note)
     in_tf32 = _in_tf32(trace, at, len(names))
     rated = [
         _rated(row, work, peak, in_tf32[i])
-        for i, row, work in zip(order, made, _work_by_op(trace, [row.name for row in made]), strict=True)
+        for i, row, work in zip(order, rows, _work_by_op(trace, [row.name for row in rows]), strict=True)
     ]
     return Breakdown(
         by=by, clock="device", total_us=float(time.sum()), rows=_kinds(rated, order, at, trace), note=note, peak=peak
@@ -127,14 +127,16 @@ def _work_by_op(trace: Trace, names: Sequence[str]) -> list[tuple[float | None, 
 def _element_bytes(trace: Trace) -> dict[int, int]:
     """Signature → bytes of the elements that its kernels move, where their names agree on it: kernels that join tensors
     say the size of opaque elements, and profiles do not say the types of a list of tensors."""
-    told = {i: int(found[1]) for i, name in enumerate(trace.kernel_names) if (found := _OPAQUE.search(name))}
-    owned = (trace.kernels.owner >= 0) & np.isin(trace.kernels.name, np.array([*told], trace.kernels.name.dtype))
+    bytes_by_name = {i: int(match[1]) for i, name in enumerate(trace.kernel_names) if (match := _OPAQUE.search(name))}
+    owned = (trace.kernels.owner >= 0) & np.isin(
+        trace.kernels.name, np.array([*bytes_by_name], trace.kernels.name.dtype)
+    )
     sizes: dict[int, set[int]] = {}
     pairs = zip(
         trace.ops.signature[trace.kernels.owner[owned]].tolist(), trace.kernels.name[owned].tolist(), strict=True
     )
     for signature, name in set(pairs):
-        sizes.setdefault(signature, set()).add(told[name])
+        sizes.setdefault(signature, set()).add(bytes_by_name[name])
     return {signature: size.pop() for signature, size in sizes.items() if len(size) == 1}
 
 
@@ -142,25 +144,25 @@ def _work_of_calls(
     trace: Trace, names: Sequence[str], calls: npt.NDArray[np.int64], element_bytes: Mapping[int, int]
 ) -> list[tuple[float | None, float | None, str]]:
     """The same for so many calls of each signature."""
-    found: dict[str, tuple[float | None, float | None, str]] = {}
+    by_name: dict[str, tuple[float | None, float | None, str]] = {}
     for i in np.flatnonzero(calls).tolist():
         signature, n = trace.signatures[i], int(calls[i])
         work = work_of(signature, element_bytes.get(i))
-        flops, moved, dtype = found.get(signature.name, (0.0, 0.0, work.dtype))
-        found[signature.name] = (
+        flops, moved, dtype = by_name.get(signature.name, (0.0, 0.0, work.dtype))
+        by_name[signature.name] = (
             None if flops is None or work.flops is None else flops + n * work.flops,
             None if moved is None or work.bytes is None else moved + n * work.bytes,
             dtype if dtype == work.dtype else "",
         )
-    return [found.get(name, (None, None, "")) for name in names]
+    return [by_name.get(name, (None, None, "")) for name in names]
 
 
 def _in_tf32(trace: Trace, at: npt.NDArray[np.int64], length: int) -> list[float]:
     """Of each label's device time, the part of calls with a kernel whose name tells TF32."""
     kernels = trace.kernels
-    told = np.array([is_tf32(name) for name in trace.kernel_names] or [False], bool)[kernels.name]
+    is_named = np.array([is_tf32(name) for name in trace.kernel_names] or [False], bool)[kernels.name]
     call = np.where(kernels.owner >= 0, kernels.owner.astype(np.int64), len(trace.ops) + np.arange(len(kernels)))
-    of_call = np.isin(call, call[told])
+    of_call = np.isin(call, call[is_named])
     time = kernels.dur_ns.astype(np.float64)
     whole = np.bincount(at, weights=time, minlength=length)
     return (np.bincount(at, weights=time * of_call, minlength=length) / np.maximum(whole, 1.0)).tolist()
@@ -207,12 +209,9 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
 def _classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Classes, and the index into them of each call: that of the outermost library op around it whose name tells, as
     rows are of those. The products inside of an attention are attention."""
-    own = [class_of_op(signature.name) for signature in trace.signatures]
-    names, at = _merged(own, trace.ops.signature.astype(np.int64))
-    tells = np.array(
-        [kind != "other" for kind in own],
-        bool,
-    )[trace.ops.signature]
+    kinds = [class_of_op(signature.name) for signature in trace.signatures]
+    names, at = _merged(kinds, trace.ops.signature.astype(np.int64))
+    tells = np.array([kind != "other" for kind in kinds], bool)[trace.ops.signature]
     outermost = outermost_of(innermost_parent(trace.ops), tells)
     return names, np.where(outermost >= 0, at[np.maximum(outermost, 0)], at)
 
@@ -225,25 +224,28 @@ def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
     whole: dict[str, float] = {}
     time = np.bincount(signature, weights=trace.ops.dur_ns, minlength=count)
     # Making room for its result is part of an op's work, whatever ops it takes.
-    parents, room = innermost_parent(trace.ops), np.array([one.name in _ROOM for one in trace.signatures] or [False])
+    parents, room = (
+        innermost_parent(trace.ops),
+        np.array([signature.name in _ROOM for signature in trace.signatures] or [False]),
+    )
     inside = (parents >= 0) & room[signature]
     time -= np.bincount(signature[parents[inside]], weights=trace.ops.dur_ns[inside], minlength=count)
     for i, ns in enumerate(time.tolist()):
         whole[trace.signatures[i].name] = whole.get(trace.signatures[i].name, 0.0) + ns / 1e3
     work = _work_of_calls(trace, [row.name for row in rows], calls, {})
     return [
-        _rated(row, one, None) if row.time_us >= LEAST_OWN * whole[row.name] else row
-        for row, one in zip(rows, work, strict=True)
+        _rated(row, op_work, None) if row.time_us >= LEAST_OWN * whole[row.name] else row
+        for row, op_work in zip(rows, work, strict=True)
     ]
 
 
 def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
     """Of each recorded op, its time outside of the ops directly inside it, in microseconds; at least 0."""
-    own = trace.ops.dur_ns.astype(np.float64) / 1e3
+    self_us = trace.ops.dur_ns.astype(np.float64) / 1e3
     parents = innermost_parent(trace.ops)
     inside = parents >= 0
-    own -= np.bincount(parents[inside], weights=trace.ops.dur_ns[inside] / 1e3, minlength=len(own))
-    return np.maximum(own, 0.0)
+    self_us -= np.bincount(parents[inside], weights=trace.ops.dur_ns[inside] / 1e3, minlength=len(self_us))
+    return np.maximum(self_us, 0.0)
 
 
 def _labels(trace: Trace, by: By, modules: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[str], str]:
@@ -267,7 +269,7 @@ def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
     index = BatchIndex(trace)
     if index.iterations:
         labels = [*PHASES, NO_PHASE]
-        of_context = [labels.index(one.phase) if one.phase is not None else 3 for one in index.contexts]
+        of_context = [labels.index(context.phase) if context.phase is not None else 3 for context in index.contexts]
         table = np.array([*of_context, 3], np.int64)
         return table[index.of_row], labels, ""
     parents = innermost_parent(trace.ops)
@@ -312,11 +314,11 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
     order = np.argsort(at, kind="stable")
     bounds = np.searchsorted(at[order], np.arange(len(names) + 1))
     whole = float(time.sum())
-    made: list[Row] = []
+    rows: list[Row] = []
     for i in _order(names, at, time):
         part = time[order[bounds[i] : bounds[i + 1]]]
         total = float(part.sum())
-        made.append(
+        rows.append(
             Row(
                 name=names[i],
                 calls=len(part),
@@ -325,7 +327,7 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
                 median_us=_median(part),
             )
         )
-    return made
+    return rows
 
 
 def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, int]:
@@ -355,8 +357,8 @@ def _median_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
 def _median(values: npt.NDArray[Any]) -> float:
     """The middle value, or the mean of the two; numpy's own imports masked arrays, 15 ms."""
     low, high = (len(values) - 1) // 2, len(values) // 2
-    found = np.partition(values, (low, high))
-    return float((found[low] + found[high]) / 2)
+    parted = np.partition(values, (low, high))
+    return float((parted[low] + parted[high]) / 2)
 
 
 def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64], trace: Trace) -> tuple[Row, ...]:
@@ -374,9 +376,9 @@ def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
     count = len(trace.signatures)
     signature = np.full(len(owner), count, np.int64)
     signature[owner >= 0] = trace.ops.signature[owner[owner >= 0]]
-    ops = [*(one.name for one in trace.signatures), ""]
+    ops = [*(entry.name for entry in trace.signatures), ""]
     pairs, which = np.unique(trace.kernels.name.astype(np.int64) * (count + 1) + signature, return_inverse=True)
     numbers: list[int] = pairs.tolist()
-    made = [divmod(pair, count + 1) for pair in numbers]
-    classes = [class_of_work(ops[op], trace.kernel_names[name] or KERNEL_CATEGORIES[0]) for name, op in made]
-    return np.array([CLASSES.index(one) for one in classes], np.int64)[which.reshape(-1)]
+    names_and_ops = [divmod(pair, count + 1) for pair in numbers]
+    classes = [class_of_work(ops[op], trace.kernel_names[name] or KERNEL_CATEGORIES[0]) for name, op in names_and_ops]
+    return np.array([CLASSES.index(kind) for kind in classes], np.int64)[which.reshape(-1)]

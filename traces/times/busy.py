@@ -35,7 +35,7 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
     """Each device of a trace that recorded work, by number."""
     kernels = trace.kernels
     classes = np.array([class_of(name) == "communication" for name in trace.kernel_names] or [False], bool)
-    made: list[DeviceBusy] = []
+    devices: list[DeviceBusy] = []
     for device in np.unique(kernels.device).tolist():
         rows = np.flatnonzero(kernels.device == device)
         start = kernels.start_ns[rows]
@@ -44,7 +44,7 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
         of_stream = _by_stream(start, end, kernels.stream[rows])
         comm, work = _union(start[talks], end[talks]), _union(start[~talks], end[~talks])
         busy, span = _length(_union(start, end)), float(end.max() - start.min()) / 1e3
-        made.append(
+        devices.append(
             DeviceBusy(
                 device=int(device),
                 streams=len(np.unique(kernels.stream[rows])),
@@ -56,7 +56,7 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
                 hidden_communication_us=max(0.0, _length(comm) + _length(work) - busy),
             )
         )
-    return tuple(made)
+    return tuple(devices)
 
 
 def _union(start: Times, end: Times) -> tuple[Times, Times]:
@@ -77,7 +77,7 @@ def _length(intervals: tuple[Times, Times]) -> float:
 
 def _by_stream(start: Times, end: Times, stream: npt.NDArray[np.int32]) -> tuple[Times, Times]:
     """Intervals of each stream made disjoint, all streams together: a stream does not overlap with itself."""
-    parts = [_union(start[stream == one], end[stream == one]) for one in np.unique(stream)]
+    parts = [_union(start[stream == number], end[stream == number]) for number in np.unique(stream)]
     return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 
 

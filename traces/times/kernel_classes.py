@@ -100,5 +100,5 @@ def is_layer_of_experts(op: str) -> bool:
 
 def class_of_work(op: str, kernel: str) -> str:
     """The class of a kernel that an op launched; "" for an op that is not known."""
-    found = class_of_op(op)
-    return class_of(kernel) if found == "other" else found
+    of_op = class_of_op(op)
+    return class_of(kernel) if of_op == "other" else of_op

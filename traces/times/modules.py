@@ -62,29 +62,29 @@ def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
 def _paths(names: list[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
     """The names of the calls around each call and its own, outermost first."""
     rows, parents = nest(np.arange(len(names)), start, dur)
-    made: list[str] = [""] * len(names)
+    paths: list[str] = [""] * len(names)
     pairs: Iterable[tuple[int, int]] = zip(rows.tolist(), parents.tolist(), strict=True)
     for row, parent in pairs:  # outer calls come before inner ones
-        above = made[int(rows[parent])] + "/" if parent >= 0 else ""
+        above = paths[int(rows[parent])] + "/" if parent >= 0 else ""
         whole = above + names[row]
-        made[row] = whole[-400:]
-    return made
+        paths[row] = whole[-400:]
+    return paths
 
 
 def _calls(path: str, limits: Limits) -> Iterator[Call]:
     """Calls of modules in file order; an event that lacks a time or a thread is left out."""
     with Source(path, limits) as source:
-        buffer, kept, begin = memoryview(bytearray(CHUNK)), b"", 0
+        buffer, tail, begin = memoryview(bytearray(CHUNK)), b"", 0
         while n := source.readinto(buffer):
-            text = kept + bytes(buffer[:n])
+            text = tail + bytes(buffer[:n])
             edge = max(len(text) - SPAN, begin)
-            yield from _found(text, begin, edge)
+            yield from _parsed_calls(text, begin, edge)
             first = max(0, edge - SPAN)
-            kept, begin = text[first:], edge - first
-        yield from _found(kept, begin, len(kept))
+            tail, begin = text[first:], edge - first
+        yield from _parsed_calls(tail, begin, len(tail))
 
 
-def _found(text: bytes, begin: int, edge: int) -> Iterator[Call]:
+def _parsed_calls(text: bytes, begin: int, edge: int) -> Iterator[Call]:
     """The events whose name begins from `begin` on and before `edge`."""
     if text.find(_MARK) < 0:
         return
@@ -100,9 +100,9 @@ def _found(text: bytes, begin: int, edge: int) -> Iterator[Call]:
         if None in times or None in places:
             continue
         try:
-            ts, dur = (float(found[1]) for found in times if found is not None)
+            ts, dur = (float(number[1]) for number in times if number is not None)
         except ValueError:
             continue
-        pid, tid = (found[1].decode("utf-8", "replace") for found in places if found is not None)
+        pid, tid = (number[1].decode("utf-8", "replace") for number in places if number is not None)
         if 0 <= dur < 1e15 and abs(ts) < 1e18:
             yield match[1].decode("utf-8", "replace"), (pid, tid), ts, dur

@@ -131,7 +131,7 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
         return CallWork(flops=None, bytes=None, dtype=dtype)  # how much of a table or cache is read, values decide
     if max(prod(shape) for shape in shapes) > MOST_ELEMENTS or (result or 0) > MOST_ELEMENTS:
         return CallWork(flops=None, bytes=None, dtype=dtype)  # no call on any machine
-    sizes = [float(prod(shape)) * ITEMSIZE_BYTES.get(one, 1) for shape, one in zip(shapes, dtypes, strict=True)]
+    sizes = [float(prod(shape)) * ITEMSIZE_BYTES.get(name, 1) for shape, name in zip(shapes, dtypes, strict=True)]
     if base in ONLY_WRITES:
         return CallWork(flops=None, bytes=sizes[0], dtype=dtype)
     if base in POOLS:
@@ -148,16 +148,16 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
 def _list_bytes(signature: OpSignature, element_bytes: int | None) -> float | None:
     """Of the tensors of the first list; None where their types are not known."""
     dims = next(iter(signature.dims or ()), ())
-    shapes = [one for one in dims if is_whole_numbers(one) and all(n >= 0 for n in one)]
+    shapes = [entry for entry in dims if is_whole_numbers(entry) and all(n >= 0 for n in entry)]
     if not shapes or len(shapes) != len(dims):
         return None
     spelled = next(iter(signature.list_types or ()), ())
     if len(spelled) == len(shapes):
-        items = [ITEMSIZE_BYTES.get(torch_dtype_name(one) or "") for one in spelled]
+        items = [ITEMSIZE_BYTES.get(torch_dtype_name(entry) or "") for entry in spelled]
     else:
         items = [element_bytes] * len(shapes)
-    found = sum(prod(shape) * item for shape, item in zip(shapes, items, strict=True) if item is not None)
-    return None if None in items or found > MOST_ELEMENTS else float(found)
+    total = sum(prod(shape) * item for shape, item in zip(shapes, items, strict=True) if item is not None)
+    return None if None in items or total > MOST_ELEMENTS else float(total)
 
 
 def _cached(shapes: list[tuple[int, ...]], dtypes: list[str]) -> float:
@@ -182,11 +182,12 @@ def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | N
     window = None if at.window is None else _integer(signature, at.window)
     if sequences < 1 or (window is not None and window >= 0):
         return None, None
-    most, behind = _integer(signature, at.longest_query), _integer(signature, at.longest_keys)
+    longest_query, longest_keys = _integer(signature, at.longest_query), _integer(signature, at.longest_keys)
     pairs, read = None, None
     # With one sequence, or with none shorter than the longest, the length of each is known.
-    if behind is not None and (sequences == 1 or (tokens == sequences * (most or 0) and most == behind)):
-        pairs, read = tokens * behind, sequences * behind
+    alike = tokens == sequences * (longest_query or 0) and longest_query == longest_keys
+    if longest_keys is not None and (sequences == 1 or alike):
+        pairs, read = tokens * longest_keys, sequences * longest_keys
     if read is None and at.pages is not None and (pages := _shape(dims, at.pages)):
         read = pages[0] * (keys[1] if len(keys) == 4 else 1)
     elif at.pages is None and (at.table is None or not _shape(dims, at.table)):
@@ -199,7 +200,7 @@ def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | N
     if pairs is None:
         return None, moved
     flops = 2.0 * heads * pairs * (width + values[-1])
-    causal = _argument(signature, at.causal) is True and most == behind
+    causal = _argument(signature, at.causal) is True and longest_query == longest_keys
     return flops / 2 if causal else flops, moved
 
 
@@ -224,7 +225,7 @@ def _experts(shapes: list[tuple[int, ...]]) -> float | None:
     width = shapes[0][1]
     if weights[0][2] != width or weights[1][1] != width:  # packed, or turned
         return None
-    return 2.0 * chosen[0] * chosen[1] * sum(prod(one[1:]) for one in weights)
+    return 2.0 * chosen[0] * chosen[1] * sum(prod(matrix[1:]) for matrix in weights)
 
 
 def _integer(signature: OpSignature, place: int) -> int | None:
@@ -284,7 +285,7 @@ def _products(base: str, shapes: list[tuple[int, ...]], signature: OpSignature) 
     if base in ("convolution_backward", "convolution_backward_overrideable") and len(shapes) >= 3:
         gradient, data, weight = shapes[:3]
         wanted = _argument(signature, 10)
-        passes = sum(one is True for one in wanted[:2]) if isinstance(wanted, list) else 0
+        passes = sum(flag is True for flag in wanted[:2]) if isinstance(wanted, list) else 0
         if passes and len(weight) >= 3:
             over = data if _argument(signature, 7) is True else gradient
             return 2.0 * prod(over) * prod(weight[1:]) * passes, None

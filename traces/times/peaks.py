@@ -84,17 +84,17 @@ def is_tf32(kernel: str) -> bool:
 
 def peak_of(names: tuple[str, ...]) -> Peak | None:
     """The peak of the recorded device, None where it is not known or several kinds were recorded."""
-    found = [next((peak for word, peak in PEAKS if _is_named(word, name)), None) for name in names]
-    return found[0] if found and all(one == found[0] for one in found) else None
+    matches = [next((peak for word, peak in PEAKS if _is_named(word, name)), None) for name in names]
+    return matches[0] if matches and all(match == matches[0] for match in matches) else None
 
 
 def peak_named(name: str) -> Peak:
     """The peak of the device that a user names. Raises UsageError for one that is in no table."""
-    found = peak_of((name,))
-    if found is None:
+    peak = peak_of((name,))
+    if peak is None:
         known = ", ".join(word for word, _ in PEAKS)
         raise UsageError(f"no peak is known of {name!r}", hint=f"These are: {known}.")
-    return found
+    return peak
 
 
 def _is_named(word: str, name: str) -> bool:

@@ -20,8 +20,8 @@ class Notes:
     """The annotations of a trace, found by where they lie."""
 
     def __init__(self, trace: Trace) -> None:
-        found = trace.activity
-        self.all = [n for n in found.notes if kind_of(n.name) is not None] if found is not None else []
+        activity = trace.activity
+        self.all = [n for n in activity.notes if kind_of(n.name) is not None] if activity is not None else []
         self._by_track: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for index, note in enumerate(self.all):
             self._by_track[note.track].append((note.start_ns, index))

@@ -24,8 +24,8 @@ from opreplay.replay.ir.model import (
     ReplayPlan,
 )
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls, same_work
+from opreplay.replay.plan.collectives.records import PARAMETERS
 from opreplay.replay.plan.collectives.tensors import tensors_of
-from opreplay.replay.plan.collectives.told import PARAMETERS
 from opreplay.replay.plan.passes import weight_of
 from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name
@@ -40,7 +40,7 @@ WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
 
 def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
     """Every collective of a trace that was read with its activity and that the filters keep by name."""
-    return [call for call in collective_calls(trace) if _kept(call, filters)]
+    return [call for call in collective_calls(trace) if _passes(call, filters)]
 
 
 def asked_for(trace: Trace, calls: Sequence[Call]) -> list[AskedFor]:
@@ -71,22 +71,24 @@ def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
     """Position of a call → when `wait_tensor` began that waits for it: for the first one with as many elements."""
     if not len(trace.ops):
         return {}
-    named = np.array([one.name.endswith(WAIT) for one in trace.signatures] or [False])
-    rows = np.flatnonzero(named[trace.ops.signature])
+    waits = np.array([signature.name.endswith(WAIT) for signature in trace.signatures] or [False])
+    rows = np.flatnonzero(waits[trace.ops.signature])
     functional = sorted(
         (at for at, call in enumerate(calls) if call.collective and any(FUNCTIONAL in name for name in call.names)),
         key=lambda at: calls[at].asked_ns,
     )
-    found: dict[int, int] = {}
+    waited_ns: dict[int, int] = {}
     for row in rows[np.argsort(trace.ops.start_ns[rows], kind="stable")].tolist():
         begun = int(trace.ops.start_ns[row])
         sizes = {sum(n for n, _ in entry) for entry in tensors_of(trace.signatures[int(trace.ops.signature[row])])}
         for at in functional:
-            one = calls[at].collective
-            if at not in found and one is not None and calls[at].asked_ns <= begun and one.out_elements in sizes:
-                found[at] = begun
+            collective = calls[at].collective
+            if collective is None or at in waited_ns or calls[at].asked_ns > begun:
+                continue
+            if collective.out_elements in sizes:
+                waited_ns[at] = begun
                 break
-    return found
+    return waited_ns
 
 
 def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter) -> ReplayPlan:
@@ -96,15 +98,15 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
     name, share and number apply to all ops together; the plan was made without the latter two.
     """
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
-    others = [_beside(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
+    others = [_not_called_collective(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
     weight = weight_of(plan)
     ops = sorted([*others, *collective_ops(calls)], key=lambda op: (-weight(op), op.id))
     ops = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight)
     sequence = None if plan.sequence is None else without_calls(plan.sequence, {op.id for op in ops})
     if plan.device_us_total > 0:
         return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence)
-    own_us = sum(op.recorded.host_us_total for op in plan.ops) - sum(op.recorded.host_us_total for op in others)
-    host_us = plan.host_us_total - own_us + sum(call.host_us for call in calls)
+    replaced_us = sum(op.recorded.host_us_total for op in plan.ops) - sum(op.recorded.host_us_total for op in others)
+    host_us = plan.host_us_total - replaced_us + sum(call.host_us for call in calls)
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
 
 
@@ -119,16 +121,16 @@ def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPla
     """
     if isinstance(trace, ReplayPlan):
         return plan
-    found: defaultdict[str, set[Collective]] = defaultdict(set)
+    work_by_id: defaultdict[str, set[Collective]] = defaultdict(set)
     first: dict[str, Collective] = {}
     for call in collective_calls(trace):
         if call.collective is None:
             continue
         for row in call.rows:
             id_ = signature_id(trace.signatures[int(trace.ops.signature[row])])
-            found[id_].add(same_work(call.collective))
+            work_by_id[id_].add(same_work(call.collective))
             first.setdefault(id_, call.collective)
-    alone = {id_: one for id_, one in first.items() if len(found[id_]) == 1}
+    alone = {id_: collective for id_, collective in first.items() if len(work_by_id[id_]) == 1}
     ops = tuple(msgspec.structs.replace(op, collective=alone.get(op.id)) for op in plan.ops)
     return msgspec.structs.replace(plan, ops=ops)
 
@@ -136,7 +138,7 @@ def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPla
 BESIDE = Reason("label, not an op", "waits for a collective, or sets one up: moves nothing itself")
 
 
-def _beside(op: ReplayOp) -> ReplayOp:
+def _not_called_collective(op: ReplayOp) -> ReplayOp:
     """An op that is no collective, with a reason that does not call it one."""
     moves_nothing = op.reason == Reason("collective") and kind_of(op.name) is None
     return msgspec.structs.replace(op, reason=BESIDE) if moves_nothing else op
@@ -173,12 +175,12 @@ def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
     )
 
 
-def plan_of_comms(found: CommsTrace) -> ReplayPlan:
+def plan_of_comms(comms: CommsTrace) -> ReplayPlan:
     """The plan of PARAM's list of collectives, which holds nothing else."""
-    ops = collective_ops(calls_of_comms(found))
+    ops = collective_ops(calls_of_comms(comms))
     ops.sort(key=lambda op: (-op.recorded.host_us_total, op.id))
     return ReplayPlan(
-        source=file_name(found.path),
+        source=file_name(comms.path),
         selection="owner",
         device=None,
         device_us_total=0.0,
@@ -191,7 +193,7 @@ def _is_communication(op: ReplayOp) -> bool:
     return op.name == PARAMETERS or (op.reason is not None and op.reason.kind == "collective")
 
 
-def _kept(call: Call, filters: OpFilter) -> bool:
+def _passes(call: Call, filters: OpFilter) -> bool:
     included = OpFilter(include=filters.include)
     excluded = OpFilter(exclude=filters.exclude)
     return any(keeps_name(included, name) for name in call.names) and all(
@@ -216,11 +218,11 @@ def collective_ops(calls: Sequence[Call]) -> list[ReplayOp]:
     groups: defaultdict[_Key, list[Call]] = defaultdict(list)
     for call in calls:
         groups[_key(call)].append(call)
-    return [_op(key, members) for key, members in groups.items()]
+    return [_collective_op(key, members) for key, members in groups.items()]
 
 
-def _op(key: _Key, calls: list[Call]) -> ReplayOp:
-    name, one, lacks = key
+def _collective_op(key: _Key, calls: list[Call]) -> ReplayOp:
+    name, collective, lacks = key
     host, device = [call.host_us for call in calls], [call.device_us for call in calls if call.device_us > 0]
     recorded = Recorded(
         host_us_total=sum(host),
@@ -230,12 +232,12 @@ def _op(key: _Key, calls: list[Call]) -> ReplayOp:
         kernels=_kernels(calls),
     )
     digest = _id_of(key)
-    if one is None:
+    if collective is None:
         reason = Reason("metadata missing", f"the trace does not say {lacks}")
         return ReplayOp(id=digest, name=name, count=len(calls), recorded=recorded, reason=reason)
     first = calls[0]
     return op_of(
-        one,
+        collective,
         name=name,
         id_=digest,
         count=len(calls),
@@ -245,7 +247,7 @@ def _op(key: _Key, calls: list[Call]) -> ReplayOp:
 
 
 def op_of(
-    one: Collective,
+    collective: Collective,
     *,
     name: str,
     id_: str,
@@ -254,8 +256,8 @@ def op_of(
     assumptions: tuple[Assumption, ...] = (),
 ) -> ReplayOp:
     """An op of a plan that is a collective: not to be replayed by one process, see `on_ranks`."""
-    sizes = {"input": one.in_elements, "output": one.out_elements} if one.kind != "barrier" else {}
-    if one.in_elements == one.out_elements:
+    sizes = {"input": collective.in_elements, "output": collective.out_elements} if collective.kind != "barrier" else {}
+    if collective.in_elements == collective.out_elements:
         sizes.pop("output", None)
     return ReplayOp(
         id=id_,
@@ -264,14 +266,14 @@ def op_of(
         recorded=recorded,
         resolved_by="process group",
         args=tuple(
-            ReplayArg(name=side, type="Tensor", tensors=(TensorMeta(shape=(n,), dtype=one.dtype),))
+            ReplayArg(name=side, type="Tensor", tensors=(TensorMeta(shape=(n,), dtype=collective.dtype),))
             for side, n in sizes.items()
         ),
         outputs=(),
         assumptions=assumptions,
         reason=Reason("collective"),
-        ranks=one.group_size,
-        collective=one,
+        ranks=collective.group_size,
+        collective=collective,
     )
 
 
@@ -285,5 +287,5 @@ def _kernels(calls: list[Call]) -> tuple[RecordedKernel, ...]:
     for call in calls:
         for name, us in call.kernels:
             totals[name].append(us)
-    made = [RecordedKernel(name=name, count=len(us), total_us=sum(us)) for name, us in totals.items()]
-    return tuple(sorted(made, key=lambda kernel: -kernel.total_us))
+    kernels = [RecordedKernel(name=name, count=len(us), total_us=sum(us)) for name, us in totals.items()]
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.total_us))

@@ -44,10 +44,10 @@ def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
 
 
 def _integers(signature: OpSignature) -> list[int]:
-    found: list[int] = []
+    integers: list[int] = []
     for kind, text in zip(signature.types or (), signature.concrete or (), strict=False):
         if kind == "Scalar" and text:
             value = parse_literal(text)
             if isinstance(value, int) and not isinstance(value, bool):
-                found.append(value)
-    return found
+                integers.append(value)
+    return integers

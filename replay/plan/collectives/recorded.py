@@ -1,7 +1,7 @@
 # pyright: strict
 """The collectives that a trace records, one value a call, whatever names them: ops, `record_param_comms`, annotations.
 
-Owns which records belong to one call; what they tell together is `told`.
+Owns which records belong to one call; what they tell together is `records`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.plan.collectives.back_ends import Notes, mark
 from opreplay.replay.plan.collectives.ranks import ranks_of
-from opreplay.replay.plan.collectives.tensors import tensors_of
-from opreplay.replay.plan.collectives.told import (
+from opreplay.replay.plan.collectives.records import (
     PARAMETERS,
-    Told,
-    elements_told,
+    Records,
+    annotated_sizes,
+    collective_of,
     integers_before,
-    kind_told,
+    kind_of_records,
     list_of,
-    made_of,
 )
+from opreplay.replay.plan.collectives.tensors import tensors_of
 from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote, ListedCollective
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.links.marks import Asked, marks_of
 from opreplay.traces.links.parents import depths, innermost_of, of_rows, outermost_of, parents_of
-from opreplay.traces.model import OpSignature, Trace
+from opreplay.traces.model import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class _Draft:
     rows: list[int]
     begin_ns: int
     dur_ns: int
-    told: Told
+    records: Records
     owned: tuple[tuple[str, float], ...]
     ended_ns: int | None
 
@@ -90,58 +90,59 @@ class _Draft:
 def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
     """All calls with what their records and the annotations on their threads say; the latter are added to `used`."""
     kernels, ends = _kernels_of(trace, set(rows))
-    made: list[_Draft] = []
+    drafts: list[_Draft] = []
     for group in _grouped(trace, rows, inside):
-        told = Told()
+        records = Records()
         begin, dur = int(trace.ops.start_ns[group[0]]), int(trace.ops.dur_ns[group[0]])
         for row in group:
             signature = trace.signatures[int(trace.ops.signature[row])]
-            record = _record_of(trace, row, signature)
-            if record is not None and told.record is None:
-                told.record = record
-            told.signatures.append(signature)
-            told.names.append(signature.name)
+            record = _record_of(trace, row)
+            if record is not None and records.record is None:
+                records.record = record
+            records.signatures.append(signature)
+            records.names.append(signature.name)
         if dur > 0:
             for index in notes.within(int(trace.ops.track[group[0]]), begin, begin + dur):
                 used.add(index)
-                told.notes.append(notes.all[index])
+                records.notes.append(notes.all[index])
         owned = tuple(work for row in group for work in kernels.get(row, ()))
-        told.kernels = [name for name, _ in owned]
+        records.kernels = [name for name, _ in owned]
         ended = max((ends[row] for row in group if row in ends), default=None)
-        made.append(_Draft(rows=group, begin_ns=begin, dur_ns=dur, told=told, owned=owned, ended_ns=ended))
-    return made
+        drafts.append(_Draft(rows=group, begin_ns=begin, dur_ns=dur, records=records, owned=owned, ended_ns=ended))
+    return drafts
 
 
 def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
     """Begin and call of each draft that is one, with what other threads annotated, which is added to `used`."""
-    alone = [draft for draft in drafts if not draft.told.notes and kind_told(draft.told) is not None]
-    left = [index for index in range(len(notes.all)) if index not in used]
+    unannotated = [draft for draft in drafts if not draft.records.notes and kind_of_records(draft.records) is not None]
+    free_notes = [index for index in range(len(notes.all)) if index not in used]
     waiting = [
-        Asked(start_ns=draft.begin_ns, kind=kind, elements=elements_told(draft.told))
-        for draft in alone
-        if (kind := kind_told(draft.told)) is not None
+        Asked(start_ns=draft.begin_ns, kind=kind, elements=annotated_sizes(draft.records))
+        for draft in unannotated
+        if (kind := kind_of_records(draft.records)) is not None
     ]
     host_ns: dict[int, int] = {}
-    for call, place in marks_of(waiting, [mark(notes.all[index]) for index in left]).items():
-        draft, note = alone[call], notes.all[left[place]]
-        used.add(left[place])
-        draft.told.notes.append(note)
+    for call, place in marks_of(waiting, [mark(notes.all[index]) for index in free_notes]).items():
+        draft, note = unannotated[call], notes.all[free_notes[place]]
+        used.add(free_notes[place])
+        draft.records.notes.append(note)
         host_ns[draft.rows[0]] = note.dur_ns  # the op only hands it over
         draft.ended_ns = draft.ended_ns or note.start_ns + note.dur_ns
     calls: list[tuple[int, Call]] = []
     for draft in drafts:
-        group, told = draft.rows, draft.told
-        made, lacks, assumed = made_of(told, world_size)
-        if made is None and (not lacks or (len(group) == 1 and not draft.owned and not tensors_of(told.signatures[0]))):
+        group, records = draft.rows, draft.records
+        collective, lacks, assumed = collective_of(records, world_size)
+        is_set_up = len(group) == 1 and not draft.owned and not tensors_of(records.signatures[0])
+        if collective is None and (not lacks or is_set_up):
             continue  # a wait, or the set-up of a communicator
         call = Call(
-            name=told.names[0],
-            names=tuple(dict.fromkeys([*told.names, *(note.name for note in told.notes)])),
+            name=records.names[0],
+            names=tuple(dict.fromkeys([*records.names, *(note.name for note in records.notes)])),
             rows=tuple(group),
-            collective=made,
+            collective=collective,
             lacks=lacks,
             assumed=assumed,
-            host_us=host_ns.get(group[0], max([draft.dur_ns, *(note.dur_ns for note in told.notes)])) / 1e3,
+            host_us=host_ns.get(group[0], max([draft.dur_ns, *(note.dur_ns for note in records.notes)])) / 1e3,
             device_us=sum(us for _, us in draft.owned),
             kernels=draft.owned,
             asked_ns=draft.begin_ns,
@@ -153,7 +154,7 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
     """Rows of ops that are collectives, in file order; and of each the nearest one around it, -1 for none."""
-    marked = np.array([is_collective(one) or one.name == PARAMETERS for one in trace.signatures], dtype=bool)
+    marked = np.array([is_collective(entry) or entry.name == PARAMETERS for entry in trace.signatures], dtype=bool)
     if not len(trace.ops) or not marked.any():
         return [], {}
     of_row = marked[trace.ops.signature]
@@ -175,16 +176,18 @@ def _grouped(trace: Trace, rows: list[int], inside: dict[int, int]) -> list[list
     groups: list[list[int]] = []
     for root, members in below.items():
         deep = sorted(members, key=lambda row: (depth[row], row))
-        told = [row for row in deep if _is_parameters(trace, row)]
-        several = [row for row in told if (found := _record_of_row(trace, row)) and kind_of(found.name) is not None]
-        if len(several) < 2:
-            waits = set(told) - set(several) if several else set[int]()
+        parameter_rows = [row for row in deep if _is_parameters(trace, row)]
+        with_kind = [
+            row for row in parameter_rows if (record := _record_of(trace, row)) and kind_of(record.name) is not None
+        ]
+        if len(with_kind) < 2:
+            waits = set(parameter_rows) - set(with_kind) if with_kind else set[int]()
             groups.append([row for row in deep if row not in waits or row == root])
             continue
-        for row in several:
+        for row in with_kind:
             around = inside[row]
-            chain = [row] if around < 0 or (around == root and len(several) > 1 and root in told) else [around, row]
-            groups.append(chain)
+            alone = around < 0 or (around == root and root in parameter_rows)
+            groups.append([row] if alone else [around, row])
     return groups
 
 
@@ -192,15 +195,12 @@ def _is_parameters(trace: Trace, row: int) -> bool:
     return trace.signatures[int(trace.ops.signature[row])].name == PARAMETERS
 
 
-def _record_of_row(trace: Trace, row: int) -> Record | None:
-    return _record_of(trace, row, trace.signatures[int(trace.ops.signature[row])])
-
-
-def _record_of(trace: Trace, row: int, signature: OpSignature) -> Record | None:
+def _record_of(trace: Trace, row: int) -> Record | None:
     """What a row says of a collective: its own metadata, or of an ExecutionTrace the arguments that spell it."""
-    found = trace.activity
-    if found is not None and found.op_collective[row] >= 0:
-        return found.collectives[int(found.op_collective[row])]
+    activity = trace.activity
+    if activity is not None and activity.op_collective[row] >= 0:
+        return activity.collectives[int(activity.op_collective[row])]
+    signature = trace.signatures[int(trace.ops.signature[row])]
     if signature.name != PARAMETERS or not signature.concrete:
         return None
     # (tensors, sequence number, group, rank, name, in splits, out splits[, first rank, stride, ranks])
@@ -221,19 +221,19 @@ def _record_of(trace: Trace, row: int, signature: OpSignature) -> Record | None:
 
 def _kernels_of(trace: Trace, rows: set[int]) -> tuple[dict[int, list[tuple[str, float]]], dict[int, int]]:
     """Name and time of the device work of each op, and when the last of it ended."""
-    found: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
+    kernels_by_row: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
     ends: dict[int, int] = {}
     owned = np.flatnonzero(np.isin(trace.kernels.owner, list(rows))) if rows else np.zeros(0, np.int64)
     for kernel in owned.tolist():
         name = trace.kernel_names[int(trace.kernels.name[kernel])]
         row, end = int(trace.kernels.owner[kernel]), int(trace.kernels.start_ns[kernel] + trace.kernels.dur_ns[kernel])
-        found[row].append((name, float(trace.kernels.dur_ns[kernel]) / 1e3))
+        kernels_by_row[row].append((name, float(trace.kernels.dur_ns[kernel]) / 1e3))
         ends[row] = max(ends.get(row, end), end)
-    return found, ends
+    return kernels_by_row, ends
 
 
 def _of_note(note: CollectiveNote, trace: Trace) -> Call:
-    call = _call(Told(names=[note.name], notes=[note]), trace.info.world_size, name=note.name)
+    call = _call(Records(names=[note.name], notes=[note]), trace.info.world_size, name=note.name)
     end_ns = note.start_ns + note.dur_ns
     return replace(call, host_us=note.dur_ns / 1e3, asked_ns=note.start_ns, ended_ns=end_ns)
 
@@ -243,46 +243,46 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
     if not trace.collectives:
         return calls
     known = {row for call in calls if call.collective is not None for row in call.rows}
-    named = [one for one in trace.collectives if one.row not in known]
-    replaced = {one.row for one in named if one.row >= 0}
-    by_row = {one.row: one for one in trace.collectives if one.row >= 0}
-    kept = [_completed_by(call, by_row) for call in calls if not replaced.intersection(call.rows)]
-    return [*kept, *(_of_listed(one, trace.info.world_size) for one in named)]
+    named = [listed for listed in trace.collectives if listed.row not in known]
+    replaced = {listed.row for listed in named if listed.row >= 0}
+    by_row = {listed.row: listed for listed in trace.collectives if listed.row >= 0}
+    calls_without_named = [_completed_by(call, by_row) for call in calls if not replaced.intersection(call.rows)]
+    return [*calls_without_named, *(_of_listed(listed, trace.info.world_size) for listed in named)]
 
 
 def _completed_by(call: Call, listed: Mapping[int, ListedCollective]) -> Call:
     """With the group and both ends, which tensors do not tell."""
-    record, one = next((listed[row].record for row in call.rows if row in listed), None), call.collective
-    if record is None or one is None or record.name != one.kind:
+    record, collective = next((listed[row].record for row in call.rows if row in listed), None), call.collective
+    if record is None or collective is None or record.name != collective.kind:
         return call
     completed = msgspec.structs.replace(
-        one,
-        group=one.group or record.group or "",
-        group_size=record.group_size or one.group_size,
-        source=record.source if one.source is None else one.source,
-        target=record.target if one.target is None else one.target,
+        collective,
+        group=collective.group or record.group or "",
+        group_size=record.group_size or collective.group_size,
+        source=record.source if collective.source is None else collective.source,
+        target=record.target if collective.target is None else collective.target,
     )
     assumed = tuple(text for text in call.assumed if record.group_size is None or not text.startswith("group:"))
     return replace(call, collective=completed, assumed=assumed)
 
 
-def _of_listed(one: ListedCollective, world_size: int | None) -> Call:
-    record, name = one.record, one.name or one.record.name
-    call = _call(Told(names=[record.name], record=record), world_size, name=name)
+def _of_listed(listed: ListedCollective, world_size: int | None) -> Call:
+    record, name = listed.record, listed.name or listed.record.name
+    call = _call(Records(names=[record.name], record=record), world_size, name=name)
     return replace(
         call,
         names=tuple(dict.fromkeys((name, record.name))),
-        rows=(one.row,) if one.row >= 0 else (),
-        assumed=(*call.assumed, f"dtype: {record.dtype} (the file tells bytes)") if one.of_bytes else call.assumed,
-        host_us=0.0 if one.on_device else one.dur_us,
-        device_us=one.dur_us if one.on_device else 0.0,
-        kernels=((one.name, one.dur_us),) if one.on_device else (),
+        rows=(listed.row,) if listed.row >= 0 else (),
+        assumed=(*call.assumed, f"dtype: {record.dtype} (the file tells bytes)") if listed.of_bytes else call.assumed,
+        host_us=0.0 if listed.on_device else listed.dur_us,
+        device_us=listed.dur_us if listed.on_device else 0.0,
+        kernels=((listed.name, listed.dur_us),) if listed.on_device else (),
     )
 
 
-def _call(told: Told, world_size: int | None, *, name: str) -> Call:
+def _call(records: Records, world_size: int | None, *, name: str) -> Call:
     """What records tell of a call that is no op."""
-    collective, lacks, assumed = made_of(told, world_size)
+    collective, lacks, assumed = collective_of(records, world_size)
     return Call(name=name, names=(name,), rows=(), collective=collective, lacks=lacks, assumed=assumed)
 
 
@@ -299,8 +299,7 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
         return calls
     by_kind: defaultdict[Kind, list[tuple[int, int, int]]] = defaultdict(list)
     for row in np.argsort(activity.spans.start_ns, kind="stable").tolist():
-        told = activity.collectives[int(activity.spans.collective[row])]
-        if (kind := kind_of(told.name)) is not None:
+        if (kind := kind_of(activity.collectives[int(activity.spans.collective[row])].name)) is not None:
             begin, dur = int(activity.spans.start_ns[row]), int(activity.spans.dur_ns[row])
             by_kind[kind].append((int(activity.spans.collective[row]), begin, dur))
     for kind, spans in by_kind.items():
@@ -308,26 +307,26 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
         if alike and len(alike) != len(spans):
             continue  # which is which is not known
         for index, (which, begin_ns, dur_ns) in enumerate(spans):
-            told = activity.collectives[which]
-            record = Record(name=told.name, dtype=told.dtype, elements=told.elements)
-            of_span = _call(Told(names=[told.name], record=record), trace.info.world_size, name=told.name)
+            recorded = activity.collectives[which]
+            record = Record(name=recorded.name, dtype=recorded.dtype, elements=recorded.elements)
+            of_span = _call(Records(names=[record.name], record=record), trace.info.world_size, name=record.name)
             if not alike:
                 calls.append(replace(of_span, assumed=(), asked_ns=begin_ns))
             at = alike[index] if alike else len(calls) - 1
             known = calls[at] if calls[at].collective is not None else of_span
             calls[at] = replace(
                 calls[at],
-                names=tuple(dict.fromkeys((*calls[at].names, told.name))),
+                names=tuple(dict.fromkeys((*calls[at].names, record.name))),
                 collective=known.collective,
                 lacks=known.lacks,
                 assumed=known.assumed,
                 device_us=dur_ns / 1e3,
-                kernels=((told.name, dur_ns / 1e3),),
+                kernels=((record.name, dur_ns / 1e3),),
                 ended_ns=begin_ns + dur_ns,
             )
     return calls
 
 
-def same_work(one: Collective) -> Collective:
+def same_work(collective: Collective) -> Collective:
     """The collective without what does not change its work: which group of this size, and who recorded it."""
-    return msgspec.structs.replace(one, group="", rank=None)
+    return msgspec.structs.replace(collective, group="", rank=None)

@@ -41,7 +41,7 @@ def dtype_named(recorded: str) -> str | None:
 
 def tensors_of(signature: OpSignature) -> list[list[tuple[int, str]]]:
     """Of each argument that is a tensor or a list of such: (elements, dtype) of each; "" for a dtype not recorded."""
-    found: list[list[tuple[int, str]]] = []
+    arguments: list[list[tuple[int, str]]] = []
     for index, (kind, dims) in enumerate(zip(signature.types or (), signature.dims or (), strict=False)):
         if kind == "TensorList":
             shapes = [d for d in dims if isinstance(d, tuple)]
@@ -53,13 +53,13 @@ def tensors_of(signature: OpSignature) -> list[list[tuple[int, str]]]:
         else:
             continue
         if entry:
-            found.append(entry)
-    return found
+            arguments.append(entry)
+    return arguments
 
 
 def _elements(dims: object) -> int:
-    given = cast("tuple[object, ...]", dims) if isinstance(dims, tuple) else ()
-    sizes = [size for size in given if isinstance(size, int)]
+    entries = cast("tuple[object, ...]", dims) if isinstance(dims, tuple) else ()
+    sizes = [size for size in entries if isinstance(size, int)]
     return prod(sizes)
 
 
@@ -69,16 +69,16 @@ def of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
         return _of_experts(signature)
     if with_product(signature.name):
         return _of_product(kind, signature)
-    found = tensors_of(signature)
-    if not found or not any(name for entry in found for _, name in entry):
+    arguments = tensors_of(signature)
+    if not arguments or not any(name for entry in arguments for _, name in entry):
         return None
-    dtype = next(name for entry in found for _, name in entry if name)
-    totals = [sum(n for n, _ in entry) for entry in found]
-    parts = tuple(n for n, _ in found[0])
+    dtype = next(name for entry in arguments for _, name in entry if name)
+    totals = [sum(n for n, _ in entry) for entry in arguments]
+    parts = tuple(n for n, _ in arguments[0])
     if signature.name.endswith(_OUT_FIRST) or signature.name.startswith(_LISTS_OUT_FIRST):
-        return (totals[1], totals[0], dtype, tuple(n for n, _ in found[1])) if len(totals) > 1 else None
+        return (totals[1], totals[0], dtype, tuple(n for n, _ in arguments[1])) if len(totals) > 1 else None
     if signature.name in ("c10d::allgather_", "c10d::gather_", "c10d::allgather_coalesced_"):
-        return totals[-1], None, dtype, tuple(n for n, _ in found[-1])  # lists of lists are not recorded
+        return totals[-1], None, dtype, tuple(n for n, _ in arguments[-1])  # lists of lists are not recorded
     if signature.name in ("c10d::reduce_scatter_", "c10d::scatter_"):
         return None, totals[0], dtype, ()
     if kind in ("all_gather", "reduce_scatter") and len(totals) > 1 and max(totals) > min(totals):
@@ -103,10 +103,10 @@ def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
             shapes.append((tuple(size for size in sizes if isinstance(size, int)), name))
     if len(shapes) < 2 or not shapes[0][1]:
         return None
-    (left, dtype), (right, _) = shapes[:2]
+    (first, dtype), (second, _) = shapes[:2]
     if kind == "all_gather":
-        return prod(left), None, dtype, ()
-    return prod(left[:-1]) * right[-1], None, dtype, ()
+        return prod(first), None, dtype, ()
+    return prod(first[:-1]) * second[-1], None, dtype, ()
 
 
 def _of_experts(signature: OpSignature) -> Sizes | None:

@@ -60,11 +60,11 @@ def compare_operands(
     Raises UsageError for times that a side does not hold, EnvironmentRefused as `judge.compare` does.
     """
     if not after:
-        after, times = before, times or _own_times(before)
+        after, times = before, times or _times_within_file(before)
     which = _parsed(times)
-    runs = [[one for one in side if isinstance(one, ResultFile)] for side in (before, after)]
+    runs = [[operand for operand in side if isinstance(operand, ResultFile)] for side in (before, after)]
     whole = len(runs[0]) == len(before) and len(runs[1]) == len(after)
-    if whole and all(one in (None, "measured") for one in which):
+    if whole and all(clock in (None, "measured") for clock in which):
         first, second = (pool(side, force=force) for side in runs)
         return compare(first, second, threshold=threshold, method=method, force=force)
     if len(before) > 1 or len(after) > 1:
@@ -74,21 +74,21 @@ def compare_operands(
         )
     pair = [side[0] for side in (before, after)]
     level = _common_level(pair)
-    sides = [_times(side, one, select, level, simulate) for side, one in zip(pair, which, strict=True)]
+    sides = [_times(side, clock, select, level, simulate) for side, clock in zip(pair, which, strict=True)]
     return compare_times(*sides, threshold=threshold)
 
 
 def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
     """What both of two traces record of arguments, where it is not the same: ids are then made of that alone."""
-    found = {one.info.metadata_level for one in pair if isinstance(one, Trace)}
-    return next(level for level in LEVELS if level in found) if len(found) == 2 else None
+    levels = {operand.info.metadata_level for operand in pair if isinstance(operand, Trace)}
+    return next(level for level in LEVELS if level in levels) if len(levels) == 2 else None
 
 
-def _own_times(before: Sequence[Operand]) -> str:
+def _times_within_file(before: Sequence[Operand]) -> str:
     if len(before) != 1 or not isinstance(before[0], ResultFile):
         hint = "Name another file, or compare a trace with itself on a simulated device: --times recorded:910b3."
         raise UsageError("AFTER is missing", hint=hint)
-    measured = any(one.measurement for one in before[0].results)
+    measured = any(op.measurement for op in before[0].results)
     return "measured:simulated" if measured else "recorded:simulated"
 
 
@@ -109,16 +109,16 @@ def _times(
         return times_of_results(operand, what, soc)
     if which not in (None, "recorded"):
         return _simulated(operand, which, select, level, simulate)
-    made = times_of_trace(operand, select, level=level) if isinstance(operand, Trace) else times_of_plan(operand)
-    if not any(op.us for op in made.ops):
+    times = times_of_trace(operand, select, level=level) if isinstance(operand, Trace) else times_of_plan(operand)
+    if not any(op.us for op in times.ops):
         if isinstance(operand, ReplayPlan) and operand.capture is not None:
             raise UsageError(
-                f"{made.source} was captured: it holds no times",
+                f"{times.source} was captured: it holds no times",
                 hint="Compare results of it: `opreplay run PLAN --output A.jsonl`; with --soc also its predictions "
                 "(--times simulated).",
             )
-        raise UsageError(f"{made.source} holds no times", hint="An ExecutionTrace says what ran, not how long.")
-    return made
+        raise UsageError(f"{times.source} holds no times", hint="An ExecutionTrace says what ran, not how long.")
+    return times
 
 
 def _simulated(

@@ -157,14 +157,14 @@ def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[Recorded
     key = signature * max(1, len(trace.kernel_names)) + trace.kernels.name[owned]
     unique, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
     totals = np.bincount(inverse, weights=trace.kernels.dur_ns[owned], minlength=len(unique)) / 1e3
-    made: dict[int, list[RecordedKernel]] = {}
+    by_signature: dict[int, list[RecordedKernel]] = {}
     names: tuple[str, ...] = trace.kernel_names
     for which, count, total in zip(unique.tolist(), counts.tolist(), totals.tolist(), strict=True):
         index, name = divmod(int(which), max(1, len(names)))
-        made.setdefault(index, []).append(
+        by_signature.setdefault(index, []).append(
             RecordedKernel(name=names[name], count=count, total_us=total, type=kinds.get(name))
         )
-    return {index: tuple(sorted(found, key=lambda k: -k.total_us)) for index, found in made.items()}
+    return {index: tuple(sorted(kernels, key=lambda k: -k.total_us)) for index, kernels in by_signature.items()}
 
 
 def _kernel_types(trace: Trace) -> dict[int, str]:

@@ -35,13 +35,15 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
     groups: dict[str, list[CallGroup]] = {}
     for group in recorded_groups(trace, selected_rows(trace, select), select, BatchIndex(trace)):
         groups.setdefault(signature_id(_reduced(group.signature, level)), []).append(group)
-    on_device = any(group.recorded.device_us_total > 0 for found in groups.values() for group in found)
+    on_device = any(group.recorded.device_us_total > 0 for same_id in groups.values() for group in same_id)
     ops: list[OpTime] = []
-    for id_, found in groups.items():
-        calls = np.concatenate([group.device_us if on_device else group.host_us for group in found])
-        args = unnamed_arguments(recorded_args(found[0].signature), "")
-        shell = ReplayOp(id=id_, name=found[0].signature.name, count=len(calls), recorded=found[0].recorded, args=args)
-        kernels = [kernel for group in found for kernel in group.recorded.kernels]
+    for id_, same_id in groups.items():
+        calls = np.concatenate([group.device_us if on_device else group.host_us for group in same_id])
+        args = unnamed_arguments(recorded_args(same_id[0].signature), "")
+        shell = ReplayOp(
+            id=id_, name=same_id[0].signature.name, count=len(calls), recorded=same_id[0].recorded, args=args
+        )
+        kernels = [kernel for group in same_id for kernel in group.recorded.kernels]
         ops.append(_timed(shell, calls[calls > 0], kernels))
     device = next(iter(trace.info.device_names), None)
     return Times(

@@ -41,13 +41,13 @@ def _is_guessed(op: ReplayOp) -> bool:
     shaping = {arg.name for arg in op.args if arg.type in _SHAPING or arg.name == _KEEPS}
     if any(arg.mutated for arg in op.args) or not any(note.argument in shaping for note in op.assumptions):
         return False
-    given = {meta.shape for arg in op.args for meta in arg.tensors if meta is not None}
-    return all(meta is None or meta.shape not in given for meta in op.outputs or ())
+    input_shapes = {meta.shape for arg in op.args for meta in arg.tensors if meta is not None}
+    return all(meta is None or meta.shape not in input_shapes for meta in op.outputs or ())
 
 
 def _is_unread(op: ReplayOp, reads: dict[Shape, int], row: int, rows: int) -> bool:
-    made = [meta.shape for meta in op.outputs or () if meta is not None]
-    return row < rows - 1 and bool(made) and all(reads.get(shape, -1) <= row for shape in made)
+    output_shapes = [meta.shape for meta in op.outputs or () if meta is not None]
+    return row < rows - 1 and bool(output_shapes) and all(reads.get(shape, -1) <= row for shape in output_shapes)
 
 
 def _marked(op: ReplayOp) -> ReplayOp:
@@ -63,15 +63,15 @@ def _shapes(signature: OpSignature) -> Iterator[Shape]:
         if len(whole) == len(dims):
             yield tuple(whole)
         else:
-            yield from (tuple(n for n in one if isinstance(n, int)) for one in dims if isinstance(one, tuple))
+            yield from (tuple(n for n in inner if isinstance(n, int)) for inner in dims if isinstance(inner, tuple))
 
 
 def _last_rows(trace: Trace) -> list[int]:
     """Of each signature, the row of its last call; -1 for none."""
     last = np.full(len(trace.signatures), -1, np.int64)
     last[trace.ops.signature] = np.arange(len(trace.ops))  # the last write of an index stays
-    found: list[int] = last.tolist()
-    return found
+    rows: list[int] = last.tolist()
+    return rows
 
 
 def _first_rows(trace: Trace, ids: set[str]) -> dict[str, int]:
@@ -79,8 +79,8 @@ def _first_rows(trace: Trace, ids: set[str]) -> dict[str, int]:
     first = np.full(len(trace.signatures), -1, np.int64)
     first[trace.ops.signature[::-1]] = np.arange(len(trace.ops))[::-1]
     rows: list[int] = first.tolist()
-    made: dict[str, int] = {}
+    first_by_id: dict[str, int] = {}
     for signature, row in zip(trace.signatures, rows, strict=True):
         if row >= 0 and (id_ := signature_id(signature)) in ids:
-            made[id_] = min(row, made.get(id_, row))
-    return made
+            first_by_id[id_] = min(row, first_by_id.get(id_, row))
+    return first_by_id

@@ -76,15 +76,15 @@ def where_of(read: Trace | ReplayPlan) -> Where | None:
     """Of a trace; None for a plan, which does not hold all of it, and for a file without times."""
     if not isinstance(read, Trace):
         return None
-    made = _on_device(read) if len(read.kernels) else _on_host(read)
-    return made if made.total_us > 0 else None
+    where = _on_device(read) if len(read.kernels) else _on_host(read)
+    return where if where.total_us > 0 else None
 
 
 def _summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    made: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for name, us in pairs:
-        made[name] = made.get(name, 0.0) + us
-    return made
+        sums[name] = sums.get(name, 0.0) + us
+    return sums
 
 
 def _shares(times: dict[str, float]) -> dict[str, float]:
@@ -93,13 +93,13 @@ def _shares(times: dict[str, float]) -> dict[str, float]:
 
 
 def _on_device(trace: Trace) -> Where:
-    found = breakdown(trace, "category")
+    by_class = breakdown(trace, "category")
     busy = device_busy(trace)
-    span = sum(one.span_us for one in busy)
+    span = sum(device.span_us for device in busy)
     owner = trace.kernels.owner.astype(np.int64)
     owned = np.flatnonzero(owner >= 0)
     if len(owned):
-        is_label = np.array([_is_label(one) for one in trace.signatures], bool)
+        is_label = np.array([_is_label(signature) for signature in trace.signatures], bool)
         owned = owned[is_label[trace.ops.signature[owner[owned]]]]
     names = _names(trace, owner[owned])
     indices: list[int] = classes_of_launches(trace).tolist()
@@ -109,15 +109,15 @@ def _on_device(trace: Trace) -> Where:
     calls = Counter(_names(trace, np.unique(owner[owned])))
     return Where(
         clock="device",
-        total_us=found.total_us,
+        total_us=by_class.total_us,
         span_us=span,
-        busy_share=sum(one.busy_us for one in busy) / span if span else None,
+        busy_share=sum(device.busy_us for device in busy) / span if span else None,
         coarse_unit_us=coarse_unit_us(trace),
-        classes={row.name: row.share for row in found.rows},
+        classes={row.name: row.share for row in by_class.rows},
         launched_before_us=trace.info.links.launched_before_device_ns / 1e3,
-        unowned=_unowned(trace, classes, found.total_us),
+        unowned=_unowned(trace, classes, by_class.total_us),
         labels_us=sum(times),
-        labels=_labels(names, kinds, times, calls, found.total_us),
+        labels=_labels(names, kinds, times, calls, by_class.total_us),
     )
 
 
@@ -142,7 +142,7 @@ def _is_label(signature: OpSignature) -> bool:
 
 def _on_host(trace: Trace) -> Where:
     """Labels count with what they spend outside of ops: code that the profiler does not see."""
-    own = self_time_us(trace)
+    self_us = self_time_us(trace)
     parents = parents_of(trace)
     opened = opened_rows(trace, parents)
     alone = np.flatnonzero(opened & ~inside_ops(parents, opened))
@@ -157,9 +157,9 @@ def _on_host(trace: Trace) -> Where:
         total_us=total,
         classes={row.name: row.share for row in rows},
         beside_us=sum(call.end_ns - call.start_ns for call in host_collectives(trace)) / 1e3,
-        labels_us=float(own[alone].sum()),
+        labels_us=float(self_us[alone].sum()),
         cut=any(loss.startswith("truncated") for loss in trace.info.report.losses),
-        labels=_labels(names, None, own[alone].tolist(), Counter(names), total),
+        labels=_labels(names, None, self_us[alone].tolist(), Counter(names), total),
     )
 
 
@@ -186,5 +186,5 @@ def _labels(
 
 def where_facts(read: Trace | ReplayPlan) -> dict[str, Any]:
     """The same for JSON and for the head of results; empty where nothing is known."""
-    found = where_of(read)
-    return {} if found is None else {"where": msgspec.to_builtins(found)}
+    where = where_of(read)
+    return {} if where is None else {"where": msgspec.to_builtins(where)}

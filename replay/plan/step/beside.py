@@ -52,41 +52,43 @@ def placed(
     """
     starts: list[int] = starts_ns.tolist()
     out: list[CollectiveCall] = []
-    for one in sorted(asked, key=lambda one: one.asked_ns):
-        if not begin_ns <= one.asked_ns < end_ns:
+    for collective in sorted(asked, key=lambda collective: collective.asked_ns):
+        if not begin_ns <= collective.asked_ns < end_ns:
             continue
-        at = bisect_left(starts, one.asked_ns)
+        at = bisect_left(starts, collective.asked_ns)
         wait = at
         how: How = "unknown"
-        if one.waited_ns is not None:
-            wait, how = max(at, bisect_left(starts, one.waited_ns)), "recorded"
-        elif one.blocking:
+        if collective.waited_ns is not None:
+            wait, how = max(at, bisect_left(starts, collective.waited_ns)), "recorded"
+        elif collective.blocking:
             how = "recorded"
-        elif one.ended_ns is not None:
-            began = (begins_ns if one.on_device else starts_ns)[at:]
-            later = np.flatnonzero((began >= one.ended_ns) & (began < NEVER))
+        elif collective.ended_ns is not None:
+            began = (begins_ns if collective.on_device else starts_ns)[at:]
+            later = np.flatnonzero((began >= collective.ended_ns) & (began < NEVER))
             wait, how = (at + int(later[0]) if len(later) else len(starts)), "order"
-        out.append(CollectiveCall(id=one.id, at=at, wait=wait, how=how, us=one.us, op_us=one.op_us))
+        out.append(
+            CollectiveCall(id=collective.id, at=at, wait=wait, how=how, us=collective.us, op_us=collective.op_us)
+        )
     return tuple(out)
 
 
 def without_calls(sequence: RecordedSequence, known: Collection[str]) -> RecordedSequence:
     """The sequence without calls, and collectives, of ops that are not known; others keep their places."""
-    kept = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in known]
+    remaining = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in known]
     ids = tuple(id_ for id_ in sequence.ids if id_ in known)
     number = {id_: i for i, id_ in enumerate(ids)}
-    here = _new_places(sequence, kept)
+    here = _new_places(sequence, remaining)
     return msgspec.structs.replace(
         sequence,
         ids=ids,
-        calls=tuple(number[sequence.ids[sequence.calls[i]]] for i in kept),
+        calls=tuple(number[sequence.ids[sequence.calls[i]]] for i in remaining),
         collectives=tuple(
-            msgspec.structs.replace(one, at=here[one.at], wait=here[one.wait])
-            for one in sequence.collectives
-            if one.id in known
+            msgspec.structs.replace(collective, at=here[collective.at], wait=here[collective.wait])
+            for collective in sequence.collectives
+            if collective.id in known
         ),
         **{
-            name: tuple(values[i] for i in kept)
+            name: tuple(values[i] for i in remaining)
             for name in ("host_us", "device_us", "memories", "phases", "modules")
             if (values := getattr(sequence, name))
         },
@@ -103,21 +105,21 @@ def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[
         return sequence
     taken = set(among)
     here = _new_places(sequence, [i for i in range(len(sequence.calls)) if i not in taken])
-    made: list[CollectiveCall] = list(sequence.collectives)
+    calls: list[CollectiveCall] = list(sequence.collectives)
     for i in among:
         device = sequence.device_us[i] if sequence.device_us else 0.0
         next_, how = _reader(sequence, i)
         us = device or sequence.host_us[i]
         id_ = sequence.ids[sequence.calls[i]]
-        made.append(CollectiveCall(id=id_, at=here[i], wait=here[next_], how=how, us=us, op_us=us))
-    kept = without_calls(sequence, set(sequence.ids) - set(collectives))
-    return msgspec.structs.replace(kept, collectives=tuple(sorted(made, key=lambda one: one.at)))
+        calls.append(CollectiveCall(id=id_, at=here[i], wait=here[next_], how=how, us=us, op_us=us))
+    others = without_calls(sequence, set(sequence.ids) - set(collectives))
+    return msgspec.structs.replace(others, collectives=tuple(sorted(calls, key=lambda call: call.at)))
 
 
-def _new_places(sequence: RecordedSequence, kept: Sequence[int]) -> list[int]:
+def _new_places(sequence: RecordedSequence, remaining: Sequence[int]) -> list[int]:
     """Place of each call, and of the end, among those that are kept."""
     there = [0] * (len(sequence.calls) + 1)
-    for i in kept:
+    for i in remaining:
         there[i + 1] = 1
     return list(accumulate(there))
 
@@ -126,11 +128,11 @@ def _reader(sequence: RecordedSequence, place: int) -> tuple[int, How]:
     """(place of the next call that takes a memory that this one left, how that is known)."""
     if not sequence.memories:
         return place, "unknown"
-    given, results = sequence.memories[place]
-    left = {memory for memory in (*given, *results) if memory >= 0}
-    if not left:
+    arguments, results = sequence.memories[place]
+    written = {memory for memory in (*arguments, *results) if memory >= 0}
+    if not written:
         return place, "unknown"
     for later in range(place + 1, len(sequence.calls)):
-        if left.intersection(sequence.memories[later][0]):
+        if written.intersection(sequence.memories[later][0]):
             return later, "recorded"
     return len(sequence.calls), "recorded"

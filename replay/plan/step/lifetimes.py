@@ -34,19 +34,19 @@ def lifetimes(ops: Sequence[ReplayOp], linked: Linked) -> Lifetimes:
     """Of all results of a step; ops are those that `linked.calls` are indices into."""
     count = [len(results_of(op)) for op in ops]
     aliases = [makes_no_memory(op) for op in ops]
-    found = Lifetimes(until={}, within={})
+    memory = Lifetimes(until={}, within={})
     for at, (index, sources) in enumerate(zip(linked.calls, linked.sources, strict=True)):
         for source in sources:
-            if isinstance(used := found.memory_of(source), Value):
-                found.until[used] = at
+            if isinstance(used := memory.memory_of(source), Value):
+                memory.until[used] = at
         first = next((source for source in sources if source.kind != "absent"), None)
-        lies_in = None if first is None or not aliases[index] else found.memory_of(first)
+        lies_in = None if first is None or not aliases[index] else memory.memory_of(first)
         for output in range(count[index]):
             value = Value(at, output)
-            found.within[value] = value if lies_in is None else lies_in
+            memory.within[value] = value if lies_in is None else lies_in
             if lies_in is None:
-                found.until[value] = at
-    return found
+                memory.until[value] = at
+    return memory
 
 
 def makes_no_memory(op: ReplayOp) -> bool:

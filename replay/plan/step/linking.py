@@ -226,20 +226,20 @@ def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[li
     by_id = {op.id: op for op in ops}
     called = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
     place = {op.id: index for index, op in enumerate(called)}
-    kept = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
-    calls = [place[sequence.ids[sequence.calls[at]]] for at in kept]
-    memories = [sequence.memories[at] for at in kept] if sequence.memories else ()
+    known_calls = [at for at, index in enumerate(sequence.calls) if sequence.ids[index] in place]
+    calls = [place[sequence.ids[sequence.calls[at]]] for at in known_calls]
+    memories = [sequence.memories[at] for at in known_calls] if sequence.memories else ()
     return called, calls, link(called, calls, memories=memories, gaps=True)
 
 
 def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
     """The memory of each tensor; unknown for all where the file tells of more or fewer than there are."""
     there = [place for place, meta in enumerate(metas) if meta is not None]
-    found = [UNKNOWN] * len(metas)
+    aligned = [UNKNOWN] * len(metas)
     if len(there) == len(memories):
         for place, memory in zip(there, memories, strict=True):
-            found[place] = memory
-    return found
+            aligned[place] = memory
+    return aligned
 
 
 def tensors_of(op: ReplayOp) -> list[tuple[str, bool, TensorMeta | None]]:
@@ -285,8 +285,8 @@ class _Looks(dict[TensorMeta, tuple[int, int]]):
     def __missing__(self, meta: TensorMeta) -> tuple[int, int]:
         numbers, size = self._numbers, _size(meta)
         key = numbers.setdefault(key_of(meta), len(numbers))
-        self[meta] = made = key, -1 if size is None else numbers.setdefault(size, len(numbers))
-        return made
+        self[meta] = look = key, -1 if size is None else numbers.setdefault(size, len(numbers))
+        return look
 
 
 class _Form:
@@ -373,10 +373,10 @@ class _Known:
             return None
         if (exact := self._exact.get((memory, tensor.key))) is not None:
             return exact
-        found = self._dense.get((memory, tensor.size))  # nothing has the size -1
-        if found is None:
+        dense = self._dense.get((memory, tensor.size))  # nothing has the size -1
+        if dense is None:
             return None
-        return Source("view", found.value) if found.kind == "result" else msgspec.structs.replace(found, seen=True)
+        return Source("view", dense.value) if dense.kind == "result" else msgspec.structs.replace(dense, seen=True)
 
 
 class _Taken:
@@ -431,8 +431,8 @@ class _Alive:
 
     def made_by(self, ops: Collection[str], tensor: _Tensor, taken: _Taken) -> Source | None:
         """The latest result of one of these ops that the argument may be."""
-        found = [value for op in ops if (value := self._made.get((op, tensor.key))) and value not in taken.values]
-        return Source("result", max(found)) if found and tensor.linkable else None
+        candidates = [value for op in ops if (value := self._made.get((op, tensor.key))) and value not in taken.values]
+        return Source("result", max(candidates)) if candidates and tensor.linkable else None
 
     def find(self, tensor: _Tensor, taken: _Taken, *, plain: bool) -> Source | None:
         """The latest result that the argument may be, a `plain` one no gradient; one call takes no result twice."""
@@ -471,9 +471,9 @@ def _size(meta: TensorMeta) -> Size | None:
 
 def counts(linked: Linked) -> Mapping[str, int]:
     """Number of tensor arguments by kind of source, absent ones left out."""
-    found = {"result": 0, "view": 0, "outside": 0, "own": 0}
+    by_kind = {"result": 0, "view": 0, "outside": 0, "own": 0}
     for sources in linked.sources:
         for source in sources:
             if source.kind != "absent":
-                found[source.kind] += 1
-    return found
+                by_kind[source.kind] += 1
+    return by_kind

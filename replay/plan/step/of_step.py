@@ -27,10 +27,10 @@ def step_plan(plan: ReplayPlan) -> ReplayPlan:
         )
     host, device = _times(sequence, sequence.host_us), _times(sequence, sequence.device_us)
     on_device = bool(sequence.device_us)
-    for one in sequence.collectives:
-        host.setdefault(one.id, []).append(0.0 if on_device else one.us)
-        device.setdefault(one.id, []).append(one.us if on_device else 0.0)
-    beside_us = sum(one.us - one.op_us for one in sequence.collectives)
+    for collective in sequence.collectives:
+        host.setdefault(collective.id, []).append(0.0 if on_device else collective.us)
+        device.setdefault(collective.id, []).append(collective.us if on_device else 0.0)
+    beside_us = sum(collective.us - collective.op_us for collective in sequence.collectives)
     ops = tuple(_of_step(op, host[op.id], device.get(op.id, [])) for op in plan.ops if op.id in host)
     return by_recorded_time(
         msgspec.structs.replace(
@@ -45,10 +45,10 @@ def step_plan(plan: ReplayPlan) -> ReplayPlan:
 
 def _times(sequence: RecordedSequence, times_us: tuple[float, ...]) -> dict[str, list[float]]:
     """Those of each op's calls; of none where none are recorded."""
-    found: dict[str, list[float]] = {}
+    by_op: dict[str, list[float]] = {}
     for index, time_us in zip(sequence.calls, times_us, strict=False):
-        found.setdefault(sequence.ids[index], []).append(time_us)
-    return found
+        by_op.setdefault(sequence.ids[index], []).append(time_us)
+    return by_op
 
 
 def _of_step(op: ReplayOp, host_us: list[float], device_us: list[float]) -> ReplayOp:

@@ -28,7 +28,7 @@ def recorded_sequence(
     rows: Rows,
     owner: Rows,
     ids: list[str],
-    kept: Collection[str],
+    planned_ids: Collection[str],
     *,
     select: str,
     phase: Phase | None = None,
@@ -52,9 +52,9 @@ def recorded_sequence(
     device_ns = np.bincount(owner[owned], weights=weights, minlength=len(trace.ops)).astype(np.float64)
     top, device_ns = _not_nested(trace, order, device_ns)
     of_signature = trace.ops.signature[top].tolist()
-    names = list(dict.fromkeys(ids[index] for index in of_signature if ids[index] in kept))
+    names = list(dict.fromkeys(ids[index] for index in of_signature if ids[index] in planned_ids))
     number = {id_: i for i, id_ in enumerate(names)}
-    chosen = top[[ids[index] in kept for index in of_signature]] if len(top) else top
+    chosen = top[[ids[index] in planned_ids for index in of_signature]] if len(top) else top
     first = chosen[:MAX_CALLS]
     unowned = _unowned_us(trace, begin, end) if windows else _unowned_us(trace, None, None)
     has_device = bool((trace.kernels.owner >= 0).any())
@@ -95,8 +95,11 @@ def _steps(trace: Trace) -> list[Window]:
 
 def _iterations(trace: Trace) -> list[Window]:
     """The iterations of an inference server; several of one batch are told apart by their number."""
-    found = BatchIndex(trace).iterations
-    return [(f"iteration {i + 1} of {len(found)}", one.start_ns, one.end_ns, -1) for i, one in enumerate(found)]
+    iterations = BatchIndex(trace).iterations
+    return [
+        (f"iteration {i + 1} of {len(iterations)}", iteration.start_ns, iteration.end_ns, -1)
+        for i, iteration in enumerate(iterations)
+    ]
 
 
 def _with_calls(trace: Trace, rows: Rows, windows: list[Window]) -> list[Window]:
@@ -105,7 +108,7 @@ def _with_calls(trace: Trace, rows: Rows, windows: list[Window]) -> list[Window]
         return []
     processes = {track: _of_process(trace, rows, track) for track in {window[3] for window in windows}}
     starts = {track: np.sort(trace.ops.start_ns[rows[mine]]) for track, mine in processes.items()}
-    return [one for one in windows if np.diff(np.searchsorted(starts[one[3]], one[1:3]))[0] > 0]
+    return [window for window in windows if np.diff(np.searchsorted(starts[window[3]], window[1:3]))[0] > 0]
 
 
 def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> npt.NDArray[np.bool_]:
@@ -125,7 +128,7 @@ def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
 
 def _median(windows: list[Window]) -> Window:
     """The one of median duration; the shorter of two in the middle, the earlier of two that last as long."""
-    return sorted(windows, key=lambda one: (one[2] - one[1], one[1]))[(len(windows) - 1) // 2]
+    return sorted(windows, key=lambda window: (window[2] - window[1], window[1]))[(len(windows) - 1) // 2]
 
 
 def _span(trace: Trace, rows: Rows) -> tuple[int, int]:

@@ -64,11 +64,11 @@ class Recent:
             at += at & -at
 
     def _before(self, at: int) -> int:
-        found = 0
+        total = 0
         while at > 0:
-            found += self._sums[at]
+            total += self._sums[at]
             at -= at & -at
-        return found
+        return total
 
 
 def recency(plan: ReplayPlan) -> dict[str, Recency]:

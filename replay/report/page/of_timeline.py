@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from opreplay.replay.report.page.model import Lane, Page, Stretch, Strip
@@ -58,7 +59,7 @@ def page(study: Study, command: str) -> Page:
             *((name, text) for name, text, _ in head_facts(timeline) if text),
             *_what_if_facts(timeline),
         ),
-        strips=_strips(drawn),
+        strips=_strips_of_a_step(drawn),
         bars=(
             bars_by_name("What the device did", by_category),
             bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
@@ -90,8 +91,30 @@ def page_of_ranks(study: JobStudy, command: str) -> Page:
 
 
 def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, ...]:
+    """Those of ranks, on the clock of the job."""
     until = max(float(process.end_us.max(initial=0.0)) for process in drawn)
     return tuple(Strip(title=process.title, until_us=until, lanes=lanes(process)) for process in drawn[:limit])
+
+
+def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[Strip, ...]:
+    """Each from the first thing that ran in it: what the host waited before differs from device to device."""
+    shown = [(process.title, _from_zero(lanes(process))) for process in drawn]
+    ends = [stretch.end_us for _, rows in shown for lane in rows for stretch in lane.stretches]
+    return tuple(Strip(title=title, until_us=max(ends, default=0.0), lanes=rows) for title, rows in shown)
+
+
+def _from_zero(rows: tuple[Lane, ...]) -> tuple[Lane, ...]:
+    first = min((stretch.start_us for lane in rows for stretch in lane.stretches), default=0.0)
+    return tuple(
+        msgspec.structs.replace(
+            lane,
+            stretches=tuple(
+                msgspec.structs.replace(stretch, start_us=stretch.start_us - first, end_us=stretch.end_us - first)
+                for stretch in lane.stretches
+            ),
+        )
+        for lane in rows
+    )
 
 
 def _what_if_facts(timeline: Timeline | JobTimeline) -> list[tuple[str, str]]:

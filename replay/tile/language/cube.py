@@ -30,18 +30,18 @@ def matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = Non
     if acc is None:
         size = padded_bytes((m, n), SUMS[a.dtype], L0C)
         slots = 2 if 2 * size <= capacity(L0C, on.device) else 1
-        made = Tile(on, L0C, on.unit, (m, n), SUMS[a.dtype], on.next_slot(place, slots))
-        made.line, made.generation = on.line(place), on.uses(place) - 1
-        on.keep(place, L0C, min(slots, on.uses(place)), size)
+        total = Tile(on, L0C, on.unit, (m, n), SUMS[a.dtype], on.next_slot(place, slots))
+        total.line, total.generation = on.line(place), on.uses(place) - 1
+        on.reserve(place, L0C, min(slots, on.uses(place)), size)
     else:
-        made = acc
+        total = acc
     if m and n and k:
-        _pieces(on, a, b, made, bias)
+        _pieces(on, a, b, total, bias)
     if on.values:
         product = _product(a, b)
         start = acc.data if acc is not None else 0 if bias is None else bias.data.reshape(1, -1).to(product.dtype)
-        made.data = product + start
-    return made
+        total.data = product + start
+    return total
 
 
 def _product(a: Tile, b: Tile) -> Any:
@@ -79,7 +79,7 @@ def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
         on.check_fresh(acc)
 
 
-def _pieces(on: Core, a: Tile, b: Tile, made: Tile, bias: Tile | None) -> None:
+def _pieces(on: Core, a: Tile, b: Tile, total: Tile, bias: Tile | None) -> None:
     """Emit the moves to L0A and L0B and the products of pieces of k."""
     device, size = on.device, DTYPE_BYTES[a.dtype]
     (m, k), n = a.shape, b.shape[1]
@@ -97,7 +97,7 @@ def _pieces(on: Core, a: Tile, b: Tile, made: Tile, bias: Tile | None) -> None:
         on.emit("to L0B", MTE1, to_b, place_b, reads=[b.buffer], writes=[slot_b])
         reads = [slot_a, slot_b, *([bias.buffer] if bias is not None and at == 0 else [])]
         cycles = pipes.cube_start + rows * columns * depth / macs
-        on.emit("product", CUBE, cycles, place_c, reads=[*reads, made.buffer], writes=[made.buffer])
+        on.emit("product", CUBE, cycles, place_c, reads=[*reads, total.buffer], writes=[total.buffer])
     _note(on, "L0A", rows * min(step, up(k, FRACTAL)) * size, k > step)
     _note(on, "L0B", columns * min(step, up(k, FRACTAL)) * size, k > step)
 
@@ -134,12 +134,12 @@ def to_l1(t: Tile, dtype: Any, *, relu: bool = False) -> Tile:
     place = on.here()
     buffer = on.next_slot(place, 2)
     size = padded_bytes(t.shape, name, L1)
-    on.keep(place, L1, min(2, on.uses(place)), size)
-    made = Tile(on, L1, on.unit, t.shape, name, buffer)
-    made.line, made.generation = on.line(place), on.uses(place) - 1
+    on.reserve(place, L1, min(2, on.uses(place)), size)
+    tile = Tile(on, L1, on.unit, t.shape, name, buffer)
+    tile.line, tile.generation = on.line(place), on.uses(place) - 1
     on.emit("to L1", FIXP, size / on.device.pipes.l0c_to_l1, place, reads=[t.buffer], writes=[buffer])
     if on.values:
         import torch
 
-        made.data = (t.data.clamp_min(0) if relu else t.data).to(getattr(torch, name))
-    return made
+        tile.data = (t.data.clamp_min(0) if relu else t.data).to(getattr(torch, name))
+    return tile

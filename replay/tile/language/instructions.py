@@ -172,10 +172,3 @@ GATHER_START, GATHER_SLOPE = 40.0, 0.25
 """TGATHER, an element by index (assumed: a quarter of a cycle of 4-byte elements)."""
 TRANSPOSE_START, TRANSPOSE_SLOPE = 40.0, 0.07
 """TTRANS: 16 rows of 32 bytes at a time."""
-STATISTICS = {
-    "row_sum": "TROWSUM",
-    "row_max": "TROWMAX",
-    "row_min": "TROWMIN",
-    "col_sum": "TCOLSUM",
-    "col_max": "TCOLMAX",
-}

@@ -51,13 +51,13 @@ def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Bl
     mine = range(core.number, prod(counts), core.cores)
 
     def item(i: int) -> tuple[Block, ...]:
-        rest, made = mine[i], list[Block]()
+        rest, dimensions = mine[i], list[Block]()
         for total, step, count, drop in zip(
             reversed(shape), reversed(steps), reversed(counts), reversed(drops), strict=True
         ):
             rest, at = divmod(rest, count)
-            made.append(Block(at * step, min(total, (at + 1) * step), at, core, drop=drop))
-        return tuple(reversed(made))
+            dimensions.append(Block(at * step, min(total, (at + 1) * step), at, core, drop=drop))
+        return tuple(reversed(dimensions))
 
     yield from core.loop(len(mine), item)
 
@@ -224,10 +224,10 @@ def load(
     if place_to == L1 and core.kind == "vector":
         raise NeedsCube
     if place_to not in (UB, L1) or (place_to == L1) != (core.unit == "cube"):
-        own = "L1" if core.unit == "cube" else "UB"
+        kind, reachable = ("cube", "L1") if core.unit == "cube" else ("vector", "UB")
         raise fail(
             "path",
-            f"no path from GM to {place_to} on a {'cube' if core.unit == 'cube' else 'vector'} core, only to {own}",
+            f"no path from GM to {place_to} on a {kind} core, only to {reachable}",
             hint="In programs of both, what is on vector cores stands in `for half in tile.vectors(rows)`.",
         )
     want = tuple(shape) if shape is not None else None
@@ -240,7 +240,7 @@ def load(
     place = core.here()
     _, slot = core.next_slot(place, _positive(buffers))
     size = padded_bytes(made_shape, ref.dtype, place_to)
-    core.keep(place, place_to, min(buffers, core.uses(place)), size)
+    core.reserve(place, place_to, min(buffers, core.uses(place)), size)
     moved = prod(source.shape) * DTYPE_BYTES[ref.dtype]
     reads = _written_before(core, source) if rows is None else [*_written_before(core, ref), rows.buffer]
     path, cycles = _read_path(core, place_to, runs, run * DTYPE_BYTES[ref.dtype], moved)
@@ -379,7 +379,7 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
         pipe, path, cycles = MTE3, "ub_to_gm", (runs - 1) * core.device.pipes.burst
         if tile.generation < 0 and tile.owner is None and core.uses(tile.buffer[0]) > 1:
             # What is stored while the next one is computed takes a second buffer.
-            core.keep(tile.buffer[0], UB, 1, padded_bytes(tile.shape, tile.dtype, UB))
+            core.reserve(tile.buffer[0], UB, 1, padded_bytes(tile.shape, tile.dtype, UB))
     else:
         pipe, path, cycles = FIXP, "l0c_to_gm", 0.0
     written = [(memory.place, memory.counts)] if memory.role == "scratch" else [(place, 0)]
@@ -424,10 +424,14 @@ OUT_OF_L0C = {"float32": ("float32", "float16", "bfloat16"), "int32": ("int32", 
 
 def _fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether shapes are the same but for sizes of 1, or one is the other as rows of its last dimension."""
-    one, other = _squeezed(wanted), _squeezed(shape)
-    if one == other:
+    wanted_sizes, tile_sizes = _squeezed(wanted), _squeezed(shape)
+    if wanted_sizes == tile_sizes:
         return True
-    return min(len(one), len(other)) == 2 and one[-1] == other[-1] and prod(one) == prod(other)
+    return (
+        min(len(wanted_sizes), len(tile_sizes)) == 2
+        and wanted_sizes[-1] == tile_sizes[-1]
+        and prod(wanted_sizes) == prod(tile_sizes)
+    )
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:

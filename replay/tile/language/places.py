@@ -76,23 +76,23 @@ class TileError(UsageError):
         super().__init__(f"{PurePath(self.file).name}:{self.line}: {message}", hint=hint)
 
 
-_OWN = str(PurePath(__file__).parent)
-_OUTER = str(PurePath(__file__).parent.parent)
-_own_code: dict[CodeType, bool] = {}
+_LANGUAGE = str(PurePath(__file__).parent)
+_ROOM = str(PurePath(__file__).parent.parent)
+_language_code: dict[CodeType, bool] = {}
 
 
-def _is_own(code: CodeType) -> bool:
-    found = _own_code.get(code)
-    if found is None:
+def _is_language(code: CodeType) -> bool:
+    known = _language_code.get(code)
+    if known is None:
         folder = str(PurePath(code.co_filename).parent)
-        found = _own_code[code] = folder in (_OWN, _OUTER)
-    return found
+        known = _language_code[code] = folder in (_LANGUAGE, _ROOM)
+    return known
 
 
 def user_frame() -> FrameType | None:
     """The innermost frame that is of the program, not of the language."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and _is_own(frame.f_code):
+    while frame is not None and _is_language(frame.f_code):
         frame = frame.f_back
     return frame
 
@@ -114,7 +114,7 @@ def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
         return (), ("program", 0)
     line = frame.f_code.co_filename, frame.f_lineno
     chain: list[object] = []
-    while frame is not None and not _is_own(frame.f_code):
+    while frame is not None and not _is_language(frame.f_code):
         chain += (frame.f_code, frame.f_lasti)
         if frame.f_code is root:
             break

@@ -125,7 +125,7 @@ class Core:
         self._places: dict[tuple[Spot, str], int] = {}
         self._spots: list[Spot] = []
         self._uses: list[int] = []
-        self._kept: dict[int, tuple[Place, int, int, str]] = {}
+        self._buffers: dict[int, tuple[Place, int, int, str]] = {}
         # Place of the source → memory, slots, bytes of a slot and core, set aside for it until its loop ends.
         self._scopes: list[list[int]] = [[]]
         self._in_use: dict[tuple[str, Place], int] = {}
@@ -143,13 +143,13 @@ class Core:
         """The place of the source that is being run; `part` tells buffers of one place from each other."""
         at, line = spot(self._root)
         key = (at, self.unit + part)
-        found = self._places.get(key)
-        if found is None:
-            found = self._places[key] = len(self._spots)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = len(self._spots)
             self._spots.append(at)
             self._uses.append(0)
             self.recording.lines.append(line)
-        return found
+        return place
 
     def line(self, place: int) -> tuple[str, int]:
         """File and line of a place."""
@@ -188,38 +188,39 @@ class Core:
 
     # Buffers
 
-    def keep(self, place: int, memory: Place, slots: int, size: int) -> None:
+    def reserve(self, place: int, memory: Place, slots: int, size: int) -> None:
         """Set `slots` buffers of a place aside until the loop around it ends. Raises TileError for what does not
         fit."""
         self.settle()
-        known = self._kept.get(place)
+        known = self._buffers.get(place)
         if known is not None and known[1] >= slots and known[2] >= size:
             return
         old = known[1] * known[2] if known else 0
         slots, size = max(slots, known[1] if known else 0), max(size, known[2] if known else 0)
         if known is None:
             self._scopes[-1].append(place)
-        self._kept[place] = (memory, slots, size, self.unit)
+        self._buffers[place] = (memory, slots, size, self.unit)
         self._grow(memory, slots * size - old)
         self._check(self.unit, memory, self.line(place))
 
-    def hold(self, tile: Tile, operands: Sequence[Tile] = ()) -> None:
+    def reserve_tile(self, tile: Tile, operands: Sequence[Tile] = ()) -> None:
         """Set memory aside for a computed tile until nothing refers to it.
 
         It may take that of an operand that is not used again, but for `operands`, which are read while it is written.
         """
         self.settle()
         size = padded_bytes(tile.shape, tile.dtype, tile.place)
-        tile.held = [size]
+        tile.reserved = [size]
         self._grow(tile.place, size)
-        beside = [(held, held[0]) for one in operands if (held := (one if one.owner is None else one.owner).held)]
+        owners = [operand if operand.owner is None else operand.owner for operand in operands]
+        beside = [(owner.reserved, owner.reserved[0]) for owner in owners if owner.reserved]
         self._unchecked = (self.unit, tile.place, tile.line, beside)
 
     def released(self, value: Tile) -> None:
         """Nothing refers to a computed tile any more."""
         key = (value.unit, value.place)
-        self._in_use[key] = self._in_use.get(key, 0) - value.held[0]
-        value.held[0] = 0
+        self._in_use[key] = self._in_use.get(key, 0) - value.reserved[0]
+        value.reserved[0] = 0
 
     def settle(self) -> None:
         """Check what was set aside by the last instruction: what the program holds no more is free by now, but for
@@ -227,7 +228,7 @@ class Core:
         if self._unchecked is not None:
             unit, place, line, beside = self._unchecked
             self._unchecked = None
-            self._check(unit, place, line, sum(size for held, size in beside if not held[0]))
+            self._check(unit, place, line, sum(size for reserved, size in beside if not reserved[0]))
 
     def _grow(self, memory: Place, size: int) -> None:
         key = (self.unit, memory)
@@ -238,12 +239,12 @@ class Core:
         if used > there and (
             self._overflow is None or (self._overflow.memory == memory and used > self._overflow.used)
         ):
-            kept = sorted(
+            largest = sorted(
                 (slots * size, slots, size, self.line(place)[1])
-                for place, (at, slots, size, _) in self._kept.items()
+                for place, (at, slots, size, _) in self._buffers.items()
                 if at == memory
             )
-            shown = "; ".join(f"{slots} × {kib(size)} of line {at}" for _, slots, size, at in reversed(kept[-3:]))
+            shown = "; ".join(f"{slots} × {kib(size)} of line {at}" for _, slots, size, at in reversed(largest[-3:]))
             self._overflow = Overflow(
                 memory=memory,
                 used=used,
@@ -258,17 +259,19 @@ class Core:
     def check_overflow(self, *, whole: bool) -> None:
         """Raises TileError where more was needed of a memory than there is: `whole`, by all of the program; else at
         least that, as something else stopped it."""
-        found = self._overflow
-        if found is None:
+        overflow = self._overflow
+        if overflow is None:
             return
         settings = f" ({self._settings})" if self._settings else ""
-        most = "" if found.most_at == found.line else f", most at line {found.most_at[1]}"
+        peak = "" if overflow.most_at == overflow.line else f", most at line {overflow.most_at[1]}"
         raise TileError(
-            "UB" if found.memory == "GM" else found.memory,
-            f"{found.memory}: {'' if whole else 'at least '}{kib(found.used)} needed, {kib(found.there)} there"
-            f"{settings}{most}",
-            found.line,
-            hint=f"Smaller blocks, or fewer buffers: {found.buffers}." if found.buffers else "Take smaller blocks.",
+            "UB" if overflow.memory == "GM" else overflow.memory,
+            f"{overflow.memory}: {'' if whole else 'at least '}{kib(overflow.used)} needed, {kib(overflow.there)} there"
+            f"{settings}{peak}",
+            overflow.line,
+            hint=f"Smaller blocks, or fewer buffers: {overflow.buffers}."
+            if overflow.buffers
+            else "Take smaller blocks.",
         )
 
     def check_fresh(self, value: Tile) -> None:
@@ -276,10 +279,9 @@ class Core:
         source = value if value.owner is None else value.owner
         if source.generation < 0:
             return
-        kept = self._kept.get(source.buffer[0])
-        slots = kept[1] if kept else source.buffer[1] + 1
-        ahead = self._uses[source.buffer[0]] - source.generation
-        slots = max(slots, source.buffer[1] + 1)
+        place, slot = source.buffer
+        slots = max(self._buffers[place][1] if place in self._buffers else 0, slot + 1)
+        ahead = self._uses[place] - source.generation
         if ahead > slots:
             raise fail(
                 "stale",
@@ -306,8 +308,8 @@ class Core:
         finally:
             self.index_seen = self.index_seen or outside
             self.settle()
-            for kept in self._scopes.pop():
-                memory, slots, size, unit = self._kept.pop(kept)
+            for source_place in self._scopes.pop():
+                memory, slots, size, unit = self._buffers.pop(source_place)
                 key = (unit, memory)
                 self._in_use[key] = self._in_use.get(key, 0) - slots * size
 
@@ -380,16 +382,16 @@ def _counters() -> tuple[tuple[str, object], ...]:
     if not frame.f_code.co_flags & CO_OPTIMIZED:
         return ()
     variables = frame.f_locals
-    found: list[tuple[str, object]] = []
+    counters: list[tuple[str, object]] = []
     for name, value in variables.items():
         if type(value) in (int, float, bool, str):
-            found.append((name, value))
+            counters.append((name, value))
         elif type(value) in (list, dict, set):
-            found.append((name, len(value)))
+            counters.append((name, len(value)))
     if type(variables) is dict:
         # Before Python 3.13 the frame keeps this copy, and with it tiles that the program holds no more.
         variables.clear()
-    return tuple(found)
+    return tuple(counters)
 
 
 _LANGUAGE = str(Path(__file__).parent)

@@ -14,7 +14,6 @@ class Memory:
     """A tensor in GM: an argument, a result, or scratch memory of a core."""
 
     __slots__ = (
-        "adds",
         "counts",
         "data",
         "dtype",
@@ -26,7 +25,6 @@ class Memory:
         "readers",
         "role",
         "shape",
-        "size",
         "stored",
         "strides",
         "writers",
@@ -44,7 +42,6 @@ class Memory:
         """"in", "out", "inout" or "scratch"."""
         self.strides = tuple(strides) if strides is not None else contiguous_strides(self.shape)
         self.offset = 0
-        self.size = prod(self.shape) * DTYPE_BYTES[dtype]
         self.data: Any = None
         """torch tensor of the whole memory, where values are computed."""
         self.writers: Any = None
@@ -54,7 +51,6 @@ class Memory:
         self.line_of: Any = None
         """Index into `lines` of the store that wrote each element."""
         self.lines: list[tuple[str, int]] = []
-        self.adds: Any = None
         self.place = -1
         """Of scratch memory: the place of the source that made it."""
         self.counts = 0
@@ -178,8 +174,8 @@ class Ref:
         shape: list[int] = []
         strides: list[int] = []
         offset = self.offset
-        for dim, (one, size, stride) in enumerate(zip(keys, self.shape, self.strides, strict=True)):
-            start, stop, keep = _range(one, size, self, dim)
+        for dim, (index, size, stride) in enumerate(zip(keys, self.shape, self.strides, strict=True)):
+            start, stop, keep = _range(index, size, self, dim)
             offset += start * stride
             if keep:
                 shape.append(stop - start)
@@ -190,19 +186,19 @@ class Ref:
         return f"{self.memory.name}: {self.dtype}{list(self.shape)} in GM"
 
 
-def _range(one: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
+def _range(index: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
     """First and last place of an index within a dimension, and whether the dimension stays. Raises TileError."""
-    if isinstance(one, Block):
-        start, stop = one.span()
-        keep = not one.drop
-    elif isinstance(one, slice):
-        if one.step not in (None, 1):
-            raise fail("stride", f"a step of {one.step}: copies take runs without gaps", hint="Load all and gather.")
-        start = 0 if one.start is None else int(one.start)
-        stop = size if one.stop is None else int(one.stop)
+    if isinstance(index, Block):
+        start, stop = index.span()
+        keep = not index.drop
+    elif isinstance(index, slice):
+        if index.step not in (None, 1):
+            raise fail("stride", f"a step of {index.step}: copies take runs without gaps", hint="Load all and gather.")
+        start = 0 if index.start is None else int(index.start)
+        stop = size if index.stop is None else int(index.stop)
         keep = True
     else:
-        start = int(one)
+        start = int(index)
         stop, keep = start + 1, False
     if not 0 <= start <= stop <= size or (stop == start and size > 0 and not keep):
         raise fail(
@@ -233,10 +229,10 @@ class Tile:
         "defined",
         "dtype",
         "generation",
-        "held",
         "line",
         "owner",
         "place",
+        "reserved",
         "shape",
         "unit",
         "why",
@@ -253,7 +249,7 @@ class Tile:
         """torch booleans of what holds data; None for all of it."""
         self.why = ""
         """"mask" for padding, "unwritten" for memory that was only set aside."""
-        self.held: list[int] = []
+        self.reserved: list[int] = []
         """Bytes that it keeps from others, 0 when it is gone; [] for loads, whose buffers stay, and for parts."""
         self.generation = -1
         """Of a load: the how manieth of its place."""
@@ -262,7 +258,7 @@ class Tile:
         self.line: tuple[str, int] = ("", 0)
 
     def __del__(self) -> None:
-        if self.held:
+        if self.reserved:
             self.core.released(self)
 
     def __add__(self, other: Any) -> Tile:
@@ -316,12 +312,12 @@ class Tile:
         """In L1: read transposed by the product, which costs nothing of its own."""
         if self.place != "L1":
             raise fail("path", f"a tile in {self.place} has no transposed view", hint="tile.transpose(t) makes one.")
-        made = self.core.reshaped(self, (*self.shape[:-2], self.shape[-1], self.shape[-2]))
+        transposed = self.core.reshaped(self, (*self.shape[:-2], self.shape[-1], self.shape[-2]))
         if self.data is not None:
-            made.data = self.data.transpose(-1, -2)
+            transposed.data = self.data.transpose(-1, -2)
         if self.defined is not None:
-            made.defined, made.why = self.defined.transpose(-1, -2), self.why
-        return made
+            transposed.defined, transposed.why = self.defined.transpose(-1, -2), self.why
+        return transposed
 
     def __bool__(self) -> bool:
         raise fail(

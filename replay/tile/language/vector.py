@@ -146,7 +146,7 @@ class TileCore(Core):
         place = self.here()
         tile = Tile(self, UB, self.unit, tuple(shape), dtype, self.next_slot(place, 2))
         tile.line = self.line(place)
-        self.hold(tile, beside)
+        self.reserve_tile(tile, beside)
         return tile
 
     def cycles(self, start: float, slope: float, elements: float, dtype: str) -> float:
@@ -566,7 +566,7 @@ def _sorted(keys: Tile, numbers: Tile, run: int, name: str, start: float, slope:
     place = on.here("numbers")
     second = Tile(on, UB, on.unit, numbers.shape, numbers.dtype, on.next_slot(place, 2))
     second.line = on.line(place)
-    on.hold(second, [numbers])
+    on.reserve_tile(second, [numbers])
     on.emit(name, VEC, 0.0, place, reads=[first.buffer], writes=[second.buffer])
     if on.values:
         check_defined(keys, name)

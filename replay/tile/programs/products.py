@@ -60,8 +60,8 @@ def grouped_matmul(x, w, y: tile.Out, counts=None, *, bm=128, bn=256, bk=256):
 
 
 def _convolved(x, w):
-    made = torch.nn.functional.conv2d(x.float().permute(0, 3, 1, 2), w.float().permute(3, 2, 0, 1))
-    return made.permute(0, 2, 3, 1).contiguous().to(x.dtype)
+    images = torch.nn.functional.conv2d(x.float().permute(0, 3, 1, 2), w.float().permute(3, 2, 0, 1))
+    return images.permute(0, 2, 3, 1).contiguous().to(x.dtype)
 
 
 @tile.kernel(
@@ -95,17 +95,17 @@ def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=128):
         tile.store(y[i, r, j, n], acc)
 
 
-def _patch(height, width, most):
+def _patch(height, width, limit):
     """Rows and columns of an image in a block of up to `most` places: fewest blocks, then the squarest."""
-    shapes = [(rows, min(width, most // rows)) for rows in range(1, min(height, most) + 1)]
+    shapes = [(rows, min(width, limit // rows)) for rows in range(1, min(height, limit) + 1)]
     return min(shapes, key=lambda s: (-(-height // s[0]) * -(-width // s[1]), (s[0] + 2) * (s[1] + 2)))
 
 
 def _attention(q, k, v, scale=0.0, causal=False):
-    made = torch.nn.functional.scaled_dot_product_attention(
+    output = torch.nn.functional.scaled_dot_product_attention(
         q.float(), k.float(), v.float(), scale=scale or None, is_causal=causal
     )
-    return made.to(q.dtype)
+    return output.to(q.dtype)
 
 
 @tile.kernel(

@@ -96,8 +96,8 @@ def transpose(x, y: tile.Out, *, size=128):
 
 
 def _largest(x, k=8):
-    found = torch.sort(x.float(), dim=-1, descending=True, stable=True)
-    return found.values[:, :k].to(x.dtype), found.indices[:, :k].to(torch.int32)
+    ordered = torch.sort(x.float(), dim=-1, descending=True, stable=True)
+    return ordered.values[:, :k].to(x.dtype), ordered.indices[:, :k].to(torch.int32)
 
 
 @tile.kernel(

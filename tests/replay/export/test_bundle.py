@@ -253,12 +253,12 @@ def broken(folder: Path, name: str, instead: str) -> None:
     """Make the script run a statement in place of one op."""
     script = folder / "replay.py"
     text = script.read_text()
-    assert text.count("    call = Call(one, inputs, device, seed)\n") == 1
+    assert text.count("    call = Call(candidate, inputs, device, seed)\n") == 1
     script.write_text(
         text.replace(
-            "            call = Call(one, inputs, device, seed)\n",
-            f"            if one['name'] == {name!r}:\n                {instead}\n"
-            "            call = Call(one, inputs, device, seed)\n",
+            "            call = Call(candidate, inputs, device, seed)\n",
+            f"            if candidate['name'] == {name!r}:\n                {instead}\n"
+            "            call = Call(candidate, inputs, device, seed)\n",
         )
     )
 

@@ -14,7 +14,7 @@ from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.collectives.mapping import mapped
 from opreplay.replay.plan.collectives.in_plan import collective_ops, plan_of_comms
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls
-from opreplay.replay.plan.collectives.told import of_record
+from opreplay.replay.plan.collectives.records import of_record
 from opreplay.replay.plan.inputs import open_input, plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import read_trace

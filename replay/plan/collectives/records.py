@@ -24,8 +24,8 @@ PARAMETERS = "record_param_comms"
 
 
 @dataclass(slots=True, kw_only=True)
-class Told:
-    """What the records of one call say, best source first."""
+class Records:
+    """All that a trace records of one call, best source first."""
 
     names: list[str] = field(default_factory=list[str])
     """That may tell the operation."""
@@ -36,10 +36,10 @@ class Told:
     kernels: list[str] = field(default_factory=list[str])
 
 
-def elements_told(told: Told) -> frozenset[int]:
+def annotated_sizes(records: Records) -> frozenset[int]:
     """Sizes that an annotation of the call may tell."""
-    record = told.record
-    sizes = {sum(n for n, _ in entry) for signature in told.signatures for entry in tensors_of(signature)}
+    record = records.record
+    sizes = {sum(n for n, _ in entry) for signature in records.signatures for entry in tensors_of(signature)}
     if record is not None:
         sizes |= {n for n in (record.elements, record.out_elements) if n}
     return frozenset(sizes)
@@ -59,39 +59,39 @@ def list_of(text: str) -> tuple[int, ...]:
 
 def of_record(record: Record, world_size: int | None) -> Collective | None:
     """The collective that one record tells by itself; None where it lacks operation, size or dtype."""
-    return made_of(Told(names=[record.name], record=record), world_size)[0]
+    return collective_of(Records(names=[record.name], record=record), world_size)[0]
 
 
-def made_of(told: Told, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
+def collective_of(records: Records, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
     """(the collective, what is lacking, what was assumed); None and "" for what is no collective."""
-    record, kind = told.record or Record(name=""), kind_told(told)
+    record, kind = records.record or Record(name=""), kind_of_records(records)
     if kind is None:
-        says = record.name or any(name != PARAMETERS for name in told.names)  # something else then, such as a wait
+        says = record.name or any(name != PARAMETERS for name in records.names)  # something else then, such as a wait
         return None, "" if says else "which operation it is", ()
-    sizes = (0, 0, "uint8", ()) if kind == "barrier" else _sizes(kind, told, record)
+    sizes = (0, 0, "uint8", ()) if kind == "barrier" else _sizes(kind, records, record)
     if sizes is None:
         return None, "how many elements of which dtype it moves", ()
-    recorded_size = _group_size(kind, told, record, sizes)
+    recorded_size = _group_size(kind, records, record, sizes)
     job_size = world_size if world_size is not None and 0 < world_size <= MAX_RANKS else None
     group_size = recorded_size or job_size
-    splits = _recorded_splits(told, record) if kind == "all_to_all" else ((), ())
+    splits = _recorded_splits(records, record) if kind == "all_to_all" else ((), ())
     in_elements, out_elements, dtype, parts = _completed(kind, _by_splits(sizes, *splits), group_size)
     is_wide = ITEMSIZE_BYTES.get(dtype) == 16  # back-ends know nothing as wide
     if is_wide:
         in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
     if max(in_elements, out_elements) > MAX_ELEMENTS:
         return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
-    operation, members = _reduce_op(told), list_of(record.ranks or "")
-    taken = (
+    operation, members = _reduce_op(records), list_of(record.ranks or "")
+    assumptions = (
         (
             group_size != recorded_size and kind not in POINT_TO_POINT,
             "group: all ranks of the job (the group is not recorded)",
         ),
         (is_wide, f"dtype: complex64, twice as many as recorded of {dtype}"),
         (kind in REDUCING and not operation, "reduce_op: sum (not recorded)"),
-        (with_product(told.names[0]), "product: left out, the collective alone runs"),
+        (with_product(records.names[0]), "product: left out, the collective alone runs"),
         (
-            any(EXPERTS in name for name in told.names),
+            any(EXPERTS in name for name in records.names),
             "all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype",
         ),
     )
@@ -107,60 +107,52 @@ def made_of(told: Told, world_size: int | None) -> tuple[Collective | None, str,
         group_size=group_size,
         group_ranks=members if len(members) == group_size else (),
         reduce_op=operation,
-        asynchronous=_asynchronous(told, record),
-        **_ends(kind, told, record),
+        asynchronous=_asynchronous(records, record),
+        **_ends(kind, records, record),
     )
-    return collective, "", tuple(text for is_taken, text in taken if is_taken)
+    return collective, "", tuple(text for applies, text in assumptions if applies)
 
 
-def _ends(kind: Kind, told: Told, record: Record) -> dict[str, int | None]:
+def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]:
     """Who sends, gets, or is the root, and else who recorded it."""
     if kind in ROOTED:
-        return {"root": _root(told, record)}
+        return {"root": _root(records, record)}
     if kind not in POINT_TO_POINT:
         return {"rank": record.rank}
     ends, other = {"source": record.source, "target": record.target}, "target" if kind == "send" else "source"
     return ends if ends[other] is not None else ends | {other: record.rank}
 
 
-def kind_told(told: Told) -> Kind | None:
+def kind_of_records(records: Records) -> Kind | None:
     """The operation, by the first of the names that tells one."""
-    record = told.record
+    record = records.record
     kind = kind_of(record.name) if record is not None and record.name else None
-    for name in (*told.names, *(note.name for note in told.notes), *told.kernels):
+    for name in (*records.names, *(note.name for note in records.notes), *records.kernels):
         kind = kind or (None if name == PARAMETERS else kind_of(name))
     return kind
 
 
-def _sizes(kind: Kind, told: Told, record: Record) -> Sizes | None:
+def _sizes(kind: Kind, records: Records, record: Record) -> Sizes | None:
     """(elements in, elements out, dtype, elements of each tensor) as far as recorded; None where nothing says."""
-    for signature in told.signatures:
-        if signature.name != PARAMETERS and (found := of_tensors(kind, signature)) is not None:
-            own = dtype_named(record.dtype or "") or found[2]
-            if record.elements:
-                return record.elements, record.out_elements, own, found[3]
-            return found[0], found[1], own, found[3]
-    for signature in told.signatures:
-        if signature.name == PARAMETERS and (parts := tensors_of(signature)):
-            elements, dtype = sum(n for n, _ in parts[0]), parts[0][0][1]
-            if record.elements:
-                return (
-                    record.elements,
-                    record.out_elements,
-                    dtype_named(record.dtype or "") or dtype,
-                    tuple(n for n, _ in parts[0]),
-                )
-            return elements, None, dtype, tuple(n for n, _ in parts[0])
     dtype = dtype_named(record.dtype or "")
-    if record.elements and dtype:
-        return record.elements, record.out_elements, dtype, ()
-    if record.out_elements and dtype:
-        return None, record.out_elements, dtype, ()
-    for note in told.notes:
+    for signature in records.signatures:
+        if signature.name != PARAMETERS and (sizes := of_tensors(kind, signature)) is not None:
+            inside, outside = (record.elements, record.out_elements) if record.elements else sizes[:2]
+            return inside, outside, dtype or sizes[2], sizes[3]
+    for signature in records.signatures:
+        if signature.name == PARAMETERS and (tensors := tensors_of(signature)):
+            parts, recorded = tuple(n for n, _ in tensors[0]), tensors[0][0][1]
+            if record.elements:
+                return record.elements, record.out_elements, dtype or recorded, parts
+            return sum(parts), None, recorded, parts
+    if dtype and (record.elements or record.out_elements):
+        return record.elements or None, record.out_elements, dtype, ()
+    for note in records.notes:
         sized = [(prod(dims), torch_dtype_name(text)) for dims, text in zip(note.dims, note.types, strict=False)]
-        parts_of_note = [(n, name) for n, name in sized if name is not None]
-        if parts_of_note:
-            return sum(n for n, _ in parts_of_note), None, parts_of_note[0][1], tuple(n for n, _ in parts_of_note)
+        typed = [(n, name) for n, name in sized if name is not None]
+        if typed:
+            parts = tuple(n for n, _ in typed)
+            return sum(parts), None, typed[0][1], parts
     return None
 
 
@@ -182,12 +174,12 @@ def _completed(kind: Kind, sizes: Sizes, ranks: int | None) -> tuple[int, int, s
     return inside, outside, dtype, parts if sum(parts) == inside else ()
 
 
-def _group_size(kind: Kind, told: Told, record: Record, sizes: Sizes | None) -> int | None:
+def _group_size(kind: Kind, records: Records, record: Record, sizes: Sizes | None) -> int | None:
     if record.group_size is not None and 0 < record.group_size <= MAX_RANKS:
         return record.group_size
-    for signature in told.signatures:
-        if (found := ranks_of(signature, None)) is not None:
-            return found
+    for signature in records.signatures:
+        if (ranks := ranks_of(signature, None)) is not None:
+            return ranks
     if sizes is not None and kind in ("all_gather", "reduce_scatter") and sizes[0] and sizes[1]:
         small, large = sorted((sizes[0], sizes[1]))
         if large % small == 0 and 1 < large // small <= MAX_RANKS:
@@ -195,11 +187,11 @@ def _group_size(kind: Kind, told: Told, record: Record, sizes: Sizes | None) -> 
     return None
 
 
-def _recorded_splits(told: Told, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _recorded_splits(records: Records, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(of what goes in, of what comes out), in rows or elements."""
     if record.in_split or record.out_split:
         return record.in_split or (), record.out_split or ()
-    for signature in told.signatures:
+    for signature in records.signatures:
         if signature.name == PARAMETERS:
             continue
         lists = [
@@ -212,10 +204,10 @@ def _recorded_splits(told: Told, record: Record) -> tuple[tuple[int, ...], tuple
     return (), ()
 
 
-def _by_splits(sizes: Sizes, given: tuple[int, ...], got: tuple[int, ...]) -> Sizes:
+def _by_splits(sizes: Sizes, in_splits: tuple[int, ...], out_splits: tuple[int, ...]) -> Sizes:
     """The side of an all-to-all that is not recorded, where both splits are: rows are as long on both sides."""
     inside, outside, dtype, parts = sizes
-    rows = sum(given), sum(got)
+    rows = sum(in_splits), sum(out_splits)
     if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:
         return inside, inside // rows[0] * rows[1], dtype, parts
     if outside is not None and inside is None and rows[1] and outside % rows[1] == 0:
@@ -231,27 +223,27 @@ def _splits(recorded: tuple[int, ...], total: int) -> tuple[int, ...]:
     return tuple(n * (total // rows) for n in recorded)
 
 
-def _root(told: Told, record: Record) -> int | None:
+def _root(records: Records, record: Record) -> int | None:
     if record.rank is not None:
         return record.rank
-    for signature in told.signatures:
+    for signature in records.signatures:
         if signature.name.startswith("c10d::") and (numbers := integers_before(signature, 1 << 20)):
             return numbers[0] if 0 <= numbers[0] <= MAX_RANKS else None
     return None
 
 
-def _reduce_op(told: Told) -> str:
-    for signature in told.signatures:
+def _reduce_op(records: Records) -> str:
+    for signature in records.signatures:
         for text in signature.concrete or ():
             if text.lower() in ("sum", "avg", "max", "min", "product"):
                 return text.lower()
     return ""
 
 
-def _asynchronous(told: Told, record: Record) -> bool | None:
+def _asynchronous(records: Records, record: Record) -> bool | None:
     if record.asynchronous is not None:
         return record.asynchronous
-    for signature in told.signatures:
+    for signature in records.signatures:
         if signature.name.startswith("c10d::"):
             flags = [text for text in signature.concrete or () if text in ("True", "False")]
             if flags:

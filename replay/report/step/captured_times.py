@@ -1,0 +1,85 @@
+# pyright: strict
+"""A captured step on simulated devices, as text for a terminal and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+
+from opreplay.replay.report.step.text import LEAST_MODULE, MODULE_LEVELS, MODULES_SHOWN
+from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, notes_lines, terminal
+from opreplay.replay.report.text import quotient, safe, share_text, time_text
+from opreplay.replay.timeline.captured import CapturedChange, CapturedTimeline, CapturedTimes
+from opreplay.replay.timeline.modules import ModuleTime
+
+_OfDevice = Column[tuple[str, CapturedTimes]]
+
+
+def verdict(timeline: CapturedTimeline) -> str:
+    """What bounds the step on each device, in a sentence."""
+    parts: list[str] = []
+    for name, times in timeline.socs.items():
+        band = f"{time_text(times.low_us)} to {time_text(times.high_us)}"
+        idle = share_text(quotient(times.idle_us, times.step_us))
+        bound = f"host-bound, it idles {idle}" if times.bound == "host" else "device-bound"
+        parts.append(f"{safe(name)} would take {time_text(times.step_us)} a step ({band}), {bound}")
+    return "; ".join(parts) + "."
+
+
+def facts(timeline: CapturedTimeline) -> dict[str, Any]:
+    """The stable JSON form; see docs/timeline.md."""
+    return {"captured": True, "verdict": verdict(timeline), **msgspec.to_builtins(timeline)}
+
+
+def render(timeline: CapturedTimeline, width: int = 80) -> RenderableType:
+    """Times by device, phases, modules, changes, and what was assumed."""
+    columns = [
+        _OfDevice("simulated", lambda row: row[0], style="bold"),
+        _OfDevice("step", lambda row: row[1].step_us, TIME),
+        _OfDevice("80 % band", lambda row: f"{time_text(row[1].low_us)} to {time_text(row[1].high_us)}", right=True),
+        _OfDevice("computing", lambda row: row[1].computing_us, TIME),
+        _OfDevice("communication", lambda row: row[1].communication_us, TIME, drop=1),
+        _OfDevice("idle", lambda row: row[1].idle_us, TIME),
+        _OfDevice("host", lambda row: row[1].host_us, TIME, drop=2),
+    ]
+    parts = list(terminal(Table("Captured step", columns, list(timeline.socs.items())), width))
+    first = next(iter(timeline.socs))
+    if phases := timeline.phases_us[first]:
+        column = Column[tuple[str, float]]
+        table = Table(
+            "Phases",
+            [column("phase", lambda row: row[0]), column(f"device time on {first}", lambda row: row[1], TIME)],
+            list(phases.items()),
+        )
+        parts += terminal(table, width)
+    parts += terminal(_modules(timeline, first), width, limit=MODULES_SHOWN, rest="--format json holds all")
+    parts += terminal(_changes(timeline), width)
+    return Group(*parts, *notes_lines([safe(note) for note in timeline.notes]))
+
+
+def _modules(timeline: CapturedTimeline, device: str) -> Table[ModuleTime]:
+    total = sum(module.device_us for module in timeline.modules if not module.depth) or 1.0
+    column = Column[ModuleTime]
+
+    def name(module: ModuleTime) -> str:
+        return f"{'  ' * module.depth}{module.name}{f' ×{module.count}' if module.count > 1 else ''}"
+
+    columns = [
+        column("module", name, form="name"),
+        column(device, lambda module: module.device_us, TIME),
+        column("", lambda module: module.device_us / total, SHARE),
+    ]
+    shown = [m for m in timeline.modules if m.depth < MODULE_LEVELS and m.device_us >= LEAST_MODULE * total]
+    return Table("Modules", columns, shown, noun="module")
+
+
+def _changes(timeline: CapturedTimeline) -> Table[CapturedChange]:
+    column = Column[CapturedChange]
+    columns = [
+        column("what if", lambda change: change.change, form="fold"),
+        column("calls", lambda change: change.matched, COUNT),
+        *(column(device, lambda change, device=device: change.socs_us.get(device), TIME) for device in timeline.socs),
+    ]
+    return Table("What if", columns, timeline.what_if)

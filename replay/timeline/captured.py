@@ -1,0 +1,286 @@
+# pyright: strict
+"""A captured step on a simulated device: the host dispatches call by call, the device runs what it was given in order.
+
+Nothing was recorded: what the host takes for a call is assumed, with a band; what the device takes is `ascend`'s. Owns
+the rule that puts the two together, and nothing of either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.ascend.simulate.step import OpStep, Step
+from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan
+from opreplay.replay.timeline.changes import parsed_value
+from opreplay.replay.timeline.graph.model import Floats
+from opreplay.replay.timeline.modules import DEEPEST, ModuleTime
+from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US
+from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
+from opreplay.replay.timeline.step import HOST_BOUND_SHARE
+from opreplay.traces.errors import TraceError, UsageError
+
+SCHEMA_VERSION = 1
+"""Of the JSON form. Changes of format: 1 first version."""
+VIEW_US = 2.0
+"""Host time of a call that starts no kernel, a view or an allocation: assumed, with the band of `DISPATCH_BAND`."""
+GRAPH = ("graph", "cudagraph", "aclgraph")
+"""Changes that mean: the whole step is one captured graph, which the host launches once."""
+COPIES = 3
+"""Steps that follow each other until the pace is that of all further ones: the host runs ahead, or waits."""
+
+
+class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """A step on one device, µs."""
+
+    step_us: float
+    """From the completion of the step before to its own."""
+    low_us: float
+    high_us: float
+    """80 % band, of the kernels, of the host's time for a call, and of launches."""
+    host_us: float
+    """What the host takes to dispatch it."""
+    device_us: float
+    """From the start of its first kernel to the end of its last."""
+    computing_us: float
+    communication_us: float
+    idle_us: float
+    """Of the step: the device has nothing to do."""
+    bound: str
+    """"host" where the device idles for it more than 30 % of the step, else "device"."""
+
+
+class CapturedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change and what the step would take on each device."""
+
+    change: str
+    matched: int
+    """Calls that it changes."""
+    socs_us: dict[str, float]
+
+
+class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """A captured step on simulated devices."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    calls: int
+    unpredicted_calls: int
+    """Calls without a prediction: they take no time here, so that the step is at least what is told."""
+    unpredicted: tuple[str, ...]
+    """Their ops."""
+    host_call_us: float
+    """What the host takes for a call that starts kernels."""
+    socs: dict[str, CapturedTimes]
+    phases_us: dict[str, dict[str, float]]
+    """By device and phase of a training step: device time."""
+    modules: tuple[ModuleTime, ...]
+    """By module, with the time on the first device; `path_us` is 0: no critical path is told."""
+    what_if: tuple[CapturedChange, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class _Calls(msgspec.Struct, frozen=True):
+    """The calls of the step in order, on one device."""
+
+    device_us: Floats
+    kernels: Floats
+    host_us: Floats
+    waits: Floats
+    """1.0 where the host needs the result."""
+    talks: Floats
+    """1.0 where it is a collective."""
+
+
+def captured_timeline(
+    plan: ReplayPlan, steps: Sequence[Step], *, host_scale: float = 1.0, what_if: Sequence[str] = ()
+) -> CapturedTimeline:
+    """Time a captured step on devices, whose predictions `steps` are.
+
+    Raises UsageError for a plan that was not captured, or whose calls are cut short; TraceError for text that is no
+    change.
+    """
+    sequence = plan.sequence
+    if not plan.captured or sequence is None or sequence.cut:
+        raise UsageError(
+            f"{plan.source} does not hold every call of one step",
+            hint="`opreplay capture` writes such a plan; of a trace name the trace itself.",
+        )
+    if not steps:
+        raise UsageError("a captured step has no times of its own", hint="Name a device: --soc 910b3.")
+    ops = {op.id: op for op in plan.ops}
+    called = [ops[sequence.ids[index]] for index in sequence.calls]
+    calls = {step.device: _calls(called, step, host_scale) for step in steps}
+    predicted = {op.id for op in steps[0].ops}
+    missing = [op for op in called if op.id not in predicted]
+    return CapturedTimeline(
+        source=plan.source,
+        calls=len(called),
+        unpredicted_calls=len(missing),
+        unpredicted=tuple(dict.fromkeys(op.name for op in missing)),
+        host_call_us=DISPATCH_US * host_scale,
+        socs={step.device: _times(calls[step.device], _bands(called, step)) for step in steps},
+        phases_us={step.device: _phases(sequence, calls[step.device]) for step in steps},
+        modules=_modules(sequence, calls[steps[0].device]),
+        what_if=tuple(_change(text, called, calls) for text in what_if),
+        notes=_notes(missing, len(called), host_scale),
+    )
+
+
+def _calls(called: Sequence[ReplayOp], step: Step, host_scale: float) -> _Calls:
+    by_id: dict[str, OpStep] = {op.id: op for op in step.ops}
+    device_us, kernels = np.zeros(len(called)), np.zeros(len(called))
+    for place, op in enumerate(called):
+        if (predicted := by_id.get(op.id)) is not None:
+            device_us[place] = predicted.simulated.time_us
+            kernels[place] = max(len(predicted.simulated.kernels), predicted.simulated.time_us > 0.0)
+    return _Calls(
+        device_us=device_us,
+        kernels=kernels,
+        host_us=np.where(kernels > 0, DISPATCH_US, VIEW_US) * host_scale,
+        waits=np.array([float(op.name in BLOCKING) for op in called]),
+        talks=np.array([float(op.collective is not None) for op in called]),
+    )
+
+
+def _scheduled(calls: _Calls, *, latency_us: float = LAUNCH_LATENCY_US) -> tuple[float, float, float]:
+    """(pace of such steps, µs of the last one's device window, µs in which the device has nothing to do)."""
+    device_us, kernels = calls.device_us.tolist(), calls.kernels.tolist()
+    host_us, waits = calls.host_us.tolist(), calls.waits.tolist()
+    host = device = completed = 0.0
+    pace = window = idle = 0.0
+    for _ in range(COPIES):
+        first, idle = math.inf, 0.0
+        for us, count, dispatch, is_waited_for in zip(device_us, kernels, host_us, waits, strict=True):
+            host += dispatch
+            if count:
+                ready = device + TASK_GAP_US * count
+                start = max(host + latency_us, ready)
+                idle += start - ready
+                first = min(first, start)
+                device = start + us
+            if is_waited_for:
+                host = max(host, device)
+        before, completed = completed, max(host, device)
+        pace, window = completed - before, max(0.0, device - first)
+    return pace, window, idle
+
+
+def _times(calls: _Calls, band: tuple[Floats, Floats]) -> CapturedTimes:
+    step_us, window_us, idle_us = _scheduled(calls)
+    replace = msgspec.structs.replace
+    shorter, longer = band
+    slower = [
+        _scheduled(replace(calls, device_us=longer))[0],
+        _scheduled(replace(calls, host_us=calls.host_us * DISPATCH_BAND))[0],
+        _scheduled(calls, latency_us=LAUNCH_LATENCY_US * LATENCY_BAND)[0],
+    ]
+    faster = [
+        _scheduled(replace(calls, device_us=shorter))[0],
+        _scheduled(replace(calls, host_us=calls.host_us / DISPATCH_BAND))[0],
+        _scheduled(calls, latency_us=LAUNCH_LATENCY_US / LATENCY_BAND)[0],
+    ]
+    talking_us = float((calls.device_us * calls.talks).sum())
+    return CapturedTimes(
+        step_us=step_us,
+        low_us=max(0.0, step_us - math.sqrt(sum(max(0.0, step_us - us) ** 2 for us in faster))),
+        high_us=step_us + math.sqrt(sum(max(0.0, us - step_us) ** 2 for us in slower)),
+        host_us=float(calls.host_us.sum()),
+        device_us=window_us,
+        computing_us=float(calls.device_us.sum()) - talking_us,
+        communication_us=talking_us,
+        idle_us=idle_us,
+        bound="host" if idle_us > HOST_BOUND_SHARE * step_us else "device",
+    )
+
+
+def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
+    """Device time of all calls at the lower and the upper end of the step's band: kernels of a family err together."""
+    total = step.total_us or 1.0
+    by_id = {op.id: op.simulated.time_us for op in step.ops}
+    us = np.array([by_id.get(op.id, 0.0) for op in called])
+    return us * (step.low_us / total), us * (step.high_us / total)
+
+
+def _phases(sequence: RecordedSequence, calls: _Calls) -> dict[str, float]:
+    """Device time by phase; empty for a step of one phase."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    for phase, us in zip(sequence.phases, calls.device_us.tolist(), strict=False):
+        spent[phase] += us
+    return dict(spent) if len(spent) > 1 else {}
+
+
+def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...]:
+    """Device time by path of the module, with `layers.0` and `layers.1` folded to `layers.N`."""
+    if not sequence.modules:
+        return ()
+    spent: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    modules: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
+    for number, us in zip(sequence.modules, calls.device_us.tolist(), strict=True):
+        if number < 0 or not sequence.module_names[number]:
+            continue
+        path = sequence.module_names[number].split(".")
+        for depth in range(1, min(len(path), DEEPEST) + 1):
+            if path[depth - 1].isdigit():
+                continue  # a layer is told by the list that holds it
+            numbered = depth < len(path) and path[depth].isdigit()
+            name = ".".join(path[: depth + numbered])
+            folded = tuple(part for part in path[:depth] if not part.isdigit())
+            spent[folded] += us
+            modules[folded].add(name)
+    made: list[ModuleTime] = []
+
+    def add(prefix: tuple[str, ...]) -> None:
+        inside = [path for path in spent if len(path) == len(prefix) + 1 and path[: len(prefix)] == prefix]
+        for path in sorted(inside, key=lambda path: (-spent[path], path)):
+            made.append(
+                ModuleTime(
+                    name=path[-1], count=len(modules[path]), depth=len(prefix), device_us=spent[path], path_us=0.0
+                )
+            )
+            add(path)
+
+    add(())
+    return tuple(made)
+
+
+def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
+    """A captured graph, or other times of ops whose names match."""
+    if text.strip().lower() in GRAPH:
+        changed = {name: msgspec.structs.replace(one, host_us=np.zeros(len(called))) for name, one in calls.items()}
+        return CapturedChange(
+            change=text, matched=len(called), socs_us={name: _scheduled(one)[0] for name, one in changed.items()}
+        )
+    pattern, equals, value = text.strip().rpartition("=")
+    if not equals or not pattern:
+        raise TraceError(f"{text!r} is no change of a captured step", hint="Write 'PATTERN=0.5x' or 'cudagraph'.")
+    number, is_factor = parsed_value(value)
+    hit = np.array([fnmatchcase(op.name, pattern.strip()) for op in called] or [False])
+    socs_us = {
+        name: _scheduled(
+            msgspec.structs.replace(
+                one,
+                device_us=np.where(hit, one.device_us * number if is_factor else number, one.device_us),
+            )
+        )[0]
+        for name, one in calls.items()
+    }
+    return CapturedChange(change=text, matched=int(hit.sum()), socs_us=socs_us)
+
+
+def _notes(missing: Sequence[ReplayOp], calls: int, host_scale: float) -> tuple[str, ...]:
+    call_us, view_us = DISPATCH_US * host_scale, VIEW_US * host_scale
+    notes = [
+        f"the host takes {call_us:g} µs for a call that starts kernels (of a public torch_npu profile), {view_us:g} µs "
+        f"for one that starts none (assumed), within a factor of {DISPATCH_BAND:g}; Python between calls is not in it",
+        f"a launch takes {LAUNCH_LATENCY_US:g} µs, a task follows the one before after {TASK_GAP_US:g} µs (public 910B "
+        "profiles); collectives run in order with computing",
+    ]
+    if missing:
+        notes.append(f"{len(missing)} of {calls} calls have no prediction and take no time here: the step is longer")
+    return tuple(notes)

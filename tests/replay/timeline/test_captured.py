@@ -1,0 +1,124 @@
+"""A captured step on a simulated device: the host dispatches, the device runs, the slower one sets the pace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.ascend import load_device
+from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.capture.capture import capture_made
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.plan_file import dump_plan
+from opreplay.replay.ops.work.expected import expected_contents
+from opreplay.replay.timeline.captured import CapturedTimeline, captured_timeline
+from opreplay.replay.timeline.offload import DISPATCH_US
+from opreplay.traces.errors import TraceError, UsageError
+
+DEVICE = load_device("910b3")
+
+
+def plan_of(layers: int, width: int, tokens: int, *, reads: bool = False) -> ReplayPlan:
+    def make() -> tuple[Any, ...]:
+        model = nn.Sequential(*[nn.Linear(width, width, dtype=torch.float16) for _ in range(layers)])
+        x = torch.randn(tokens, width, dtype=torch.float16)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y = model(x)
+                torch.ops.aten.nonzero(y) if reads else None
+            return y
+
+        return step, (x,)
+
+    return capture_made(make, source="here", real=reads)
+
+
+def told(plan: ReplayPlan, **how: Any) -> CapturedTimeline:
+    return captured_timeline(plan, simulate_plan(plan, [DEVICE], expected_contents()), **how)
+
+
+def test_small_kernels_are_bound_by_the_host() -> None:
+    found = told(plan_of(20, 64, 8), what_if=["cudagraph"])
+    times = found.socs["910b3"]
+    assert times.bound == "host"
+    assert times.step_us == pytest.approx(times.host_us, rel=0.02)
+    assert times.host_us >= 20 * DISPATCH_US
+    assert times.low_us < times.step_us < times.high_us
+    assert found.what_if[0].socs_us["910b3"] < 0.7 * times.step_us
+
+
+def test_large_kernels_are_bound_by_the_device() -> None:
+    plan = plan_of(4, 8192, 4096)
+    found = told(plan, what_if=["aten::addmm=0.5x", "cudagraph"])
+    times = found.socs["910b3"]
+    assert times.bound == "device"
+    assert times.step_us == pytest.approx(times.computing_us, rel=0.02)
+    halved, graph = (change.socs_us["910b3"] for change in found.what_if)
+    assert halved == pytest.approx(times.step_us / 2, rel=0.05)
+    assert graph == pytest.approx(times.step_us, rel=0.02)
+    assert told(plan, host_scale=1000.0).socs["910b3"].bound == "host"
+
+
+def test_what_the_host_needs_makes_it_wait() -> None:
+    """Without the wait the host would dispatch the next step while the device is busy."""
+    apart, waiting = told(plan_of(2, 4096, 2048)), told(plan_of(2, 4096, 2048, reads=True))
+    assert waiting.socs["910b3"].step_us > apart.socs["910b3"].step_us + 40.0
+
+
+def test_modules_are_folded_by_their_list() -> None:
+    (linear,) = told(plan_of(3, 64, 8)).modules or (None,)
+    assert linear is None, "a Sequential's own layers have numbers alone"
+
+    def make() -> tuple[Any, ...]:
+        model = nn.Module()
+        model.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3))
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            for layer in model.layers:
+                x = layer(x)
+            return x
+
+        model.forward = forward
+        return model, (torch.randn(4, 64),)
+
+    layers, *_ = told(capture_made(make, source="here")).modules
+    assert (layers.name, layers.count, layers.depth) == ("layers", 3, 0)
+
+
+def test_only_a_captured_step_is_told() -> None:
+    plan = plan_of(1, 64, 8)
+    with pytest.raises(UsageError, match="no times of its own"):
+        captured_timeline(plan, [])
+    with pytest.raises(UsageError, match="every call"):
+        told(msgspec.structs.replace(plan, sequence=None))
+    with pytest.raises(TraceError, match="is no change"):
+        told(plan, what_if=["nonsense"])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "m.plan.json"
+    path.write_bytes(dump_plan(plan_of(3, 64, 8)))
+
+    def run(*arguments: str) -> Any:
+        return CliRunner(env={"COLUMNS": "80"}).invoke(opreplay, ["timeline", str(path), *arguments])
+
+    done = run("--soc", "910b3", "--format", "json")
+    assert done.exit_code == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["captured"] is True
+    assert facts["socs"]["910b3"]["step_us"] > 0
+    shown = run("--soc", "910b3", "--what-if", "aten::addmm=0")
+    assert shown.exit_code == 0
+    assert max(map(len, shown.stdout.splitlines()[1:])) <= 80
+    assert run("--soc", "910b3", "--what-if", "aten::conv2d=0").exit_code == 2
+    assert run().exit_code == 2
+    assert "was captured" in run("--soc", "910b3", "--step", "1").stderr

@@ -158,8 +158,8 @@ def default_set(program: Program, base: Case) -> tuple[Case, ...]:
     Equal sizes of the base case stay equal. Sizes just beyond each block size of the settings are in the base dtype.
     """
     if program.checks:
-        cases = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
-        return tuple(_checked(_in_dtype(case, dtype)) for case in cases for dtype in program.dtypes)
+        checks = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
+        return tuple(replace(_in_dtype(case, dtype), checked_only=True) for case in checks for dtype in program.dtypes)
     metas = _tensors(base)
     sizes = list(dict.fromkeys(n for meta in metas for n in meta.shape))
     cases = [
@@ -169,7 +169,7 @@ def default_set(program: Program, base: Case) -> tuple[Case, ...]:
     if beyond and _float_dtype(metas) in program.dtypes:
         cases += [_resized(base, _pattern(sizes, (n, n))) for n in beyond]
         cases.append(_resized(base, _pattern(sizes, beyond[::-1])))
-    return tuple({case.text: _checked(case) for case in cases}.values())
+    return tuple({case.text: replace(case, checked_only=True) for case in cases}.values())
 
 
 def _tensors(case: Case) -> list[TensorMeta]:
@@ -218,10 +218,6 @@ def _in_dtype(base: Case, dtype: str) -> Case:
         for name, value in base.arguments.items()
     }
     return replace(base, arguments=arguments)
-
-
-def _checked(case: Case) -> Case:
-    return replace(case, checked_only=True)
 
 
 MOST_TRIED = 300

@@ -51,7 +51,7 @@ def run_values(
     device: DeviceProfile | None = None,
 ) -> tuple[Any, ...]:
     """Results of a program on torch tensors, on the CPU. Raises TileError, and UsageError for wrong arguments."""
-    metas = {name: _meta(value) if hasattr(value, "shape") else value for name, value in arguments.items()}
+    metas = {name: as_meta(value) for name, value in arguments.items()}
     bound = bind(program, metas, settings)
     tensors = _with_data(bound, arguments)
     _run(bound, device or load_device(VALUE_DEVICE), tensors)
@@ -59,7 +59,10 @@ def run_values(
     return tuple(_view(tensors[p.name]).clone() for p in program.outputs)
 
 
-def _meta(value: Any) -> TensorMeta:
+def as_meta(value: Any) -> Any:
+    """Shape, dtype and strides of a tensor; anything else as it is."""
+    if not hasattr(value, "stride"):
+        return value
     return TensorMeta(
         shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."), strides=tuple(value.stride())
     )

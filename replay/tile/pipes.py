@@ -55,8 +55,6 @@ class Schedule:
     """The first instructions, for timelines."""
     averaged: int = 0
     """Repetitions of loops whose schedule had not settled: their mean was taken."""
-    repeated: int = 0
-    """Repetitions that were not scheduled one by one."""
 
 
 def costs(device: DeviceProfile, traffic: Traffic, instruction: Instruction) -> tuple[float, float]:
@@ -114,7 +112,7 @@ class _State:
         self.by_place: dict[int, float] = {}
         self.end = 0.0
         self.spans: list[Span] = []
-        self.averaged = self.repeated = 0
+        self.averaged = 0
         self._known: dict[int, _Scheduled] = {}
 
     def _numbered(self, step: Instruction) -> _Scheduled:
@@ -208,7 +206,6 @@ class _State:
             shift = _shift(before, after) if before is not None else None
             if shift is not None and times - done - 1 > 0:
                 self._jump(body, shift, times - done - 1, counts)
-                self.repeated += times - done - 1
                 return
             before = after
 
@@ -255,17 +252,14 @@ class _State:
         for place, value in self.by_place.items():
             self.by_place[place] = value + (value - before[2].get(place, 0.0)) * times
 
-    def finished(self) -> Schedule:
-        """What came of it."""
+    def schedule(self) -> Schedule:
+        """The schedule of all instructions added so far."""
         names = list(self.pipes)
-        finished = Schedule(end=self.end, by_place=self.by_place, spans=self.spans)
-        finished.averaged, finished.repeated = self.averaged, self.repeated
-        finished.busy = dict(zip(names, self.busy, strict=True))
-        finished.occupied = dict(zip(names, self.occupied, strict=True))
+        busy = dict(zip(names, self.busy, strict=True))
+        occupied = dict(zip(names, self.occupied, strict=True))
         for unit, number in self.units.items():
-            scalar = self.issues[number] * self.device.pipes.issue
-            finished.busy[unit, SCALAR] = finished.occupied[unit, SCALAR] = scalar
-        return finished
+            busy[unit, SCALAR] = occupied[unit, SCALAR] = self.issues[number] * self.device.pipes.issue
+        return Schedule(self.end, busy, occupied, self.by_place, self.spans, self.averaged)
 
 
 def _shift(before: Sequence[float], after: Sequence[float]) -> float | None:
@@ -291,7 +285,7 @@ def schedule(steps: Sequence[Step], device: DeviceProfile, traffic: Traffic, *, 
     """
     state = _State(device, traffic, keep)
     state.run(steps)
-    return state.finished()
+    return state.schedule()
 
 
 def moved(steps: Sequence[Step]) -> dict[tuple[str, str, str], float]:

@@ -15,7 +15,7 @@ from opreplay.replay.ir.kernel import State
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.resolve.schema import specs_of
 from opreplay.replay.resolve.user.executors import register_executor
-from opreplay.replay.tile.check import run_values
+from opreplay.replay.tile.check import as_meta, run_values
 from opreplay.replay.tile.chip import TileTime, estimate
 from opreplay.replay.tile.language.places import TileError
 from opreplay.replay.tile.measured import calibration_of, with_measured
@@ -82,7 +82,7 @@ def bound_to(program: Program, op: ReplayOp) -> Bound | None:
     if program.when is not None and not _asked(program, program.when, op, info):
         return None
     arguments = _arguments(program, op, info)
-    metas = {name: _as_meta(value) for name, value in arguments.items()}
+    metas = {name: as_meta(value) for name, value in arguments.items()}
     results = [meta for meta in op.outputs or op.recorded_outputs or () if meta is not None]
     wanted = [p.name for p in program.parameters if p.role in ("out", "sum") and p.name not in metas]
     if len(results) >= len(wanted):
@@ -104,14 +104,6 @@ def _asked(program: Program, function: Any, op: ReplayOp, info: OpInvokeInfo) ->
             f"{program.place}: {program.name} cannot tell what to do with {op.name}: {type(error).__name__}: {error}",
             hint="`when` and `arguments` get the call's arguments in order, tensors as meta tensors.",
         ) from error
-
-
-def _as_meta(value: Any) -> Any:
-    if hasattr(value, "dtype") and hasattr(value, "stride"):
-        return TensorMeta(
-            shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."), strides=tuple(value.stride())
-        )
-    return value
 
 
 def _arguments(program: Program, op: ReplayOp, info: OpInvokeInfo) -> Mapping[str, Any]:
@@ -188,7 +180,11 @@ def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -
         time_us=time.time_us,
         low_us=time.low_us,
         high_us=time.high_us,
-        terms_us=terms(time),
+        # What bounds the rest of the time, beside the launch.
+        terms_us={
+            "launch": time.launch_us,
+            time.bound if time.bound != "launch" else "vector": time.time_us - time.launch_us,
+        },
         bound=time.bound,
         confidence=time.confidence,
         extrapolated=bool(time.outside),
@@ -226,13 +222,6 @@ def cached_estimate(bound: Bound, device: DeviceProfile, state: State) -> TileTi
 
 MOST_CACHED = 10_000
 _cache: dict[object, TileTime] = {}
-
-
-def terms(time: TileTime) -> dict[str, float]:
-    """Parts of the time: the launch, and what bounds the rest."""
-    rest = time.time_us - time.launch_us
-    name = time.bound if time.bound != "launch" else "vector"
-    return {"launch": time.launch_us, name: rest}
 
 
 def _execute(program: Program, *args: Any) -> Any:
@@ -280,7 +269,7 @@ def _make_library_op(program: Program) -> None:
     )
 
     def fake(*args: Any) -> Any:
-        arguments = {p.name: _as_meta(value) for p, value in zip(program.inputs, args, strict=False)}
+        arguments = {p.name: as_meta(value) for p, value in zip(program.inputs, args, strict=False)}
         bound = bind(program, arguments)
         results = tuple(
             torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device="meta")

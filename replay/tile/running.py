@@ -11,7 +11,7 @@ from typing import Any
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.memory import prepare
-from opreplay.replay.tile.language.places import Limit, Spot, TileError
+from opreplay.replay.tile.language.places import Spot, TileError
 from opreplay.replay.tile.language.recording import Kind, NeedsCube, Recording, Unsteady, run_on
 from opreplay.replay.tile.language.tiles import Memory, Ref
 from opreplay.replay.tile.language.vector import TileCore
@@ -38,8 +38,6 @@ class Ran:
     """That have anything to do."""
     classes: list[tuple[int, Recording]]
     """(cores, what one of them does), the busiest first."""
-    each_run: bool = False
-    """Every core was run, as the program looks at where its blocks lie."""
 
     @property
     def mixed(self) -> bool:
@@ -56,7 +54,7 @@ def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, 
     used = max(1, min(total, dealt))
     if first.index_seen:
         rest = [(1, _run_one(bound, device, number, cores, kind, every=every)[0]) for number in range(1, used)]
-        return Ran(kind, used, [(1, first), *rest], each_run=True)
+        return Ran(kind, used, [(1, first), *rest])
     groups: dict[object, list[int]] = {}
     for number in range(used):
         groups.setdefault(_shares(first.deals, number, total), []).append(number)
@@ -153,9 +151,7 @@ def _run(bound: Bound, core: TileCore, tensors: Mapping[str, Memory]) -> Recordi
     arguments = [value(p) for p in bound.program.parameters if p.role == "scalar" or p.name in tensors]
     try:
         return run_on(core, lambda: bound.program.function(*arguments, **bound.settings))
-    except (OpReplayError, NeedsCube, Unsteady):
-        raise
-    except RecursionError:
+    except (OpReplayError, NeedsCube, Unsteady, RecursionError):
         raise
     except Exception as error:
         raise TileError(
@@ -225,9 +221,8 @@ def unwritten(bound: Bound, tensors: Mapping[str, Memory]) -> None:
         if not bool(written.all()):
             first = tuple(int(i) for i in (~written).nonzero()[0])
             line = memory.lines[-1] if memory.lines else head_of(bound.program)
-            limit: Limit = "unwritten"
             raise TileError(
-                limit,
+                "unwritten",
                 f"{name}: {int((~written).sum())} of {written.numel()} elements are never written, the first at "
                 f"{list(first)}",
                 line,

@@ -51,18 +51,10 @@ def _product(a: Tile, b: Tile) -> Any:
 
 
 def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
-    for value, name in ((a, "a"), (b, "b"), *(((bias, "bias"),) if bias is not None else ())):
-        if not isinstance(value, Tile):
-            raise fail("path", f"{name} of a product is {type(value).__name__}", hint="tile.load(..., to=tile.L1)")
-        if value.place != L1:
-            raise fail(
-                "path",
-                f"{name} of a product is in {value.place}: operands come from L1",
-                hint="tile.load(..., to=tile.L1); what vector cores computed goes through tile.scratch.",
-            )
-        on.check_fresh(value)
-        if on.values and value.defined is not None and not bool(value.defined.all()):
-            raise fail("mask", f"{name} of a product holds padding without data", hint="Load it with fill=0.")
+    _check_operand(on, a, "a")
+    _check_operand(on, b, "b")
+    if bias is not None:
+        _check_operand(on, bias, "bias")
     if on.unit != "cube":
         raise fail("path", "a product on a vector core", hint="Products stand outside of `for half in tile.vectors`.")
     if a.dtype != b.dtype or a.dtype not in SUMS:
@@ -77,6 +69,20 @@ def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
         if acc.shape != (a.shape[0], b.shape[1]):
             raise fail("shape", f"product of {[a.shape[0], b.shape[1]]} is added to {list(acc.shape)}")
         on.check_fresh(acc)
+
+
+def _check_operand(on: Core, value: Any, name: str) -> None:
+    if not isinstance(value, Tile):
+        raise fail("path", f"{name} of a product is {type(value).__name__}", hint="tile.load(..., to=tile.L1)")
+    if value.place != L1:
+        raise fail(
+            "path",
+            f"{name} of a product is in {value.place}: operands come from L1",
+            hint="tile.load(..., to=tile.L1); what vector cores computed goes through tile.scratch.",
+        )
+    on.check_fresh(value)
+    if on.values and value.defined is not None and not bool(value.defined.all()):
+        raise fail("mask", f"{name} of a product holds padding without data", hint="Load it with fill=0.")
 
 
 def _pieces(on: Core, a: Tile, b: Tile, total: Tile, bias: Tile | None) -> None:

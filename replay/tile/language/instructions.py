@@ -129,8 +129,6 @@ VECTOR: dict[str, Spec] = {
         ("select", "TSEL", _FLOATS, 24, TWO, _where, _PTO),
         ("copy", "TMOV", tuple(_NUMBERS), 20, ONE, lambda a: a.clone(), _PTO),
         ("fill", "TEXPANDS", _NUMBERS, 16, ONE, lambda a: a, _PTO),
-        ("bits and", "TAND", ("int16", "int32"), 20, TWO, lambda a, b: a & b, _PTO),
-        ("bits or", "TOR", ("int16", "int32"), 20, TWO, lambda a, b: a | b, _PTO),
     )
 }
 """Elementwise instructions."""

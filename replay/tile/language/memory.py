@@ -171,9 +171,12 @@ def prepare(memory: Memory, data: Any) -> None:
 
 
 def _extent(memory: Memory) -> int:
-    if 0 in memory.shape:
-        return 1
-    return memory.offset + 1 + sum((n - 1) * s for n, s in zip(memory.shape, memory.strides, strict=True))
+    return 1 if 0 in memory.shape else _last(memory) + 1
+
+
+def _last(ref: Ref | Memory) -> int:
+    """Position of the last element in memory."""
+    return ref.offset + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
 
 
 def runs_of(ref: Ref) -> tuple[int, int]:
@@ -220,23 +223,14 @@ def load(
     core = current()
     if not isinstance(ref, Ref):
         raise fail("path", f"{ref!r} is no part of a tensor in GM", hint="Load arguments, or parts of them as x[rows].")
-    place_to: Place = to or (UB if core.unit != "cube" else L1)
-    if place_to == L1 and core.kind == "vector":
-        raise NeedsCube
-    if place_to not in (UB, L1) or (place_to == L1) != (core.unit == "cube"):
-        kind, reachable = ("cube", "L1") if core.unit == "cube" else ("vector", "UB")
-        raise fail(
-            "path",
-            f"no path from GM to {place_to} on a {kind} core, only to {reachable}",
-            hint="In programs of both, what is on vector cores stands in `for half in tile.vectors(rows)`.",
-        )
+    place_to = _load_place(core, to)
     want = tuple(shape) if shape is not None else None
     source = _selected(ref, rows)
     made_shape = want or source.shape or (1,)
     if want and (len(want) != len(source.shape) or any(w < n for w, n in zip(want, source.shape, strict=True))):
         raise fail("shape", f"{list(source.shape)} is not padded to {list(want)}")
-    swapped = place_to == L1 and _is_swapped(source)
-    runs, run = runs_of(source.T if swapped else source) if rows is None else _row_runs(ref, source.shape[0])
+    swapped = rows is None and place_to == L1 and _is_swapped(source)
+    runs, run = _runs(source.T if swapped else source, rows)
     place = core.here()
     _, slot = core.next_slot(place, _positive(buffers))
     size = padded_bytes(made_shape, ref.dtype, place_to)
@@ -255,6 +249,20 @@ def load(
     return tile
 
 
+def _load_place(core: Core, to: Place | None) -> Place:
+    """The memory that the core loads to: L1 of a cube core, UB of a vector core. Raises TileError for another."""
+    kind, reachable = ("cube", L1) if core.unit == "cube" else ("vector", UB)
+    if to == L1 and core.kind == "vector":
+        raise NeedsCube
+    if to not in (None, reachable):
+        raise fail(
+            "path",
+            f"no path from GM to {to} on a {kind} core, only to {reachable}",
+            hint="In programs of both, what is on vector cores stands in `for half in tile.vectors(rows)`.",
+        )
+    return reachable
+
+
 def _is_swapped(ref: Ref) -> bool:
     """Whether a matrix lies column by column: the product reads it so."""
     return len(ref.shape) == 2 and ref.strides[1] != 1 and ref.strides[0] == 1 and min(ref.shape) > 1
@@ -268,10 +276,20 @@ def _selected(ref: Ref, rows: Tile | None) -> Ref:
     return Ref(ref.memory, (prod(rows.shape), *ref.shape[1:]), ref.strides, ref.offset)
 
 
-def _row_runs(ref: Ref, rows: int) -> tuple[int, int]:
-    inner = Ref(ref.memory, ref.shape[1:], ref.strides[1:], ref.offset)
-    count, run = runs_of(inner)
-    return count * rows, run
+def _runs(ref: Ref, rows: Tile | None) -> tuple[int, int]:
+    """As `runs_of`; rows that are selected by number are runs of their own."""
+    if rows is None:
+        return runs_of(ref)
+    count, run = runs_of(Ref(ref.memory, ref.shape[1:], ref.strides[1:], ref.offset))
+    return count * ref.shape[0], run
+
+
+def _row_numbers(rows: Tile, memory: Memory) -> Any:
+    """Row numbers as indexes of torch. Raises TileError for one that the memory does not have."""
+    at = rows.data.reshape(-1).long()
+    if at.numel() and not (int(at.min()) >= 0 and int(at.max()) < memory.shape[0]):
+        raise fail("bounds", f"row {int(at.max())} of {memory.name}{list(memory.shape)}")
+    return at
 
 
 def _read_path(core: Core, to: Place, runs: int, run_bytes: int, moved: int) -> tuple[str, float]:
@@ -291,9 +309,8 @@ def _written_before(core: Core, ref: Ref) -> list[tuple[int, int]]:
         return [(memory.place, memory.counts)]
     if not memory.stored:
         return []
-    first = ref.offset
-    last = first + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
-    return [(place, 0) for place, (low, high) in memory.stored.items() if low <= last and first <= high]
+    last = _last(ref)
+    return [(place, 0) for place, (low, high) in memory.stored.items() if low <= last and ref.offset <= high]
 
 
 def _read(
@@ -308,10 +325,7 @@ def _read(
         if rows is None:
             return of.as_strided(ref.shape or (1,), ref.strides or (1,), ref.offset)
         whole = of.as_strided(memory.shape, memory.strides, memory.offset)
-        at = rows.data.reshape(-1).long()
-        if at.numel() and not (int(at.min()) >= 0 and int(at.max()) < memory.shape[0]):
-            raise fail("bounds", f"row {int(at.max())} of {memory.name}{list(memory.shape)}")
-        return whole[at].reshape(ref.shape)
+        return whole[_row_numbers(rows, memory)].reshape(ref.shape)
 
     if memory.writers is not None:
         _check_read(core, memory, part)
@@ -373,7 +387,7 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
     target = _selected(ref, rows)
     _check_store(core, target, tile, relu)
     place = core.here()
-    runs, _run = runs_of(target) if rows is None else _row_runs(ref, target.shape[0])
+    runs, _run = _runs(target, rows)
     moved = prod(target.shape) * DTYPE_BYTES[memory.dtype]
     if tile.place == UB:
         pipe, path, cycles = MTE3, "ub_to_gm", (runs - 1) * core.device.pipes.burst
@@ -385,8 +399,7 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
     written = [(memory.place, memory.counts)] if memory.role == "scratch" else [(place, 0)]
     reads = [tile.buffer] if rows is None else [tile.buffer, rows.buffer]
     if memory.role != "scratch":
-        low = ref.offset
-        high = low + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
+        low, high = ref.offset, _last(ref)
         before = memory.stored.get(place, (low, high))
         memory.stored[place] = min(before[0], low), max(before[1], high)
     core.emit("store", pipe, cycles, place, reads=reads, writes=written, path=path, size=moved, memory=memory.name)
@@ -445,47 +458,33 @@ def _write(core: Core, ref: Ref, tile: Tile, *, add: bool, relu: bool, rows: Til
     memory = ref.memory
     if tile.defined is not None and not bool(tile.defined.all()):
         raise fail("mask" if tile.why == "mask" else "unwritten", f"{_undefined(tile)} are stored to {memory.name}")
-    at = None if rows is None else rows.data.reshape(-1).long()
-    if at is not None and at.numel() and not (int(at.min()) >= 0 and int(at.max()) < memory.shape[0]):
-        raise fail("bounds", f"row {int(at.max())} of {memory.name}{list(memory.shape)}")
-    if at is not None and not add and len(set(at.tolist())) < at.numel():
+    at: Any = ... if rows is None else _row_numbers(rows, memory)
+    if rows is not None and not add and len(set(at.tolist())) < at.numel():
         raise fail("race", f"a row of {memory.name} is written twice by one store", hint="Row numbers must differ.")
+    target = ref if rows is None else Ref(memory, memory.shape, memory.strides, memory.offset)
 
-    def part(of: Any) -> Any:
-        if at is None:
-            return of.as_strided(ref.shape or (1,), ref.strides or (1,), ref.offset)
-        return of.as_strided(memory.shape, memory.strides, memory.offset)
+    def view(of: Any) -> Any:
+        return of.as_strided(target.shape or (1,), target.strides or (1,), target.offset)
 
     data = tile.data.clamp_min(0) if relu else tile.data
     data = data.to(getattr(torch, memory.dtype)).reshape(ref.shape or (1,))
     if add:
-        view = part(memory.data)
-        view.copy_(view + data) if at is None else view.index_add_(0, at, data)
-        part(memory.writers).fill_(core.me) if at is None else part(memory.writers).index_fill_(0, at, core.me)
-        return
-    writers = part(memory.writers) if at is None else part(memory.writers)[at]
-    lines = part(memory.line_of) if at is None else part(memory.line_of)[at]
-    _check_order(core, memory, writers, lines)
-    if memory.readers is not None:
-        readers = part(memory.readers) if at is None else part(memory.readers)[at]
-        if bool(((readers == -2) | ((readers >= 0) & (readers // 3 != core.me // 3))).any()):
-            raise fail("race", f"{memory.name}: core {core.number} writes what another core reads")
-    memory.lines.append(core.line(place))
-    if at is None:
-        part(memory.data).copy_(data)
-        part(memory.writers).fill_(core.me)
-        part(memory.line_of).fill_(len(memory.lines) - 1)
+        sums = view(memory.data)
+        sums.copy_(sums + data) if rows is None else sums.index_add_(0, at, data)
     else:
-        part(memory.data)[at] = data
-        part(memory.writers)[at] = core.me
-        part(memory.line_of)[at] = len(memory.lines) - 1
+        readers = None if memory.readers is None else view(memory.readers)[at]
+        _check_order(core, memory, view(memory.writers)[at], view(memory.line_of)[at], readers)
+        memory.lines.append(core.line(place))
+        view(memory.data)[at] = data
+        view(memory.line_of)[at] = len(memory.lines) - 1
+    view(memory.writers)[at] = core.me
 
 
-def _check_order(core: Core, memory: Memory, writers: Any, lines: Any) -> None:
-    there = writers >= 0
+def _check_order(core: Core, memory: Memory, writers: Any, lines: Any, readers: Any) -> None:
+    """Raises TileError where another core wrote the elements that are stored, or read them."""
     same_group = writers // 3 == core.me // 3
     halves = same_group & (writers % 3 > 0) & (writers != core.me) & (core.me % 3 > 0)
-    clash = there & (~same_group | halves)
+    clash = (writers >= 0) & (~same_group | halves)
     if bool(clash.any()):
         other = int(writers[clash][0])
         names = f"core {core.number}" + (f" ({core.unit})" if core.me % 3 else "")
@@ -495,6 +494,8 @@ def _check_order(core: Core, memory: Memory, writers: Any, lines: Any) -> None:
             f"{memory.lines[int(lines[clash][0])][1]}",
             hint="Deal elements out once; sums of several cores are tile.Sum with add=True.",
         )
+    if readers is not None and bool(((readers == -2) | ((readers >= 0) & (readers // 3 != core.me // 3))).any()):
+        raise fail("race", f"{memory.name}: core {core.number} writes what another core reads")
 
 
 def _undefined(tile: Tile) -> str:

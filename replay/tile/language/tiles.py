@@ -264,8 +264,7 @@ class Tile:
     def __add__(self, other: Any) -> Tile:
         return self.core.elementwise("add", self, other)
 
-    def __radd__(self, other: Any) -> Tile:
-        return self.core.elementwise("add", self, other)
+    __radd__ = __add__
 
     def __sub__(self, other: Any) -> Tile:
         return self.core.elementwise("sub", self, other)
@@ -276,8 +275,7 @@ class Tile:
     def __mul__(self, other: Any) -> Tile:
         return self.core.elementwise("mul", self, other)
 
-    def __rmul__(self, other: Any) -> Tile:
-        return self.core.elementwise("mul", self, other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Tile:
         return self.core.elementwise("div", self, other)

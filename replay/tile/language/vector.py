@@ -73,14 +73,7 @@ class TileCore(Core):
             raise fail("bounds", f"{len(keys)} indexes for a tile of {list(value.shape)}")
         spans: list[slice] = []
         for index, size in zip(keys, value.shape, strict=True):
-            if hasattr(index, "span"):
-                start, stop = index.span()
-            elif isinstance(index, slice):
-                start, stop, step = index.start or 0, size if index.stop is None else index.stop, index.step or 1
-                if step != 1:
-                    raise fail("stride", f"a step of {step} in a tile: instructions take runs", hint="tile.gather")
-            else:
-                start, stop = int(index), int(index) + 1
+            start, stop = _span(index, size)
             if not 0 <= start <= stop <= size:
                 raise fail("bounds", f"{start}:{stop} of a tile of {list(value.shape)}")
             spans.append(slice(start, stop))
@@ -156,6 +149,17 @@ class TileCore(Core):
     def vector(self, name: str, cycles: float, reads: Sequence[Tile], tile: Tile) -> None:
         """Emit one vector instruction."""
         self.emit(name, VEC, cycles, tile.buffer[0], reads=[t.buffer for t in reads], writes=[tile.buffer])
+
+
+def _span(index: Any, size: int) -> tuple[int, int]:
+    """First place of an index of a tile, and that behind its last."""
+    if hasattr(index, "span"):
+        return index.span()
+    if not isinstance(index, slice):
+        return int(index), int(index) + 1
+    if index.step not in (None, 0, 1):
+        raise fail("stride", f"a step of {index.step} in a tile: instructions take runs", hint="tile.gather")
+    return index.start or 0, size if index.stop is None else index.stop
 
 
 def core() -> TileCore:

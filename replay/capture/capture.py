@@ -49,11 +49,11 @@ def capture(
     Raises UsageError, with the user's line, for a step that cannot be run so.
     """
     options = {name: value for name, value in {"optimizer": optimizer, "loss": loss}.items() if value is not None}
-    given: Any = args if not kwargs else Call(args=args, kwargs=kwargs)
+    arguments: Any = args if not kwargs else Call(args=args, kwargs=kwargs)
     source = getattr(step, "__name__", type(step).__name__)
-    made = (step, given, options) if options else (step, given)
+    description = (step, arguments, options) if options else (step, arguments)
     return capture_made(
-        lambda: made, source=source, via=via, real=real, world_size=world_size, rank=rank, device=device
+        lambda: description, source=source, via=via, real=real, world_size=world_size, rank=rank, device=device
     )
 
 
@@ -79,8 +79,8 @@ def capture_made(
         raise UsageError("--decompose is for graphs of torch.export", hint="Use it with --via export.")
     real = real or via == "compile"
     with _job(world_size, rank):
-        found = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose, device=device)
-        return plan_of(found, source=source, via=via, real=real, notes=notes, **job)
+        recording = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose, device=device)
+        return plan_of(recording, source=source, via=via, real=real, notes=notes, **job)
 
 
 def capture_target(
@@ -129,11 +129,11 @@ def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, devi
 def step_maker(make: Callable[[], Any]) -> Make:
     """`make`, with what it gives understood."""
 
-    def made() -> Step:
-        given = make()
-        return given if isinstance(given, Step) else step_of(given)
+    def step() -> Step:
+        description = make()
+        return description if isinstance(description, Step) else step_of(description)
 
-    return made
+    return step
 
 
 def _job(world_size: int | None, rank: int) -> AbstractContextManager[None]:

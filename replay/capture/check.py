@@ -15,8 +15,8 @@ import msgspec
 import torch
 
 from opreplay.replay.capture.calls.arguments import tensors_in
+from opreplay.replay.capture.calls.module_tracker import ModuleTracker
 from opreplay.replay.capture.calls.storages import Storages
-from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.capture.record import Make, Recording, record
 from opreplay.replay.capture.replay import CannotReplay, Replay
 from opreplay.replay.capture.step import named_tensors
@@ -39,8 +39,8 @@ def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice 
     if plan.sequence is None or plan.sequence.cut:
         raise UsageError("the plan does not hold all calls of the step", hint="Check a smaller model.")
     returned, state = _alone(make, seed)
-    found = _Snapshots()
-    recording = record(make, real=True, seed=seed, look=found.looking, device=device)
+    snapshots = _Snapshots()
+    recording = record(make, real=True, seed=seed, look=snapshots.looking, device=device)
     theirs = named_tensors(returned)
     _refuse_other_values(theirs, named_tensors(recording.returned))
     names = [f"{op.name}.{op.overload}" for op in recording.recorder.ops]
@@ -50,12 +50,12 @@ def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice 
     if mine != real:
         at = next((i for i, (a, b) in enumerate(zip(mine, real, strict=False)) if a != b), min(len(mine), len(real)))
         other = f"call {at} is {_at(mine, at)} on fake tensors and {_at(real, at)} on real ones"
-        if why := _other_storages(plan, recording, found):
+        if why := _other_storages(plan, recording, snapshots):
             return Check(
                 outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=f"{other}; {why}"
             )
-        found.digests = []
-    return msgspec.structs.replace(_replayed(plan, state, theirs, recording, found, seed), other_calls=other)
+        snapshots.digests = []
+    return msgspec.structs.replace(_replayed(plan, state, theirs, recording, snapshots, seed), other_calls=other)
 
 
 def _replayed(
@@ -63,7 +63,7 @@ def _replayed(
     state: Sequence[tuple[str, torch.Tensor]],
     theirs: Sequence[tuple[str, torch.Tensor]],
     recording: Recording,
-    found: _Snapshots,
+    snapshots: _Snapshots,
     seed: int,
 ) -> Check:
     assert plan.capture is not None
@@ -71,12 +71,12 @@ def _replayed(
     order = recording.recorder.outside
     outside = _outside_in_order(plan)
     numbers = dict(zip(outside, order, strict=False))
-    storages = {number: found.storages[real] for number, real in numbers.items()}
+    storages = {number: snapshots.storages[real] for number, real in numbers.items()}
     first: list[int] = []
     undefined = {place for place, name in enumerate(_names(plan)) if name.partition("::")[2].startswith(UNINITIALIZED)}
 
     def look(place: int, result: Any) -> None:
-        expected = found.digests[place] if found.digests else None
+        expected = snapshots.digests[place] if snapshots.digests else None
         if not first and expected is not None and place not in undefined and digest(result) != expected:
             first.append(place)
 
@@ -90,7 +90,7 @@ def _replayed(
         compared(name, tensor, replay.output(output))
         for (name, tensor), output in zip(theirs, plan.capture.outputs, strict=True)
     ]
-    by_name = {name: one.storage for one in plan.capture.storages for name in one.names}
+    by_name = {name: storage.storage for storage in plan.capture.storages for name in storage.names}
     parameters = [
         compared(name, tensor, _same_place(tensor, storages[by_name[name]]))
         for name, tensor in state
@@ -100,11 +100,11 @@ def _replayed(
     return Check(
         outputs=tuple(outputs),
         parameters=tuple(parameters),
-        equal=bool(both) and all(one.equal for one in both),
-        largest_error=max((one.largest_error for one in both), default=0.0),
+        equal=bool(both) and all(tensor.equal for tensor in both),
+        largest_error=max((tensor.largest_error for tensor in both), default=0.0),
         calls=len(plan.sequence.calls),
         seed=seed,
-        first_difference=None if not first or all(one.bits_equal for one in both) else _named(plan, first[0]),
+        first_difference=None if not first or all(tensor.bits_equal for tensor in both) else _named(plan, first[0]),
     )
 
 
@@ -125,13 +125,13 @@ def compared(name: str, expected: torch.Tensor, got: torch.Tensor) -> Compared:
 
 def digest(value: Any) -> bytes:
     """A hash of the bits of all tensors of a result."""
-    made = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for tensor in tensors_in(value):
         if tensor.layout is not torch.strided or tensor.is_nested:
             continue
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        made.update(plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
-    return made.digest()
+        hasher.update(plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    return hasher.digest()
 
 
 class _Snapshots:
@@ -143,10 +143,10 @@ class _Snapshots:
         self._names: list[str] = []
 
     def looking(self, storages: Storages) -> Callable[[int, list[torch.Tensor], Any], None]:
-        def look(call: int, given: list[torch.Tensor], result: Any) -> None:
+        def look(call: int, inputs: list[torch.Tensor], result: Any) -> None:
             if result is None and len(self.digests) == call:
                 self.digests.append(None)
-                for tensor in given:
+                for tensor in inputs:
                     if tensor.layout is not torch.strided or tensor.is_nested:
                         continue
                     number = storages.number(tensor)
@@ -160,22 +160,22 @@ class _Snapshots:
 
 def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
     """What the step gives back, and parameters and buffers after it, by the names that a plan has for them."""
-    where = Whereabouts(Storages())
+    tracker = ModuleTracker(Storages())
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
     step = make()
     if step.root is not None:
-        where.know(step.root)
+        tracker.register(step.root)
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-    with where.following():
+    with tracker.following():
         returned = step.run()
-    return returned, where.state()
+    return returned, tracker.state()
 
 
-def _refuse_other_values(one: Sequence[tuple[str, torch.Tensor]], other: Sequence[tuple[str, torch.Tensor]]) -> None:
-    names = [name for name, _ in one]
-    if names != [name for name, _ in other]:
+def _refuse_other_values(first: Sequence[tuple[str, torch.Tensor]], second: Sequence[tuple[str, torch.Tensor]]) -> None:
+    names = [name for name, _ in first]
+    if names != [name for name, _ in second]:
         raise UsageError("two runs of the step give different tensors", hint="make() must make the same each time.")
-    for (name, a), (_, b) in zip(one, other, strict=True):
+    for (name, a), (_, b) in zip(first, second, strict=True):
         if detail := difference(a.detach(), b.detach()):
             raise UsageError(
                 f"two runs of the step with one seed differ: {name}: {detail}",
@@ -189,12 +189,12 @@ def _names(plan: ReplayPlan) -> list[str]:
     return [by_id[plan.sequence.ids[index]] for index in plan.sequence.calls]
 
 
-def _other_storages(plan: ReplayPlan, recording: Recording, found: _Snapshots) -> str:
+def _other_storages(plan: ReplayPlan, recording: Recording, snapshots: _Snapshots) -> str:
     """Why the plan cannot be given what the model had: they take other storages from outside; "" where they do not."""
     assert plan.capture is not None
-    sizes = {one.storage: one.size_bytes for one in plan.capture.storages}
+    sizes = {storage.storage: storage.size_bytes for storage in plan.capture.storages}
     mine = [sizes[number] for number in _outside_in_order(plan)]
-    theirs = [found.storages[number].nbytes() for number in recording.recorder.outside]
+    theirs = [snapshots.storages[number].nbytes() for number in recording.recorder.outside]
     return "" if mine == theirs else "they take other tensors from outside"
 
 
@@ -206,16 +206,16 @@ def _outside_in_order(plan: ReplayPlan) -> list[int]:
     """Storages from outside in the order in which calls first take them."""
     assert plan.sequence is not None
     assert plan.capture is not None
-    known = {one.storage for one in plan.capture.storages}
+    known = {storage.storage for storage in plan.capture.storages}
     places = plan.sequence.places
-    taken = (places[memory][0] for given, _ in plan.sequence.memories for memory in given if memory >= 0)
+    taken = (places[memory][0] for inputs, _ in plan.sequence.memories for memory in inputs if memory >= 0)
     return [number for number in dict.fromkeys(taken) if number in known]
 
 
 def _same_place(tensor: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
     """What lies in another storage where a tensor lies in its own."""
-    made = torch.empty(0, dtype=tensor.dtype)
-    return made.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    view = torch.empty(0, dtype=tensor.dtype)
+    return view.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
 
 
 def _largest(expected: torch.Tensor, got: torch.Tensor) -> float:

@@ -21,12 +21,12 @@ def spread_experts(model: Any, ranks: int) -> None:
 
     Raises UsageError for a model without such modules, and for a number of experts that the ranks do not divide.
     """
-    found = [one for one in model.modules() if is_experts(one)]
-    if not found:
+    expert_modules = [module for module in model.modules() if is_experts(module)]
+    if not expert_modules:
         raise UsageError(
             "the model has no experts that can be spread", hint="--expert-parallel is for mixtures of experts."
         )
-    for experts in found:
+    for experts in expert_modules:
         count = int(experts.num_experts)
         if count % ranks:
             raise UsageError(f"{count} experts over {ranks} ranks", hint="Choose ranks that divide them.")

@@ -85,7 +85,7 @@ def _config(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise UsageError(f"{path} is no config of a model: it has {path.stat().st_size:,} bytes", hint="See docs.")
-        held = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}",
@@ -93,7 +93,7 @@ def _config(path: Path) -> Any:
         ) from None
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is no config of a model: not JSON", hint="It is the model's config.json.") from None
-    kind = held.get("model_type") if isinstance(held, dict) else None
+    kind = fields.get("model_type") if isinstance(fields, dict) else None
     if not isinstance(kind, str):
         raise UsageError(f"{path} is no config of a model: it has no model_type", hint="It is the model's config.json.")
     transformers = _transformers()
@@ -103,9 +103,9 @@ def _config(path: Path) -> Any:
             hint="Use a newer one, or write the model as FILE.py:make.",
         )
     # What a file may say of code, weights and their quantisation is not for a model without weights.
-    own = {name: value for name, value in held.items() if name not in ("auto_map", "quantization_config")}
+    architecture = {name: value for name, value in fields.items() if name not in ("auto_map", "quantization_config")}
     try:
-        return transformers.CONFIG_MAPPING[kind].from_dict(own)
+        return transformers.CONFIG_MAPPING[kind].from_dict(architecture)
     except Exception as error:
         raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="Is it this model's config.json?") from error
 
@@ -144,9 +144,9 @@ def _class_of(config: Any) -> Any:
     """The class that the config names, of those that transformers has; else the causal language model of its type."""
     transformers = _transformers()
     for name in getattr(config, "architectures", None) or ():
-        found = getattr(transformers, str(name), None)
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found
+        model_class = getattr(transformers, str(name), None)
+        if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
+            return model_class
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
         if type(config) in auto._model_mapping:
             return auto._model_mapping[type(config)]
@@ -163,24 +163,24 @@ def _inputs(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
     Raises UsageError for a model whose inputs have no size that its config tells.
     """
     config = model.config
-    given: dict[str, torch.Tensor] = {}
+    inputs: dict[str, torch.Tensor] = {}
     names = {model.main_input_name, *(["pixel_values"] if hasattr(config, "vision_config") else [])}
     if "input_ids" in names:
-        given["input_ids"] = _ids(shape.batch, shape.context)
+        inputs["input_ids"] = _ids(shape.batch, shape.context)
     if "pixel_values" in names:
-        given["pixel_values"] = torch.zeros(shape.batch, *_image(config), dtype=model.dtype)
+        inputs["pixel_values"] = torch.zeros(shape.batch, *_image(config), dtype=model.dtype)
     if "input_features" in names:
-        given["input_features"] = torch.zeros(shape.batch, *_spectrogram(config), dtype=model.dtype)
+        inputs["input_features"] = torch.zeros(shape.batch, *_spectrogram(config), dtype=model.dtype)
     if "input_values" in names:
-        given["input_values"] = torch.zeros(shape.batch, SAMPLES, dtype=model.dtype)
-    if not given:
+        inputs["input_values"] = torch.zeros(shape.batch, SAMPLES, dtype=model.dtype)
+    if not inputs:
         raise UsageError(
             f"{type(model).__name__} takes {model.main_input_name}, of which its config tells no size",
             hint="Write it as FILE.py:make.",
         )
     if getattr(config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = _ids(shape.batch, shape.context if "input_ids" in given else 1)
-    return given
+        inputs["decoder_input_ids"] = _ids(shape.batch, shape.context if "input_ids" in inputs else 1)
+    return inputs
 
 
 SAMPLES = 16000
@@ -231,15 +231,15 @@ def _training(model: Any, shape: Shape) -> Step:
 
 
 def _prefill(model: Any, shape: Shape) -> Step:
-    given: dict[str, Any] = dict(_inputs(model, shape))
+    inputs: dict[str, Any] = dict(_inputs(model, shape))
     if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False):
-        given |= {"past_key_values": _cache(model.config, shape.context), "use_cache": True, "logits_to_keep": 1}
+        inputs |= {"past_key_values": _cache(model.config, shape.context), "use_cache": True, "logits_to_keep": 1}
 
     def run() -> Any:
         with torch.no_grad():
-            return model(**given)
+            return model(**inputs)
 
-    return Step(run=run, inputs=given, root=model)
+    return Step(run=run, inputs=inputs, root=model)
 
 
 def _decoding(model: Any, config: Any, shape: Shape) -> Step:

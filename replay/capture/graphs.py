@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from opreplay.replay.capture.calls.fakes import Fakes
+from opreplay.replay.capture.calls.module_tracker import ModuleTracker
 from opreplay.replay.capture.calls.recorder import Recorder
-from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import UsageError
 
@@ -44,21 +44,20 @@ class _Recorded(torch.fx.Interpreter):
     """Runs a graph node by node, and records each that is an op."""
 
     def __init__(
-        self, graph: torch.fx.GraphModule, recorder: Recorder, where: Whereabouts, fakes: Fakes | None
+        self, graph: torch.fx.GraphModule, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None
     ) -> None:
         super().__init__(graph)
-        self._recorder, self._where, self._fakes = recorder, where, fakes
+        self._recorder, self._tracker, self._fakes = recorder, tracker, fakes
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        with self._where.inside(_path(n)):
+        with self._tracker.inside(_path(n)):
             return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(target, torch._ops.OpOverload):
             return super().call_function(target, args, kwargs)
         if self._fakes is not None:
-            args = tuple(self._fakes.of(value) for value in args)
-            kwargs = {name: self._fakes.of(value) for name, value in kwargs.items()}
+            args, kwargs = self._fakes.of_call(args, kwargs)
         composed = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
         return self._recorder.call(target, args, kwargs, _Counted(target) if composed else target)
 
@@ -67,7 +66,9 @@ class _Recorded(torch.fx.Interpreter):
         return None if str(target).startswith("_guards") else super().call_module(target, args, kwargs)
 
 
-def run_exported(step: Step, recorder: Recorder, where: Whereabouts, fakes: Fakes | None, *, decompose: bool) -> Any:
+def run_exported(
+    step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, decompose: bool
+) -> Any:
     """Export the step and run its graph; with `decompose` after torch's decompositions to core ops."""
     if step.trains or step.call is None:
         raise UsageError("torch.export takes a forward, not a training step", hint="Leave optimizer and loss out.")
@@ -76,14 +77,14 @@ def run_exported(step: Step, recorder: Recorder, where: Whereabouts, fakes: Fake
         torch.export.export(module, step.args, dict(step.kwargs or {}), strict=False),
         step,
         recorder,
-        where,
+        tracker,
         fakes,
         decompose=decompose,
     )
 
 
 def run_program(
-    program: Any, step: Step, recorder: Recorder, where: Whereabouts, fakes: Fakes | None, *, decompose: bool
+    program: Any, step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, decompose: bool
 ) -> Any:
     """Run the graph of an exported program on the inputs of a step."""
     if decompose:
@@ -92,11 +93,11 @@ def run_program(
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             program = program.run_decompositions()
     graph = program.module(check_guards=False)
-    where.know(graph)
+    tracker.register(graph)
     inputs = pytree.tree_leaves((step.args, dict(step.kwargs or {})))
     with torch.no_grad():
-        found = _Recorded(graph, recorder, where, fakes).run(*inputs, enable_io_processing=False)
-    return found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
+        outputs = _Recorded(graph, recorder, tracker, fakes).run(*inputs, enable_io_processing=False)
+    return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
 
 
 def step_of_file(path: str) -> Callable[[], Step]:
@@ -131,8 +132,8 @@ def step_of_file(path: str) -> Callable[[], Step]:
 class Compiled:
     """A step as torch.compile runs it, its graphs recorded. What lies outside of graphs runs, and is not recorded."""
 
-    def __init__(self, recorder: Recorder, where: Whereabouts) -> None:
-        self._recorder, self._where = recorder, where
+    def __init__(self, recorder: Recorder, tracker: ModuleTracker) -> None:
+        self._recorder, self._tracker = recorder, tracker
         self.graphs = 0
         """Of forward."""
         self.breaks: tuple[str, ...] = ()
@@ -161,8 +162,8 @@ class Compiled:
     def _recording(self, graph: torch.fx.GraphModule, _: Any) -> Any:
         boxed: Any = import_module("functorch.compile").make_boxed_func
 
-        def run(*given: Any) -> Any:
-            return _Recorded(graph, self._recorder, self._where, None).run(*given)
+        def run(*inputs: Any) -> Any:
+            return _Recorded(graph, self._recorder, self._tracker, None).run(*inputs)
 
         return boxed(run)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
 BACKEND = "fake"
@@ -42,26 +43,23 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": 29500,
     }
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update({name: str(value) for name, value in variables.items()})
     dist.init_process_group(BACKEND, store=fake_pg.FakeStore(), rank=rank, world_size=world_size)
-    plain: Any = dist.init_process_group
-    modules: tuple[Any, ...] = (dist, dist.distributed_c10d)
-    for module in modules:
-        module.init_process_group = _already_there
     try:
-        with _real_meshes(), _no_exchange_of_values():
+        with (
+            replaced(dist, init_process_group=_already_there),
+            replaced(dist.distributed_c10d, init_process_group=_already_there),
+            _real_meshes(),
+            _no_exchange_of_values(),
+        ):
             yield
     finally:
-        for module in modules:
-            module.init_process_group = plain
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _already_there(*_: Any, **__: Any) -> None:
@@ -80,8 +78,7 @@ def _real_meshes() -> Iterator[None]:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils._python_dispatch import _disable_current_modes
 
-    kind: Any = DeviceMesh
-    before = {name: kind.__dict__[name] for name in _OF_MESHES if name in kind.__dict__}
+    mesh: Any = DeviceMesh
 
     def outside(function: Any) -> Any:
         @wraps(function)
@@ -96,14 +93,12 @@ def _real_meshes() -> Iterator[None]:
 
         return called
 
-    for name, found in before.items():
-        static = isinstance(found, staticmethod | classmethod)
-        setattr(kind, name, type(found)(outside(found.__func__)) if static else outside(found))
-    try:
+    methods = {name: mesh.__dict__[name] for name in _OF_MESHES if name in mesh.__dict__}
+    for name, method in methods.items():
+        static = isinstance(method, staticmethod | classmethod)
+        methods[name] = type(method)(outside(method.__func__)) if static else outside(method)
+    with replaced(mesh, **methods):
         yield
-    finally:
-        for name, found in before.items():
-            setattr(kind, name, found)
 
 
 @contextmanager
@@ -116,29 +111,23 @@ def _no_exchange_of_values() -> Iterator[None]:
     from torch.distributed.pipelining import schedules, stage
     from torch.nn.parallel import DistributedDataParallel
 
-    kind: Any = DistributedDataParallel
+    parallel: Any = DistributedDataParallel
     schedule: Any = schedules._PipelineSchedule
-    plain, vote = kind.__init__, getattr(schedule, "_warmup_p2p", None)
+    plain = parallel.__init__
 
     @wraps(plain)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **{**kwargs, "init_sync": False})
         self.register_comm_hook(None, _averaged)
 
     def agreed(self: Any, stages: Any, *_: Any, **__: Any) -> None:
         modes: Any = getattr(stage, "InferenceMode", None)
-        for one in stages:
-            one._inference_mode = None if modes is None else modes.STATIC
+        for pipeline_stage in stages:
+            pipeline_stage._inference_mode = None if modes is None else modes.STATIC
 
-    kind.__init__ = made
-    if vote is not None:
-        schedule._warmup_p2p = agreed
-    try:
+    votes = {"_warmup_p2p": agreed} if hasattr(schedule, "_warmup_p2p") else {}
+    with replaced(parallel, __init__=initialize), replaced(schedule, **votes):
         yield
-    finally:
-        kind.__init__ = plain
-        if vote is not None:
-            schedule._warmup_p2p = vote
 
 
 def _averaged(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations of a hook

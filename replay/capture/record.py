@@ -13,9 +13,9 @@ import torch
 from opreplay.replay.capture import graphs
 from opreplay.replay.capture.calls.arguments import metas_of
 from opreplay.replay.capture.calls.fakes import Fakes
+from opreplay.replay.capture.calls.module_tracker import ModuleTracker
 from opreplay.replay.capture.calls.recorder import Look, Recorder
 from opreplay.replay.capture.calls.storages import PHASES, Storages, inner_tensors
-from opreplay.replay.capture.calls.whereabouts import Whereabouts
 from opreplay.replay.capture.failures import explained
 from opreplay.replay.capture.step import Step, named_tensors
 from opreplay.replay.ir.captured import Capture, CapturedOutput, LikeDevice, StepPhase, Via
@@ -33,7 +33,7 @@ class Recording:
 
     recorder: Recorder
     storages: Storages
-    where: Whereabouts
+    tracker: ModuleTracker
     outputs: tuple[CapturedOutput, ...]
     returned: Any
     step: Step
@@ -53,15 +53,15 @@ def record(
 ) -> Recording:
     """Make a step and run it once; where it is real, both after `torch.manual_seed(seed)`.
 
-    `device` is the one whose defaults torch takes, where `unwatched` and `whereabouts` know them.
+    `device` is the one whose defaults torch takes, where `without_mode` and `module_tracker` know them.
 
     Raises UsageError that names the user's line where it cannot run so.
     """
     fakes = None if real else Fakes()
     storages = Storages(None if fakes is None else fakes.of)
-    where = Whereabouts(storages, device=device)
+    tracker = ModuleTracker(storages, device=device)
     looking = None if look is None else look(storages)
-    recorder = Recorder(storages, where, fakes=fakes, look=looking, device=device)
+    recorder = Recorder(storages, tracker, fakes=fakes, look=looking, device=device)
     with nullcontext() if fakes is None else fakes.entered(), explained(recorder, real=real):
         if real:
             torch.manual_seed(seed)
@@ -69,23 +69,23 @@ def record(
             step = make()
         as_calls = via == "dispatch" and step.program is None
         if step.root is not None and via != "export":  # an exported program has parameters of its own
-            where.know(step.root)
+            tracker.register(step.root)
         for name, tensor in named_tensors(step.inputs):
             storages.describe(tensor, "input", name)
         if real:
             torch.manual_seed(seed)
         try:
-            with where.following() if as_calls else nullcontext(), storages.watching_resizes():
-                returned, facts = _run(step, recorder, where, fakes, via=via, decompose=decompose)
-            where.mark_gradients()
+            with tracker.following() if as_calls else nullcontext(), storages.watching_resizes():
+                returned, facts = _run(step, recorder, tracker, fakes, via=via, decompose=decompose)
+            tracker.mark_gradients()
             outputs = _outputs(returned, storages, fakes)
         finally:
             if fakes is not None:
-                where.restore()
+                tracker.restore()
     return Recording(
         recorder=recorder,
         storages=storages,
-        where=where,
+        tracker=tracker,
         outputs=outputs,
         returned=returned,
         step=step,
@@ -94,26 +94,28 @@ def record(
 
 
 def _run(
-    step: Step, recorder: Recorder, where: Whereabouts, fakes: Fakes | None, *, via: Via, decompose: bool
+    step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, via: Via, decompose: bool
 ) -> tuple[Any, dict[str, Any]]:
     """Run a step one of three ways; what it gives back, and what was found out."""
     if step.program is not None:
-        return graphs.run_program(step.program, step, recorder, where, fakes, decompose=decompose), {}
+        return graphs.run_program(step.program, step, recorder, tracker, fakes, decompose=decompose), {}
     if via == "export":
-        return graphs.run_exported(step, recorder, where, fakes, decompose=decompose), {}
+        return graphs.run_exported(step, recorder, tracker, fakes, decompose=decompose), {}
     if via == "compile":
-        compiled = graphs.Compiled(recorder, where)
+        compiled = graphs.Compiled(recorder, tracker)
         returned = compiled.run(step)
         return returned, {"graphs": compiled.graphs, "graph_breaks": compiled.breaks}
-    with recorder.unwatched.following(), recorder:
+    with recorder.without_mode.following(), recorder:
         return step.run(), {}
 
 
-def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool = False, **facts: Any) -> ReplayPlan:
+def plan_of(
+    recording: Recording, *, source: str, via: Via = "dispatch", real: bool = False, **facts: Any
+) -> ReplayPlan:
     """The plan of a recording; `facts` are fields of `Capture`."""
-    recorder, storages = found.recorder, found.storages
-    ops = _counting_on_host(recorder, storages, found.where.counters)
-    notes = (*facts.pop("notes", ()), *found.where.notes)
+    recorder, storages = recording.recorder, recording.storages
+    ops = _counting_on_host(recorder, storages, recording.tracker.counters)
+    notes = (*facts.pop("notes", ()), *recording.tracker.notes)
     capture = Capture(
         notes=notes,
         via=via,
@@ -122,8 +124,8 @@ def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool 
         flops=flops_by_phase(ops, recorder.calls, recorder.phases),
         peaks=storages.peaks(recorder.phases),
         storages=storages.listed(),
-        outputs=found.outputs,
-        **found.facts,
+        outputs=recording.outputs,
+        **recording.facts,
         **facts,
     )
     ids = tuple(dict.fromkeys(op.id for op in ops))
@@ -139,7 +141,7 @@ def plan_of(found: Recording, *, source: str, via: Via = "dispatch", real: bool 
         memories=tuple(recorder.memories[:MAX_CALLS]),
         phases=tuple(recorder.phases[:MAX_CALLS]),
         modules=tuple(recorder.modules[:MAX_CALLS]),
-        module_names=found.where.names,
+        module_names=recording.tracker.names,
         places=storages.places,
         cut=max(0, len(calls) - MAX_CALLS),
     )
@@ -169,7 +171,7 @@ def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]
         (counting if counts else others).add(index)
     return tuple(
         msgspec.structs.replace(op, on_host=True, assumptions=(*op.assumptions, *COUNTER))
-        if index in counting and index not in others and not any(one and one.shape for one in tensors_of(op))
+        if index in counting and index not in others and not any(meta and meta.shape for meta in tensors_of(op))
         else op
         for index, op in enumerate(recorder.ops)
     )
@@ -185,19 +187,19 @@ def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[Ste
 
 def _merged(ops: tuple[ReplayOp, ...]) -> tuple[ReplayOp, ...]:
     """One op an id: calls that differ in nothing that a plan holds are of one."""
-    found: dict[str, ReplayOp] = {}
+    by_id: dict[str, ReplayOp] = {}
     for op in ops:
-        known = found.get(op.id)
-        found[op.id] = op if known is None else msgspec.structs.replace(known, count=known.count + op.count)
-    return tuple(found.values())
+        known = by_id.get(op.id)
+        by_id[op.id] = op if known is None else msgspec.structs.replace(known, count=known.count + op.count)
+    return tuple(by_id.values())
 
 
 def _outputs(returned: Any, storages: Storages, fakes: Fakes | None) -> tuple[CapturedOutput, ...]:
-    made = []
+    outputs = []
     for name, tensor in named_tensors(returned):
         for inner in inner_tensors(tensor):
             plain = inner if fakes is None else fakes.of(inner)
             (meta,) = metas_of([plain])
             if meta is not None:
-                made.append(CapturedOutput(name=name, tensor=meta, memory=storages.memory(plain)))
-    return tuple(made)
+                outputs.append(CapturedOutput(name=name, tensor=meta, memory=storages.memory(plain)))
+    return tuple(outputs)

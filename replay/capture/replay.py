@@ -116,9 +116,9 @@ class Replay:
 
     def _keep(self, place: int, index: int, returned: Any) -> None:
         """The results that a later call takes, and the storages that were made."""
-        made = list(tensors_in(returned))
+        results = list(tensors_in(returned))
         known = iter(self._sequence.memories[place][1])
-        flat = iter(made)
+        flat = iter(results)
         for output, meta in enumerate(results_of(self._ops[index])):
             if meta is None:
                 continue
@@ -142,14 +142,14 @@ class _LastUses:
 
 
 def _last_uses(linked: Linked) -> _LastUses:
-    found = _LastUses()
+    last_uses = _LastUses()
     for place, sources in enumerate(linked.sources):
         for source in sources:
             if source.value is not None:
-                found.uses[source.value.call, source.value.output] = place
-    for (call, output), place in found.uses.items():
-        found.ends[place].append(Value(call, output))
-    return found
+                last_uses.uses[source.value.call, source.value.output] = place
+    for (call, output), place in last_uses.uses.items():
+        last_uses.ends[place].append(Value(call, output))
+    return last_uses
 
 
 def _view(memory: torch.UntypedStorage, meta: TensorMeta, offset_bytes: int) -> torch.Tensor:

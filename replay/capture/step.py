@@ -43,15 +43,17 @@ class Step:
     """An exported program that the step is to run in place of `call`."""
 
 
-def step_of(made: Any) -> Step:
+def step_of(description: Any) -> Step:
     """The step that a user's `make()` describes. Raises UsageError for what describes none."""
-    if not isinstance(made, tuple | list) or len(made) not in (2, 3) or not callable(made[0]):
-        raise UsageError(f"make() gave {_shown(made)}, which is no step", hint=_FORM)
-    call, given = made[0], made[1]
-    options = dict(made[2]) if len(made) == 3 and isinstance(made[2], Mapping) else {}
-    if len(made) == 3 and (not isinstance(made[2], Mapping) or not set(options) <= OPTIONS):
-        raise UsageError(f"make() gave options {_shown(made[2])}", hint=f"They are {', '.join(sorted(OPTIONS))}.")
-    args, kwargs = arguments_of(given)
+    if not isinstance(description, tuple | list) or len(description) not in (2, 3) or not callable(description[0]):
+        raise UsageError(f"make() gave {_shown(description)}, which is no step", hint=_FORM)
+    call, arguments = description[0], description[1]
+    options = dict(description[2]) if len(description) == 3 and isinstance(description[2], Mapping) else {}
+    if len(description) == 3 and (not isinstance(description[2], Mapping) or not set(options) <= OPTIONS):
+        raise UsageError(
+            f"make() gave options {_shown(description[2])}", hint=f"They are {', '.join(sorted(OPTIONS))}."
+        )
+    args, kwargs = arguments_of(arguments)
     inputs = (args, kwargs) if args and kwargs else kwargs or args
     root = call if isinstance(call, torch.nn.Module) else None
     if options and root is None:
@@ -78,37 +80,41 @@ def step_of(made: Any) -> Step:
     )
 
 
-def arguments_of(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and named arguments."""
-    if isinstance(given, Call):
-        return given.args, dict(given.kwargs)
-    if isinstance(given, Mapping):
-        return (), {str(name): value for name, value in given.items()}
-    return (tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)), {}
+    if isinstance(arguments, Call):
+        return arguments.args, dict(arguments.kwargs)
+    if isinstance(arguments, Mapping):
+        return (), {str(name): value for name, value in arguments.items()}
+    return (
+        tuple(arguments) if isinstance(arguments, Sequence) and not isinstance(arguments, str) else (arguments,)
+    ), {}
 
 
 def named_tensors(value: Any, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
     """Each tensor in a nesting of lists, dictionaries and what has attributes, with the way to it."""
-    found: list[tuple[str, torch.Tensor]] = []
+    tensors: list[tuple[str, torch.Tensor]] = []
     for path, leaf in pytree.tree_flatten_with_path(value)[0]:
         name = prefix + pytree.keystr(path)
         if isinstance(leaf, torch.Tensor):
-            found.append((name or "[]", leaf))
+            tensors.append((name or "[]", leaf))
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, type | torch.nn.Module) and not callable(leaf):
-            inner = {key: one for key, one in vars(leaf).items() if isinstance(one, torch.Tensor | list | tuple | dict)}
-            found += named_tensors(inner, name) if inner else []
-    return found
+            inner = {
+                key: value for key, value in vars(leaf).items() if isinstance(value, torch.Tensor | list | tuple | dict)
+            }
+            tensors += named_tensors(inner, name) if inner else []
+    return tensors
 
 
-def _optimizer(given: Any, module: torch.nn.Module) -> torch.optim.Optimizer | None:
-    if given is None or isinstance(given, torch.optim.Optimizer):
-        return given
-    if callable(given):
-        made = given(module.parameters())
-        if isinstance(made, torch.optim.Optimizer):
-            return made
+def _optimizer(optimizer: Any, module: torch.nn.Module) -> torch.optim.Optimizer | None:
+    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    if callable(optimizer):
+        optimizer = optimizer(module.parameters())
+        if isinstance(optimizer, torch.optim.Optimizer):
+            return optimizer
     raise UsageError(
-        f"optimizer {_shown(given)} is none",
+        f"optimizer {_shown(optimizer)} is none",
         hint="Give a torch.optim.Optimizer, or what makes one of the parameters: torch.optim.AdamW.",
     )
 

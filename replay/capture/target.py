@@ -79,11 +79,11 @@ def load_function(text: str) -> tuple[Callable[[], Any], str]:
     if not path.is_file():
         raise UsageError(f"no file {path_text}", hint=FORM)
     module = _run(path)
-    made = getattr(module, name, None)
-    if not callable(made):
+    function = getattr(module, name, None)
+    if not callable(function):
         public = [each for each in dir(module) if not each.startswith("_") and callable(getattr(module, each))]
         raise UsageError(f"{path.name} has no function {name}", hint=f"It has {', '.join(public[:8]) or 'none'}.")
-    return made, f"{path.name}:{name}"
+    return function, f"{path.name}:{name}"
 
 
 def _run(path: Path) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from opreplay.traces.samples import sample_path
 from tests.replay.timeline.job_machine import Job
 from tests.replay.timeline.machine import Machine, training
 
@@ -266,7 +267,8 @@ def test_tables_of_changes_and_ranks_are_whole_on_narrow_terminals(
 
 def test_a_plan_has_no_times_and_the_error_says_what_takes_it(tmp_path: Path) -> None:
     plan = tmp_path / "step.plan.json"
-    plan.write_text('{"schema_version": 5, "source": "m.py:make", "ops": []}')
+    sample = str(sample_path("transformer_infer"))
+    assert CliRunner().invoke(opreplay, ["plan", sample, "--top", "2", "--output", str(plan)]).exit_code == 0
     for command in (
         ["timeline"],
         ["timeline", "--soc", "910b3"],

@@ -51,7 +51,7 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
         if tensor.numel():
             reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         spans.append((tensor.untyped_storage()._cdata, begin, begin + int(reach) * itemsize))
-    bases, numbers = _groups(spans)
+    bases, numbers = _shared_numbers(spans)
     return [
         None
         if span[0] == -1
@@ -66,37 +66,37 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
     ]
 
 
-def _groups(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
+def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
     """First byte that counts, and the number of the memory where several share it, of each (storage, begin, end)."""
     bases = [begin // ALIGNED_BYTES * ALIGNED_BYTES for _, begin, _ in spans]
     numbers: list[int | None] = [None] * len(spans)
     if len({span[0] for span in spans}) == len(spans):
         return bases, numbers
-    order = sorted((at for at, span in enumerate(spans) if span[0] != -1), key=lambda at: spans[at])
-    members: list[list[int]] = []
-    storage, end = -1, 0
-    for at in order:
-        if members and spans[at][0] == storage and (spans[at][1] < end or spans[at] == spans[members[-1][-1]]):
-            members[-1].append(at)
-            end = max(end, spans[at][2])
-        else:
-            members.append([at])
-            storage, end = spans[at][0], spans[at][2]
-    shared = sorted((group for group in members if len(group) > 1), key=min)
-    for number, group in enumerate(shared):
+    for number, group in enumerate(_overlapping(spans)):
         for at in group:
             bases[at], numbers[at] = bases[group[0]], number
     return bases, numbers
 
 
-def named_values(
-    spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], missing: object = None
-) -> list[tuple[ArgSpec, Any]]:
+def _overlapping(spans: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+    """Groups of two or more spans that overlap within a storage, by index."""
+    groups: list[list[int]] = []
+    storage, end = -1, 0
+    for at in sorted((at for at, span in enumerate(spans) if span[0] != -1), key=lambda at: spans[at]):
+        if spans[at][0] == storage and (spans[at][1] < end or spans[at] == spans[groups[-1][-1]]):
+            groups[-1].append(at)
+            end = max(end, spans[at][2])
+        else:
+            groups.append([at])
+            storage, end = spans[at][0], spans[at][2]
+    return sorted((group for group in groups if len(group) > 1), key=min)
+
+
+def named_values(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[ArgSpec, Any]]:
     """(argument, value) in the schema's order; those that the call leaves to their default are left out."""
     positional = [arg for arg in spec.args if not arg.keyword_only]
-    given = dict(zip((arg.name for arg in positional), args, strict=False))
-    given.update(kwargs)
-    return [(arg, given[arg.name]) for arg in spec.args if arg.name in given]
+    values = {**dict(zip((arg.name for arg in positional), args, strict=False)), **kwargs}
+    return [(arg, values[arg.name]) for arg in spec.args if arg.name in values]
 
 
 def key_of_value(value: Any) -> Any:
@@ -117,43 +117,27 @@ def argument(spec: ArgSpec, value: Any, metas: Iterable[TensorMeta | None]) -> R
 
     None for a value that a plan cannot hold, such as a process group or a script object.
     """
-
-    def made(kind: str, tensors: tuple[TensorMeta | None, ...] = (), plain: Any = None) -> ReplayArg:
-        return ReplayArg(
-            name=spec.name,
-            type=kind,
-            tensors=tensors,
-            value=plain,
-            keyword_only=spec.keyword_only,
-            mutated=spec.mutated,
-        )
-
-    hand = iter(metas)
+    kind, remaining = spec.kind, iter(metas)
+    tensors: tuple[TensorMeta | None, ...] = ()
+    plain: Any = None
     if isinstance(value, torch.Tensor):
-        return made("Tensor", (next(hand),))
-    if spec.kind == "Tensor[]" and isinstance(value, list | tuple):
-        flat = list(_flat(value))
-        if not all(item is None or isinstance(item, torch.Tensor) for item in flat):
+        kind, tensors = "Tensor", (next(remaining),)
+    elif kind == "Tensor[]" and isinstance(value, list | tuple):
+        items = list(_flat(value))
+        if not all(item is None or isinstance(item, torch.Tensor) for item in items):
             return None
-        found = tuple(None if item is None else next(hand) for item in flat)
-        return made("Tensor[]", found, None if found else ())
-    if spec.kind == "Tensor" and type(value) in _WRAPPED:
-        return made("Tensor", (TensorMeta(shape=(), dtype=_WRAPPED[type(value)]),), _plain(value))
-    if value is None:
-        return made(spec.kind)
-    if spec.kind in ("opaque", "Generator"):
+        tensors = tuple(None if item is None else next(remaining) for item in items)
+        plain = None if tensors else ()
+    elif kind == "Tensor" and type(value) in _WRAPPED:
+        tensors, plain = (TensorMeta(shape=(), dtype=_WRAPPED[type(value)]),), _plain(value)
+    elif value is not None:
+        plain = _plain_argument(kind, value)
+        kind = f"{kind}[]" if isinstance(value, list | tuple) and not kind.endswith("[]") else kind
+    if plain is _UNKNOWN:
         return None
-    if isinstance(value, list | tuple):
-        items = tuple(_plain(item) for item in value)
-        return None if _UNKNOWN in items else made(_list_kind(spec), plain=items)
-    plain = _plain(value)
-    if plain is _UNKNOWN or (isinstance(plain, str) and len(plain) > MAX_TEXT):
-        return None
-    return made(spec.kind, plain=float(plain) if spec.kind == "float" and type(plain) is int else plain)
-
-
-def _list_kind(spec: ArgSpec) -> str:
-    return spec.kind if spec.kind.endswith("[]") else f"{spec.kind}[]"
+    return ReplayArg(
+        name=spec.name, type=kind, tensors=tensors, value=plain, keyword_only=spec.keyword_only, mutated=spec.mutated
+    )
 
 
 def _flat(value: Any) -> Iterable[Any]:
@@ -165,6 +149,13 @@ def _flat(value: Any) -> Iterable[Any]:
 
 
 _UNKNOWN: Any = object()
+
+
+def _plain_argument(kind: str, value: Any) -> Any:
+    plain = _UNKNOWN if kind in ("opaque", "Generator") else _plain(value)
+    if isinstance(plain, str) and len(plain) > MAX_TEXT:
+        return _UNKNOWN
+    return float(plain) if kind == "float" and type(plain) is int else plain
 
 
 def _plain(value: Any) -> Any:

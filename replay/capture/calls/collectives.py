@@ -38,29 +38,39 @@ def collective_of(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], 
     if sizes is None:
         return None
     dtype, parts, in_elements, out_elements = sizes
-    me = int(group.rank())
-    peer = next((values[name] for name in _PEERS if type(values.get(name)) is int), None)
-    root = next((values[name] for name in _ROOTS if type(values.get(name)) is int), None)
-    moves = kind in POINT_TO_POINT
     reduction = values.get("reduce_op")
     return Collective(
         kind=kind,
         dtype=dtype,
         in_elements=in_elements,
         out_elements=out_elements,
-        in_splits=_splits(values.get("input_split_sizes"), in_elements) if kind == "all_to_all" else (),
-        out_splits=_splits(values.get("output_split_sizes"), out_elements) if kind == "all_to_all" else (),
+        in_splits=_splits(values.get("input_split_sizes"), in_elements),
+        out_splits=_splits(values.get("output_split_sizes"), out_elements),
         parts=parts if 1 < len(parts) <= MAX_PARTS and sum(parts) == in_elements else (),
         group=str(group.group_name),
         group_size=len(ranks),
         group_ranks=ranks if len(ranks) <= MAX_PARTS else (),
-        rank=None if kind in ROOTED or moves else dist.get_rank(),
-        root=root if kind in ROOTED else None,
-        source=(me if kind == "send" else peer) if moves else None,
-        target=(me if kind == "recv" else peer) if moves else None,
         reduce_op=reduction.lower() if isinstance(reduction, str) else "",
         asynchronous=bool(values.get("async_op", True)) and kind != "barrier",
+        **_roles(kind, values, int(group.rank())),
     )
+
+
+def _roles(kind: Kind, values: Mapping[str, Any], group_rank: int) -> dict[str, Any]:
+    """Fields of `Collective` that say which rank sends, receives, or is the root."""
+    import torch.distributed as dist
+
+    if kind in ROOTED:
+        return {"root": _first_number(values, _ROOTS)}
+    if kind not in POINT_TO_POINT:
+        return {"rank": dist.get_rank()}
+    peer = _first_number(values, _PEERS)
+    source, target = (group_rank, peer) if kind == "send" else (peer, group_rank)
+    return {"source": source, "target": target}
+
+
+def _first_number(values: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    return next((values[name] for name in names if type(values.get(name)) is int), None)
 
 
 def group_name(func: Any, args: Sequence[Any]) -> str:
@@ -91,21 +101,20 @@ def _sizes(
     """(dtype, elements of each tensor handed in, of all, of all that is got); None where no tensor is given."""
     if kind == "barrier":
         return "uint8", (), 0, 0
-    made = [tensor for name, value in values.items() if name.startswith(_RESULTS) for tensor in tensors_in(value)]
-    given = [tensor for name, value in values.items() if not name.startswith(_RESULTS) for tensor in tensors_in(value)]
-    one = next(iter([*given, *made]), None)
-    if one is None:
+    outputs = list(tensors_in([value for name, value in values.items() if name.startswith(_RESULTS)]))
+    inputs = list(tensors_in([value for name, value in values.items() if not name.startswith(_RESULTS)]))
+    if not inputs and not outputs:
         return None
-    parts = tuple(tensor.numel() for tensor in given)
-    inside, outside = sum(parts), sum(tensor.numel() for tensor in made or tensors_in(returned))
-    if kind == "all_gather" or kind == "gather":  # who is not the root of a gather names no result
-        outside = inside * ranks
-    elif kind == "reduce_scatter" or kind == "scatter":
-        outside = outside if made or not inside else inside // ranks
-        inside = outside * ranks
+    parts = tuple(tensor.numel() for tensor in inputs)
+    sent, received = sum(parts), sum(tensor.numel() for tensor in outputs or tensors_in(returned))
+    if kind in ("all_gather", "gather"):  # who is not the root of a gather names no result
+        received = sent * ranks
+    elif kind in ("reduce_scatter", "scatter"):
+        received = received if outputs or not sent else sent // ranks
+        sent = received * ranks
     elif kind != "all_to_all":
-        outside = inside
-    return str(one.dtype).removeprefix("torch."), parts, inside, outside
+        received = sent
+    return str([*inputs, *outputs][0].dtype).removeprefix("torch."), parts, sent, received
 
 
 def _splits(rows: Any, total: int) -> tuple[int, ...]:

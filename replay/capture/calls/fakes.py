@@ -6,7 +6,7 @@ torch's own mode runs an op for real where all its tensors are: it would write t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,16 +15,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from opreplay.replay.capture.calls.arguments import is_dense
+from opreplay.replay.capture.calls.patching import replaced
 
 _LIFTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
 """How a tensor of Python's numbers comes to be; fake tensors remember its value only if they see it made."""
 
 
-_MOST_CONSTANT = 1024
+_MAX_CONSTANT = 1024
 """Elements of a range whose values are kept while a model is made: probabilities of layers are read from such."""
 
 
-class _WhereTorchRefuses(TorchDispatchMode):
+class _RefusedCalls(TorchDispatchMode):
     """Calls that torch's fake tensors refuse though the step runs: products of groups in float32, and what constructors
     ask of values."""
 
@@ -61,10 +62,10 @@ class Fakes:
     def __init__(self) -> None:
         # Real tensors never get there: `of` stands before.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._kept: list[torch.Tensor] = []
+        self._real: list[torch.Tensor] = []
         """Real tensors, alive as long as others would be taken for them."""
-        self._made: dict[int, torch.Tensor] = {}
-        self._refused = _WhereTorchRefuses(self)
+        self._fake_by_id: dict[int, torch.Tensor] = {}
+        self._refused = _RefusedCalls(self)
 
     @contextmanager
     def constructing(self) -> Generator[None, None, None]:
@@ -79,11 +80,11 @@ class Fakes:
         """A short range as a fake tensor that knows its values; a long one knows none."""
         with _disable_current_modes():
             real = func(*args, **{**kwargs, "device": torch.device("cpu")})
-        if real.numel() > _MOST_CONSTANT:
+        if real.numel() > _MAX_CONSTANT:
             return func(*args, **kwargs)
-        return self._known(self.mode.from_tensor(real, static_shapes=True), real)
+        return self._with_constant(self.mode.from_tensor(real, static_shapes=True), real)
 
-    def _known(self, fake: Any, real: torch.Tensor) -> torch.Tensor:
+    def _with_constant(self, fake: Any, real: torch.Tensor) -> torch.Tensor:
         fake.constant = real
         self.mode.fake_tensor_converter.add_constant_storage_mapping(fake)
         return fake
@@ -94,20 +95,21 @@ class Fakes:
         utils: Any = torch.utils
         plain = utils.swap_tensors
 
-        def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> Any:
+        def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> Any:
             memo = self.mode.fake_tensor_converter.meta_converter.tensor_memo
-            for key in [key for key, known in list(memo.items()) if known is one or known is other]:
+            for key in [key for key, known in list(memo.items()) if known is first or known is second]:
                 del memo[key]
-            return plain(one, other)
+            return plain(first, second)
 
-        utils.swap_tensors = swap_tensors
-        try:
-            with self.mode, self._refused, warnings.catch_warnings():
-                # Copying a fake module asks for addresses, by which torch tells copies apart; nothing reads there.
-                warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-                yield
-        finally:
-            utils.swap_tensors = plain
+        with (
+            replaced(utils, swap_tensors=swap_tensors),
+            self.mode,
+            self._refused,
+            warnings.catch_warnings(),
+        ):
+            # Copying a fake module asks for addresses, by which torch tells copies apart; nothing reads there.
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            yield
 
     def of(self, value: Any) -> Any:
         """An argument with fake tensors in place of real ones, in lists as well."""
@@ -117,18 +119,22 @@ class Fakes:
             return type(value)(self.of(item) for item in value)
         return value
 
+    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments of a call with fake tensors in place of real ones."""
+        return [self.of(value) for value in args], {name: self.of(value) for name, value in kwargs.items()}
+
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:
-        found = self._made.get(id(tensor))
-        if found is None:
+        fake = self._fake_by_id.get(id(tensor))
+        if fake is None:
             with _disable_current_modes():
                 plain = tensor.detach()
                 small = tensor.numel() == 1 and tensor.device.type == "cpu" and is_dense(tensor)
                 constant = plain.clone() if small else None
-                found = self._made[id(tensor)] = self.mode.from_tensor(plain, static_shapes=True)
-            self._kept.append(tensor)
+                fake = self._fake_by_id[id(tensor)] = self.mode.from_tensor(plain, static_shapes=True)
+            self._real.append(tensor)
             if constant is not None:
-                self._known(found, constant)  # an optimizer asks for the number of its step
-        return found
+                self._with_constant(fake, constant)  # an optimizer asks for the number of its step
+        return fake
 
 
 def keeps_real(func: Any) -> bool:

@@ -15,10 +15,10 @@ from opreplay.replay.capture.calls import arguments as of_call
 from opreplay.replay.capture.calls.arguments import tensors_in
 from opreplay.replay.capture.calls.collectives import collective_of, group_name
 from opreplay.replay.capture.calls.fakes import Fakes, keeps_real
+from opreplay.replay.capture.calls.module_tracker import ModuleTracker
 from opreplay.replay.capture.calls.storages import Storages
 from opreplay.replay.capture.calls.summed import Summed
-from opreplay.replay.capture.calls.unwatched import Unwatched
-from opreplay.replay.capture.calls.whereabouts import Whereabouts
+from opreplay.replay.capture.calls.without_mode import WithoutMode
 from opreplay.replay.collectives.model import REDUCING
 from opreplay.replay.ir.captured import LikeDevice, StepPhase
 from opreplay.replay.ir.model import Assumption, Reason, Recorded, ReplayArg, ReplayOp
@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self,
         storages: Storages,
-        where: Whereabouts,
+        tracker: ModuleTracker,
         *,
         fakes: Fakes | None = None,
         look: Look | None = None,
@@ -59,9 +59,9 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._fakes = fakes
-        self._storages, self._where, self._look = storages, where, look
+        self._storages, self._tracker, self._look = storages, tracker, look
         self._in_place = Summed(storages)
-        self.unwatched = Unwatched(_decides_itself, fake=fakes is not None, device=device)
+        self.without_mode = WithoutMode(_decides_itself, fake=fakes is not None, device=device)
         self._ops: list[ReplayOp] = []
         self._counts: list[int] = []
         self._index: dict[Any, int] = {}
@@ -89,52 +89,45 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is _ADD and len(args) == 2 and not kwargs and self._in_place.is_summed_up(args[0], args[1]):
+        if func is _ADD and not kwargs and self._in_place.is_summed_up(args[0], args[1]):
             func = _ADD_IN_PLACE
         named = dict(kwargs or {})
-        if any(_decides_itself(kind) for kind in types):
+        if any(map(_decides_itself, types)):
             return NotImplemented
-        if func.namespace in _QUERIES or (func is _DETACH and _is_hidden()):
+        if _is_internal(func):
             return func(*args, **named)
         if self._fakes is not None and not keeps_real(func):
-            args = [self._fakes.of(value) for value in args]
-            named = {name: self._fakes.of(value) for name, value in named.items()}
+            args, named = self._fakes.of_call(args, named)
         if _is_composed(func):  # in inference mode nothing above has taken it apart
             with self:
                 return func.decompose(*args, **named)
-        func, args, named = self.unwatched.call(func, args, named, self._in_place.is_own)
-        return self.call(func, args, named, self.unwatched.run_of(func))
+        func, args, named = self.without_mode.call(func, args, named, self._in_place.is_own)
+        return self.call(func, args, named, self.without_mode.run_of(func))
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
         """Run one call by `run`, and record it as one of `func`."""
-        given = [tensor for value in (*args, *kwargs.values()) for tensor in tensors_in(value)]
+        inputs = list(tensors_in((*args, *kwargs.values())))
         number = self._storages.call = len(self.calls)
-        into = self._memories(given, outside=True)
-        phase, module = self._where.now()
-        metas = of_call.metas_of(given)
-        values = (*args, *kwargs.items())
-        self._gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-        key = (
-            func,
-            self._gradients,
-            tuple(metas),
-            tuple(of_call.key_of_value(v) for v in values),
-            group_name(func, args),
-        )
+        into = self._memories(inputs, outside=True)
+        phase, module = self._tracker.phase_and_module()
+        metas = of_call.metas_of(inputs)
+        self._gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+        values = of_call.key_of_value((*args, *kwargs.items()))
+        key = (func, self._gradients, tuple(metas), values, group_name(func, args))
         self.running = func
         if self._look is not None:
-            self._look(number, given, None)
+            self._look(number, inputs, None)
         returned = run(*args, **kwargs)
-        made = list(tensors_in(returned))
-        self._storages.grown(given if self._mutates(func) else ())
-        self._in_place.made(made)
-        out = self._memories(made, outside=False)
+        outputs = list(tensors_in(returned))
+        self._storages.grown(inputs if self._mutates(func) else ())
+        self._in_place.add(outputs)
+        out = self._memories(outputs, outside=False)
         index = self._index.get(key)
         if index is None:
             index = self._index[key] = len(self._ops)
-            op = self._op(func, args, kwargs, given, metas, returned, getattr(run, "flops", None))
+            op = self._op(func, args, kwargs, inputs, metas, returned, getattr(run, "flops", None))
             self._ops.append(op)
-            self._slots.append(_slots(op, of_call.named_values(self._spec(func), args, kwargs), given, returned))
+            self._slots.append(_slots(op, of_call.named_values(self._spec(func), args, kwargs), inputs, returned))
             self._counts.append(0)
         self._counts[index] += 1
         self.calls.append(index)
@@ -143,28 +136,28 @@ class Recorder(TorchDispatchMode):
         self.phases.append(phase)
         self.modules.append(module)
         if self._look is not None:
-            self._look(number, given, returned)
+            self._look(number, inputs, returned)
         return returned
 
     def _memories(self, tensors: Iterable[torch.Tensor], *, outside: bool) -> tuple[int, ...]:
-        found = []
+        memories = []
         for tensor in tensors:
             if tensor.layout is not torch.strided or tensor.is_nested:
-                found.append(-1)
+                memories.append(-1)
                 continue
-            found.append(self._storages.memory(tensor, outside=outside))
+            memories.append(self._storages.memory(tensor, outside=outside))
             if outside:
                 storage = self._storages.number(tensor)
                 if storage not in self._taken and self._storages.is_outside(storage):
                     self._taken.add(storage)
                     self.outside.append(storage)
-        return tuple(found)
+        return tuple(memories)
 
     def _spec(self, func: Any) -> OpSpec:
-        found = self._specs.get(func)
-        if found is None:
-            found = self._specs[func] = compile_schema(func._schema)
-        return found
+        spec = self._specs.get(func)
+        if spec is None:
+            spec = self._specs[func] = compile_schema(func._schema)
+        return spec
 
     def _mutates(self, func: Any) -> bool:
         return any(arg.mutated for arg in self._spec(func).args)
@@ -174,57 +167,66 @@ class Recorder(TorchDispatchMode):
         func: Any,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        given: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
         metas: Sequence[TensorMeta | None],
         returned: Any,
-        counted: int | None,
+        flops: int | None,
     ) -> ReplayOp:
         """The op of a call that is the first one of its kind."""
         spec = self._spec(func)
-        by_tensor = {id(tensor): meta for tensor, meta in zip(given, metas, strict=True)}
-        made: list[ReplayArg] = []
+        meta_by_tensor = {id(tensor): meta for tensor, meta in zip(inputs, metas, strict=True)}
+        replay_args: list[ReplayArg] = []
         missing: list[str] = []
-        assumed: list[Assumption] = []
+        assumptions: list[Assumption] = []
         for arg, value in of_call.named_values(spec, args, kwargs):
-            mine = [by_tensor[id(tensor)] for tensor in tensors_in(value)]
-            one = None if None in mine else of_call.argument(arg, value, mine)
-            if one is None:
+            arg_metas = [meta_by_tensor[id(tensor)] for tensor in tensors_in(value)]
+            replay_arg = None if None in arg_metas else of_call.argument(arg, value, arg_metas)
+            if replay_arg is None:
                 missing.append(arg.name)
-                one = ReplayArg(name=arg.name, type="opaque", keyword_only=arg.keyword_only, mutated=arg.mutated)
-            made.append(checking_bounds(one, assumed))
-        made = list(named_after_gaps(spec, made))
-        moved = collective_of(spec, args, kwargs, returned)
-        if moved is not None and moved.kind in REDUCING and not moved.reduce_op:
-            assumed.append(Assumption(argument="reduce_op", what="sum (not recorded)"))
-        told = [spec.full_name, made, None if moved is None else same_work(moved)]
-        identity = blake2b(msgspec.json.encode(told), digest_size=6).hexdigest()
-        found = candidates(spec.name, Policy())
-        reason = found.reason
+                replay_arg = ReplayArg(name=arg.name, type="opaque", keyword_only=arg.keyword_only, mutated=arg.mutated)
+            replay_args.append(checking_bounds(replay_arg, assumptions))
+        replay_args = list(named_after_gaps(spec, replay_args))
+        collective = collective_of(spec, args, kwargs, returned)
+        if collective is not None and collective.kind in REDUCING and not collective.reduce_op:
+            assumptions.append(Assumption(argument="reduce_op", what="sum (not recorded)"))
+        identity = [spec.full_name, replay_args, None if collective is None else same_work(collective)]
+        resolution = candidates(spec.name, Policy())
+        reason = _refusal(spec, resolution.reason, replay_args, missing)
         if func.namespace in COLLECTIVE_NAMESPACES:
-            reason = Reason("collective", "" if moved is not None else "moves nothing itself, or does not say what")
-        reason = reason or refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
-        for arg in made:
-            reason = reason or refuse_value(arg.name, arg.value)
-        if reason is None and missing:
-            reason = Reason("metadata missing", f"a plan holds no value of this kind: {', '.join(missing)}")
-        return ReplayOp(
-            id=identity,
+            reason = Reason("collective", "" if collective else "moves nothing itself, or does not say what")
+        op = ReplayOp(
+            id=blake2b(msgspec.json.encode(identity), digest_size=6).hexdigest(),
             name=spec.name,
             count=1,
             recorded=_NOT_RECORDED,
-            resolved_by="process group" if moved is not None else None if reason is not None else found.resolved_by,
-            via=None if reason is not None else found.via,
             overload=spec.overload,
             schema=spec.text,
-            args=tuple(made),
+            args=tuple(replay_args),
             outputs=_outputs(returned),
             reason=reason,
-            assumptions=tuple(assumed),
-            ranks=None if moved is None else moved.group_size,
-            collective=moved,
+            assumptions=tuple(assumptions),
             gradients=self._gradients and depends_on_gradients(spec.name, spec.overload),
-            flops=counted if counted is not None else _flops(func, args, kwargs, returned),
+            flops=flops if flops is not None else _flops(func, args, kwargs, returned),
         )
+        if collective is not None:
+            return msgspec.structs.replace(
+                op, resolved_by="process group", ranks=collective.group_size, collective=collective
+            )
+        if reason is not None:
+            return op
+        return msgspec.structs.replace(op, resolved_by=resolution.resolved_by, via=resolution.via)
+
+
+def _refusal(
+    spec: OpSpec, unresolved: Reason | None, args: Sequence[ReplayArg], missing: Sequence[str]
+) -> Reason | None:
+    """Why an op cannot be replayed; `missing` are arguments whose value a plan cannot hold."""
+    reason = unresolved or refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
+    for arg in args:
+        reason = reason or refuse_value(arg.name, arg.value)
+    if reason is None and missing:
+        return Reason("metadata missing", f"a plan holds no value of this kind: {', '.join(missing)}")
+    return reason
 
 
 def _decides_itself(kind: type) -> bool:
@@ -238,22 +240,22 @@ def _decides_itself(kind: type) -> bool:
 
 def _is_composed(func: Any) -> bool:
     """Whether torch composes an op of others wherever it runs; one that has a kernel of its own is a call."""
-    found = _COMPOSED.get(func)
-    if found is None:
+    composed = _COMPOSED.get(func)
+    if composed is None:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         name = func.name()
-        found = has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _KERNELS)
-        _COMPOSED[func] = found
-    return found
+        composed = has(name, "CompositeImplicitAutograd") and not any(has(name, key) for key in _KERNELS)
+        _COMPOSED[func] = composed
+    return composed
 
 
-def _is_hidden() -> bool:
-    """Whether a detach is torch's own, of a tensor that it keeps for backward: without a mode no op is dispatched.
+def _is_internal(func: Any) -> bool:
+    """Whether a call is no part of the step: a query, or torch's own detach of a tensor that it keeps for backward.
 
-    A user's comes from below autograd, whose keys are then switched off.
+    Without a mode no such detach is dispatched. A user's comes from below autograd, whose keys are then switched off.
     """
-    if torch.is_inference_mode_enabled():
-        return False
+    if func is not _DETACH or torch.is_inference_mode_enabled():
+        return func.namespace in _QUERIES
     return not torch._C._dispatch_tls_is_dispatch_key_excluded(_SEEN_BELOW_AUTOGRAD)
 
 
@@ -262,18 +264,18 @@ def _outputs(returned: Any) -> tuple[TensorMeta | None, ...] | None:
     items = list(flattened(returned))
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
     metas = iter(of_call.metas_of(tensors))
-    made = tuple(next(metas) if isinstance(item, torch.Tensor) else None for item in items)
-    return tuple(meta and msgspec.structs.replace(meta, storage=None, storage_offset=0) for meta in made)
+    outputs = tuple(next(metas) if isinstance(item, torch.Tensor) else None for item in items)
+    return tuple(meta and msgspec.structs.replace(meta, storage=None, storage_offset=0) for meta in outputs)
 
 
 def _slots(
-    op: ReplayOp, values: Sequence[tuple[Any, Any]], given: Sequence[torch.Tensor], returned: Any
+    op: ReplayOp, values: Sequence[tuple[Any, Any]], inputs: Sequence[torch.Tensor], returned: Any
 ) -> tuple[list[int], list[int]]:
     """Places among a call's tensors of those that the op's arguments have, -1 for a number; and those of its results.
 
     What is no tensor in the plan has no place.
     """
-    places = {id(tensor): at for at, tensor in enumerate(given)}
+    places = {id(tensor): at for at, tensor in enumerate(inputs)}
     slots: list[int] = []
     for arg, (_, value) in zip(op.args, values, strict=True):
         if arg.value is not None and arg.tensors:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from opreplay.replay.capture.calls.patching import replaced
 from opreplay.replay.ir.captured import CapturedStorage, Kind, PhasePeak, StepPhase
 
 PHASES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
@@ -61,14 +62,13 @@ class Storages:
         """Of the storage that a plain tensor lies in."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        found = self._numbers.get(key)
-        if found is not None:
-            return found
+        if key in self._numbers:
+            return self._numbers[key]
         number = self._numbers[key] = len(self._all)
-        one = _Storage(storage.nbytes())
-        one.outside = outside
-        self._all.append(one)
-        self._events.append((-1 if outside else self.call, number, one.size))
+        entry = _Storage(storage.nbytes())
+        entry.outside = outside
+        self._all.append(entry)
+        self._events.append((-1 if outside else self.call, number, entry.size))
         weakref.finalize(storage, self._gone, key, number).atexit = False
         return number
 
@@ -87,10 +87,10 @@ class Storages:
             plain = self._seen_as(real)
             if plain.layout is not torch.strided:
                 continue
-            one = self._all[self.number(plain, outside=outside)]
-            one.kind = one.kind or kind
-            if name and one.kind == kind:
-                one.names[name] = None
+            entry = self._all[self.number(plain, outside=outside)]
+            entry.kind = entry.kind or kind
+            if name and entry.kind == kind:
+                entry.names[name] = None
 
     def of(self, tensor: torch.Tensor) -> int:
         """Number of the storage that a tensor lies in, a real one's that of what stands for it."""
@@ -108,10 +108,10 @@ class Storages:
         """Those that were there before the step."""
         return tuple(
             CapturedStorage(
-                storage=number, kind=one.kind or "constant", names=tuple(one.names), size_bytes=one.first_size
+                storage=number, kind=entry.kind or "constant", names=tuple(entry.names), size_bytes=entry.first_size
             )
-            for number, one in enumerate(self._all)
-            if one.outside
+            for number, entry in enumerate(self._all)
+            if entry.outside
         )
 
     def peaks(self, phases: list[StepPhase]) -> tuple[PhasePeak, ...]:
@@ -124,8 +124,8 @@ class Storages:
             while at < len(events) and events[at][0] <= call:
                 _, number, delta = events[at]
                 at += 1
-                one = self._all[number]
-                kind: Kind = one.kind or ("constant" if one.outside else "activation")
+                entry = self._all[number]
+                kind: Kind = entry.kind or ("constant" if entry.outside else "activation")
                 by_kind[kind] = by_kind.get(kind, 0) + delta
                 alive += delta
             if phase not in best or alive > best[phase].peak_bytes:
@@ -139,18 +139,12 @@ class Storages:
         plain: Any = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            number = self._numbers.get(storage._cdata)
-            if number is not None:
-                one = self._all[number]
-                self._events.append((self.call, number, int(size) - one.size))
-                one.size = int(size)
+            if storage._cdata in self._numbers:
+                self._resize(self._numbers[storage._cdata], int(size))
             return plain(storage, size)
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
-        try:
+        with replaced(torch.UntypedStorage, resize_=resize_):
             yield
-        finally:
-            torch.UntypedStorage.resize_ = plain  # type: ignore[method-assign]
 
     def grown(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take note of results that an op gave another size, as `resize_` and `out=` do."""
@@ -158,8 +152,11 @@ class Storages:
             storage = tensor.untyped_storage()
             number = self._numbers.get(storage._cdata)
             if number is not None and storage.nbytes() != self._all[number].size:
-                self._events.append((self.call, number, storage.nbytes() - self._all[number].size))
-                self._all[number].size = storage.nbytes()
+                self._resize(number, storage.nbytes())
+
+    def _resize(self, number: int, size: int) -> None:
+        self._events.append((self.call, number, size - self._all[number].size))
+        self._all[number].size = size
 
     def _gone(self, key: int, number: int) -> None:
         if self._numbers.get(key) == number:

@@ -29,7 +29,7 @@ class Summed:
         self._storages = storages
         self._node_of: dict[int, int] = {}
 
-    def made(self, results: Iterable[torch.Tensor]) -> None:
+    def add(self, results: Iterable[torch.Tensor]) -> None:
         """Results of a call; those of forward are of no node."""
         node = _node()
         if node is not None:
@@ -59,7 +59,7 @@ class Summed:
         if _internal._storage_Use_Count(total.untyped_storage()._cdata) != _ALONE:
             return False
         before = self._node_of.get(self._storages.number(total))
-        return before is not None and before != node
+        return before not in (None, node)
 
 
 def _node() -> int | None:

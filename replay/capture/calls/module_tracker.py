@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as hooks
 
 from opreplay.replay.capture.calls.storages import Storages
-from opreplay.replay.capture.calls.undo import Undo
 from opreplay.replay.ir.captured import LikeDevice, StepPhase
 
 _autograd: Any = import_module("torch._C")._autograd
@@ -26,7 +26,7 @@ _NO_NODE = (1 << 63) - 1
 """Nodes that accumulate gradients have a number beyond any other's."""
 
 
-class Whereabouts:
+class ModuleTracker:
     """Follows modules, optimizers and autograd while a step runs."""
 
     def __init__(self, storages: Storages, *, device: LikeDevice = "cpu") -> None:
@@ -45,7 +45,7 @@ class Whereabouts:
         self._of_node: dict[int, int] = {}
         self._of_parameter: dict[int, int] = {}
         self._stepping = 0
-        self._undo = Undo()
+        self._saved = _SavedState()
         self.counters: set[int] = set()
         """Storages of what optimizers count, and which torch keeps on the host beside any device."""
 
@@ -63,7 +63,7 @@ class Whereabouts:
         """Paths of modules by number."""
         return tuple(self._paths)
 
-    def know(self, root: torch.nn.Module) -> None:
+    def register(self, root: torch.nn.Module) -> None:
         """Give names to a model's modules, parameters and buffers."""
         if id(root) in self._of_module:
             return
@@ -71,16 +71,15 @@ class Whereabouts:
         number = f"#{alike + 1}" if alike else ""
         prefix = "" if not self._roots else f"{_kind(root)}{number}:"
         self._roots.append(root)
-        self._undo.know(root)
+        self._saved.save(root)
         self._prefixes.append(prefix)
-        for path, one in root.named_modules():
+        for path, module in root.named_modules():
             number = self._number(f"{prefix}{path}")
-            self._of_module.setdefault(id(one), number)
-            for name, parameter in one.named_parameters(recurse=False):
-                where = f"{prefix}{path}.{name}" if path else f"{prefix}{name}"
-                self._storages.describe(parameter, "parameter", where)
+            self._of_module.setdefault(id(module), number)
+            for name, parameter in module.named_parameters(recurse=False):
+                self._storages.describe(parameter, "parameter", f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
                 self._of_parameter.setdefault(id(parameter), number)
-            for name, buffer in one.named_buffers(recurse=False):
+            for name, buffer in module.named_buffers(recurse=False):
                 self._storages.describe(buffer, "buffer", f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
 
     def state(self) -> list[tuple[str, torch.Tensor]]:
@@ -91,7 +90,7 @@ class Whereabouts:
             for name, tensor in (*root.named_parameters(), *root.named_buffers())
         ]
 
-    def now(self) -> tuple[StepPhase, int]:
+    def phase_and_module(self) -> tuple[StepPhase, int]:
         """Phase and module of the call that runs."""
         in_backward = torch._C._current_graph_task_id() != -1
         if self._stack:
@@ -136,7 +135,7 @@ class Whereabouts:
 
     def restore(self) -> None:
         """Take fake tensors out of real modules and optimizers again."""
-        self._undo.restore()
+        self._saved.restore()
 
     def _number(self, path: str) -> int:
         return self._paths.setdefault(path, len(self._paths))
@@ -147,7 +146,7 @@ class Whereabouts:
             if self._stack:
                 number = self._of_module[id(module)] = self._number(f"{self.names[self._stack[-1]]}.<{_kind(module)}>")
             else:
-                self.know(module)
+                self.register(module)
                 number = self._of_module[id(module)]
         self._stack.append(number)
 
@@ -157,7 +156,7 @@ class Whereabouts:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping += 1
-        self._undo.know_optimizer(optimizer)
+        self._saved.save_optimizer(optimizer)
         self._take_lists(optimizer)
         self._describe_state(optimizer, outside=True)
         for group in optimizer.param_groups:
@@ -202,7 +201,7 @@ class Whereabouts:
         return self._of_parameter.get(id(getattr(node, "variable", None)), _NO_MODULE)
 
 
-_COUNTED = frozenset({"step", "mu_product"})
+_COUNTED = ("step", "mu_product")
 
 
 def _counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -213,10 +212,55 @@ def _counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         if group.get("fused") or group.get("capturable"):
             continue
         for parameter in group["params"]:
-            for name, value in optimizer.state.get(parameter, {}).items():
-                if name in _COUNTED and isinstance(value, torch.Tensor) and value.dim() == 0:
+            for name in _COUNTED:
+                value = optimizer.state.get(parameter, {}).get(name)
+                if isinstance(value, torch.Tensor) and value.dim() == 0:
                     yield value
 
 
 def _kind(module: torch.nn.Module) -> str:
     return type(module).__name__
+
+
+class _SavedState:
+    """Remembers modules and optimizers as they were when they were first seen."""
+
+    def __init__(self) -> None:
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._buffers: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+        self._states: dict[int, tuple[torch.optim.Optimizer, dict[Any, dict[str, Any]]]] = {}
+
+    def save(self, root: torch.nn.Module) -> None:
+        """A model before its forward."""
+        for parameter in root.parameters():
+            self._save_gradient(parameter)
+        self._buffers += [(module, dict(module._buffers)) for module in root.modules() if module._buffers]
+
+    def save_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer before its step."""
+        if id(optimizer) in self._states:
+            return
+        self._states[id(optimizer)] = optimizer, {key: dict(state) for key, state in optimizer.state.items()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._save_gradient(parameter)
+
+    def restore(self) -> None:
+        """What is real gets its real parts back; what is fake stays: it was made for the step."""
+        for parameter, gradient in self._gradients.values():
+            if isinstance(parameter.grad, FakeTensor):
+                parameter.grad = gradient
+        for module, buffers in self._buffers:
+            if not any(isinstance(tensor, FakeTensor) for tensor in buffers.values()):
+                module._buffers.update(buffers)
+        for optimizer, state in self._states.values():
+            if any(
+                not isinstance(tensor, FakeTensor) for group in optimizer.param_groups for tensor in group["params"]
+            ):
+                optimizer.state.clear()
+                optimizer.state.update(state)
+
+    def _save_gradient(self, parameter: torch.Tensor) -> None:
+        if not isinstance(parameter, FakeTensor) and id(parameter) not in self._gradients:
+            before = None if isinstance(parameter.grad, FakeTensor) else parameter.grad
+            self._gradients[id(parameter)] = parameter, before

@@ -53,7 +53,7 @@ Call = tuple[Any, Sequence[Any], dict[str, Any]]
 """(overload, arguments, named ones)."""
 
 
-class Unwatched:
+class WithoutMode:
     """Knows which composed op's kernel runs, and what its calls are where nobody watches."""
 
     def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
@@ -87,33 +87,36 @@ class Unwatched:
 
     def call(self, func: Any, args: Sequence[Any], named: dict[str, Any], is_own: Callable[[Any], bool]) -> Call:
         """What a call is where nobody watches. `is_own`: whether the node of autograd that runs made a tensor."""
-        inside = self._inside[-1] if self._inside else ""
-        if func is _VIEW and inside in _RESHAPING and not args[0].is_contiguous():
-            made = func(*args, **named)
-            return _aten._reshape_alias.default, (args[0], list(made.shape), list(made.stride())), {}
-        if func is _ADD and inside in _ADDING:
+        if func is _VIEW and self._running in _RESHAPING and not args[0].is_contiguous():
+            view = func(*args, **named)
+            return _aten._reshape_alias.default, (args[0], list(view.shape), list(view.stride())), {}
+        if func is _ADD and self._running in _ADDING:
             return _aten.add_.Tensor, args, named
-        if func in _FORMULAS and not torch.is_grad_enabled() and (node := _formula()) is not None:
-            if func is _NEW_ZEROS:
-                return _zeros(args) if node.startswith(_SELECTING) and not named else (func, args, named)
-            taken = _CROSS_ENTROPY if node.startswith("BinaryCrossEntropyWithLogits") else _WRITES
-            scales = func is _aten.mul.Tensor and is_own(args[1])  # of its own by its own, which is no gradient
-            if func in taken and not node.startswith(_COPYING) and not scales and is_own(args[0]):
-                unsafe = {"unsafe": True} if func is _aten.index_put.default else {}
-                return taken[func], args, {**named, **unsafe}
-        return func, args, named
+        if func not in _FORMULAS or torch.is_grad_enabled() or (node := _formula()) is None:
+            return func, args, named
+        if func is _NEW_ZEROS:
+            return _zeros(args) if node.startswith(_SELECTING) and not named else (func, args, named)
+        in_place = _in_place(func, node)
+        scales = func is _aten.mul.Tensor and is_own(args[1])  # of its own by its own, which is no gradient
+        if in_place is None or scales or not is_own(args[0]):
+            return func, args, named
+        return in_place, args, {**named, "unsafe": True} if func is _aten.index_put.default else named
+
+    @property
+    def _running(self) -> str:
+        """Name of the innermost composed op that runs; "" outside of one."""
+        return self._inside[-1] if self._inside else ""
 
     def run_of(self, func: Any) -> Any:
         """What runs a call: the op, but where a fake tensor is asked for a value that plays no part."""
-        looks = func is _LOOK and self._inside and self._inside[-1] == _LOOKS_AT_FAKE
-        return _any_value if looks else func
+        return _any_value if func is _LOOK and self._running == _LOOKS_AT_FAKE else func
 
     def _around(self, name: str, kernel: Any) -> Callable[..., Any]:
         keys = _internal.DispatchKeySet(_internal.DispatchKey.CPU)  # kernels of composed ops ask for none
 
         def called(*args: Any, **named: Any) -> Any:
-            tensors = [one for one in pytree.tree_leaves((args, named)) if isinstance(one, torch.Tensor)]
-            wrapped = any(self._wraps(type(one)) for one in tensors)
+            tensors = [tensor for tensor in pytree.tree_leaves((args, named)) if isinstance(tensor, torch.Tensor)]
+            wrapped = any(self._wraps(type(tensor)) for tensor in tensors)
             if name == _ONE_HOT and not wrapped and self._fake and args[1:] and args[1] > 0:
                 with self._being(_LOOKS_AT_FAKE):
                     return _one_hot(tensors[0], args[1], looks=self._device == "cpu")
@@ -144,13 +147,20 @@ def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
         low, high = torch.aminmax(index)
         _LOOK(low)
         _LOOK(high)
-    made = _aten.zeros.default((*index.shape, classes), dtype=index.dtype, layout=index.layout, device=index.device)
-    return made.scatter_(-1, index.unsqueeze(-1), 1) if index.numel() else made
+    zeros = _aten.zeros.default((*index.shape, classes), dtype=index.dtype, layout=index.layout, device=index.device)
+    return zeros.scatter_(-1, index.unsqueeze(-1), 1) if index.numel() else zeros
+
+
+def _in_place(func: Any, node: str) -> Any:
+    """The overload that the formula of a node runs in place of `func`; None where it runs `func` itself."""
+    if node.startswith(_COPYING):
+        return None
+    return (_CROSS_ENTROPY if node.startswith("BinaryCrossEntropyWithLogits") else _WRITES).get(func)
 
 
 def _zeros(args: Sequence[Any]) -> Call:
-    of: torch.Tensor = args[0]
-    return _aten.zeros.default, (args[1],), {"dtype": of.dtype, "layout": of.layout, "device": of.device}
+    like: torch.Tensor = args[0]
+    return _aten.zeros.default, (args[1],), {"dtype": like.dtype, "layout": like.layout, "device": like.device}
 
 
 def _formula() -> str | None:

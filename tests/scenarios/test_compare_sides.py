@@ -369,7 +369,7 @@ def test_steps_come_first_and_ops_by_their_part_of_the_difference(tmp_path: Path
     assert changes == pytest.approx(
         {fused: -320.0, "aten::bmm": 640.0, "aten::_softmax": 320.0, "aten::mm": 0.0, "aten::add": 0.0}
     )
-    assert [op["name"] for op in found["ops"]][0] == "aten::bmm"
+    assert found["ops"][0]["name"] == "aten::bmm"
     (replaced,) = found["replaced"]
     assert (replaced["before"], replaced["after"], replaced["places"]) == ([fused], list(unfused), 8)
     assert (replaced["before_us"], replaced["after_us"]) == pytest.approx((320.0, 960.0))

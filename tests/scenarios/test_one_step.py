@@ -1,4 +1,4 @@
-"""A step has the same figures in every command, as text, as JSON and on pages: of each public trace that marks steps."""
+"""A step has the same figures in every command, as text, as JSON and on pages: all public traces that mark steps."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ops.op_view import OpView
-from opreplay.replay.ops.table import costs
+from opreplay.replay.ops.table import costs, costs_like
 
 _ATEN = (
     "view", "view_as", "_unsafe_view", "reshape_as", "_reshape_alias", "alias", "as_strided", "as_strided_",
@@ -59,6 +59,7 @@ VIEWS: tuple[str, ...] = (
 
 
 @costs(*VIEWS)
+@costs_like(r"prim::")
 def view(op: OpView) -> Iterable[KernelCall]:
     """Nothing runs on the device."""
     return ()

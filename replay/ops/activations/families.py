@@ -36,6 +36,7 @@ family(
         vllm::rocm_aiter_act_mul_and_fp8_group_quant
         sgl_kernel::silu_and_mul like=_C::silu_and_mul result=out
         npu::npu_clipped_swiglu inputs=row_numbers role=row_groups
+        vllm::silu_and_mul
     """,
     cost=elementwise.swiglu,
 )
@@ -131,6 +132,7 @@ family(
     "dropout backward",
     """
         npu::npu_dropout_backward
+        npu::_npu_dropout_backward
     """,
     cost=random_fill.dropout_backward,
 )

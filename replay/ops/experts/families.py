@@ -21,6 +21,7 @@ family(
         npu::npu_moe_token_unpermute_grad inputs=moe_routing role=returned
         aiter::_moe_sum like=aiter::moe_sum
         sgl_kernel::ep_moe_post_reorder inputs=row_numbers role=post_reorder
+        npu::npu_moe_finalize_routing_v2
     """,
     cost=moe.combining,
 )
@@ -32,6 +33,7 @@ family(
         aiter::fmoe_g1u1_tkw1 role=stage
         aiter::fused_moe_ sglang::inplace_fused_experts sglang::outplace_fused_experts vllm::fused_experts role=chosen
         vllm::inplace_fused_experts vllm::outplace_fused_experts vllm::rocm_aiter_fused_moe role=chosen
+        aiter::ck_moe inputs= role=
     """,
     cost=moe.fused_experts,
     inputs="moe_routing",

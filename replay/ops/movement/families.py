@@ -32,6 +32,7 @@ family(
     "rows of table",
     """
         npu::npu_gather_sparse_index
+        npu::npu_gather inputs=
     """,
     cost=indexing.rows_of_table,
     inputs="index",
@@ -51,6 +52,7 @@ family(
     "sort",
     """
         npu::npu_sort_v2
+        npu::npu_sort
     """,
     cost=indexing.sort,
 )

@@ -50,6 +50,7 @@ family(
         sgl_kernel::fused_add_rmsnorm like=_C::fused_add_rms_norm epsilon=eps
         aiter::fused_add_rms_norm_cu like=_C::fused_add_rms_norm residual=residual_in
         vllm::rocm_aiter_rmsnorm2d_fwd_with_add like=aiter::_fused_rmsnorm_add res1=residual epsilon=variance_epsilon
+        vllm_ir::fused_add_rms_norm
     """,
     cost=norms.add_rms_norm,
 )
@@ -106,6 +107,7 @@ family(
         vllm::rocm_aiter_rmsnorm_fused_dynamic_quant
         sgl_kernel::rmsnorm like=_C::rms_norm result=output epsilon=eps
         vllm::rocm_aiter_rms_norm like=aiter::_fused_rmsnorm epsilon=variance_epsilon
+        vllm_ir::rms_norm sglang::rmsnorm
     """,
     cost=norms.vendor_rms_norm,
 )

@@ -65,6 +65,7 @@ family(
         _rocm_C::LLMM1 _rocm_C::wvSplitK aiter::gemm_a16w16 aiter::gemm_a16w16_ npu::npu_linear vllm::unquantized_gemm
         vllm::rocm_unquantized_gemm like=vllm::unquantized_gemm
         vllm::rocm_unquantized_gemm_impl like=vllm::unquantized_gemm
+        vllm::default_unquantized_gemm _rocm_C::wvSpltK aiter::tuned_gemm
     """,
     cost=matmul.layer,
 )
@@ -94,6 +95,7 @@ family(
         sgl_kernel::int8_scaled_mm vllm::rocm_aiter_gemm_a8w8 inputs=quantized role=scaled_product
         vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_w8a8 inputs=quantized role=scaled_product
         vllm::rocm_aiter_gemm_w8a8_blockscale inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_CK
     """,
     cost=matmul.quantized,
 )
@@ -116,6 +118,7 @@ family(
         sgl_kernel::gptq_marlin_gemm inputs=quantized
         sglang::unified_apply_gptq_marlin_gemm inputs=row_numbers role=marlin_groups
         sglang::unified_apply_gptq_marlin_gemm_with_wtype inputs=row_numbers role=marlin_groups
+        npu::npu_weight_quant_batchmatmul_v2
     """,
     cost=weight_only.weight_only,
 )

@@ -51,6 +51,7 @@ family(
         aiter::per_group_quant_hip aiter::per_token_quant_hip inputs=row_numbers role=all_rows
         aiter::smooth_per_token_scaled_quant inputs=row_numbers role=smoothed_rows
         aiter::moe_smoothquant_fwd inputs=row_numbers role=expert_ids
+        aiter::dynamic_per_group_scaled_quant_fp4
     """,
     cost=elementwise.dynamic_quantize,
 )
@@ -60,6 +61,7 @@ family(
     """
         _C::static_scaled_fp8_quant _C::static_scaled_int8_quant aiter::static_per_tensor_quant npu::npu_quantize
         sgl_kernel::sgl_per_tensor_quant_fp8 vllm::quantize
+        _C::scaled_fp8_quant npu::npu_ascend_quant_v2 npu::npu_quantize_per_channel
     """,
     cost=elementwise.quantize,
 )

@@ -45,6 +45,8 @@ family(
         vllm::rocm_aiter_rotary_emb_without_key_forward_hip inputs=positions
         sgl_kernel::rotary_embedding like=_C::rotary_embedding inputs=positions
         vllm::rocm_aiter_triton_rotary_embedding inputs=row_numbers role=offset_positions
+        vllm::rotary_embedding npu::_npu_rotary_embedding
+        aiter::rotary_embedding_fwd inputs=positions
     """,
     cost=elementwise.rope,
 )
@@ -90,7 +92,7 @@ family(
     "rope",
     "without a cost of their own",
     """
-        aiter::batched_rotary_embedding aiter::fused_rope_rms aiter::rotary_embedding_fwd
+        aiter::batched_rotary_embedding aiter::fused_rope_rms
     """,
     inputs="positions",
 )

@@ -82,6 +82,8 @@ family(
         fbgemm::permute_sparse_features fbgemm::recat_embedding_grad_output_mixed_D_batch
         fbgemm::permute_multi_embedding fbgemm::permute_multi_embedding_function inputs=regroup
         fbgemm::group_index_select_dim0 inputs=row_numbers role=grouped_rows
+        fbgemm::permute_sequence_embeddings fbgemm::recat_embedding_grad_output inputs=
+        fbgemm::merge_pooled_embeddings fbgemm::permute_duplicate_pooled_embs_auto_grad inputs=
     """,
     cost=fbgemm.permuted,
     inputs="jagged",

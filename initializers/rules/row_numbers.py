@@ -236,24 +236,6 @@ ROLES: dict[str, dict[str, Kind]] = {
 }
 """What an op means with its lists, the role of its row → how each is filled."""
 
-ANY: dict[str, str] = {
-    "aiter::_topk_plain": "lists that it writes",
-    "aiter::topk_plain": "lists that it writes",
-    **dict.fromkeys(
-        (
-            "npu::npu_anti_quant",
-            "npu::npu_ffn",
-            "npu::npu_quant_matmul_dequant",
-            "npu::npu_rms_norm_quant",
-            "npu::npu_trans_quant_param",
-            "vllm::quantize",
-        ),
-        "an offset of quantisation is added to values",
-    ),
-    "sglang::_run_activation_filtered_inplace": "which expert a row is for decides nothing: every row is computed",
-}
-"""Op with an argument that looks like an index → why any values do."""
-
 
 class RowNumbersInit(CustomInit):
     """Row numbers in range, counts and boundaries that add up."""
@@ -266,8 +248,8 @@ class RowNumbersInit(CustomInit):
             kind = ROLES[context.role].get(name)
             if kind is not None and fill.is_integer(tensor.dtype) and tensor.numel():
                 assumed[name] = kind(context, tensor)
-        told = "; ".join(f"{name} {how}" for name, how in assumed.items())
-        return InitReport(summary=told or "none of its lists is given", assumed=assumed)
+        summary = "; ".join(f"{name} {how}" for name, how in assumed.items())
+        return InitReport(summary=summary or "none of its lists is given", assumed=assumed)
 
 
 INITIALIZERS = (RowNumbersInit,)

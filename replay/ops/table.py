@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
@@ -314,7 +314,7 @@ def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work |
         return None
     with strict(f"counter of work {counter.__name__} for {context.op}"):
         try:
-            return counter(context, lengths)
+            return counter(replace(context, role=role_of(context.op)), lengths)
         except InitializerError:
             return None
 

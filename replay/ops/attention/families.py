@@ -69,19 +69,20 @@ family(
     "attention",
     "paged",
     """
-        _C::paged_attention_v1 _C::paged_attention_v2 _rocm_C::paged_attention _vllm_fa2_C::fwd_kvcache
-        _vllm_fa2_C::varlen_fwd _vllm_fa3_C::fwd aiter::mha_batch_prefill aiter::pa_fwd_asm
-        aiter::paged_attention_ragged aiter::paged_attention_rocm aiter::paged_attention_v1
-        npu::_npu_paged_attention npu::npu_fused_infer_attention_score
-        npu::npu_incre_flash_attention npu::npu_prompt_flash_attention sglang::unified_attention_with_output
+        _vllm_fa2_C::fwd_kvcache _vllm_fa2_C::varlen_fwd _vllm_fa3_C::fwd aiter::mha_batch_prefill
+        aiter::paged_attention_ragged npu::_npu_paged_attention npu::npu_prompt_flash_attention
+        sgl_kernel::cutlass_mla_decode sglang::unified_attention_with_output
         sglang_profiler::attention_paged_attention_ragged sglang_profiler::mha__mha_batch_prefill
         vllm::flash_attn_varlen_func vllm::flash_attn_with_kvcache vllm::unified_attention
-        sgl_kernel::cutlass_mla_decode vllm::unified_attention_with_output vllm::unified_mla_attention
-        vllm::unified_mla_attention_with_output
+        vllm::unified_attention_with_output vllm::unified_mla_attention vllm::unified_mla_attention_with_output
+        _C::paged_attention_v1 _C::paged_attention_v2 _rocm_C::paged_attention aiter::pa_fwd_asm role=packed_cache
+        aiter::paged_attention_rocm aiter::paged_attention_v1 role=packed_cache
+        npu::npu_fused_infer_attention_score npu::npu_incre_flash_attention role=heads_first_cache
+        npu::npu_fused_infer_attention_score_v2 inputs= role=heads_first_cache
         sgl_kernel::fwd like=_vllm_fa3_C::fwd s_aux=sinks
         vllm::rocm_aiter_mla_decode_fwd inputs=row_numbers role=paged_latent
         vllm::unified_ascend_attention_with_output aiter::unified_attention aiter::mla_decode_fwd inputs=
-        sgl_kernel::flash_mla_with_kvcache npu::npu_fused_infer_attention_score_v2 npu::_npu_flash_attention inputs=
+        sgl_kernel::flash_mla_with_kvcache npu::_npu_flash_attention inputs=
     """,
     cost=paged.paged,
     inputs="paged_attention",

@@ -14,7 +14,7 @@ family(
     "combining",
     """
         aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce
-        sgl_kernel::apply_shuffle_mul_sum inputs=index
+        sgl_kernel::apply_shuffle_mul_sum inputs=index role=permutation,input,0
         _moe_C::moe_sum inputs=moe_routing role=chosen
         _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing role=returned
         npu::npu_moe_token_permute_grad npu::npu_moe_token_unpermute inputs=moe_routing role=returned
@@ -73,7 +73,8 @@ family(
     "experts",
     "routing",
     """
-        _moe_C::shuffle_rows sgl_kernel::shuffle_rows inputs=index
+        _moe_C::shuffle_rows inputs=index role=dst2src_map,input_tensor,0
+        sgl_kernel::shuffle_rows inputs=index role=dst2src_map,input,0
         _C::get_cutlass_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes inputs=moe_routing role=chosen
         _moe_C::moe_align_block_size _moe_C::moe_lora_align_block_size inputs=moe_routing role=chosen
         _moe_C::moe_permute aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing role=chosen

@@ -31,21 +31,19 @@ family(
     "movement",
     "rows of table",
     """
-        npu::npu_gather_sparse_index
-        npu::npu_gather inputs=
+        npu::npu_gather_sparse_index inputs=index role=index,input,0
+        npu::npu_gather
     """,
     cost=indexing.rows_of_table,
-    inputs="index",
 )
 family(
     "movement",
     "scatter",
     """
-        npu::_npu_index_add npu::_npu_index_add_
+        npu::_npu_index_add npu::_npu_index_add_ inputs=index role=index,self,0
         npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers role=scatter_axis
     """,
     cost=indexing.scatter,
-    inputs="index",
 )
 family(
     "movement",

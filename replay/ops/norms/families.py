@@ -25,6 +25,7 @@ family(
     """,
     cost=losses.fused_cross_entropy,
     inputs="index",
+    role="target,input,1",
 )
 family(
     "norms",
@@ -34,6 +35,7 @@ family(
     """,
     cost=losses.fused_cross_entropy_backward,
     inputs="index",
+    role="target,log_prob,1",
 )
 family(
     "norms",

@@ -13,7 +13,7 @@ family(
     "cache copy",
     """
         _C_cache_ops::concat_and_cache_mla_rope_fused
-        _C_cache_ops::cp_fused_concat_and_cache_mla inputs=index
+        _C_cache_ops::cp_fused_concat_and_cache_mla inputs=index role=cp_local_token_select_indices,kv_c,0
     """,
     cost=movement.cache_copy,
     inputs="positions",

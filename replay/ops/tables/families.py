@@ -14,8 +14,8 @@ family(
     "tables",
     "rows of table",
     """
-        fb::fast_gather fbgemm::index_select_dim0
-        fbgemm::gather_along_first_dim like=fbgemm::index_select_dim0 input=Data indices=Index
+        fb::fast_gather fbgemm::index_select_dim0 role=indices,input,0
+        fbgemm::gather_along_first_dim like=fbgemm::index_select_dim0 input=Data indices=Index role=Index,Data,0
     """,
     cost=indexing.rows_of_table,
     inputs="index",
@@ -28,6 +28,7 @@ family(
     """,
     cost=indexing.scatter,
     inputs="index",
+    role="Index,Dst,0",
 )
 family(
     "tables",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ops.op_view import OpView
-from opreplay.replay.ops.table import costs
+from opreplay.replay.ops.table import costs, costs_like
 
 _VIEWS = """
     view view_as _unsafe_view reshape_as _reshape_alias alias as_strided as_strided_ expand expand_as permute transpose
@@ -47,6 +47,7 @@ _VIEWS = """
     "_C_cache_ops::weak_ref_tensor vllm::weak_ref_tensor",
     "profiler::_record_function_enter_new profiler::_record_function_exit",
 )
+@costs_like(r"prim::")
 def view(op: OpView) -> Iterable[KernelCall]:
     """Nothing runs on the device."""
     return ()

@@ -12,7 +12,8 @@ family(
     "attention",
     "heads third",
     """
-        aiter::_flash_attn_forward aiter::fmha_v3_fwd flash_attn::_flash_attn_forward
+        aiter::_flash_attn_forward aiter::fmha_v3_fwd flash_attn::_flash_attn_forward _vllm_fa2_C::fwd
+        xformers::efficient_attention_forward_ck aiter::_flash_attn_varlen_forward
         aiter::fmha_v3_varlen_fwd aiter::mha_varlen_fwd flash_attn::_flash_attn_varlen_forward inputs=paged_attention
         flash_attn_3::fwd sglang::flash_attn_varlen_func_op inputs=paged_attention
         xformers::efficient_attention_forward_cutlass xformers_flash3::flash_fwd inputs=paged_attention
@@ -22,7 +23,6 @@ family(
         vllm::flash_attn_maxseqlen_wrapper vllm::triton_attn_wrapper inputs=row_numbers role=packed_images
         vllm::torch_sdpa_wrapper inputs=row_numbers role=image_cuts
         vllm::xformers_attn_seqlens_wrapper inputs=row_numbers role=image_lengths
-        _vllm_fa2_C::fwd xformers::efficient_attention_forward_ck aiter::_flash_attn_varlen_forward
     """,
     cost=attention.heads_third,
 )
@@ -30,37 +30,29 @@ family(
     "attention",
     "heads third backward",
     """
-        aiter::_flash_attn_backward aiter::fmha_v3_bwd aiter::mha_bwd flash_attn::_flash_attn_backward
+        aiter::_flash_attn_backward aiter::fmha_v3_bwd aiter::mha_bwd flash_attn::_flash_attn_backward flash_attn_3::bwd
+        aiter::_flash_attn_varlen_backward
         aiter::fmha_v3_varlen_bwd aiter::mha_varlen_bwd flash_attn::_flash_attn_varlen_backward inputs=paged_attention
         flash_attn_3::_flash_attn_backward xformers_flash3::flash_bwd xformers_flash::flash_bwd inputs=paged_attention
-        flash_attn_3::bwd aiter::_flash_attn_varlen_backward
     """,
     cost=attention.heads_third_backward,
 )
 family(
     "attention",
     "npu training",
-    """
-        npu::npu_flash_attention npu::npu_fusion_attention npu::npu_fusion_attention_v2
-        npu::npu_fusion_attention_v3
-    """,
+    "npu::npu_flash_attention npu::npu_fusion_attention npu::npu_fusion_attention_v2 npu::npu_fusion_attention_v3",
     cost=attention.npu_training,
 )
 family(
     "attention",
     "npu training backward",
-    """
-        npu::npu_flash_attention_grad npu::npu_fusion_attention_grad
-        npu::npu_fusion_attention_grad_v2
-    """,
+    "npu::npu_flash_attention_grad npu::npu_fusion_attention_grad npu::npu_fusion_attention_grad_v2",
     cost=attention.npu_training_backward,
 )
 family(
     "attention",
     "opaque layer",
-    """
-        vllm::moe_forward vllm::moe_forward_shared
-    """,
+    "vllm::moe_forward vllm::moe_forward_shared",
     cost=moe.opaque_layer,
     inputs="moe_routing",
     role="router",
@@ -87,14 +79,7 @@ family(
     cost=paged.paged,
     inputs="paged_attention",
 )
-family(
-    "attention",
-    "cache write",
-    """
-        vllm::unified_kv_cache_update
-    """,
-    cost=movement.cache_write,
-)
+family("attention", "cache write", "vllm::unified_kv_cache_update", cost=movement.cache_write)
 family(
     "attention",
     "merged attention",

@@ -39,17 +39,8 @@ family(
 family(
     "cache",
     "taken rows",
-    """
-        _C_cache_ops::cp_gather_cache _C_cache_ops::gather_and_maybe_dequant_cache _C_cache_ops::gather_cache
-    """,
+    "_C_cache_ops::cp_gather_cache _C_cache_ops::gather_and_maybe_dequant_cache _C_cache_ops::gather_cache",
     cost=shared.taken_rows,
     inputs="paged_attention",
 )
-family(
-    "cache",
-    "one kernel over the widest tensor",
-    """
-        _C_cache_ops::convert_fp8 kernel=Cast
-    """,
-    kernels=shared.widest,
-)
+family("cache", "one kernel over the widest tensor", "_C_cache_ops::convert_fp8 kernel=Cast", kernels=shared.widest)

@@ -13,7 +13,7 @@ family(
     "experts",
     "combining",
     """
-        aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce
+        aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce npu::npu_moe_finalize_routing_v2
         sgl_kernel::apply_shuffle_mul_sum inputs=index role=permutation,input,0
         _moe_C::moe_sum inputs=moe_routing role=chosen
         _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing role=returned
@@ -21,7 +21,6 @@ family(
         npu::npu_moe_token_unpermute_grad inputs=moe_routing role=returned
         aiter::_moe_sum like=aiter::moe_sum
         sgl_kernel::ep_moe_post_reorder inputs=row_numbers role=post_reorder
-        npu::npu_moe_finalize_routing_v2
     """,
     cost=moe.combining,
 )
@@ -97,9 +96,7 @@ family(
 family(
     "experts",
     "stages",
-    """
-        aiter::ck_moe_stage1 aiter::ck_moe_stage2 aiter::moe_stage1_g1u1
-    """,
+    "aiter::ck_moe_stage1 aiter::ck_moe_stage2 aiter::moe_stage1_g1u1",
     cost=moe.stages,
     inputs="moe_routing",
     role="stage",
@@ -117,9 +114,7 @@ family(
 family(
     "experts",
     "experts product",
-    """
-        _moe_C::moe_wna16_gemm _moe_C::moe_wna16_marlin_gemm sgl_kernel::moe_wna16_marlin_gemm
-    """,
+    "_moe_C::moe_wna16_gemm _moe_C::moe_wna16_marlin_gemm sgl_kernel::moe_wna16_marlin_gemm",
     cost=weight_only.experts_product,
     inputs="moe_routing",
     role="sorted",
@@ -127,9 +122,7 @@ family(
 family(
     "experts",
     "marlin layer",
-    """
-        sglang::fused_marlin_moe vllm::fused_marlin_moe
-    """,
+    "sglang::fused_marlin_moe vllm::fused_marlin_moe",
     cost=weight_only.marlin_layer,
     inputs="moe_routing",
     role="chosen",
@@ -137,9 +130,7 @@ family(
 family(
     "experts",
     "ungated experts",
-    """
-        aiter::fmoe_int8_g1u0 aiter::fmoe_int8_g1u0_a16
-    """,
+    "aiter::fmoe_int8_g1u0 aiter::fmoe_int8_g1u0_a16",
     cost=products.ungated_experts,
     inputs="moe_routing",
     role="stage",

@@ -55,7 +55,8 @@ def test_a_replay_of_the_exported_graph_takes_the_steps_time(tmp_path: Path, clo
 def test_collectives_overlap_computing_as_recorded(tmp_path: Path) -> None:
     study, _, nodes = exported(training().write(tmp_path / "t.json"))
     done = ends(nodes)
-    talks = [(done[n.id] - n.duration_micros, done[n.id]) for n in nodes if "allreduce" in n.name and len(n.inputs.types)]
+    reduced = [one for one in nodes if "allreduce" in one.name and len(one.inputs.types)]
+    talks = [(done[n.id] - n.duration_micros, done[n.id]) for n in reduced]
     works = [(done[n.id] - n.duration_micros, done[n.id]) for n in nodes if n.name in ("aten::mm", "splitk")]
     hidden = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in talks for b in works)
     assert hidden == pytest.approx(study.timeline.categories_us.communication_overlapped, rel=0.05)

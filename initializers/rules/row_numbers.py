@@ -25,10 +25,10 @@ def _size(argument: str, dim: int = 0) -> Bound:
     """The size of an argument, or of the first tensor of a list, along a dimension."""
 
     def bound(context: InitContext) -> int:
-        found = next((tensor for name, tensor in context.tensors() if name == argument), None)
-        if found is None or not -found.dim() <= dim < found.dim():
+        table = next((tensor for name, tensor in context.tensors() if name == argument), None)
+        if table is None or not -table.dim() <= dim < table.dim():
             return 0
-        return found.shape[dim]
+        return table.shape[dim]
 
     return bound
 
@@ -127,8 +127,8 @@ def sorted_below(bound: Bound) -> Kind:
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high, count = max(1, bound(context)), tensor.numel()
-        made = torch.arange(count, device=tensor.device) * high // max(1, count)
-        fill.assign(tensor, made.reshape(tensor.shape))
+        numbers = torch.arange(count, device=tensor.device) * high // max(1, count)
+        fill.assign(tensor, numbers.reshape(tensor.shape))
         return f"ascending in [0, {high})"
 
     return kind

@@ -49,15 +49,10 @@ def _on_host(op: OpView, flops: float) -> list[KernelCall]:
 
 
 @costs(
-    "aten::unique",
-    "aten::_unique2",
-    "aten::_unique",
-    "aten::unique_dim",
-    "aten::unique_consecutive",
-    "aten::unique_dim_consecutive",
-    "aten::isin",
-    "aten::bucketize",
-    "aten::searchsorted",
+    """
+        aten::unique aten::_unique2 aten::_unique aten::unique_dim aten::unique_consecutive aten::unique_dim_consecutive
+        aten::isin aten::bucketize aten::searchsorted
+    """
 )
 def searched(op: OpView) -> Iterable[KernelCall]:
     """Sorting and searching: as many comparisons as elements times the logarithm of what is searched."""
@@ -111,18 +106,11 @@ SPARSE = (
 
 
 @costs(
-    "aten::bincount",
-    "aten::histc",
-    "aten::histogram",
-    "aten::histogramdd",
-    "aten::_histogramdd_bin_edges",
-    "aten::_histogramdd_from_bin_cts",
-    "aten::_histogramdd_from_bin_tensors",
-    "aten::combinations",
-    "aten::segment_reduce",
-    "aten::_segment_reduce_backward",
-    "aten::corrcoef",
-    "aten::cov",
+    """
+        aten::bincount aten::histc aten::histogram aten::histogramdd aten::_histogramdd_bin_edges
+        aten::_histogramdd_from_bin_cts aten::_histogramdd_from_bin_tensors aten::combinations aten::segment_reduce
+        aten::_segment_reduce_backward aten::corrcoef aten::cov
+    """,
     *(f"aten::{name}" for name in SPARSE),
 )
 def counted(op: OpView) -> Iterable[KernelCall]:

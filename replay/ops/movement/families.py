@@ -6,6 +6,7 @@ from __future__ import annotations
 from opreplay.replay.ops.costs.moves import indexing, movement
 from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.products import convolution, matmul
+from opreplay.replay.ops.costs.rows import regions
 from opreplay.replay.ops.costs.vendor import products, shared
 from opreplay.replay.ops.table import family
 
@@ -19,41 +20,26 @@ family(
     cost=indexing.gather_backward,
     inputs="row_numbers",
 )
-family(
-    "movement",
-    "one hot",
-    """
-        npu::npu_one_hot
-    """,
-    cost=indexing.one_hot,
-)
+family("movement", "one hot", "npu::npu_one_hot", cost=indexing.one_hot)
 family(
     "movement",
     "rows of table",
     """
-        npu::npu_gather_sparse_index
+        npu::npu_gather_sparse_index inputs=index role=index,input,0
+        npu::npu_gather
     """,
     cost=indexing.rows_of_table,
-    inputs="index",
 )
 family(
     "movement",
     "scatter",
     """
-        npu::_npu_index_add npu::_npu_index_add_
+        npu::_npu_index_add npu::_npu_index_add_ inputs=index role=index,self,0
         npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers role=scatter_axis
     """,
     cost=indexing.scatter,
-    inputs="index",
 )
-family(
-    "movement",
-    "sort",
-    """
-        npu::npu_sort_v2
-    """,
-    cost=indexing.sort,
-)
+family("movement", "sort", "npu::npu_sort_v2 npu::npu_sort", cost=indexing.sort)
 family(
     "movement",
     "cache write",
@@ -65,14 +51,7 @@ family(
     cost=movement.cache_write,
     inputs="row_numbers",
 )
-family(
-    "movement",
-    "pad",
-    """
-        npu::npu_pad
-    """,
-    cost=movement.pad,
-)
+family("movement", "pad", "npu::npu_pad", cost=movement.pad)
 family(
     "movement",
     "backward",
@@ -85,33 +64,15 @@ family(
 family(
     "movement",
     "forward",
-    """
-        npu::npu_conv2d npu::npu_conv3d npu::npu_conv_transpose2d npu::npu_convolution npu::npu_convolution_transpose
-    """,
+    "npu::npu_conv2d npu::npu_conv3d npu::npu_conv_transpose2d npu::npu_convolution npu::npu_convolution_transpose",
     cost=convolution.forward,
 )
-family(
-    "movement",
-    "layer backward",
-    """
-        npu::npu_linear_backward
-    """,
-    cost=matmul.layer_backward,
-)
-family(
-    "movement",
-    "named product",
-    """
-        npu::npu_bmmV2
-    """,
-    cost=shared.named_product,
-)
+family("movement", "layer backward", "npu::npu_linear_backward", cost=matmul.layer_backward)
+family("movement", "named product", "npu::npu_bmmV2", cost=shared.named_product)
 family(
     "movement",
     "batched backward",
-    """
-        npu::npu_bmm_v2_mat1_backward npu::npu_bmm_v2_mat2_backward
-    """,
+    "npu::npu_bmm_v2_mat1_backward npu::npu_bmm_v2_mat2_backward",
     cost=products.batched_backward,
 )
 family(
@@ -139,11 +100,37 @@ family(
     """,
     inputs="row_numbers",
 )
+family("movement", "clone", "npu::npu_format_cast", cost=elementwise.clone)
 family(
     "movement",
-    "clone",
+    "regions of images",
     """
-        npu::npu_format_cast
+        npu::npu_roi_align torchvision::roi_align torchvision::ps_roi_align torchvision::roi_pool
+        torchvision::ps_roi_pool
     """,
-    cost=elementwise.clone,
+    cost=regions.aligned,
+)
+family(
+    "movement",
+    "regions of images backward",
+    """
+        npu::npu_roi_alignbk torchvision::_roi_align_backward torchvision::_ps_roi_align_backward
+        torchvision::_roi_pool_backward torchvision::_ps_roi_pool_backward
+    """,
+    cost=regions.aligned_backward,
+)
+family(
+    "movement",
+    "boxes that do not overlap",
+    "torchvision::nms npu::npu_nms_v4 npu::npu_nms_with_mask npu::npu_nms_rotated npu::npu_batch_nms",
+    cost=regions.suppressed,
+)
+family(
+    "movement",
+    "overlaps of boxes",
+    """
+        npu::npu_iou npu::npu_ptiou npu::npu_giou npu::npu_diou npu::npu_ciou npu::npu_rotated_iou
+        npu::npu_rotated_overlaps
+    """,
+    cost=regions.overlaps,
 )

@@ -35,7 +35,8 @@ def images(meta: TensorMeta, space: int) -> TensorSpec:
     return spec((batch, channels, height, width), meta.dtype, "NCHW")
 
 
-def _blocked(plain: TensorSpec) -> TensorSpec:
+def blocked(plain: TensorSpec) -> TensorSpec:
+    """The same in blocks of sixteen channels."""
     n, c, h, w = plain.shape
     return spec((n, -(-c // 16), h, w, 16), plain.dtype, "NC1HWC0")
 
@@ -66,36 +67,33 @@ def _input(op: OpView, at: int = 0) -> TensorMeta:
 
 
 @costs(
-    "aten::max_pool2d_with_indices",
-    "aten::max_pool2d",
-    "aten::max_pool1d",
-    "aten::max_pool1d_with_indices",
-    "aten::mkldnn_max_pool2d",
-    "aten::quantized_max_pool1d",
-    "aten::quantized_max_pool2d",
+    """
+        aten::max_pool2d_with_indices aten::max_pool2d aten::max_pool1d aten::max_pool1d_with_indices
+        aten::mkldnn_max_pool2d aten::quantized_max_pool1d aten::quantized_max_pool2d
+    """
 )
 def max_pool(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolWithArgmaxV1 between two changes of layout."""
     meta = _input(op)
     space = space_of(op, meta)
     plain, result = images(meta, space), result_of(op, meta, space)
-    x, y = _blocked(plain), _blocked(result)
+    x, y = blocked(plain), blocked(result)
     window = prod(_each(op.integers("kernel_size"), space, 2))
     mask = spec((*y.shape[:2], window, -(-y.shape[2] * y.shape[3] // 16) + 1, 16), "uint16", "NC1HWC0")
     return [trans_data(plain, x), kernel("MaxPoolWithArgmaxV1", [x], [y, mask]), trans_data(y, result)]
 
 
 @costs(
-    "aten::max_pool2d_with_indices_backward",
-    "aten::max_pool2d_backward",
-    "aten::mkldnn_max_pool2d_backward",
-    "aten::mps_max_pool2d_backward",
+    """
+        aten::max_pool2d_with_indices_backward aten::max_pool2d_backward aten::mkldnn_max_pool2d_backward
+        aten::mps_max_pool2d_backward
+    """
 )
 def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolGradWithArgmaxV1 between changes of layout."""
     grad = op.need("grad_output", at=0)
     plain, result = images(_input(op, 1), 2), images(grad, 2)
-    x, y = _blocked(plain), _blocked(result)
+    x, y = blocked(plain), blocked(result)
     return [
         trans_data(plain, x),
         trans_data(result, y),
@@ -105,16 +103,11 @@ def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::avg_pool2d",
-    "aten::avg_pool1d",
-    "aten::avg_pool3d",
-    "aten::max_pool3d_with_indices",
-    "aten::max_pool3d",
-    "aten::lp_pool2d",
-    "aten::fractional_max_pool2d",
-    "aten::fractional_max_pool3d",
-    "aten::mkldnn_max_pool3d",
-    "aten::quantized_max_pool3d",
+    """
+        aten::avg_pool2d aten::avg_pool1d aten::avg_pool3d aten::max_pool3d_with_indices aten::max_pool3d
+        aten::lp_pool2d aten::fractional_max_pool2d aten::fractional_max_pool3d aten::mkldnn_max_pool3d
+        aten::quantized_max_pool3d
+    """
 )
 def plain_pool(op: OpView) -> Iterable[KernelCall]:
     """AvgPoolV2 or MaxPool3D on torch's layout."""
@@ -125,12 +118,10 @@ def plain_pool(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::avg_pool2d_backward",
-    "aten::avg_pool3d_backward",
-    "aten::max_pool3d_with_indices_backward",
-    "aten::fractional_max_pool2d_backward",
-    "aten::fractional_max_pool3d_backward",
-    "aten::mkldnn_max_pool3d_backward",
+    """
+        aten::avg_pool2d_backward aten::avg_pool3d_backward aten::max_pool3d_with_indices_backward
+        aten::fractional_max_pool2d_backward aten::fractional_max_pool3d_backward aten::mkldnn_max_pool3d_backward
+    """
 )
 def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient on torch's layout."""
@@ -141,7 +132,7 @@ def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel(kind, [plain if grad is None else images(grad, space)], [plain])]
 
 
-@costs("aten::max_unpool2d", "aten::max_unpool3d")
+@costs("aten::max_unpool2d aten::max_unpool3d")
 def unpool(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor, and single elements written where the recorded positions say."""
     meta = _input(op)
@@ -154,15 +145,11 @@ def unpool(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::adaptive_avg_pool2d",
-    "aten::_adaptive_avg_pool2d",
-    "aten::adaptive_avg_pool3d",
-    "aten::_adaptive_avg_pool3d",
-    "aten::adaptive_avg_pool1d",
-    "aten::adaptive_max_pool2d",
-    "aten::adaptive_max_pool1d",
-    "aten::adaptive_max_pool3d",
-    "aten::mkldnn_adaptive_avg_pool2d",
+    """
+        aten::adaptive_avg_pool2d aten::_adaptive_avg_pool2d aten::adaptive_avg_pool3d aten::_adaptive_avg_pool3d
+        aten::adaptive_avg_pool1d aten::adaptive_max_pool2d aten::adaptive_max_pool1d aten::adaptive_max_pool3d
+        aten::mkldnn_adaptive_avg_pool2d
+    """
 )
 def adaptive(op: OpView) -> Iterable[KernelCall]:
     """A reduction for a global pool, else AdaptiveAvgPool3d on channels-last data, turned before and after."""
@@ -186,12 +173,10 @@ def _channels_last(plain: TensorSpec) -> TensorSpec:
 
 
 @costs(
-    "aten::_adaptive_avg_pool2d_backward",
-    "aten::_adaptive_avg_pool3d_backward",
-    "aten::adaptive_max_pool2d_backward",
-    "aten::adaptive_max_pool3d_backward",
-    "aten::adaptive_avg_pool3d_backward",
-    "aten::mkldnn_adaptive_avg_pool2d_backward",
+    """
+        aten::_adaptive_avg_pool2d_backward aten::_adaptive_avg_pool3d_backward aten::adaptive_max_pool2d_backward
+        aten::adaptive_max_pool3d_backward aten::adaptive_avg_pool3d_backward aten::mkldnn_adaptive_avg_pool2d_backward
+    """
 )
 def adaptive_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient, on channels-last data."""

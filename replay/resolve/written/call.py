@@ -24,7 +24,7 @@ from opreplay.replay.resolve.by_argument_name import resolve_named
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.names import candidates, near_names
 from opreplay.replay.resolve.policy import Policy
-from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.replay.resolve.user.conversions import (
     CONVERSIONS,
     ConversionFailed,
@@ -95,7 +95,7 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
     if parts is None or _by_user_at_all(f"{parts[0]}::{parts[1]}"):
         return None
     base = f"{parts[0]}::{parts[1]}"
-    specs = candidates(base, policy).specs
+    specs = candidates(base, policy).specs or specs_of(base)  # what may not run may be predicted
     fit = nearest(call, (*specs, *published_specs(base)))
     is_typo = not specs and parts[0] not in LIBRARIES and (parts[0] == "aten" or near_names(base))
     fits = fit.spec is not None and not fit.misfits and not fit.absent

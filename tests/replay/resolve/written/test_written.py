@@ -204,6 +204,7 @@ def test_flags_that_lack_are_false_and_a_tensor_stands_for_a_list() -> None:
     assert softmax.outputs is not None
     grouped = predicted("npu::npu_grouped_matmul(f16[64,32], f16[2,32,16], group_list=[32,64], split_item=2)")
     assert {arg.name: len(arg.tensors) for arg in grouped.args}["weight"] == 1
+    assert len(predicted("aten::stack(f32[4,8], f32[4,8])").args[0].tensors) == 2
 
 
 def test_what_only_a_stand_in_refuses_is_predicted_all_the_same() -> None:

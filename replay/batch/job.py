@@ -197,13 +197,10 @@ def pair(
             fitting = [d for d in donors if ranks[d] == ranks[trace]]
         if fitting:
             pairs[trace] = _nearest(trace, fitting)
-    taken: dict[str, str] = {}
+    traces_by_donor: dict[str, str] = {}
     for trace, donor in pairs.items():
-        if donor in taken:
-            raise UsageError(
-                f"{donor} fits both {taken[donor]} and {trace}", hint="Give the traces of one run at a time."
-            )
-        taken[donor] = trace
+        if (other := traces_by_donor.setdefault(donor, trace)) != trace:
+            raise UsageError(f"{donor} fits both {other} and {trace}", hint="Give the traces of one run at a time.")
     return pairs
 
 

@@ -30,7 +30,7 @@ from opreplay.replay.report.table import (
     terminal,
 )
 from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
-from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total, Verdict
+from opreplay.replay.results.compare.judge import Comparison, OpComparison, StepTimes, Total, Verdict
 from opreplay.replay.results.compare.replaced import Replaced
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
@@ -92,20 +92,21 @@ def side_lines(comparison: Comparison) -> list[str]:
     return [*lines, *_step_line(comparison)]
 
 
+def _steps_text(steps: StepTimes, which: str) -> str:
+    """How many steps one side marks, their median and spread."""
+    spread = f" ({time_text(steps.shortest_us)} to {time_text(steps.longest_us)})" if steps.count > 1 else ""
+    outlier = steps.longest_us > OUTLIER * steps.median_us
+    spread += f", {safe(steps.longest)} the longest by far" if outlier else ""
+    return f"{steps.count} {which}, median {time_text(steps.median_us)}{spread}"
+
+
 def _step_line(comparison: Comparison) -> list[str]:
     """The marked steps of both traces side by side; none where neither marks any."""
     if comparison.sides is None or not any(side.steps for side in comparison.sides):
         return []
     parts: list[str] = []
     for which, side in zip(("before", "after"), comparison.sides, strict=True):
-        if side.steps is None:
-            parts.append(f"none marked {which}")
-            continue
-        low, high = time_text(side.steps.shortest_us), time_text(side.steps.longest_us)
-        spread = f" ({low} to {high})" if side.steps.count > 1 else ""
-        outlier = side.steps.longest_us > OUTLIER * side.steps.median_us
-        spread += f", {safe(side.steps.longest)} the longest by far" if outlier else ""
-        parts.append(f"{side.steps.count} {which}, median {time_text(side.steps.median_us)}{spread}")
+        parts.append(f"none marked {which}" if side.steps is None else _steps_text(side.steps, which))
     was, now = (side.steps for side in comparison.sides)
     parts += [f"{precise(now.median_us / was.median_us)} of the medians, on the host"] if was and now else []
     return [f"steps: {'; '.join(parts)}"]

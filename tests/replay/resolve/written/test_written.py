@@ -12,6 +12,7 @@ from opreplay.replay import plugins
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.notation import call_text, parse_call
+from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.report.snippet import snippet
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.written.call import op_of_written
@@ -188,6 +189,16 @@ def test_a_call_to_be_predicted_alone_needs_no_op_that_runs_here() -> None:
     assert lower(op).assumed
     with pytest.raises(UsageError):
         plan_of_calls([Written(text="npu::npu_no_such_matmul(f16[64,32], f16[32,16])")], runnable=True)
+
+
+def test_from_python_it_is_simulated_and_not_measured() -> None:
+    text = "npu::npu_apply_adam_w(f32[8,64], f32[8,64], f32[8,64], f32[8,64])"
+    op = opreplay.op(text, runnable=False)
+    assert op.simulate("910b2").time_us > 0
+    with pytest.raises(NotReplayable, match="library missing"):
+        op.measure()
+    with pytest.raises(UsageError):
+        opreplay.op(text)
 
 
 def test_arguments_that_fit_no_overload_go_to_the_names_whose_types_they_have() -> None:

@@ -430,12 +430,15 @@ def _shipped(name: str) -> DeviceFile:
 
 def canonical_name(name: str) -> str | None:
     """The shipped device that a name or alias means, whatever its case; None when there is none."""
-    wanted = name.strip().lower().replace(" ", "").replace("-", "_")
+    wanted = _plain(name)
     for known in list_devices():
-        file = _shipped(known)
-        if wanted in {known, *(a.lower() for a in file.aliases)}:
+        if wanted in {_plain(known), *map(_plain, _shipped(known).aliases)}:
             return known
     return None
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace(" ", "").replace("-", "_")
 
 
 _loaded: set[str] = set()
@@ -448,7 +451,11 @@ def is_known(name: str) -> bool:
 
 
 def no_such_device(name: str) -> tuple[str, str]:
-    """(message, hint) for a name that is none."""
+    """(message, hint) for a name that is none, or that several devices share the beginning of."""
+    wanted = _plain(name).removeprefix("ascend")
+    meant = [known for known in list_devices() if wanted and _plain(known).startswith(wanted)]
+    if meant:
+        return f"{name!r} may be any of {', '.join(meant)}", "name one of them: they differ in cores, clock and memory"
     return f"no simulated device {name!r}", f"{_known()}; or the path of a .toml file"
 
 

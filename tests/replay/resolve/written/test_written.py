@@ -188,7 +188,7 @@ def test_a_call_to_be_predicted_alone_needs_no_op_that_runs_here() -> None:
     assert lower(op).kernels[0].type == "MatMulV3"
     assert lower(op).assumed
     update = predicted("npu::ai_infra_scatter_nd_update_block(bf16[512,256], i32[64,1], bf16[64,256])")
-    assert [arg.name for arg in update.args] == ["input", "indices", "updates"]
+    assert [arg.name for arg in update.args] == ["self", "indices", "updates"]
     with pytest.raises(UsageError):
         plan_of_calls([Written(text="npu::npu_no_such_matmul(f16[64,32], f16[32,16])")], runnable=True)
 

@@ -53,6 +53,12 @@ if TYPE_CHECKING:
     help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens.  [default: 1]",
 )
 @click.option(
+    "--mla",
+    type=click.Choice(["absorbed", "expanded"]),
+    help="Of hf:CONFIG, decode of latent attention: attend to the latents, as servers do, or to keys and values of "
+    "them, as transformers does.  [default: absorbed]",
+)
+@click.option(
     "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
@@ -80,6 +86,7 @@ def command(
     context: int | None,
     dtype: str | None,
     expert_parallel: int | None,
+    mla: str | None,
     world_size: int | None,
     rank: int,
     device: LikeDevice,
@@ -105,7 +112,14 @@ def command(
 
     if output is not None:
         check_writable(Path(output), force=force)
-    shape = {"phase": phase, "batch": batch, "context": context, "dtype": dtype, "expert_parallel": expert_parallel}
+    shape = {
+        "phase": phase,
+        "batch": batch,
+        "context": context,
+        "dtype": dtype,
+        "expert_parallel": expert_parallel,
+        "mla": mla,
+    }
     named = target_of(target, {name: value for name, value in shape.items() if value is not None}, trust=trust)
     plan = capture_target(
         named,

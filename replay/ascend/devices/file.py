@@ -74,12 +74,14 @@ OPTIONAL: dict[str, str] = {
     "far_link_bytes_per_s": "byte/s",
     "far_link_latency": "us",
     "vector_bytes": "byte/cycle/core",
+    "plain_convolution": "ratio",
     "macs_float8_e4m3fn": "MAC/cycle/core",
     "macs_float8_e5m2": "MAC/cycle/core",
     "macs_float4_e2m1fn_x2": "MAC/cycle/core",
 }
 """Datasheet entries that a device may have: dies of a server, links beside `link`, the width of a vector core's
-instructions where it is not 128, and dtypes that only some cubes multiply. A dtype without an entry `macs_` has no path
+instructions where it is not 128, how much longer a convolution takes that reads plain layouts (without one, layouts are
+converted for it), and dtypes that only some cubes multiply. A dtype without an entry `macs_` has no path
 through the cube; none has one for float64."""
 
 NUMBERS = (
@@ -384,6 +386,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         hbm_bytes=number["hbm_bytes"],
         hbm_bytes_per_s=number["hbm_bytes_per_s"],
         link=Link(bytes_per_s=number["link_bytes_per_s"], latency_us=number["link_latency"]),
+        plain_convolution=number.get("plain_convolution"),
         vector_width=number.get("vector_bytes", 128.0) / 128.0,
         server_dies=int(number.get("server_dies", 8)),
         peer_bytes_per_s=number.get("peer_bytes_per_s"),

@@ -33,7 +33,7 @@ def test_golden_totals() -> None:
     for name in SHIPPED:
         device = load_device(name)
         peaks[name] = round(2 * device.macs_per_cycle["bfloat16"] * device.aic_cores * device.freq_hz / 1e12, 1)
-    assert peaks == {"910b1": 363.7, "910b2": 353.9, "910b3": 294.9, "910b4": 270.3, "910b4-1": 270.3, "910c": 353.9, "950pr": 432.5}
+    assert [peaks[name] for name in SHIPPED] == [363.7, 353.9, 294.9, 270.3, 270.3, 353.9, 432.5]
     assert load_device("910b4").l2_bytes == 96 * 2**20
     assert load_device("910b4").hbm_bytes_per_s == 0.8e12
 

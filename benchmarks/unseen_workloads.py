@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 
 import torch
 import torch.nn.functional as F
-from recorded_workloads import Step
+from recorded_workloads import Step, workloads_of
 from torch import Tensor, nn
 
 
@@ -1364,35 +1364,4 @@ def low_rank_adapters() -> Step:
     return step
 
 
-UNSEEN: tuple[Callable[[], Step], ...] = (
-    guided_diffusion,
-    packed_speech,
-    message_passing,
-    boxes,
-    phase_vocoder,
-    convolution_zoo,
-    spatial_transformer,
-    proximal_policy,
-    margins,
-    bags,
-    optimizer_zoo,
-    tensor_algebra,
-    gaussian_process,
-    statistics,
-    masks_and_scatters,
-    patches_and_pads,
-    ensembles,
-    adversarial_norms,
-    quantised_models,
-    collectives_over_gloo,
-    masked_autoencoder,
-    own_ops,
-    jagged,
-    sampled_decoding,
-    forces,
-    forecasting,
-    tabular,
-    solvers,
-    splatting,
-    low_rank_adapters,
-)
+UNSEEN = workloads_of(globals())

@@ -413,12 +413,12 @@ def margins() -> Step:
 def bags() -> Step:
     """Bags of embeddings: sums, weighted sums, means and maxima, with sparse gradients; crossed features."""
     many = nn.EmbeddingBag(100, 8, mode="sum", sparse=True, include_last_offset=True)
-    mean, most = nn.EmbeddingBag(50, 8, mode="mean", padding_idx=0), nn.EmbeddingBag(50, 8, mode="max")
+    mean, largest = nn.EmbeddingBag(50, 8, mode="mean", padding_idx=0), nn.EmbeddingBag(50, 8, mode="max")
     wide, deep = nn.Embedding(100, 1, sparse=True), nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1))
     dense = nn.Linear(5, 8)
     ids, ends = torch.randint(0, 100, (37,)), torch.tensor([0, 3, 9, 9, 20, 26, 37])
     fixed, starts = torch.randint(0, 50, (6, 4)), torch.arange(0, 24, 4)
-    slow = torch.optim.SGD([*deep.parameters(), *dense.parameters(), *mean.parameters(), *most.parameters()], 0.1)
+    slow = torch.optim.SGD([*deep.parameters(), *dense.parameters(), *mean.parameters(), *largest.parameters()], 0.1)
     rare = torch.optim.SparseAdam([*many.parameters(), *wide.parameters()], 0.01)
 
     def step() -> None:
@@ -426,7 +426,7 @@ def bags() -> Step:
         parts = [
             many(ids, ends, per_sample_weights=torch.rand(37)),
             mean(fixed),
-            most(fixed.view(-1), starts),
+            largest(fixed.view(-1), starts),
             dense(torch.randn(6, 5)),
         ]
         both = torch.stack(parts, dim=1)

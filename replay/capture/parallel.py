@@ -155,8 +155,9 @@ def _split_widths(model: Any, ranks: int, group: Any) -> None:
                 _shrink(module, "weight", 0, _share(module.out_features, parts, name))
                 if module.bias is not None:
                     _shrink(module, "bias", 0, module.out_features // parts)
-        if {"k_proj", "q_proj"} <= dict(module.named_children()).keys() and hasattr(module, "num_key_value_groups"):
-            module.num_key_value_groups = (heads // ranks) // max(1, key_heads // ranks)
+        if hasattr(module, "k_proj") and hasattr(module, "num_key_value_groups"):
+            attention: Any = module
+            attention.num_key_value_groups = (heads // ranks) // max(1, key_heads // ranks)
         _enter_together([child for key, child in module.named_children() if key in COLUMNS], group)
     _split_vocabulary(model, ranks, group)
 

@@ -184,9 +184,11 @@ def predicted(text: str) -> ReplayOp:
 def test_a_call_to_be_predicted_alone_needs_no_op_that_runs_here() -> None:
     op = predicted("npu::npu_no_such_matmul(f16[64,32], f16[32,16], transposed=True)")
     assert (op.resolved_by, op.reason, op.unfit) == (None, None, True)
-    assert [(arg.name, arg.value) for arg in op.args] == [("arg0", None), ("arg1", None), ("transposed", True)]
+    assert [(arg.name, arg.value) for arg in op.args] == [("self", None), ("other", None), ("transposed", True)]
     assert lower(op).kernels[0].type == "MatMulV3"
     assert lower(op).assumed
+    update = predicted("npu::ai_infra_scatter_nd_update_block(bf16[512,256], i32[64,1], bf16[64,256])")
+    assert [arg.name for arg in update.args] == ["self", "indices", "updates"]
     with pytest.raises(UsageError):
         plan_of_calls([Written(text="npu::npu_no_such_matmul(f16[64,32], f16[32,16])")], runnable=True)
 

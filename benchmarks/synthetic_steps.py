@@ -171,7 +171,7 @@ class Machine:
         """The host waits for a stream, or for all."""
         begin = self.now
         streams = list(self.queues) if stream is None else [stream]
-        self.now = max([self.now + 2.0, *(self._drain(one) + 2.0 for one in streams)])
+        self.now = max([self.now + 2.0, *(self._drain(drained) + 2.0 for drained in streams)])
         name = "cudaDeviceSynchronize" if stream is None else "cudaStreamSynchronize"
         self.call("cuda_runtime", name, begin, self.now - begin, correlation=self.number())
 
@@ -371,12 +371,12 @@ def graphs(rng: random.Random) -> Program:
 
 def two_streams(rng: random.Random) -> Program:
     """Two branches that are joined each step; the second one begins when the step before is done."""
-    one, two = _layers(rng, (5, 10), (20, 120), 6), _layers(rng, (5, 10), (20, 120), 6)
+    first, second = _layers(rng, (5, 10), (20, 120), 6), _layers(rng, (5, 10), (20, 120), 6)
 
     def run(machine: Machine, _: int) -> None:
         machine.wait(20, 7)
-        _chain(machine, two, stream=20)
-        _chain(machine, one)
+        _chain(machine, second, stream=20)
+        _chain(machine, first)
         machine.wait(7, 20)
         machine.op("aten::add", 8.0, ("elementwise_add", 40.0))
 
@@ -522,22 +522,22 @@ def answers(scenario: Scenario, seed: int, folder: Path) -> tuple[float, list[An
     rng = random.Random(seed)
     changes = [(p, rng.choice(FACTORS)) for p in CHANGES if any(fnmatchcase(name, p) for name in names)]
     study = timeline(read_trace(path, activity=True), step=SHOWN, what_if=[f"{p}={f:g}x" for p, f in changes])
-    found: list[Answer] = []
-    for (pattern, factor), told in zip(changes, study.timeline.what_if, strict=True):
-        low, high = getattr(told, "low_us", None), getattr(told, "high_us", None)
+    answered: list[Answer] = []
+    for (pattern, factor), what_if in zip(changes, study.timeline.what_if, strict=True):
+        low, high = getattr(what_if, "low_us", None), getattr(what_if, "high_us", None)
         truth = run(scenario, seed, {pattern: factor})[1]
-        found.append(
+        answered.append(
             Answer(
                 seed=seed,
-                change=told.change,
+                change=what_if.change,
                 truth_us=truth,
-                told_us=told.step_us,
-                low_us=told.step_us if low is None else low,
-                high_us=told.step_us if high is None else high,
+                told_us=what_if.step_us,
+                low_us=what_if.step_us if low is None else low,
+                high_us=what_if.step_us if high is None else high,
                 base_us=pace,
             )
         )
-    return study.timeline.recorded_step_us / pace - 1.0, found
+    return study.timeline.recorded_step_us / pace - 1.0, answered
 
 
 def at_level(events: list[Json], level: str) -> list[Json]:
@@ -611,26 +611,26 @@ def main() -> int:
         if chosen.only and chosen.only != name:
             continue
         bases: list[float] = []
-        found: list[Answer] = []
+        answered: list[Answer] = []
         with tempfile.TemporaryDirectory() as folder:
             for seed in range(chosen.seeds):
                 base, more = answers(scenario, seed, Path(folder))
                 bases.append(abs(base))
-                found += more
-        wrong = [answer for answer in found if not answer.right]
+                answered += more
+        wrong = [answer for answer in answered if not answer.right]
         # An answer whose band holds the truth is right, however wide the band: its error counts as none.
-        errors = sorted(0.0 if a.error > WORST_BAR and a.right else a.error for a in found)
+        errors = sorted(0.0 if a.error > WORST_BAR and a.right else a.error for a in answered)
         p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
         good &= not wrong and p90 <= P90_BAR
         print(
-            f"{name:40} {len(found):8} {max(bases):8.1%} {statistics.median(errors):8.1%} {p90:8.1%} "
-            f"{max(a.error for a in found):8.1%} {len(wrong):6}"
+            f"{name:40} {len(answered):8} {max(bases):8.1%} {statistics.median(errors):8.1%} {p90:8.1%} "
+            f"{max(a.error for a in answered):8.1%} {len(wrong):6}"
         )
         if chosen.list:
-            for one in wrong:
+            for miss in wrong:
                 print(
-                    f"    seed {one.seed} {one.change}: truth {one.truth_us:.0f}, told {one.told_us:.0f} "
-                    f"({one.low_us:.0f} to {one.high_us:.0f}), unchanged {one.base_us:.0f}"
+                    f"    seed {miss.seed} {miss.change}: truth {miss.truth_us:.0f}, told {miss.told_us:.0f} "
+                    f"({miss.low_us:.0f} to {miss.high_us:.0f}), unchanged {miss.base_us:.0f}"
                 )
     return 0 if good else 1
 

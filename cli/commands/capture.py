@@ -59,6 +59,12 @@ if TYPE_CHECKING:
     "them, as transformers does.  [default: absorbed]",
 )
 @click.option(
+    "--fused",
+    type=click.Choice(["ascend"]),
+    help="Write the plan with the fused kernels that servers run on Ascend in place of the calls they stand for: norms "
+    "with sums, rotary embeddings, SwiGlu, attention, experts.",
+)
+@click.option(
     "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
@@ -87,6 +93,7 @@ def command(
     dtype: str | None,
     expert_parallel: int | None,
     mla: str | None,
+    fused: str | None,
     world_size: int | None,
     rank: int,
     device: LikeDevice,
@@ -107,6 +114,8 @@ def command(
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.capture.capture import capture_target, check_made
+    from opreplay.replay.capture.fused import fused as fused_plan
+    from opreplay.replay.capture.fusions import MATCHERS
     from opreplay.replay.capture.target import target_of
     from opreplay.replay.report.step import captured as view
 
@@ -132,6 +141,8 @@ def command(
         device=device,
     )
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
+    if fused is not None:
+        plan = fused_plan(plan, MATCHERS)
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
     if format_ == "json":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from opreplay.replay.capture import latent
 from opreplay.replay.capture.experts import spread_experts
+from opreplay.replay.capture.fused import UNFUSED
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
@@ -55,7 +57,7 @@ def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
 
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     """What a reader of times must know of how transformers computes a model."""
-    notes = ["attention, experts and norms run as transformers writes them in PyTorch: servers fuse them and take less"]
+    notes = [UNFUSED]
     if shape.phase == "decode" and getattr(_config(config_file(path_text)), "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
     if shape.phase == "train" and shape.expert_parallel > 1:
@@ -136,7 +138,7 @@ def _model(config: Any, shape: Shape) -> Any:
     dtype = getattr(torch, shape.dtype)
     # Real weights must be drawn; fake ones hold nothing.
     with no_init_weights() if isinstance(torch.empty(0), FakeTensor) else nullcontext():
-        model = _class_of(config)._from_config(config, dtype=dtype)
+        model = _class_of(config)._from_config(deepcopy(config), dtype=dtype)
     model.tie_weights()  # part of what draws them, which fake ones skip
     return model
 

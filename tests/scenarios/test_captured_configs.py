@@ -117,6 +117,18 @@ def test_absorbed_latent_attention_gives_what_the_expanded_one_gives(config: Any
     torch.testing.assert_close(logits("absorbed"), logits("expanded"))
 
 
+def test_fused_kernels_of_a_server_stand_in_the_plan(console: Console, config: Any, tmp_path: Path) -> None:
+    target, shape = config(MIXTURE), ("--phase", "decode", "--batch", "2", "--context", "64")
+    plain, plan = captured(console, target, *shape), tmp_path / "fused.plan.json"
+    fused = captured(console, target, *shape, "--fused", "ascend", "--check", "-o", plan)
+    assert fused["equal"] is True, "what is checked is the plan before"
+    assert len(json.loads(plan.read_text())["sequence"]["calls"]) < plain["calls"]
+    assert "npu::npu_fused_infer_attention_score" in fused["notes"][-1]
+    names = {op["name"] for op in json.loads(plan.read_text())["ops"]}
+    assert {"npu::npu_add_rms_norm", "npu::npu_interleave_rope", "npu::npu_swiglu"} <= names
+    assert "simulated 100.0 % of ops by rules" in console("simulate", plan, "--soc", "910b3", "--no-cache").stdout
+
+
 def test_absorbed_latents_are_not_expanded(console: Console, config: Any) -> None:
     target, shape = config(MIXTURE), ("--phase", "decode", "--batch", "2", "--context", "256")
     absorbed, expanded = captured(console, target, *shape), captured(console, target, *shape, "--mla", "expanded")

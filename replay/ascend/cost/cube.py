@@ -20,6 +20,8 @@ ACCUMULATORS = 32768
 """float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
 
 
+LEAST_ROWS = 80
+"""Rows that decide how wide a tile of fewer is: 64 rows, as wide as L0C allows, would take another wave than 65."""
 FLOATS = frozenset({"float32", "float64"})
 """Types whose operands are rearranged on loading; float64, which the cube lacks, is never quicker than float32."""
 MOST_OF_HBM = 0.95
@@ -66,7 +68,7 @@ def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int
     out: list[tuple[int, int, int]] = []
     for most_rows in (128, 256):
         rows = whole_m if whole_m < most_rows else most_rows
-        cols = ACCUMULATORS // (rows if rows > 64 else 64) // 16 * 16
+        cols = ACCUMULATORS // (rows if rows > LEAST_ROWS else LEAST_ROWS) // 16 * 16
         if whole_n < cols:
             cols = whole_n
         if batch * -(-m // rows) * -(-n // cols) >= cores:

@@ -53,10 +53,29 @@ if TYPE_CHECKING:
     help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens.  [default: 1]",
 )
 @click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of hf:CONFIG: split heads, widths and vocabulary over N ranks, which sum results.  [default: 1]",
+)
+@click.option(
+    "--pipeline-parallel",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of hf:CONFIG: split layers over N stages, which send each other hidden states; --rank R is in stage R // "
+    "tensor ranks.  [default: 1]",
+)
+@click.option(
     "--mla",
     type=click.Choice(["absorbed", "expanded"]),
     help="Of hf:CONFIG, decode of latent attention: attend to the latents, as servers do, or to keys and values of "
     "them, as transformers does.  [default: absorbed]",
+)
+@click.option(
+    "--fused",
+    type=click.Choice(["ascend"]),
+    help="Write the plan with the fused kernels that servers run on Ascend in place of the calls they stand for: norms "
+    "with sums, rotary embeddings, SwiGlu, attention, experts.",
 )
 @click.option(
     "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
@@ -86,7 +105,10 @@ def command(
     context: int | None,
     dtype: str | None,
     expert_parallel: int | None,
+    tensor_parallel: int | None,
+    pipeline_parallel: int | None,
     mla: str | None,
+    fused: str | None,
     world_size: int | None,
     rank: int,
     device: LikeDevice,
@@ -107,6 +129,8 @@ def command(
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.capture.capture import capture_target, check_made
+    from opreplay.replay.capture.fused import fused as fused_plan
+    from opreplay.replay.capture.fusions import MATCHERS
     from opreplay.replay.capture.target import target_of
     from opreplay.replay.report.step import captured as view
 
@@ -118,6 +142,8 @@ def command(
         "context": context,
         "dtype": dtype,
         "expert_parallel": expert_parallel,
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
         "mla": mla,
     }
     named = target_of(target, {name: value for name, value in shape.items() if value is not None}, trust=trust)
@@ -132,6 +158,8 @@ def command(
         device=device,
     )
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
+    if fused is not None:
+        plan = fused_plan(plan, MATCHERS)
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
     if format_ == "json":

@@ -58,8 +58,8 @@ def _attention(
     turned = turned.reshape(heads, batch, tokens, rotary).permute(1, 0, 2, 3).reshape(batch, -1, rotary)
     scores = torch.baddbmm(torch.bmm(turned, value[:, 0].mT), asked, key[:, 0].mT, beta=scaling, alpha=scaling)
     if attention_mask is not None:
-        allowed = attention_mask.expand(batch, heads, tokens, -1).reshape(scores.shape)
-        scores = scores.masked_fill(~allowed, float("-inf"))
+        hidden = (~attention_mask).expand(batch, heads, tokens, -1).reshape(scores.shape)
+        scores = scores.masked_fill(hidden, float("-inf"))
     seen = torch.bmm(scores.softmax(-1, dtype=torch.float32).to(key.dtype), key[:, 0])
     seen = seen.view(batch, heads, tokens, rank).transpose(0, 1).reshape(heads, batch * tokens, rank)
     result = torch.bmm(seen, to_value.mT).view(heads, batch, tokens, -1)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from opreplay.replay.capture.calls.arguments import is_dense
+from opreplay.replay.capture.calls.arguments import is_dense, tensors_in
 from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
@@ -26,7 +27,7 @@ _LIFTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
 """How a tensor of Python's numbers comes to be; fake tensors remember its value only if they see it made."""
 
 
-_MAX_KNOWN = {True: 1024, False: 1 << 20}
+_MAX_KNOWN = {True: 1024, False: 1 << 18}
 """Elements of a tensor whose values are followed, by whether they are floats: positions, masks, ranges."""
 _aten: Any = torch.ops.aten
 _KNOWN_SOURCES = frozenset(
@@ -79,15 +80,16 @@ class _Corrected(TorchDispatchMode):
             )  # of 16-bit values, under autocast
         if func in _VIEWS and 1 in returned.shape:
             # Fake views give dimensions of one element other strides, by which channels-last is told.
-            stride = args[2] if func is _VIEWS[2] else _view_strides(args[0], returned.shape)
+            stride = args[2] if func is _VIEWS[2] else _view_strides(args[0].shape, args[0].stride(), returned.shape)
             if tuple(stride) != returned.stride():
                 return _aten.as_strided.default(returned, returned.shape, stride, returned.storage_offset())
         return returned
 
 
-def _view_strides(tensor: torch.Tensor, size: Sequence[int]) -> Sequence[int]:
+@lru_cache(maxsize=4096)
+def _view_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> Sequence[int]:
     with _disable_current_modes():
-        return torch.empty_strided(tensor.shape, tensor.stride(), device="meta").view(size).stride()
+        return torch.empty_strided(shape, stride, device="meta").view(size).stride()
 
 
 class _Known:
@@ -95,15 +97,10 @@ class _Known:
 
     def __init__(self) -> None:
         self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._overwritten: list[torch.UntypedStorage] = []
-        """Storages that hold what nobody knows, alive: an address is used again."""
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The values, None where nobody knows them."""
-        real = self._real.get(tensor) if isinstance(tensor, FakeTensor) else None
-        if real is None or any(real.untyped_storage()._cdata == each._cdata for each in self._overwritten):
-            return None
-        return real
+        return self._real.get(tensor) if isinstance(tensor, FakeTensor) else None
 
     def forget(self, *tensors: torch.Tensor) -> None:
         """Hold no reference to tensors."""
@@ -112,7 +109,9 @@ class _Known:
 
     def follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
         """Compute what a call gave where all that it takes is known, and forget what it overwrites where it is not."""
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if tensors and not is_lift(func) and not any(tensor in self._real for tensor in tensors):
+            return
         with _disable_current_modes():
             real = [tensor.clone() if is_lift(func) else self.of(tensor) for tensor in tensors]
         known = func.overloadpacket in _KNOWN_SOURCES if not tensors else all(value is not None for value in real)
@@ -120,7 +119,7 @@ class _Known:
         results = tree_leaves(returned)
         if not known or random or not all(map(_is_small, results)):
             if func._schema.is_mutable:
-                self._overwritten += [value.untyped_storage() for value in real if value is not None]
+                self._overwrite({value.untyped_storage()._cdata for value in real if value is not None})
             return
         values = iter(real)
         with _disable_current_modes(), torch.no_grad():
@@ -129,6 +128,12 @@ class _Known:
                 kwargs["device"] = torch.device("cpu")
             for fake, value in zip(results, tree_leaves(func(*args, **kwargs)), strict=True):
                 self._real[fake] = value
+
+    def _overwrite(self, storages: Set[int]) -> None:
+        """Nobody knows any more what lies in these: forget all views of them."""
+        for fake, real in list(self._real.items()):
+            if real.untyped_storage()._cdata in storages:
+                del self._real[fake]
 
 
 def _is_small(result: Any) -> bool:

@@ -24,6 +24,8 @@ TITLES = {
     "folds": "kernels that no fit has seen (5 folds)",
     "unseen_table": "tables that no fit has seen (one left out)",
     "unseen_soc": "SoCs that no fit has seen (one left out)",
+    "unseen_op": "ops that nothing was learned of (one left out)",
+    "unseen_source": "sources that nothing was learned of (one left out)",
 }
 WIDEST_SHAPES = 48
 
@@ -88,6 +90,7 @@ def facts(validation: Validation, *, worst: int) -> dict[str, Any]:
     out["socs"] = {name: errors_facts(errors) for name, errors in validation.socs.items()}
     out["rows"] = {"read": validation.rows, "measured": validation.measured_rows, "dropped": validation.dropped}
     out["fitted_to"] = validation.fitted_to
+    out["predicted_by_other_sources"] = validation.by_others
     out["worst"] = [kernel_facts(kernel) for kernel in worst_kernels(validation.compared, worst)]
     if validation.cross:
         out["cross_validation"] = {name: figures_facts(figures) for name, figures in validation.cross.items()}
@@ -163,10 +166,13 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
     overall = [("all", validation.figures.overall)]
     socs = list(validation.socs.items()) if len(validation.socs) > 1 else []
     notes = ["errors in percent; WAPE and total are over all rows, the others over unique kernels"]
-    if validation.fitted_to:
+    if validation.fitted_to or validation.by_others:
         notes.append(
             f"the device was fitted to {validation.fitted_to} of these kernels: their errors tell nothing of others "
             "(--cross-validate does)"
+            if not validation.by_others
+            else f"{validation.by_others} of these calls were learned from: each is predicted by what other sources "
+            "measured"
         )
     parts: list[RenderableType] = [
         Text(f"{validation.figures.overall.n} unique kernels in {rows}{dropped}", style="bold"),

@@ -40,6 +40,12 @@ def routing(op: OpView) -> Iterable[KernelCall]:
     return [routing_call(n, width, dtype)]
 
 
+def re_routing(op: OpView) -> Iterable[KernelCall]:
+    """MoeInitRouting of tokens (T, H) that arrive by rank and leave by expert."""
+    tokens = op.need("tokens", at=0, rank=2)
+    return [routing_call(tokens.shape[0], tokens.shape[-1], tokens.dtype)]
+
+
 @costs("npu::npu_moe_finalize_routing_v2")
 def combining(op: OpView) -> Iterable[KernelCall]:
     """MoeFinalizeRouting: experts' outputs weighted and summed per token."""

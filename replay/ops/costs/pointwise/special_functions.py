@@ -7,7 +7,7 @@ from opreplay.replay.ops.costs.pointwise.elementwise import one_kernel
 from opreplay.replay.ops.table import costs
 
 CHEAP: dict[str, str] = {
-    "absolute": "Abs", "fix": "Trunc", "deg2rad": "Muls", "rad2deg": "Muls", "float_power": "Pow", "gcd": "FloorMod",
+    "absolute": "Abs", "fix": "Trunc", "deg2rad": "Muls", "rad2deg": "Muls", "float_power": "Pow", "gcd": "Gcd",
     "lcm": "FloorMod", "nextafter": "Add", "conj_physical": "Neg", "_conj_physical": "Neg", "__lshift__": "BitwiseAnd",
     "__rshift__": "BitwiseAnd", "__ilshift__": "BitwiseAnd", "__irshift__": "BitwiseAnd", "__xor__": "BitwiseXor",
     "__ixor__": "BitwiseXor", "__iand__": "BitwiseAnd", "__ior__": "BitwiseOr", "_masked_scale": "MaskedScale",

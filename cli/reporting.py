@@ -54,7 +54,7 @@ def show_report(outputs: Outputs, *, everything: bool = True) -> None:
     if outputs.to_stdout:
         console.narrate(run.first_line)
         return
-    console.show_line(run.first_line)
+    console.show_line(run.first_lines)
     if warning := not_comparable(run.header):
         console.show_line(warning)
     console.show_fitted(lambda width: report.render(run, width, everything=everything))

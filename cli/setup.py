@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from opreplay.initializers.registry import Registry
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.ir.step import StepReport
     from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.replay.plan.kept import KeptContents
     from opreplay.replay.plan.selection import Selection
+    from opreplay.replay.timeline.simulated import ContentsOf
     from opreplay.traces import Trace
 
 
@@ -237,3 +239,23 @@ def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -
         console.narrate(line)
     if len(lines) > UNUSED_SHOWN:
         console.narrate(f"and {len(lines) - UNUSED_SHOWN} more registrations made no prediction")
+
+
+def recorded_step(
+    read: Trace | ReplayPlan,
+    selection: Selection,
+    plan: ReplayPlan,
+    devices: Sequence[DeviceProfile],
+    contents: ContentsOf,
+) -> StepReport | None:
+    """The step of the trace as `timeline` has it on the same devices; none of a part of its ops, which `plan` holds."""
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.inputs import plan_of
+    from opreplay.replay.plan.selection import Selection
+    from opreplay.replay.timeline.timeline import step_of
+
+    if isinstance(read, ReplayPlan) or selection.narrows:
+        return None
+    every = Selection(select="owner", allow_imports=selection.allow_imports)
+    whole = plan if selection == every else plan_of(read, every, device="cpu", in_order=True)
+    return step_of(read, devices=devices, plan=whole, contents=contents)

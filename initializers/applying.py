@@ -91,12 +91,12 @@ def _report(result: Any) -> InitReport:
         return InitReport(summary=_short(result or ""))
     if not isinstance(result, InitReport):
         raise InitializerError(f"initialize returned {type(result).__name__}, not an InitReport or a line of text")
-    given: Any = result  # users' code may have put anything into it
-    told: object = given.assumed
-    assumed = cast("Mapping[object, object]", told) if isinstance(told, Mapping) else None
-    if assumed is None or not all(isinstance(text, str) for text in (given.summary, *assumed, *assumed.values())):
+    report: Any = result  # users' code may have put anything into it
+    texts: object = report.assumed
+    assumed = cast("Mapping[object, object]", texts) if isinstance(texts, Mapping) else None
+    if assumed is None or not all(isinstance(text, str) for text in (report.summary, *assumed, *assumed.values())):
         raise InitializerError("the report's summary must be text, and what it assumed text by argument")
-    if given.lengths is not None and not isinstance(given.lengths, BatchLengths):
+    if report.lengths is not None and not isinstance(report.lengths, BatchLengths):
         raise InitializerError("the report's lengths must be BatchLengths")
     return replace(
         result,
@@ -113,6 +113,6 @@ def _said(error: BaseException) -> str:
     """ "ValueError: what it says (file.py:12)", the place for files that are not opreplay's."""
     first = (str(error).splitlines() or [""])[0]
     place = failed_at(error)
-    own = Path(__file__).resolve().parents[1]
-    shown = f" ({place})" if place and own not in Path(place.rpartition(":")[0]).resolve().parents else ""
+    package = Path(__file__).resolve().parents[1]
+    shown = f" ({place})" if place and package not in Path(place.rpartition(":")[0]).resolve().parents else ""
     return _short(f"{type(error).__name__}{': ' if first else ''}{first}{shown}")

@@ -96,13 +96,13 @@ class InitContext:
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """All tensors with the names of their arguments, lists flattened."""
-        found: list[tuple[str, torch.Tensor]] = []
+        named: list[tuple[str, torch.Tensor]] = []
         for name, value in self.args.items():
             items = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,)
             for item in items:
                 if hasattr(item, "data_ptr"):
-                    found.append((name, item))
-        return found
+                    named.append((name, item))
+        return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,8 +77,8 @@ def uniform(tensor: torch.Tensor, generator: torch.Generator, low: float, high: 
 
 def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: int) -> None:
     """Uniform integers in [low, high), also for float dtypes; never all equal where two values and elements exist."""
-    kept = _largest(tensor.dtype)
-    high = max(low + 1, min(high, kept + 1))
+    largest = _largest(tensor.dtype)
+    high = max(low + 1, min(high, largest + 1))
 
     def draw(count: int) -> torch.Tensor:
         return torch.randint(low, high, (count,), generator=generator, device=tensor.device, dtype=torch.int64)
@@ -190,8 +190,8 @@ def _floats(tensor: torch.Tensor, draw_into: Callable[[torch.Tensor], torch.Tens
         return
 
     def draw(count: int) -> torch.Tensor:
-        made = draw_into(torch.empty(count, dtype=torch.float32, device=tensor.device))
-        return made.round().clamp(-1, 1).exp2() if dtype in POWERS_OF_TWO else made
+        scales = draw_into(torch.empty(count, dtype=torch.float32, device=tensor.device))
+        return scales.round().clamp(-1, 1).exp2() if dtype in POWERS_OF_TWO else scales
 
     _repeat(target, draw)
 

@@ -54,6 +54,7 @@ class Registry:
 
         Raises InitializerError when one cannot say whether it does.
         """
+        context = self._with_role(context)
         return next((rule for rule in self._by_op.get(context.op, ()) if applies(rule, context)), None)
 
     def rules_for(self, op: str) -> tuple[CustomInit, ...]:
@@ -67,10 +68,10 @@ class Registry:
         """
         for text in settings:
             name, option, value = parse_setting(text, self)
-            given = self._settings.setdefault(name, {})
-            if option in given:
+            values = self._settings.setdefault(name, {})
+            if option in values:
                 raise UsageError(f"{name}.{option} is given twice")
-            given[option] = value
+            values[option] = value
         for name in self._settings:
             try:
                 self[name].check_options(self.options_of(self[name]))
@@ -86,7 +87,10 @@ class Registry:
         from opreplay.initializers.fill import one_thread
 
         with one_thread():
-            return apply(rule, replace(context, options=self.options_of(rule), role=self._roles.get(context.op, "")))
+            return apply(rule, replace(self._with_role(context), options=self.options_of(rule)))
+
+    def _with_role(self, context: InitContext) -> InitContext:
+        return replace(context, role=self._roles.get(context.op, ""))
 
     def __getitem__(self, name: str) -> CustomInit:
         try:

@@ -167,10 +167,10 @@ def missing_op_hint(error: BaseException) -> str | None:
     """What to write in place of torch.ops.library.Op, or of an import of another project, where that is missing."""
     if isinstance(error, ModuleNotFoundError):
         return _INSTEAD.get((error.name or "").partition(".")[0])
-    found = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None
-    if found is None:
+    match = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None
+    if match is None:
         return None
-    library, op = found["library"], found["op"]
+    library, op = match["library"], match["op"]
     return (
         f'Write "{library}::{op}" in place of torch.ops.{library}.{op}: a name needs no library. '
         f"Or import the package that defines {library}'s ops first."
@@ -195,6 +195,6 @@ def failed_at(error: BaseException, own_files: Sequence[str] = ()) -> str:
         for f in traceback.extract_tb(error.__traceback__)
         if f.filename not in hidden and "importlib" not in f.filename
     ]
-    own = [f for f in frames if "site-packages" not in f.filename]
-    chosen = (own or frames)[-1:]
+    user_frames = [f for f in frames if "site-packages" not in f.filename]
+    chosen = (user_frames or frames)[-1:]
     return f"{chosen[0].filename}:{chosen[0].lineno}" if chosen else ""

@@ -75,15 +75,15 @@ class UserTable(Generic[Entry]):
         same place again is the same file run again.
         """
         patterns = patterns or {}
-        earlier = [(op, found) for op in entry.ops if (found := self._at((op, entry.device))) is not None]
-        for op, found in () if replace else earlier:
-            if found.place != entry.place:
+        earlier = [(op, other) for op in entry.ops if (other := self._at((op, entry.device))) is not None]
+        for op, other in () if replace else earlier:
+            if other.place != entry.place:
                 where = f" for {entry.device}" if entry.device else ""
                 raise Taken(
-                    f"{op} has a user {self.what} already{where}, from {found.place}; {entry.place} registers another: "
+                    f"{op} has a user {self.what} already{where}, from {other.place}; {entry.place} registers another: "
                     f"{self._remedy}"
                 )
-        self._used.difference_update(id(found) for _, found in earlier)
+        self._used.difference_update(id(other) for _, other in earlier)
         for op in entry.ops:
             if op in patterns:
                 self._patterns[op, entry.device] = patterns[op], entry
@@ -92,10 +92,10 @@ class UserTable(Generic[Entry]):
 
     def find(self, *names: str, device: str | None = None) -> Entry | None:
         """The function for the first of an op's spellings that has one, by name, else by pattern."""
-        found = next((entry for name in names if (entry := self.exactly(name, device)) is not None), None)
-        if found is None and self._patterns:
-            found = next((entry for name in names for _, entry in self.matching(name, device)), None)
-        return self.took(found)
+        match = next((entry for name in names if (entry := self.exactly(name, device)) is not None), None)
+        if match is None and self._patterns:
+            match = next((entry for name in names for _, entry in self.matching(name, device)), None)
+        return self.took(match)
 
     def exactly(self, name: str, device: str | None = None) -> Entry | None:
         """The function that is registered for a name: one for that device, else one for all."""

@@ -45,6 +45,7 @@ SLOW = (
     "scenarios/test_first_screen.py",
     "scenarios/test_invented_sizes.py",
     "scenarios/test_kept_plans.py",
+    "scenarios/test_one_step.py",
     "scenarios/test_planted_modules.py",
     "scenarios/test_user_findings.py",
     "scenarios/test_wrong_conclusions.py",

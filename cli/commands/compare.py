@@ -14,9 +14,9 @@ from opreplay.cli.options.types import Share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opreplay.replay.ir.step import StepReport
     from opreplay.replay.plan.recorded.comparing import Operand
     from opreplay.replay.results.compare.judge import Method
-    from opreplay.replay.timeline.step import StepReport
 
 
 @click.command("compare", short_help="Say which ops became slower or faster between two runs.")
@@ -107,7 +107,6 @@ def command(
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.ascend.simulate.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
-    from opreplay.replay.report.step.verdict import step_facts, verdict
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
 
@@ -128,19 +127,17 @@ def command(
         force=force,
         simulate=simulated_times,
     )
-    step = _steps(first, second)
+    steps = _steps(first, second)
     broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
     warnings = warnings_of(conditions, comparison)
-    write_page(page, partial(view.page, comparison), force=force or overwrite)
+    write_page(page, partial(view.page, comparison, steps), force=force or overwrite)
     if format_ == "json":
-        sides = {which: None if side is None else step_facts(side) for which, side in step.items()}
-        verdicts = {"step": sides, "violations": broken, "unchecked": untested, "warnings": warnings}
-        console.write(console.json_text({**view.facts(comparison), **verdicts}))
+        verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
+        console.write(console.json_text({**view.facts(comparison, steps), **verdicts}))
     elif format_ == "markdown":
-        console.write(view.markdown(comparison, everything=everything))
+        console.write(view.markdown(comparison, steps, everything=everything))
     else:
-        bounds = [f"{which}: {verdict(side)}" for which, side in step.items() if side is not None and side.marked]
-        for line in (*bounds, view.first_line(comparison), *view.side_lines(comparison)):
+        for line in (*view.step_lines(steps), view.first_line(comparison), *view.side_lines(comparison)):
             console.show_line(line)
         console.show_fitted(lambda width: view.render(comparison, width=width, everything=everything))
     for line in warnings:
@@ -152,11 +149,15 @@ def command(
     return ExitCode.UNTESTED if untested else ExitCode.OK
 
 
-def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> dict[str, StepReport | None]:
-    """The step of the trace that a side is; None for results and plans."""
+def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> dict[str, StepReport]:
+    """The step of the trace that a side is; nothing for results and plans."""
     from opreplay.replay.timeline.timeline import step_of
     from opreplay.traces import Trace
 
-    traces = {"before": [operand for operand in before if isinstance(operand, Trace)]}
-    traces["after"] = [operand for operand in after if isinstance(operand, Trace)]
-    return {which: step_of(side[0]) if side else None for which, side in traces.items()}
+    traces = {
+        which: operand
+        for which, side in (("before", before), ("after", after))
+        for operand in side
+        if isinstance(operand, Trace)
+    }
+    return {which: step for which, trace in traces.items() if (step := step_of(trace)) is not None}

@@ -80,7 +80,8 @@ def command(
     A CALL is written as reports print it: 'aten::mm(bf16[4096,1024], bf16[1024,n])'. Tensors are a type and sizes, with
     strides in braces where they are not contiguous, f32[4,8]{1,4}; then numbers, True, None, lists, texts in quotes,
     torch.bfloat16, and arguments by name. Sizes may be names and sums of products of them, n//2. Tensors hold random
-    values, as those of an op of a trace. Exits with 1 where a call cannot be replayed or predicted.
+    values, as those of an op of a trace. With --no-measure a call that nothing here can run is predicted, too, by its
+    name and tensors. Exits with 1 where a call cannot be replayed or predicted.
     """
     import msgspec
 
@@ -103,7 +104,8 @@ def command(
     imports = dict(allow_import)
 
     def make(keep: bool) -> tuple[ReplayPlan, tuple[str, ...]]:
-        return (kept_plan_of_calls if keep else plan_of_calls)(written, allow_imports=imports, device=device)
+        of_calls = kept_plan_of_calls if keep else plan_of_calls
+        return of_calls(written, allow_imports=imports, device=device, runnable=measure)
 
     ready, ids = planned(
         make,

@@ -66,7 +66,7 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
             write_bytes(Path(output), body, force=force)
         return
     if format_ == "table":
-        line = "\n".join(filter(None, (run.first_line, not_comparable(run.header))))
+        line = "\n".join(filter(None, (run.first_lines, not_comparable(run.header))))
 
         def show(width: int) -> RenderableType:
             in_file = output is not None

@@ -104,9 +104,10 @@ def command(
     """
     import msgspec
 
+    from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import one_stdout, outcome_code, run_and_show
-    from opreplay.cli.setup import refuse_unused_initializers, set_up, tell_unused
+    from opreplay.cli.setup import recorded_step, refuse_unused_initializers, set_up, tell_unused
     from opreplay.cli.terminal.console import narrate
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies
     from opreplay.replay.plan.collectives.in_plan import on_ranks
@@ -125,7 +126,8 @@ def command(
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.l2_state())
     with Outputs(output, force=force, resume=resume) as outputs:
         collectives = measuring.ranks is not None or cluster is not None
-        read = source.open(activity=collectives)
+        in_sequence = measuring.mode == "sequence"
+        read = source.open(activity=collectives or (in_sequence and tells_step(source.trace)))
         ordered = needs_order(selection, measuring)
         plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
         refuse_nothing(plan)
@@ -158,6 +160,7 @@ def command(
             values=values,
             l2=state,
         )
+        step = recorded_step(read, selection, plan, list(devices.values()), contents) if in_sequence else None
         if options.check_kernels:
             plan = with_recorded_children(plan, read)
         unpredicted = run_and_show(
@@ -171,6 +174,7 @@ def command(
             everything=notes,
             rows=rows,
             trace=trace_facts(read),
+            step=step,
         )
     tell_unused(devices, plan.ops)
     return outcome_code(outputs, max_failed, unpredicted)

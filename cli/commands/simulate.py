@@ -26,12 +26,8 @@ from opreplay.cli.options.shared import (
 from opreplay.cli.options.source import Source, source_options
 
 if TYPE_CHECKING:
-    from opreplay.cli.setup import Planned
-    from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.selection import Selection
     from opreplay.replay.results.records import L2State
-    from opreplay.replay.timeline.step import StepReport
-    from opreplay.traces import Trace
 
 
 @click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
@@ -89,7 +85,7 @@ def command(
     """
     from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import check_output, command_line, write_file
-    from opreplay.cli.setup import plan_of_source, planned
+    from opreplay.cli.setup import plan_of_source, planned, recorded_step
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_plan
     from opreplay.replay.plan.recorded.where import where_of
@@ -117,14 +113,15 @@ def command(
     if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
         console.narrate(small)
     steps = simulate_plan(plan, list(devices.values()), ready.contents, l2)
-    step = _step(read, ready, selection)
+    step = recorded_step(read, selection, plan, list(devices.values()), ready.contents)
     ready.conclude()
+    shown = step if step is not None and step.marked else None
     for name in output:
         suffix = Path(name).suffix.lower()
         if suffix == ".html":
             from opreplay.replay.report.page.render import render
 
-            text = render(view.page(plan, steps, command_line()))
+            text = render(view.page(plan, steps, command_line(), report=shown))
         elif suffix == ".csv":
             text = view.csv_text(plan, steps)
         else:
@@ -133,24 +130,9 @@ def command(
     if format_ == "json":
         console.write(console.json_text(view.facts(plan, steps, losers=losers, where=where, report=step)))
         return
-    shown = step if step is not None and step.marked else None
     if shown is not None:
         console.show_line(verdict(shown))
     console.show_line(view.head_line(plan, steps))
     console.show_fitted(
         lambda width: view.render(plan, steps, losers=losers, width=width, where=where, report=shown, everything=notes)
     )
-
-
-def _step(read: Trace | ReplayPlan, ready: Planned, selection: Selection) -> StepReport | None:
-    """The step of the trace as `timeline` has it on the same devices; none of a part of its ops."""
-    from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.replay.plan.inputs import plan_of
-    from opreplay.replay.plan.selection import Selection
-    from opreplay.replay.timeline.timeline import step_of
-
-    if isinstance(read, ReplayPlan) or selection.narrows:
-        return None
-    every = Selection(select="owner", allow_imports=selection.allow_imports)
-    plan = ready.plan if selection == every else plan_of(read, every, device="cpu", in_order=True)
-    return step_of(read, devices=list(ready.devices.values()), plan=plan, contents=ready.contents)

@@ -46,47 +46,22 @@ LISTS = (
     "out_loc",
 )
 """Arguments that name pages or slots; without any of them keys are not paged."""
-PACKED_CACHE = frozenset(
-    {
-        "_C::paged_attention_v1",
-        "_C::paged_attention_v2",
-        "_rocm_C::paged_attention",
-        "_C_cache_ops::reshape_and_cache",
-        "aiter::pa_fwd_asm",
-        "aiter::paged_attention_v1",
-        "aiter::paged_attention_rocm",
-        "aiter::reshape_and_cache",
-    }
-)
-"""Ops with vLLM's packed key cache [blocks, heads, head / x, page, x]; the others have [blocks, page, ...]."""
-SLOT_CACHE = frozenset(
-    {
-        "sglang::store_cache",
-        "sglang_profiler::memory_pool__set_kv_buffer_impl",
-        "sgl_kernel::store_kv_cache",
-    }
-)
-"""Ops whose cache is a plain list of slots [slots, ...]."""
-
-HEADS_FIRST_CACHE = frozenset(
-    {
-        "npu::npu_fused_infer_attention_score",
-        "npu::npu_fused_infer_attention_score_v2",
-        "npu::npu_incre_flash_attention",
-    }
-)
-"""Ops with caches [blocks, page, heads x size] or [blocks, heads, page, size]."""
 
 
-def page_size(op: str, name: str, shape: tuple[int, ...], block_size: object, layout: object) -> int:
-    """Tokens in a page of the cache `name` of `op`; `block_size` and `layout` are arguments of the call, if any."""
+def page_size(role: str, name: str, shape: tuple[int, ...], block_size: object, layout: object) -> int:
+    """Tokens in a page of the cache `name`; `block_size` and `layout` are arguments of the call, if any.
+
+    `role` is that of the op: "packed_cache" for vLLM's packed key cache [blocks, heads, head / x, page, x],
+    "slot_cache" for a plain list of slots [slots, ...], "heads_first_cache" for [blocks, page, heads x size] or
+    [blocks, heads, page, size]; caches of other ops are [blocks, page, ...].
+    """
     if isinstance(block_size, int) and block_size > 0:
         page = block_size
     elif len(shape) == 5:
         page = shape[3]
-    elif op in HEADS_FIRST_CACHE and len(shape) in (3, 4):
+    elif role == "heads_first_cache" and len(shape) in (3, 4):
         page = shape[len(shape) - 2]
-    elif op in SLOT_CACHE or len(shape) == 2:
+    elif role == "slot_cache" or len(shape) == 2:
         page = 1
     elif len(shape) == 3:
         # A latent cache is [blocks, page, width]; three dims elsewhere are [slots, heads, width].
@@ -94,5 +69,5 @@ def page_size(op: str, name: str, shape: tuple[int, ...], block_size: object, la
     elif layout == "HND":
         page = shape[2]
     else:
-        page = shape[-1] if op in PACKED_CACHE else shape[1]
+        page = shape[-1] if role == "packed_cache" else shape[1]
     return max(1, page)

@@ -123,8 +123,8 @@ def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:
     """Fill a tensor with indices in [0, bound) as a rule's `INDEX_OPTIONS` say, never all equal; how, in words."""
     kind = str(context.options.get("distribution", "uniform"))
     if kind == "zipf" and bound > 1:
-        given = context.options.get("exponent")
-        exponent = 1.0 if given is None else float(given)
+        chosen = context.options.get("exponent")
+        exponent = 1.0 if chosen is None else float(chosen)
         fill.drawn(tensor, lambda count: _zipf(count, bound, exponent, context.generator), bound)
         return f"Zipf, exponent {exponent:g}, in [0, {bound})"
     if kind == "histogram" and bound > 1:

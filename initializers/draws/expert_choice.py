@@ -66,11 +66,11 @@ def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torc
 
 def _rows(distinct: torch.Tensor, count: int) -> torch.Tensor:
     """`count` rows, the distinct ones again and again."""
-    made = torch.empty((count, distinct.shape[1]), dtype=distinct.dtype)
+    rows = torch.empty((count, distinct.shape[1]), dtype=distinct.dtype)
     for begin in range(0, count, max(1, len(distinct))):
-        part = made[begin : begin + len(distinct)]
+        part = rows[begin : begin + len(distinct)]
         part.copy_(distinct[: len(part)])
-    return made
+    return rows
 
 
 def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
@@ -80,10 +80,10 @@ def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
 
 def _taken(ids: torch.Tensor, slot: int) -> torch.Tensor:
     """Tokens whose expert in `slot` is already in an earlier one; one comparison a slot, nothing is gathered."""
-    found = torch.zeros(ids.shape[1], dtype=torch.bool)
+    repeated = torch.zeros(ids.shape[1], dtype=torch.bool)
     for earlier in range(slot):
-        found |= ids[earlier] == ids[slot]
-    return found.nonzero().flatten()
+        repeated |= ids[earlier] == ids[slot]
+    return repeated.nonzero().flatten()
 
 
 def _draw(edges: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -129,13 +129,13 @@ def sort_by_expert(ids: torch.Tensor, experts: int, block: int, length: int, blo
     padded = (counts + block - 1) // block * block
     room = min(length, blocks * block)
     positions = torch.full((length,), filler, dtype=torch.int64)
-    begin, kept = 0, 0
+    begin, placed = 0, 0
     for tokens, size in zip(order.split(counts.tolist()), padded.tolist(), strict=True):
         part = positions[begin : min(begin + len(tokens), room)]
         part.copy_(tokens[: len(part)])
-        begin, kept = begin + size, kept + len(part)
+        begin, placed = begin + size, placed + len(part)
     owners = torch.full((blocks,), -1, dtype=torch.int64)
     used = torch.repeat_interleave(torch.arange(experts), padded // block)[:blocks]
     owners[: len(used)] = used
     valid = min(int(padded.sum()), room)
-    return Sorted(positions=positions, owners=owners, valid=valid, dropped=len(flat) - kept)
+    return Sorted(positions=positions, owners=owners, valid=valid, dropped=len(flat) - placed)

@@ -33,12 +33,12 @@ class Pool:
 
 def find_pool(context: InitContext) -> Pool | None:
     """The cache among the arguments; None when keys are packed behind each other."""
-    found = ((name, context.tensor(name)) for name in CACHES)
-    name, cache = next(((n, t) for n, t in found if t is not None and t.dim() > 1 and t.shape[0]), ("", None))
+    tensors = ((name, context.tensor(name)) for name in CACHES)
+    name, cache = next(((n, t) for n, t in tensors if t is not None and t.dim() > 1 and t.shape[0]), ("", None))
     if cache is None or all(context.tensor(name) is None for name in LISTS):
         return None
     page = page_size(
-        context.op, name, tuple(cache.shape), context.args.get("block_size"), context.args.get("kv_cache_layout")
+        context.role, name, tuple(cache.shape), context.args.get("block_size"), context.args.get("kv_cache_layout")
     )
     return Pool(blocks=cache.shape[0], page=page)
 

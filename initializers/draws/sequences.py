@@ -60,16 +60,16 @@ def make_batch(
         batch = _drawn(room, distribution, generator)
         if context is None:
             return batch
-        held = f"{context.decode_sequences} decode and {context.prefill_sequences} prefill sequences"
+        counts = f"{context.decode_sequences} decode and {context.prefill_sequences} prefill sequences"
         return Batch(
             query=batch.query,
             kv=batch.kv,
-            assumed=f"{batch.assumed}; the batch context has {held}, the arguments hold {room.sequences}",
+            assumed=f"{batch.assumed}; the batch context has {counts}, the arguments hold {room.sequences}",
         )
-    made = [_phase(part, room, distribution, generator) for part in parts]
-    query = torch.cat([q for q, _, _ in made])
-    kv = torch.cat([k for _, k, _ in made])
-    notes = [note for _, _, note in made if note]
+    phases = [_phase(part, room, distribution, generator) for part in parts]
+    query = torch.cat([q for q, _, _ in phases])
+    kv = torch.cat([k for _, k, _ in phases])
+    notes = [note for _, _, note in phases if note]
     if room.tokens is not None and (over := int(query.sum()) - room.tokens) > 0:
         query = _cut(query, over)
         notes.append(f"{over} new tokens cut: the query has {room.tokens}")
@@ -146,9 +146,9 @@ def _phase(
     over = int((kv - room.longest).clamp(min=0).sum())
     if over:
         kv = _level(kv, query, room.longest)
-        left = phase.seen - int(kv.sum())
-        said = f"{left} context tokens cut, {IMPOSSIBLE}: no sequence may see more than {room.longest}"
-        return query, kv, said if left > 0 else ""
+        cut_tokens = phase.seen - int(kv.sum())
+        said = f"{cut_tokens} context tokens cut, {IMPOSSIBLE}: no sequence may see more than {room.longest}"
+        return query, kv, said if cut_tokens > 0 else ""
     return query, kv, ""
 
 

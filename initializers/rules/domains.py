@@ -36,8 +36,8 @@ class Between:
             return True
         low, high = torch.aminmax(tensor)
         # Numbers too small to be normal are as slow as they are useless.
-        least = math.floor(self.low) or torch.finfo(tensor.dtype).tiny
-        return float(low) > least and (self.high > 1 or float(high) < math.ceil(self.high))
+        lowest = math.floor(self.low) or torch.finfo(tensor.dtype).tiny
+        return float(low) > lowest and (self.high > 1 or float(high) < math.ceil(self.high))
 
 
 _between = Between
@@ -138,9 +138,9 @@ class PoolIndicesInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         source, indices = context.need("self"), context.need("indices")
-        made = _pooled_indices(context, source)
-        if made is not None and made.shape == indices.shape:
-            fill.assign(indices, made)
+        pooled = _pooled_indices(context, source)
+        if pooled is not None and pooled.shape == indices.shape:
+            fill.assign(indices, pooled)
             return InitReport(summary="indices of the pooling itself")
         dims = 3 if "3d" in context.op else 2
         plane = int(torch.Size(source.shape[-dims:]).numel())

@@ -101,19 +101,6 @@ RANGES: dict[str, tuple[str, Bound]] = {
     "aten::take": ("index", _elements("self")),
     "aten::put": ("index", _elements("self")),
     "aten::put_": ("index", _elements("self")),
-    "fb::fast_gather": ("indices", _size("input", 0)),
-    "fbgemm::index_select_dim0": ("indices", _size("input", 0)),
-    "fbgemm::gather_along_first_dim": ("Index", _size("Data", 0)),
-    "fbgemm::scatter_add_along_first_dim": ("Index", _size("Dst", 0)),
-    "npu::_npu_index_add": ("index", _size("self", 0)),
-    "npu::_npu_index_add_": ("index", _size("self", 0)),
-    "npu::npu_gather_sparse_index": ("index", _size("input", 0)),
-    "npu::npu_cross_entropy_loss": ("target", _size("input", 1)),
-    "npu::npu_cross_entropy_loss_backward": ("target", _size("log_prob", 1)),
-    "_moe_C::shuffle_rows": ("dst2src_map", _size("input_tensor", 0)),
-    "sgl_kernel::shuffle_rows": ("dst2src_map", _size("input", 0)),
-    "sgl_kernel::apply_shuffle_mul_sum": ("permutation", _size("input", 0)),
-    "_C_cache_ops::cp_fused_concat_and_cache_mla": ("cp_local_token_select_indices", _size("kv_c", 0)),
     "aten::value_selecting_reduction_backward": ("indices", _along_recorded("sizes")),
     "aten::take_along_dim": ("indices", _along("self")),
     **{f"aten::{base}": ("target", _classes) for base in (
@@ -125,7 +112,15 @@ RANGES: dict[str, tuple[str, Bound]] = {
     "aten::bincount": ("self", _number("minlength", 100)),
     "aten::tensor_split": ("tensor_indices_or_sections", _size("self", 0)),
 }  # fmt: skip
-"""Op → its index argument and how many values that may have."""
+"""aten op → its index argument and how many values that may have."""
+
+
+def index_of(context: InitContext) -> tuple[str, Bound]:
+    """The index argument of a call and its range; a vendor op's role says "index argument, table, dimension"."""
+    if not context.role:
+        return RANGES[context.op]
+    argument, table, dim = context.role.split(",")
+    return argument, _size(table, int(dim))
 
 
 class IndexInit(IndexRule):
@@ -134,11 +129,11 @@ class IndexInit(IndexRule):
     name = "index"
 
     def applies_to(self, context: InitContext) -> bool:
-        tensor = context.tensor(RANGES[context.op][0])
+        tensor = context.tensor(index_of(context)[0])
         return tensor is not None and fill.is_integer(tensor.dtype)
 
     def initialize(self, context: InitContext) -> InitReport:
-        argument, bound = RANGES[context.op]
+        argument, bound = index_of(context)
         if (flags := context.tensor("is_target")) is not None:
             fill.coins(flags, context.generator)
         return _draw(context, argument, context.need(argument), bound(context))

@@ -31,9 +31,9 @@ class JaggedInit(CustomInit):
         total = _total(context)
         for name in LENGTHS:
             if (lengths := context.tensor(name)) is not None and lengths.numel():
-                made = _lengths(lengths.numel(), _held(context, lengths.numel(), total), generator)
-                fill.assign(lengths, made.view(lengths.shape).to(lengths.device))
-                assumed[name] = f"of varying length, {int(made.sum())} in all"
+                drawn = _lengths(lengths.numel(), _held(context, lengths.numel(), total), generator)
+                fill.assign(lengths, drawn.view(lengths.shape).to(lengths.device))
+                assumed[name] = f"of varying length, {int(drawn.sum())} in all"
         for name in OFFSETS:
             if context.args.get(name) is not None:
                 assumed.update(_offsets(context, name, total, generator))
@@ -47,20 +47,22 @@ def _total(context: InitContext) -> int:
     for name in ("range_size", "output_size", "total_L"):
         if isinstance(size := context.args.get(name), int) and size > 0:
             return size
-    found = next((t for name in VALUES if (t := context.tensor(name)) is not None and t.dim()), None)
-    if found is not None:
-        return found.shape[0]
+    values = next((t for name in VALUES if (t := context.tensor(name)) is not None and t.dim()), None)
+    if values is not None:
+        return values.shape[0]
     dense = context.tensor("dense")
     return 0 if dense is None else int(torch.Size(dense.shape[:2]).numel()) // 2
 
 
 def _held(context: InitContext, count: int, total: int) -> int:
     """What the lengths add up to: all values, or half of what a truncation or a padding lets pass."""
-    most = next((n for name in ("truncation_size", "max_length") if isinstance(n := context.args.get(name), int)), None)
+    limit = next(
+        (n for name in ("truncation_size", "max_length") if isinstance(n := context.args.get(name), int)), None
+    )
     values = any(context.tensor(name) is not None for name in VALUES)
-    if most is None:
+    if limit is None:
         return total if values else count
-    return min(total, most * count) if values else most * count // 2
+    return min(total, limit * count) if values else limit * count // 2
 
 
 def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor:
@@ -74,8 +76,12 @@ def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 def _offsets(context: InitContext, name: str, total: int, generator: torch.Generator) -> dict[str, str]:
     """Ascending from 0 to the number of values; of several levels each divides the rows of the next one."""
-    given = context.args[name]
-    levels = [t for t in (given if isinstance(given, (list, tuple)) else [given]) if hasattr(t, "numel") and t.numel()]
+    argument = context.args[name]
+    levels = [
+        t
+        for t in (argument if isinstance(argument, (list, tuple)) else [argument])
+        if hasattr(t, "numel") and t.numel()
+    ]
     if not levels:
         return {}
     for level, inner in zip(levels, [*levels[1:], None], strict=True):
@@ -94,10 +100,12 @@ def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str
         if (order := context.tensor(name)) is None or not order.numel():
             continue
         count = order.numel() if rows is None else rows
-        made = torch.randperm(count, generator=generator).repeat(-(-order.numel() // max(1, count)))[: order.numel()]
-        fill.assign(order, made.to(order.device))
+        shuffled = torch.randperm(count, generator=generator).repeat(-(-order.numel() // max(1, count)))[
+            : order.numel()
+        ]
+        fill.assign(order, shuffled.to(order.device))
         assumed[name] = f"random order of {count}"
-        _blocks(context, made)
+        _blocks(context, shuffled)
     return assumed
 
 

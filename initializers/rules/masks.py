@@ -113,8 +113,8 @@ class AttentionMaskInit(CustomInit):
 
     @staticmethod
     def _mask(context: InitContext) -> torch.Tensor | None:
-        found = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
-        return next((mask for mask in found if mask is not None and mask.numel()), None)
+        masks = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
+        return next((mask for mask in masks if mask is not None and mask.numel()), None)
 
 
 def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:

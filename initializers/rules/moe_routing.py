@@ -89,12 +89,12 @@ class MoeRoutingInit(CustomInit):
 def _chance(context: InitContext, experts: int) -> torch.Tensor:
     if experts > MAX_EXPERTS:
         raise InitializerError(f"{context.op} with {experts} experts, limit {MAX_EXPERTS}")
-    given = context.options
+    options = context.options
     return expert_choice.probabilities(
         experts,
-        str(given.get("distribution", "uniform")),
-        float(given.get("exponent") or 0.0),
-        str(given.get("histogram") or ""),
+        str(options.get("distribution", "uniform")),
+        float(options.get("exponent") or 0.0),
+        str(options.get("histogram") or ""),
     )
 
 
@@ -107,8 +107,8 @@ def _find(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:
 
 
 def _number(context: InitContext, *names: str) -> int | None:
-    found = (context.args.get(name) for name in names)
-    return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_NUMBER), None)
+    values = (context.args.get(name) for name in names)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_NUMBER), None)
 
 
 def expert_count(context: InitContext) -> int:
@@ -145,8 +145,8 @@ def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
     if scores.is_contiguous():
         fill.assign_rows(scores.view(rows, experts), block.to(scores.dtype).to(scores.device))
     else:
-        made = block.repeat(-(-rows // distinct), 1)[:rows]
-        fill.assign(scores, made.reshape(scores.shape).to(scores.device))
+        repeated = block.repeat(-(-rows // distinct), 1)[:rows]
+        fill.assign(scores, repeated.reshape(scores.shape).to(scores.device))
     bias = _find(context, ("bias", "correction_bias", "e_score_correction_bias"))
     if bias is not None and bias.dtype.is_floating_point:
         fill.uniform(bias, context.generator, 0.0, math.nextafter(0.0, 1.0))
@@ -177,17 +177,17 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
     experts = expert_count(context)
     tokens, topk = (ids.shape[0], math.prod(ids.shape[1:])) if ids.dim() > 1 else (ids.numel(), 1)
     _local(context, experts)
-    made = expert_choice.choose_experts(tokens, topk, _chance(context, experts), generator)
-    fill.assign(ids, made.reshape(ids.shape).to(ids.device))
+    drawn = expert_choice.choose_experts(tokens, topk, _chance(context, experts), generator)
+    fill.assign(ids, drawn.reshape(ids.shape).to(ids.device))
     weights = _find(context, CHOSEN_WEIGHTS)
     if weights is not None and weights.shape == ids.shape:
         fill.assign(weights, expert_choice.routing_weights(tokens, topk, generator).to(weights.device))
     rows = context.tensor("row_idx")
-    if rows is not None and rows.numel() == made.numel():
-        fill.assign(rows, torch.arange(made.numel()).reshape(topk, tokens).t().reshape(rows.shape).to(rows.device))
+    if rows is not None and rows.numel() == drawn.numel():
+        fill.assign(rows, torch.arange(drawn.numel()).reshape(topk, tokens).t().reshape(rows.shape).to(rows.device))
     if (valid := context.tensor("num_local_tokens")) is not None:
         fill.assign(valid, torch.tensor(tokens, device=valid.device))
-    used = int((torch.bincount(made.flatten(), minlength=experts) > 0).sum())
+    used = int((torch.bincount(drawn.flatten(), minlength=experts) > 0).sum())
     return InitReport(summary=f"{tokens} tokens to {topk} of {used} experts", assumed={"topk_ids": _how(context)})
 
 
@@ -209,25 +209,25 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     block = block or max(1, -(-order.numel() // owners.numel()))
     ids = expert_choice.choose_experts(tokens, topk, _chance(context, experts), generator)
     filler = tokens * topk
-    made = expert_choice.sort_by_expert(ids, experts, block, order.numel(), owners.numel(), filler)
-    positions = made.positions
+    slots = expert_choice.sort_by_expert(ids, experts, block, order.numel(), owners.numel(), filler)
+    positions = slots.positions
     if context.role == "stage":
         fill.assign(order, _packed(positions, topk, tokens).to(order.device))
     else:
         fill.assign(order, positions.to(order.device))
-    fill.assign(owners, made.owners.to(owners.device))
+    fill.assign(owners, slots.owners.to(owners.device))
     counts = torch.full((valid.numel(),), tokens, dtype=torch.int64)
-    counts[0] = made.valid
+    counts[0] = slots.valid
     fill.assign(valid, counts.reshape(valid.shape).to(valid.device))
     share = expert_choice.routing_weights(tokens, topk, generator)
-    if (given := context.tensor("sorted_weights")) is not None and given.numel() == len(positions):
+    if (shares := context.tensor("sorted_weights")) is not None and shares.numel() == len(positions):
         flat = torch.cat((share.flatten(), share.new_zeros(1)))
-        fill.assign(given, flat.index_select(0, positions).reshape(given.shape).to(given.device))
+        fill.assign(shares, flat.index_select(0, positions).reshape(shares.shape).to(shares.device))
     if weights is not None:
         fill.assign(weights, share.flatten().to(weights.device))
     assumed = {"sorted_token_ids": _how(context)}
-    if made.dropped:
-        assumed["capacity"] = f"{made.dropped} of {filler} routed slots find no place and are dropped"
+    if slots.dropped:
+        assumed["capacity"] = f"{slots.dropped} of {filler} routed slots find no place and are dropped"
     return InitReport(summary=f"{tokens} tokens to {topk} of {experts} experts, blocks of {block}", assumed=assumed)
 
 
@@ -252,29 +252,29 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
     """Rows of each expert's group: counts, cumulative ends, or sorted expert numbers."""
     if (numbers := context.tensor("sorted_expert_for_source_row")) is not None:
         experts = expert_count(context)
-        made = torch.multinomial(_chance(context, experts), max(1, numbers.numel()), True, generator=generator)
-        fill.assign(numbers, made[: numbers.numel()].sort().values.reshape(numbers.shape).to(numbers.device))
+        drawn = torch.multinomial(_chance(context, experts), max(1, numbers.numel()), True, generator=generator)
+        fill.assign(numbers, drawn[: numbers.numel()].sort().values.reshape(numbers.shape).to(numbers.device))
         return InitReport(summary=f"{numbers.numel()} rows of {experts} experts", assumed={"experts": _how(context)})
     groups = _find(context, ("group_list", "offs", "expert_num_tokens"))
     if groups is None:
         return InitReport(summary="no groups among its arguments")
     experts = extent(groups)
-    most = _number(context, "max_tokens_per_batch")
-    rows = most * experts // 2 if most else rows_of_groups(context) or 0
+    limit = _number(context, "max_tokens_per_batch")
+    rows = limit * experts // 2 if limit else rows_of_groups(context) or 0
     counts = torch.bincount(
         torch.multinomial(_chance(context, experts), max(1, rows), True, generator=generator)[:rows], minlength=experts
     )
     assumed = {"groups": _how(context)}
-    if most and (over := int((counts - most).clamp(min=0).sum())):
-        counts = counts.clamp(max=most)
+    if limit and (over := int((counts - limit).clamp(min=0).sum())):
+        counts = counts.clamp(max=limit)
         assumed["capacity"] = f"{over} of {rows} rows are over capacity and dropped"
     if groups.dim() == 2:
-        made = torch.stack((torch.arange(experts), counts), 1)
+        drawn = torch.stack((torch.arange(experts), counts), 1)
     elif context.tensor("expert_num_tokens") is not None or _number(context, "group_list_type") == 1:
-        made = counts
+        drawn = counts
     else:
-        made = counts.cumsum(0)
-    fill.assign(groups, made.to(groups.device))
+        drawn = counts.cumsum(0)
+    fill.assign(groups, drawn.to(groups.device))
     return InitReport(summary=f"{rows} rows in {experts} groups", assumed=assumed)
 
 
@@ -295,8 +295,8 @@ def _return(context: InitContext, generator: torch.Generator) -> InitReport:
     if (chosen := context.tensor("export_for_source_row")) is not None and chosen.dim() == 2:
         bias = context.tensor("bias")
         experts = bias.shape[0] if bias is not None else max(8, 2 * chosen.shape[1])
-        made = expert_choice.choose_experts(chosen.shape[0], chosen.shape[1], _chance(context, experts), generator)
-        fill.assign(chosen, made.to(chosen.device))
+        drawn = expert_choice.choose_experts(chosen.shape[0], chosen.shape[1], _chance(context, experts), generator)
+        fill.assign(chosen, drawn.to(chosen.device))
     return InitReport(summary="rows back in random order", assumed={"rows": "in random order"})
 
 

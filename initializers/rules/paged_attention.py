@@ -74,14 +74,14 @@ class CacheSlotsInit(LengthRule):
     name = "cache_slots"
 
     def initialize(self, context: InitContext) -> InitReport:
-        found = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices", "out_loc"))
-        name, slots = next(((n, t) for n, t in found if t is not None), ("", None))
+        tensors = ((name, context.tensor(name)) for name in ("slot_mapping", "slot_indices", "indices", "out_loc"))
+        name, slots = next(((n, t) for n, t in tensors if t is not None), ("", None))
         pool = find_pool(context)
         if slots is None or pool is None:
             raise InitializerError(f"{context.op}: no slots or no cache among its arguments")
         count = slots.numel()
         tokens = pool.blocks * pool.page
-        made, assumed = None, "distinct slots at random"
+        drawn, assumed = None, "distinct slots at random"
         if context.batch is not None and count:
             total = context.batch.prefill_sequences + context.batch.decode_sequences
             batch = make_batch(
@@ -91,18 +91,18 @@ class CacheSlotsInit(LengthRule):
                 generator=shared_generator(context, "lengths"),
             )
             if int(batch.kv.sum()) <= tokens:
-                made = slots_of(batch, pool, shared_generator(context, pool.key))
+                drawn = slots_of(batch, pool, shared_generator(context, pool.key))
                 assumed = "the slots of the batch's block tables"
-        if made is None:
+        if drawn is None:
             order = torch.randperm(tokens, generator=shared_generator(context, pool.key))
-            made = order[torch.arange(min(count, tokens))]
+            drawn = order[torch.arange(min(count, tokens))]
         values = torch.full((count,), -1, dtype=torch.int64)
         if "sgl" in context.op.partition("::")[0]:
             # There is no negative slot here: padding goes to slot 0, which SGLang keeps for it.
             values.zero_()
-        values[: len(made)] = made[:count]
+        values[: len(drawn)] = drawn[:count]
         fill.assign(slots, values.reshape(slots.shape).to(slots.device))
-        return InitReport(summary=f"{len(made)} of {tokens} slots written", assumed={name: assumed})
+        return InitReport(summary=f"{len(drawn)} of {tokens} slots written", assumed={name: assumed})
 
 
 def _first(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:
@@ -115,8 +115,8 @@ def _sequences(context: InitContext) -> int | None:
         if (edges := context.tensor(name)) is not None and edges.numel():
             return edges.numel() - 1
     for name in (*SEEN, *TABLES):
-        if (found := context.tensor(name)) is not None and found.dim():
-            return found.shape[0]
+        if (rows := context.tensor(name)) is not None and rows.dim():
+            return rows.shape[0]
     return None
 
 
@@ -171,14 +171,14 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
     keys, pages = _first(context, ("k", "key")), _first(context, ("kv_page_indices",))
     kv = batch.kv
     if pool is not None and pages is not None:
-        held = pages.numel()
+        capacity = pages.numel()
         wanted = int(((kv + pool.page - 1) // pool.page).sum())
-        kv = kv if wanted <= held else _even(held, len(kv)) * pool.page
+        kv = kv if wanted <= capacity else _even(capacity, len(kv)) * pool.page
     elif pool is None and _first(context, CUMULATIVE_SEEN) is not None:
         whole = keys if keys is not None else context.tensor("dst")
         alike = bool((kv == batch.query).all())
-        held = whole.shape[0] if whole is not None else int(kv.sum())
-        kv = kv if int(kv.sum()) == held or (alike and int(kv.sum()) < held) else _even(held, len(kv))
+        capacity = whole.shape[0] if whole is not None else int(kv.sum())
+        kv = kv if int(kv.sum()) == capacity or (alike and int(kv.sum()) < capacity) else _even(capacity, len(kv))
     if kv is batch.kv:
         return batch
     return Batch(query=batch.query, kv=kv, assumed=f"{batch.assumed}; keys split evenly over what the arguments hold")
@@ -199,10 +199,10 @@ def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
     values["seqused_q"] = batch.query
     for name in ("leftpad_k", "seq_starts"):
         values[name] = torch.zeros_like(batch.kv)
-    for name, made in values.items():
+    for name, numbers in values.items():
         target = context.tensor(name)
-        if target is not None and target.numel() == len(made):
-            fill.assign(target, made.reshape(target.shape).to(target.device))
+        if target is not None and target.numel() == len(numbers):
+            fill.assign(target, numbers.reshape(target.shape).to(target.device))
             filled.append(name)
     return filled
 

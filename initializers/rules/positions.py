@@ -38,13 +38,13 @@ class PositionsInit(LengthRule):
         if batch is None:
             fill.integers(positions, context.generator, 0, rows)
             return InitReport(summary=f"{count} positions of {rows}", assumed={"positions": f"uniform in [0, {rows})"})
-        made = torch.zeros(count, dtype=torch.int64)
+        numbers = torch.zeros(count, dtype=torch.int64)
         placed = places_of(batch)[:count].clamp(max=rows - 1)
-        made[: len(placed)] = placed
+        numbers[: len(placed)] = placed
         # Three rows are the axes of an image; text has the same number in each.
         fill.assign(
             positions,
-            made.reshape(-1, count)
+            numbers.reshape(-1, count)
             .expand(positions.numel() // max(1, count), count)
             .reshape(positions.shape)
             .to(positions.device),

@@ -25,10 +25,10 @@ def _size(argument: str, dim: int = 0) -> Bound:
     """The size of an argument, or of the first tensor of a list, along a dimension."""
 
     def bound(context: InitContext) -> int:
-        found = next((tensor for name, tensor in context.tensors() if name == argument), None)
-        if found is None or not -found.dim() <= dim < found.dim():
+        table = next((tensor for name, tensor in context.tensors() if name == argument), None)
+        if table is None or not -table.dim() <= dim < table.dim():
             return 0
-        return found.shape[dim]
+        return table.shape[dim]
 
     return bound
 
@@ -127,8 +127,8 @@ def sorted_below(bound: Bound) -> Kind:
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high, count = max(1, bound(context)), tensor.numel()
-        made = torch.arange(count, device=tensor.device) * high // max(1, count)
-        fill.assign(tensor, made.reshape(tensor.shape))
+        numbers = torch.arange(count, device=tensor.device) * high // max(1, count)
+        fill.assign(tensor, numbers.reshape(tensor.shape))
         return f"ascending in [0, {high})"
 
     return kind
@@ -236,24 +236,6 @@ ROLES: dict[str, dict[str, Kind]] = {
 }
 """What an op means with its lists, the role of its row → how each is filled."""
 
-ANY: dict[str, str] = {
-    "aiter::_topk_plain": "lists that it writes",
-    "aiter::topk_plain": "lists that it writes",
-    **dict.fromkeys(
-        (
-            "npu::npu_anti_quant",
-            "npu::npu_ffn",
-            "npu::npu_quant_matmul_dequant",
-            "npu::npu_rms_norm_quant",
-            "npu::npu_trans_quant_param",
-            "vllm::quantize",
-        ),
-        "an offset of quantisation is added to values",
-    ),
-    "sglang::_run_activation_filtered_inplace": "which expert a row is for decides nothing: every row is computed",
-}
-"""Op with an argument that looks like an index → why any values do."""
-
 
 class RowNumbersInit(CustomInit):
     """Row numbers in range, counts and boundaries that add up."""
@@ -266,8 +248,8 @@ class RowNumbersInit(CustomInit):
             kind = ROLES[context.role].get(name)
             if kind is not None and fill.is_integer(tensor.dtype) and tensor.numel():
                 assumed[name] = kind(context, tensor)
-        told = "; ".join(f"{name} {how}" for name, how in assumed.items())
-        return InitReport(summary=told or "none of its lists is given", assumed=assumed)
+        summary = "; ".join(f"{name} {how}" for name, how in assumed.items())
+        return InitReport(summary=summary or "none of its lists is given", assumed=assumed)
 
 
 INITIALIZERS = (RowNumbersInit,)

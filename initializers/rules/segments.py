@@ -115,10 +115,10 @@ class CompressedInit(CustomInit):
 
     @staticmethod
     def _first(context: InitContext, *names: str) -> torch.Tensor:
-        found = next((t for name in names if (t := context.tensor(name)) is not None), None)
-        if found is None:
+        tensor = next((t for name in names if (t := context.tensor(name)) is not None), None)
+        if tensor is None:
             raise InitializerError(f"{context.op}: no {names[0]}")
-        return found
+        return tensor
 
 
 def even_cuts(parts: int, total: int) -> torch.Tensor:

@@ -18,10 +18,10 @@ def _even(total: int, count: int) -> torch.Tensor:
 
 def _one(context: InitContext, *names: str) -> torch.Tensor:
     """The first of these arguments that is a tensor. Raises InitializerError when none is."""
-    found = next((t for name in names if (t := context.tensor(name)) is not None), None)
-    if found is None:
+    tensor = next((t for name in names if (t := context.tensor(name)) is not None), None)
+    if tensor is None:
         raise InitializerError(f"{context.op}: none of {', '.join(names)} is among its arguments")
-    return found
+    return tensor
 
 
 class AdaptersInit(CustomInit):
@@ -30,7 +30,7 @@ class AdaptersInit(CustomInit):
     name = "lora_adapters"
 
     def initialize(self, context: InitContext) -> InitReport:
-        given = next(
+        listed = next(
             (
                 v
                 for name in ("lora_a_weights", "lora_b_weights", "weight", "w")
@@ -38,7 +38,7 @@ class AdaptersInit(CustomInit):
             ),
             None,
         )
-        weights = given[0] if isinstance(given, (list, tuple)) and given else given
+        weights = listed[0] if isinstance(listed, (list, tuple)) and listed else listed
         if not isinstance(weights, torch.Tensor) or not weights.dim():
             raise InitializerError(f"{context.op}: no weights of adapters among its arguments")
         adapters = max(1, weights.shape[0])
@@ -51,10 +51,10 @@ class AdaptersInit(CustomInit):
         lengths = next((t for n in ("seq_len_tensor", "seq_len") if (t := context.tensor(n)) is not None), None)
         if lengths is not None:
             tokens = extent(rows, 1 if rows.dim() == 3 else 0)
-            made = _even(tokens, lengths.numel())
-            fill.assign(lengths, made.to(lengths.device))
+            numbers = _even(tokens, lengths.numel())
+            fill.assign(lengths, numbers.to(lengths.device))
             if (starts := context.tensor("b_seq_start_loc")) is not None:
-                fill.assign(starts, (made.cumsum(0) - made)[: starts.numel()].to(starts.device))
+                fill.assign(starts, (numbers.cumsum(0) - numbers)[: starts.numel()].to(starts.device))
         return InitReport(
             summary=f"tokens of {adapters} adapters", assumed=dict.fromkeys(filled, f"uniform in [0, {adapters})")
         )
@@ -74,13 +74,13 @@ class StateSlotsInit(CustomInit):
         for name in ("cache_indices", "conv_state_indices"):
             if (chosen := context.tensor(name)) is not None:
                 order = torch.randperm(slots, generator=torch.Generator().manual_seed(context.seed))
-                made = order[torch.arange(chosen.numel()) % slots]
-                fill.assign(chosen, made.reshape(chosen.shape).to(chosen.device))
+                numbers = order[torch.arange(chosen.numel()) % slots]
+                fill.assign(chosen, numbers.reshape(chosen.shape).to(chosen.device))
                 assumed[name] = "slots in random order"
         if (edges := context.tensor("query_start_loc")) is not None and edges.numel() > 1:
             x = _one(context, "x", "u")
-            made = torch.cat((torch.zeros(1, dtype=torch.int64), _even(extent(x, -1), edges.numel() - 1).cumsum(0)))
-            fill.assign(edges, made.to(edges.device))
+            numbers = torch.cat((torch.zeros(1, dtype=torch.int64), _even(extent(x, -1), edges.numel() - 1).cumsum(0)))
+            fill.assign(edges, numbers.to(edges.device))
             assumed["query_start_loc"] = "sequences of even length"
         if (started := context.tensor("has_initial_state")) is not None:
             fill.assign(started, torch.ones_like(started))
@@ -107,8 +107,8 @@ class RowLimitsInit(CustomInit):
             if (starts := context.tensor(name)) is not None:
                 fill.assign(starts, torch.zeros_like(starts))
         if (edges := context.tensor("cu_seqlens_q")) is not None and edges.numel() > 1:
-            made = torch.cat((torch.zeros(1, dtype=torch.int64), _even(rows, edges.numel() - 1).cumsum(0)))
-            fill.assign(edges, made.to(edges.device))
+            numbers = torch.cat((torch.zeros(1, dtype=torch.int64), _even(rows, edges.numel() - 1).cumsum(0)))
+            fill.assign(edges, numbers.to(edges.device))
         return InitReport(summary=f"{rows} rows of {columns} columns", assumed=assumed)
 
 
@@ -137,40 +137,40 @@ class RegroupInit(CustomInit):
     name = "regroup"
 
     def initialize(self, context: InitContext) -> InitReport:
-        permutes, given = context.need("permutes"), context.args.get("pooled_embs")
+        permutes, pooled = context.need("permutes"), context.args.get("pooled_embs")
         wanted = context.args.get("out_lengths")
-        if not isinstance(given, (list, tuple)) or not isinstance(wanted, (list, tuple)) or not given:
+        if not isinstance(pooled, (list, tuple)) or not isinstance(wanted, (list, tuple)) or not pooled:
             raise InitializerError(f"{context.op}: no tensors or no widths of the results among its arguments")
         reverse = bool(context.args.get("reverse"))
-        if not all(isinstance(t, torch.Tensor) for t in given) or not all(isinstance(n, int) for n in wanted):
+        if not all(isinstance(t, torch.Tensor) for t in pooled) or not all(isinstance(n, int) for n in wanted):
             raise InitializerError(f"{context.op}: pooled_embs are no tensors or out_lengths no numbers")
-        pieces = _pieces([extent(t, 1) for t in given], list(wanted), extent(permutes))
+        pieces = _pieces([extent(t, 1) for t in pooled], list(wanted), extent(permutes))
         rows = [(b, a, y, x, n, 0) if reverse else (a, b, x, y, n, 0) for a, b, x, y, n in pieces]
         fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).flatten().to(permutes.device))
         return InitReport(summary=f"{len(rows)} pieces", assumed={"permutes": "columns in order"})
 
 
-def _pieces(given: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:
+def _pieces(widths: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:
     """(from, to, first column, to column, width) of `count` pieces that walk through both lists; empty ones at the end.
 
     The last piece is as wide as the tensors allow, so that a few permutes leave columns out.
     """
-    found: list[tuple[int, int, int, int, int]] = []
+    pieces: list[tuple[int, int, int, int, int]] = []
     source = target = start = stop = 0
     share = max(1, sum(wanted) // max(1, count))
     for number in range(count):
         while target < len(wanted) and stop >= wanted[target]:
             target, stop = target + 1, 0
-        if start >= given[source]:
-            source, start = (source + 1) % len(given), 0
+        if start >= widths[source]:
+            source, start = (source + 1) % len(widths), 0
         if target == len(wanted):
-            found.append((0, 0, 0, 0, 0))
+            pieces.append((0, 0, 0, 0, 0))
             continue
-        room = min(given[source] - start, wanted[target] - stop)
+        room = min(widths[source] - start, wanted[target] - stop)
         width = room if number == count - 1 else min(room, share)
-        found.append((source, target, start, stop, width))
+        pieces.append((source, target, start, stop, width))
         start, stop = start + width, stop + width
-    return found
+    return pieces
 
 
 INITIALIZERS = (AdaptersInit, StateSlotsInit, RowLimitsInit, GroupSizesInit, RegroupInit)

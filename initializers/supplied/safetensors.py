@@ -104,23 +104,23 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     if not isinstance(header, dict):
         raise _damaged(path, "its header is no object")
     start = _LENGTH_BYTES + length
-    found = {
+    stored_tensors = {
         name: _entry(path, name, entry, start, total - start)
         for name, entry in header.items()
         if name != "__metadata__"
     }
-    _check_layout(path, found, start, total)
-    if not found:
+    _check_layout(path, stored_tensors, start, total)
+    if not stored_tensors:
         raise FormatError(f"{path} holds no tensors")
-    return found
+    return stored_tensors
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys are distinct; a second tensor of one name would hide the first."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    by_key = dict(pairs)
+    if len(by_key) != len(pairs):
         raise ValueError("a name is used twice")
-    return made
+    return by_key
 
 
 def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTensor:
@@ -146,10 +146,10 @@ def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
-def _check_layout(path: Path, found: dict[str, StoredTensor], start: int, total: int) -> None:
+def _check_layout(path: Path, stored_tensors: dict[str, StoredTensor], start: int, total: int) -> None:
     """Tensors follow each other without overlap or gap up to the end, as the format asks."""
     at = start
-    for stored in sorted(found.values(), key=lambda one: (one.begin, one.size_bytes)):
+    for stored in sorted(stored_tensors.values(), key=lambda one: (one.begin, one.size_bytes)):
         if stored.begin != at:
             raise _damaged(path, "its tensors overlap or leave gaps")
         at += stored.size_bytes

@@ -77,8 +77,10 @@ class RecordedValues:
             target = _target(place, args)
             stored = self.stored(place)
             if target is None or tuple(target.shape) != stored.shape:
-                held = "no tensor" if target is None else f"shape {list(target.shape)}"
-                raise InitializerError(f"{self.path.name}: {place.key} is {list(stored.shape)}, the argument {held}")
+                shape_text = "no tensor" if target is None else f"shape {list(target.shape)}"
+                raise InitializerError(
+                    f"{self.path.name}: {place.key} is {list(stored.shape)}, the argument {shape_text}"
+                )
             if only is not None and not only(target):
                 continue
             fill.assign(target, self._tensor(place.key, stored).to(target.device))

@@ -15,6 +15,7 @@ from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpErro
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops import op_view as view_module
+from opreplay.replay.ops.kin import kin_of
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import Cost, cost_of, is_pattern, spellings
@@ -112,10 +113,15 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
         return _by_user(users, op, contents)
     known = COLLECTIVE if op.collective is not None else op.called
     rule = cost_of(known) or cost_of(canonical_name(op.name))
-    if rule is None and op.via is not None and (rule := cost_of(op.via)) is not None:
-        # An op that torch has no more takes the arguments of the one in its place by the same names.
-        view = OpView(msgspec.structs.replace(op, name=op.via), contents)
+    # An op that torch has no more takes the arguments of the one in its place by the same names.
+    other = op.via if op.via is not None else kin_of(op.name) if op.resolved_by is None and op.reason is None else None
+    if rule is None and other is not None and (rule := cost_of(other)) is not None:
+        view = OpView(msgspec.structs.replace(op, name=other), contents)
+        if other != op.via:
+            view.assume(f"no lowering for {op.name}: costed as {other}, which is near by name")
     if rule is not None:
+        if op.unfit:
+            view.assume(f"arguments are not as {op.name} takes them, as far as is known here: taken by place and name")
         try:
             kernels = list(rule(view))
         except DoesNotFit as misfit:

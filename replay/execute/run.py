@@ -33,6 +33,7 @@ from opreplay.replay.host import environment
 from opreplay.replay.host.interrupts import raise_if_asked
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.step.of_step import step_plan
 from opreplay.replay.plan.step.recency import Recency, recency
 from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -93,6 +94,7 @@ def run_plan(
     runner: Runner | None = None,
     engine: Engine | None = None,
     trace: dict[str, object] | None = None,
+    step: StepReport | None = None,
     earlier: ResultFile | None = None,
     devices: tuple[str, ...] = (),
     close: Close = lambda results: (),
@@ -104,10 +106,10 @@ def run_plan(
 
     The sink gets a header first and a summary last, also when the run is interrupted: then the summary says so and the
     exception passes on. `runner` or `engine` replace what the options would choose; `trace` is added to the header's
-    facts; `devices` names the simulated devices with their versions. With `earlier` the run goes on where that one
-    ended, without a new header. What `close` makes of all results is written before the summary. `beside` says that
-    another job measures on the same device. `on_start` is told the facts of host and device before the first op.
-    `failed` holds why an op has no prediction, by id, once `simulate` was called.
+    facts, as is the `step` that a sequence replays; `devices` names the simulated devices with their versions. With
+    `earlier` the run goes on where that one ended, without a new header. What `close` makes of all results is written
+    before the summary. `beside` says that another job measures on the same device. `on_start` is told the facts of host
+    and device before the first op. `failed` holds why an op has no prediction, by id, once `simulate` was called.
     In the mode "sequence" the results are those of one recorded step, and one record more sums it up.
     Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, for an
     `earlier` of another run and for a plan without the order of its calls, before anything is written.
@@ -135,7 +137,7 @@ def run_plan(
     begun = False
     try:
         facts = chosen.start() | ({"beside_another_job": True} if beside else {})
-        header = _header(plan, options, facts, trace or {}, devices)
+        header = _header(plan, options, facts, trace or {}, step, devices)
         if earlier is not None and (whole := whole_summary(earlier, header)) is not None:
             return whole
         results += _begin(sink, header, earlier, again=options.mode == "sequence")
@@ -387,7 +389,12 @@ def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
 
 
 def _header(
-    plan: ReplayPlan, options: RunOptions, facts: dict[str, object], trace: dict[str, object], devices: tuple[str, ...]
+    plan: ReplayPlan,
+    options: RunOptions,
+    facts: dict[str, object],
+    trace: dict[str, object],
+    step: StepReport | None,
+    devices: tuple[str, ...],
 ) -> Header:
     about: dict[str, object] = {
         "source": plan.source,
@@ -405,6 +412,7 @@ def _header(
         trace={**about, **trace},
         environment={**environment.host_facts(), **facts},
         options=msgspec.to_builtins(options),
+        step=step,
         identity=identity_of(plan, msgspec.to_builtins(options), facts, devices=devices),
     )
 

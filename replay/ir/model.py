@@ -151,6 +151,9 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     """What the recording tells of weights that are in no argument; None for an op whose arguments hold all."""
     refuted: bool = False
     """Whether a call as planned would move or multiply more than the recorded device can in the recorded time."""
+    unfit: bool = False
+    """Whether no schema known here takes the arguments as written, so that their names are guesses: it is neither
+    resolved nor has it a reason, and is predicted alone."""
 
     @property
     def called(self) -> str:

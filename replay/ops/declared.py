@@ -25,18 +25,23 @@ _MARK = re.compile(r"(?<=Tensor)(?:\(\w+!?(?:\s*->\s*\*)?\)|!)")
 @lru_cache(maxsize=64)
 def _table(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
     """(date, schema) of each version, by op name without overload, in the order of the file."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    text = files("opreplay.replay.ops.schemas").joinpath(f"{namespace}.txt").read_text(encoding="utf-8")
-    for line in text.splitlines():
+    versions_by_op: dict[str, list[tuple[str, str]]] = {}
+    file = files("opreplay.replay.ops.schemas").joinpath(f"{namespace}.txt")
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         since, _, schema = line.partition("\t")
-        found.setdefault(schema.partition("(")[0].partition(".")[0], []).append((since, schema))
-    return {name: tuple(versions) for name, versions in found.items()}
+        versions_by_op.setdefault(schema.partition("(")[0].partition(".")[0], []).append((since, schema))
+    return {name: tuple(versions) for name, versions in versions_by_op.items()}
+
+
+def published(name: str) -> tuple[tuple[str, str], ...]:
+    """(date, schema) of each known version of "ns::op"; () for an op that is in no table."""
+    return _table(name.partition("::")[0]).get(name, ())
 
 
 def versions_of(name: str) -> tuple[tuple[str, str], ...]:
-    """(date, schema) of each known version of "ns::op". Raises ValueError for an op that is in no table."""
-    versions = _table(name.partition("::")[0]).get(name)
-    if versions is None:
+    """As `published`. Raises ValueError for an op that is in no table."""
+    versions = published(name)
+    if not versions:
         raise ValueError(f"no schema of {name} is known")
     return versions
 
@@ -127,8 +132,8 @@ def _renamed(run: Callable[..., Any], renames: dict[str, str], schema: str) -> C
     absent = {name: None for name in theirs if parameter(name).default is None}
 
     @wraps(run)
-    def filled(**given: Any) -> Any:
-        return run(**{theirs[here]: value for here, value in {**absent, **given}.items()})
+    def filled(**arguments: Any) -> Any:
+        return run(**{theirs[here]: value for here, value in {**absent, **arguments}.items()})
 
     filled.__dict__["__signature__"] = signature.replace(parameters=[parameter(here) for here in theirs])
     return filled

@@ -97,8 +97,8 @@ def expert_sizes(
     experts = _number(words, "experts") or max(1, logits.shape[-1])
     top_k = min(experts, _number(words, "top_k") or assumed_topk(experts))
     evidence = op.layer
-    told = None if evidence is None else evidence.weight_bits
-    bits = BITS_OF.get(str(words.get("dtype") or "")) or told or 16
+    recorded_bits = None if evidence is None else evidence.weight_bits
+    bits = BITS_OF.get(str(words.get("dtype") or "")) or recorded_bits or 16
     rows = tokens * top_k
     if said := _number(words, "intermediate"):
         return ExpertSizes(experts, said, top_k, bits, "user", f"{experts} experts of {said} x {width} in {bits} bits")
@@ -108,8 +108,8 @@ def expert_sizes(
     shared = 1 if op.name.endswith("_shared") else 0
     read = 3 * width * (min(experts, max(1, rows)) + shared) * max(bits, NARROW_BITS) / 8
     done = 6 * width * (rows + shared * tokens) * bits / 16
-    most = int(min(evidence.most_bytes / read, evidence.most_flops / max(1.0, done)))
-    inner = max(1, min(width, most))
+    limit = int(min(evidence.most_bytes / read, evidence.most_flops / max(1.0, done)))
+    inner = max(1, min(width, limit))
     text = (
         f"invented: {experts} experts of {inner} x {width} in {bits} bits, {top_k} a token: at most what "
         f"{evidence.device} reads and multiplies in {evidence.time_us:.3g} µs"

@@ -148,7 +148,7 @@ def untaken_modes(run: Callable[..., Any], schema: Any) -> tuple[str, ...]:
 
 def computed(schema: Any, mode: str) -> tuple[Any, ...]:
     """The values of an untaken argument for which the stand-in is right: the default, nothing, those of `COMPUTED`."""
-    argument: Any = next(one for one in schema.arguments if one.name == mode)
+    argument: Any = next(known for known in schema.arguments if known.name == mode)
     entry = _entry(schema.name, mode, frozenset(COMPUTED))
     values: tuple[Any, ...] = COMPUTED[entry] if entry else ()
     if argument.has_default_value():

@@ -182,9 +182,9 @@ class OpView:
             if known and set(known).isdisjoint(names):
                 raise KeyError(f"{self.op.called} has no argument {' or '.join(names)}, it has {', '.join(known)}")
             return
-        taken = {id(arg) for name, arg in self.args.items() if name != arg.name}
-        left = (i for i, arg in enumerate(self.op.args) if bool(arg.tensors) == tensor and id(arg) not in taken)
-        place = next(left, None)
+        named = {id(arg) for name, arg in self.args.items() if name != arg.name}
+        unnamed = (i for i, arg in enumerate(self.op.args) if bool(arg.tensors) == tensor and id(arg) not in named)
+        place = next(unnamed, None)
         if place is not None:
             self.args[names[0]] = self.op.args[place]
             self.assume(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
@@ -231,11 +231,7 @@ class OpView:
 
     def outputs(self, *fallback: TensorSpec) -> tuple[TensorSpec, ...]:
         """Outputs from the run on meta tensors, else `fallback`."""
-        if self.op.outputs:
-            found = tuple(spec(t.shape, t.dtype) for t in self.op.outputs if t is not None)
-            if found:
-                return found
-        return fallback
+        return tuple(spec(t.shape, t.dtype) for t in self.op.outputs or () if t is not None) or fallback
 
     def output(self, fallback: TensorSpec) -> TensorSpec:
         """The first output."""
@@ -273,9 +269,9 @@ def strided_copy(meta: TensorMeta) -> KernelCall:
     order = sorted((i for i, s in enumerate(meta.shape) if s != 1), key=lambda i: -strides[i])
     if order != sorted(order):
         inner = next((i for i in reversed(range(len(meta.shape))) if meta.shape[i] != 1), 0)
-        kept = meta.shape[inner] if order and order[-1] == inner else 1
+        run = meta.shape[inner] if order and order[-1] == inner else 1
         source = spec([meta.shape[i] for i in order], meta.dtype)
-        return kernel("Transpose", [source], [out], run=kept)
+        return kernel("Transpose", [source], [out], run=run)
     return kernel("Slice", [out], [out])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
@@ -179,14 +179,20 @@ def _left_out(reason: str) -> Cost:
 
 
 def costs(*names: str) -> Callable[[Cost], Cost]:
-    """Decorator: the cost rule of these ops. Raises ValueError for one that has a rule."""
+    """Decorator: the cost rule of these ops, names apart by space. Raises ValueError for one that has a rule."""
 
     def add(cost: Cost) -> Cost:
-        for name in names:
+        for name in " ".join(names).split():
             row(name).give(cost=cost)
         return cost
 
     return add
+
+
+def costs_by_kernel(ops: str, rule: Callable[[str], Cost], prefix: str = "aten::") -> None:
+    """Give ops the rule for a CANN type: words "type=name,name" apart by space, names without the prefix."""
+    for kind, _, names in (word.partition("=") for word in ops.split()):
+        costs(*(prefix + name for name in names.split(",")))(rule(kind))
 
 
 def costs_like(*patterns: str) -> Callable[[Cost], Cost]:
@@ -308,7 +314,7 @@ def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work |
         return None
     with strict(f"counter of work {counter.__name__} for {context.op}"):
         try:
-            return counter(context, lengths)
+            return counter(replace(context, role=role_of(context.op)), lengths)
         except InitializerError:
             return None
 

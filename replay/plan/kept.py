@@ -51,14 +51,18 @@ def kept_plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str,
 
 
 def kept_plan_of_calls(
-    cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
+    cases: Sequence[Written],
+    *,
+    allow_imports: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    runnable: bool = False,
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
     """As `plan_of_calls`, kept like `kept_plan_of`."""
     from opreplay.replay.resolve.written.sweep import plan_of_calls
 
-    key = None if allow_imports or device != "cpu" else _key("calls", *cases)
+    key = None if allow_imports or device != "cpu" else _key("calls", runnable, *cases)
     kind = tuple[ReplayPlan, tuple[str, ...]]
-    return _kept(key, kind, lambda: plan_of_calls(cases, allow_imports=allow_imports, device=device))
+    return _kept(key, kind, lambda: plan_of_calls(cases, allow_imports=allow_imports, device=device, runnable=runnable))
 
 
 def _kept(key: str | None, kind: type[_Value], make: Callable[[], _Value]) -> _Value:

@@ -47,6 +47,8 @@ def notes_of(case: Case) -> list[str]:
     notes = [] if result.reason is None else [str(result.reason)]
     if result.reason is not None and result.simulated:
         notes.append("predicted all the same: it failed for want of something here, not for its arguments")
+    if result.reason is None and result.resolved_by is None:
+        notes += [f"predicted all the same: {assumption.what}" for assumption in result.assumptions]
     notes += case.unpredicted
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
     notes += [f"{soc} {text}" for soc, prediction in result.simulated.items() for text in prediction_notes(prediction)]

@@ -13,6 +13,7 @@ import msgspec
 from opreplay.replay.collectives.model import CollectiveFacts
 from opreplay.replay.ir.model import Assumption, Resolution
 from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.ir.verdicts import MetaCheck, ValueCheck
 from opreplay.replay.ops.work.amounts import Work
 from opreplay.replay.results.measurement import Measurement
@@ -156,6 +157,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field=
     options: dict[str, object]
     identity: dict[str, str] = {}
     """What must be the same for the run to be continued: digests of plan and options, versions, device, seed."""
+    step: StepReport | None = None
+    """The recorded step that a sequence replays; None without a trace, for a part of its ops, and in older files."""
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="record"):

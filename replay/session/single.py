@@ -51,7 +51,7 @@ def op(
 
     load_plugins(plugins)
     imports = dict(allow_imports or {})
-    plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device)
+    plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device, runnable=True)
     if (reason := plan.ops[0].reason) is not None:
         raise UsageError(f"{text} cannot be called: {reason}", hint="Give arguments that go together.")
     return Op(plan, Setting(device=device, allow_imports=imports, plugins=tuple(plugins)))

@@ -388,7 +388,7 @@ def kernels_us(call: str, device: DeviceProfile, state: State = "network") -> fl
     """What the kernel model says of a call's own kernels, "aten::mm(f16[64,32], f16[32,8])", in microseconds, whatever
     programs are registered for it; None where no rule knows it or it cannot be called so."""
     try:
-        plan, _ = plan_of_calls([Written(text=call)])
+        plan, _ = plan_of_calls([Written(text=call)], runnable=True)
     except OpReplayError:
         return None
     op = plan.ops[0]

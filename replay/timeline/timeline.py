@@ -11,6 +11,7 @@ import numpy as np
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches, step_kernels
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.step import StepOnDevice, StepReport
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_with_op_times, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
@@ -25,7 +26,7 @@ from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_modules, path_parts, slack_of_ops
 from opreplay.replay.timeline.python_time import idle_notes, python_on_path
 from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, predict, step_on
-from opreplay.replay.timeline.step import HOST_BOUND_SHARE, StepOnDevice, StepReport, step_report
+from opreplay.replay.timeline.step import HOST_BOUND_SHARE, step_report
 from opreplay.traces import Trace
 from opreplay.traces.errors import NothingRan
 from opreplay.traces.links.collectives import with_host_collectives

@@ -12,7 +12,7 @@ from click.testing import Result
 
 import opreplay
 from opreplay.traces.samples import sample_path
-from tests.replay.timeline.machine import training
+from tests.replay.timeline.machine import Machine, training
 from tests.scenarios.events import owner
 
 Console = Callable[..., Result]
@@ -343,3 +343,39 @@ def test_steps_of_two_recordings_stand_side_by_side(tmp_path: Path, console: Con
     assert first["shortest_us"] <= first["median_us"] <= first["longest_us"]
     assert f"{first['count']} before, median " in steps
     assert steps.endswith("1.000× of the medians, on the host")
+
+
+def attention(tmp_path: Path, name: str, *parts: str) -> str:
+    """Steps of layers whose attention is one op, or these."""
+    machine = Machine()
+    for _ in range(3):
+        machine.begin()
+        for _ in range(8):
+            machine.op("aten::mm", 5.0, ("gemm", 50.0))
+            for part in parts:
+                machine.op(part, 5.0, (part, 40.0))
+            machine.op("aten::add", 5.0, ("add", 0.01))
+        machine.synchronize()
+        machine.end()
+    return machine.write(tmp_path / name)
+
+
+def test_steps_come_first_and_ops_by_their_part_of_the_difference(tmp_path: Path, console: Console) -> None:
+    fused = "aten::_flash_attention_forward"
+    unfused = ("aten::bmm", "aten::_softmax", "aten::bmm")
+    first, second = attention(tmp_path, "a.json", fused), attention(tmp_path, "b.json", *unfused)
+    found = json.loads(console("compare", first, second, "--format", "json").stdout)
+    changes = {op["name"]: op["step_change_us"] for op in found["ops"]}
+    assert changes == pytest.approx(
+        {fused: -320.0, "aten::bmm": 640.0, "aten::_softmax": 320.0, "aten::mm": 0.0, "aten::add": 0.0}
+    )
+    assert found["ops"][0]["name"] == "aten::bmm"
+    (replaced,) = found["replaced"]
+    assert (replaced["before"], replaced["after"], replaced["places"]) == ([fused], list(unfused), 8)
+    assert (replaced["before_us"], replaced["after_us"]) == pytest.approx((320.0, 960.0))
+    steps = [found["step"][side]["window"]["step_us"] for side in ("before", "after")]
+    assert sum(changes.values()) == pytest.approx(steps[1] - steps[0], rel=0.05)
+    text = console("compare", first, second).stdout
+    assert text.splitlines()[0].startswith("step: ")
+    assert "_flash_attention_forward → bmm + _softmax + bmm" in text
+    assert "in place of others" not in console("compare", first, first).stdout

@@ -11,9 +11,7 @@ from opreplay.replay.ops.table import family
 family(
     "activations",
     "cast",
-    """
-        npu::_npu_dtype_cast npu::npu_dtype_cast npu::npu_dtype_cast_backward
-    """,
+    "npu::_npu_dtype_cast npu::npu_dtype_cast npu::npu_dtype_cast_backward",
     cost=elementwise.cast,
 )
 family(
@@ -33,58 +31,30 @@ family(
     """
         _C::mul_and_silu _C::silu_and_mul _C::silu_and_mul_quant _C::silu_and_mul_with_clamp _C::swigluoai_and_mul
         aiter::scaled_silu_and_mul aiter::silu_and_mul aiter::silu_and_mul_quant aiter::swiglu_and_mul npu::npu_swiglu
-        vllm::rocm_aiter_act_mul_and_fp8_group_quant
+        vllm::rocm_aiter_act_mul_and_fp8_group_quant vllm::silu_and_mul
         sgl_kernel::silu_and_mul like=_C::silu_and_mul result=out
         npu::npu_clipped_swiglu inputs=row_numbers role=row_groups
     """,
     cost=elementwise.swiglu,
 )
 family(
-    "activations",
-    "swiglu backward",
-    """
-        npu::npu_geglu_grad npu::npu_swiglu_backward
-    """,
-    cost=elementwise.swiglu_backward,
+    "activations", "swiglu backward", "npu::npu_geglu_grad npu::npu_swiglu_backward", cost=elementwise.swiglu_backward
 )
 family(
     "activations",
     "vendor activation",
-    """
-        _C::gelu_fast _C::gelu_new _C::gelu_quick npu::fast_gelu npu::npu_fast_gelu npu::npu_silu
-    """,
+    "_C::gelu_fast _C::gelu_new _C::gelu_quick npu::fast_gelu npu::npu_fast_gelu npu::npu_silu",
     cost=elementwise.vendor_activation,
 )
+family("activations", "dropout", "npu::_npu_dropout npu::npu_dropout_with_add_softmax", cost=random_fill.dropout)
+family("activations", "softmax", "npu::npu_scaled_masked_softmax", cost=norms.softmax)
 family(
-    "activations",
-    "dropout",
-    """
-        npu::_npu_dropout npu::npu_dropout_with_add_softmax
-    """,
-    cost=random_fill.dropout,
-)
-family(
-    "activations",
-    "softmax",
-    """
-        npu::npu_scaled_masked_softmax
-    """,
-    cost=norms.softmax,
+    "activations", "not predicted", "npu::npu_prefetch", uncosted="loads ahead beside other kernels: its time is theirs"
 )
 family(
     "activations",
     "not predicted",
-    """
-        npu::npu_prefetch
-    """,
-    uncosted="loads ahead beside other kernels: its time is theirs",
-)
-family(
-    "activations",
-    "not predicted",
-    """
-        npu::npu_alloc_float_status npu::npu_clear_float_status npu::npu_get_float_status
-    """,
+    "npu::npu_alloc_float_status npu::npu_clear_float_status npu::npu_get_float_status",
     uncosted="reads or clears a flag of the device, not a tensor",
 )
 family(
@@ -122,15 +92,11 @@ family(
 family(
     "activations",
     "without a cost of their own",
-    """
-        aiter::add_ aiter::div_ aiter::mul_ aiter::sub_ npu::npu_dtype_cast_ npu::npu_format_cast_ npu::npu_silu_
-    """,
+    "aiter::add_ aiter::div_ aiter::mul_ aiter::sub_ npu::npu_dtype_cast_ npu::npu_format_cast_ npu::npu_silu_",
 )
 family(
     "activations",
     "dropout backward",
-    """
-        npu::npu_dropout_backward
-    """,
+    "npu::npu_dropout_backward npu::_npu_dropout_backward",
     cost=random_fill.dropout_backward,
 )

@@ -39,8 +39,8 @@ def gelu_mul(input: Tensor, approximate: str) -> Tensor:
 
 def _geglu_halves(self: Tensor, dim: int, activate_left: bool) -> tuple[Tensor, Tensor]:
     """(activated half, the other)."""
-    left, right = self.chunk(2, dim)
-    return (left, right) if activate_left else (right, left)
+    first, second = self.chunk(2, dim)
+    return (first, second) if activate_left else (second, first)
 
 
 def _approximate(approximate: int) -> str:
@@ -192,17 +192,17 @@ def format_cast_(self: Tensor, src: Tensor) -> Tensor:
 def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """(self where the packed mask has a one, scaled by 1 / (1 − p); the mask)."""
     bits = torch.tensor((1, 2, 4, 8, 16, 32, 64, 128), device=mask.device, dtype=torch.uint8)
-    kept = (mask.unsqueeze(-1) & bits).flatten()[: self.numel()] != 0
+    keep = (mask.unsqueeze(-1) & bits).flatten()[: self.numel()] != 0
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
-    return (self * kept.reshape(self.shape) * scale).to(self.dtype), mask.clone()
+    return (self * keep.reshape(self.shape) * scale).to(self.dtype), mask.clone()
 
 
 @stands_for("npu::_dropout_with_byte_mask")
 def dropout_with_byte_mask_pair(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """(self with each element kept with probability 1 − p and scaled, mask uint8)."""
-    kept = torch.rand(self.shape, device=self.device) >= p
+    keep = torch.rand(self.shape, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
-    return (self * kept * scale).to(self.dtype), kept.to(torch.uint8)
+    return (self * keep * scale).to(self.dtype), keep.to(torch.uint8)
 
 
 @stands_for("npu::dropout_with_byte_mask")
@@ -224,9 +224,9 @@ def dropout_with_add_softmax(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(mask uint8, softmax(alpha · self + x1), the softmax after dropout)."""
     softmax = (self.float() * alpha + x1.float()).softmax(dim).to(self.dtype)
-    kept = torch.rand(self.shape, device=self.device) >= prob
+    keep = torch.rand(self.shape, device=self.device) >= prob
     scale = 0.0 if prob >= 1 else 1.0 / (1.0 - prob)
-    return kept.to(torch.uint8), softmax, (softmax * kept * scale).to(self.dtype)
+    return keep.to(torch.uint8), softmax, (softmax * keep * scale).to(self.dtype)
 
 
 @stands_for("npu::npu_dropout_with_add_softmax_backward")

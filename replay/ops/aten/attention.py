@@ -174,6 +174,6 @@ def _packed(
         here, there = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
         if here.start >= here.stop or there.start >= there.stop:
             continue
-        one, two, three = (t.transpose(0, 1).unsqueeze(0) for t in (q[here], k[there], v[there]))
-        out[here] = attend(one, two, three, None, causal=causal, scale=scale)[0].transpose(0, 1)
+        queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q[here], k[there], v[there]))
+        out[here] = attend(queries, keys, values, None, causal=causal, scale=scale)[0].transpose(0, 1)
     return out

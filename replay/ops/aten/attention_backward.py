@@ -49,8 +49,8 @@ def _by_autograd(
     with torch.enable_grad():
         leaf_q, leaf_k, leaf_v = (t.detach().requires_grad_() for t in (q, k, v))
         out = attend(leaf_q, leaf_k, leaf_v, mask, causal=causal, scale=scale)
-        made = torch.autograd.grad(out, (leaf_q, leaf_k, leaf_v), grad.to(out.dtype))
-    return made[0], made[1], made[2]
+        grads = torch.autograd.grad(out, (leaf_q, leaf_k, leaf_v), grad.to(out.dtype))
+    return grads[0], grads[1], grads[2]
 
 
 def scaled_dot_product_flash_attention_backward(
@@ -149,8 +149,8 @@ def flash_attention_backward(
     if cum_seq_q is not None and q.dim() == 3:
         return _packed(grad, q, k, v, out, cum_seq_q, cum_seq_k, causal=is_causal, scale=scale)
     grad, q, k, v, out = (t.transpose(1, 2) for t in (grad, q, k, v, out))
-    made = gradients(grad, q, k, v, out, lse, None, causal=is_causal, scale=scale)
-    return tuple(g.transpose(1, 2) for g in made)
+    grads = gradients(grad, q, k, v, out, lse, None, causal=is_causal, scale=scale)
+    return tuple(g.transpose(1, 2) for g in grads)
 
 
 def efficient_attention_backward(
@@ -181,8 +181,8 @@ def efficient_attention_backward(
         packed = _packed(grad[0], q[0], k[0], v[0], out[0], cu_seqlens_q, cu_seqlens_k, causal=causal, scale=scale)
         return (*(g.unsqueeze(0) for g in packed), None)
     grad, q, k, v, out = (t.transpose(1, 2) for t in (grad, q, k, v, out))
-    made = gradients(grad, q, k, v, out, lse, bias, causal=causal, scale=scale)
-    return (*(g.transpose(1, 2) for g in made), None)
+    grads = gradients(grad, q, k, v, out, lse, bias, causal=causal, scale=scale)
+    return (*(g.transpose(1, 2) for g in grads), None)
 
 
 def _packed(
@@ -200,7 +200,7 @@ def _packed(
     """Sequences one behind the other, [T, H, D]; log-sum-exps are zeros, as their packed layout differs by library."""
     starts_q = ends_q.tolist()
     starts_k = starts_q if ends_k is None else ends_k.tolist()
-    made = tuple(torch.zeros_like(t) for t in (q, k, v))
+    totals = tuple(torch.zeros_like(t) for t in (q, k, v))
     for i in range(len(starts_q) - 1):
         here, there = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
         if here.start >= here.stop or there.start >= there.stop:
@@ -209,6 +209,6 @@ def _packed(
         one_grad, one_q, one_k, one_v, one_out = parts
         lse = one_q.new_zeros(one_q.shape[:-1], dtype=torch.float32)
         grads = gradients(one_grad, one_q, one_k, one_v, one_out, lse, None, causal=causal, scale=scale)
-        for target, part, result in zip(made, (here, there, there), grads, strict=True):
+        for target, part, result in zip(totals, (here, there, there), grads, strict=True):
             target[part] = result[0].transpose(0, 1)
-    return made
+    return totals

@@ -22,8 +22,8 @@ def cudnn_batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As miopen_batch_norm, with an empty reserve as a fourth result."""
-    made = miopen_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-    return (*made, x.new_empty(0, dtype=torch.uint8))
+    normalised = miopen_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    return (*normalised, x.new_empty(0, dtype=torch.uint8))
 
 
 def miopen_batch_norm(

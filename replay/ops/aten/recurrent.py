@@ -115,9 +115,9 @@ def thnn_fused_gru_cell(
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gates [B, 3H], hx [B, H] → hy [B, H], workspace [B, 5H]."""
-    left = input_gates if input_bias is None else input_gates + input_bias
-    right = hidden_gates if hidden_bias is None else hidden_gates + hidden_bias
-    (ir, iz, inn), (hr, hz, hn) = left.chunk(3, 1), right.chunk(3, 1)
+    from_input = input_gates if input_bias is None else input_gates + input_bias
+    from_hidden = hidden_gates if hidden_bias is None else hidden_gates + hidden_bias
+    (ir, iz, inn), (hr, hz, hn) = from_input.chunk(3, 1), from_hidden.chunk(3, 1)
     r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
     n = (inn + r * hn).tanh()
     return n + z * (hx - n), torch.cat([r, z, n, hx, hn], 1)

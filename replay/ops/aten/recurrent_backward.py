@@ -103,9 +103,11 @@ def _backward(
         sources += weights if wanted[3] else []
         if not pairs or not sources:
             return None, None, None, []
-        found = iter(torch.autograd.grad([o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True))
-    own = [next(found) if t is not None and want else None for t, want in zip((x, hx, cx), wanted, strict=False)]
-    return own[0], own[1], own[2], list(found)
+        leaf_grads = iter(torch.autograd.grad([o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True))
+    inputs = [
+        next(leaf_grads) if t is not None and want else None for t, want in zip((x, hx, cx), wanted, strict=False)
+    ]
+    return inputs[0], inputs[1], inputs[2], list(leaf_grads)
 
 
 def thnn_fused_lstm_cell_backward_impl(
@@ -130,6 +132,6 @@ def thnn_fused_gru_cell_backward(
     r, z, n, hx, hn = workspace.chunk(5, 1)
     fresh = grad_hy * (1 - z) * (1 - n * n)
     reset, update = fresh * hn * (1 - r) * r, grad_hy * (hx - n) * (1 - z) * z
-    left, right = torch.cat([reset, update, fresh], 1), torch.cat([reset, update, fresh * r], 1)
-    biases = (left.sum(0), right.sum(0)) if has_bias else (left.new_empty(0), left.new_empty(0))
-    return left, right, grad_hy * z, *biases
+    to_input, to_hidden = torch.cat([reset, update, fresh], 1), torch.cat([reset, update, fresh * r], 1)
+    biases = (to_input.sum(0), to_hidden.sum(0)) if has_bias else (to_input.new_empty(0), to_input.new_empty(0))
+    return to_input, to_hidden, grad_hy * z, *biases

@@ -21,11 +21,11 @@ def log_softmax_to_float(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 def softmax_backward_to_half(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """float32 gradient and output in, the gradient of a narrow input out."""
-    made = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
-    return made.to(input_dtype)
+    grad = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
+    return grad.to(input_dtype)
 
 
 def log_softmax_backward_to_half(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """As softmax_backward_to_half."""
-    made = torch.ops.aten._log_softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
-    return made.to(input_dtype)
+    grad = torch.ops.aten._log_softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
+    return grad.to(input_dtype)

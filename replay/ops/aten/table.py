@@ -40,10 +40,10 @@ class Equivalent:
 
 def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
     """{op: via}; the function bears the op's name without leading underscores."""
-    made: dict[str, Equivalent] = {}
+    equivalents: dict[str, Equivalent] = {}
     for op, via in entries.items():
-        made[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"))
-    return made
+        equivalents[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"))
+    return equivalents
 
 
 def equivalent_for(
@@ -53,17 +53,17 @@ def equivalent_for(
 
     `dtypes` are those of the tensor arguments, `values` what the others are, by name.
     """
-    found = EQUIVALENTS.get(name)
-    if found is None or not has_kernel:
-        return found
-    if device.startswith("cpu") and found.needs_accelerator:
-        return found
-    if any(dtypes.get(argument, dtype) != dtype for argument, dtype in found.wants):
-        return found if not device.startswith("npu") else None
-    if found.lacks is not None and found.lacks(dtypes, values or {}):
-        return found if device.startswith("cpu") else None
-    mixed = {dtypes[argument] for argument in found.one_dtype if argument in dtypes}
-    return found if device.startswith("cpu") and len(mixed) > 1 else None
+    equivalent = EQUIVALENTS.get(name)
+    if equivalent is None or not has_kernel:
+        return equivalent
+    if device.startswith("cpu") and equivalent.needs_accelerator:
+        return equivalent
+    if any(dtypes.get(argument, dtype) != dtype for argument, dtype in equivalent.wants):
+        return equivalent if not device.startswith("npu") else None
+    if equivalent.lacks is not None and equivalent.lacks(dtypes, values or {}):
+        return equivalent if device.startswith("cpu") else None
+    mixed = {dtypes[argument] for argument in equivalent.one_dtype if argument in dtypes}
+    return equivalent if device.startswith("cpu") and len(mixed) > 1 else None
 
 
 def equivalent_of(op: ReplayOp) -> Equivalent | Legacy | None:

@@ -12,7 +12,8 @@ family(
     "attention",
     "heads third",
     """
-        aiter::_flash_attn_forward aiter::fmha_v3_fwd flash_attn::_flash_attn_forward
+        aiter::_flash_attn_forward aiter::fmha_v3_fwd flash_attn::_flash_attn_forward _vllm_fa2_C::fwd
+        xformers::efficient_attention_forward_ck aiter::_flash_attn_varlen_forward
         aiter::fmha_v3_varlen_fwd aiter::mha_varlen_fwd flash_attn::_flash_attn_varlen_forward inputs=paged_attention
         flash_attn_3::fwd sglang::flash_attn_varlen_func_op inputs=paged_attention
         xformers::efficient_attention_forward_cutlass xformers_flash3::flash_fwd inputs=paged_attention
@@ -29,7 +30,8 @@ family(
     "attention",
     "heads third backward",
     """
-        aiter::_flash_attn_backward aiter::fmha_v3_bwd aiter::mha_bwd flash_attn::_flash_attn_backward
+        aiter::_flash_attn_backward aiter::fmha_v3_bwd aiter::mha_bwd flash_attn::_flash_attn_backward flash_attn_3::bwd
+        aiter::_flash_attn_varlen_backward
         aiter::fmha_v3_varlen_bwd aiter::mha_varlen_bwd flash_attn::_flash_attn_varlen_backward inputs=paged_attention
         flash_attn_3::_flash_attn_backward xformers_flash3::flash_bwd xformers_flash::flash_bwd inputs=paged_attention
     """,
@@ -38,25 +40,19 @@ family(
 family(
     "attention",
     "npu training",
-    """
-        npu::npu_flash_attention npu::npu_fusion_attention npu::npu_fusion_attention_v2
-    """,
+    "npu::npu_flash_attention npu::npu_fusion_attention npu::npu_fusion_attention_v2 npu::npu_fusion_attention_v3",
     cost=attention.npu_training,
 )
 family(
     "attention",
     "npu training backward",
-    """
-        npu::npu_flash_attention_grad npu::npu_fusion_attention_grad
-    """,
+    "npu::npu_flash_attention_grad npu::npu_fusion_attention_grad npu::npu_fusion_attention_grad_v2",
     cost=attention.npu_training_backward,
 )
 family(
     "attention",
     "opaque layer",
-    """
-        vllm::moe_forward vllm::moe_forward_shared
-    """,
+    "vllm::moe_forward vllm::moe_forward_shared",
     cost=moe.opaque_layer,
     inputs="moe_routing",
     role="router",
@@ -65,27 +61,25 @@ family(
     "attention",
     "paged",
     """
-        _C::paged_attention_v1 _C::paged_attention_v2 _rocm_C::paged_attention _vllm_fa2_C::fwd_kvcache
-        _vllm_fa2_C::varlen_fwd _vllm_fa3_C::fwd aiter::mha_batch_prefill aiter::pa_fwd_asm
-        aiter::paged_attention_ragged npu::_npu_paged_attention npu::npu_fused_infer_attention_score
-        npu::npu_incre_flash_attention npu::npu_prompt_flash_attention sglang::unified_attention_with_output
+        _vllm_fa2_C::fwd_kvcache _vllm_fa2_C::varlen_fwd _vllm_fa3_C::fwd aiter::mha_batch_prefill
+        aiter::paged_attention_ragged npu::_npu_paged_attention npu::npu_prompt_flash_attention
+        sgl_kernel::cutlass_mla_decode sglang::unified_attention_with_output
         sglang_profiler::attention_paged_attention_ragged sglang_profiler::mha__mha_batch_prefill
         vllm::flash_attn_varlen_func vllm::flash_attn_with_kvcache vllm::unified_attention
         vllm::unified_attention_with_output vllm::unified_mla_attention vllm::unified_mla_attention_with_output
+        _C::paged_attention_v1 _C::paged_attention_v2 _rocm_C::paged_attention aiter::pa_fwd_asm role=packed_cache
+        aiter::paged_attention_rocm aiter::paged_attention_v1 role=packed_cache
+        npu::npu_fused_infer_attention_score npu::npu_incre_flash_attention role=heads_first_cache
+        npu::npu_fused_infer_attention_score_v2 inputs= role=heads_first_cache
         sgl_kernel::fwd like=_vllm_fa3_C::fwd s_aux=sinks
         vllm::rocm_aiter_mla_decode_fwd inputs=row_numbers role=paged_latent
+        vllm::unified_ascend_attention_with_output aiter::unified_attention aiter::mla_decode_fwd inputs=
+        sgl_kernel::flash_mla_with_kvcache npu::_npu_flash_attention inputs=
     """,
     cost=paged.paged,
     inputs="paged_attention",
 )
-family(
-    "attention",
-    "cache write",
-    """
-        vllm::unified_kv_cache_update
-    """,
-    cost=movement.cache_write,
-)
+family("attention", "cache write", "vllm::unified_kv_cache_update", cost=movement.cache_write)
 family(
     "attention",
     "merged attention",
@@ -94,14 +88,6 @@ family(
         sgl_kernel::merge_state sgl_kernel::merge_state_v2
     """,
     cost=shared.merged_attention,
-)
-family(
-    "attention",
-    "without a cost of their own",
-    """
-        aiter::paged_attention_rocm aiter::paged_attention_v1 sgl_kernel::cutlass_mla_decode
-    """,
-    inputs="paged_attention",
 )
 family(
     "attention",

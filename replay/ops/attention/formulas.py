@@ -85,9 +85,9 @@ def plain(values: Values) -> None:
     numbers = [
         values.get(name, 0) for name in ("dropout_p", "p_dropout", "p", "softcap", "sink_size", "attention_chunk")
     ]
-    covers(all(one < 0 for one in windows), "no windows")
-    covers(all(one is None for one in others), "no biases")
-    covers(all(one is None for one in scales), "numbers without a scale")
+    covers(all(value < 0 for value in windows), "no windows")
+    covers(all(value is None for value in others), "no biases")
+    covers(all(value is None for value in scales), "numbers without a scale")
     covers(not any(numbers), "no dropout, no cap")
 
 
@@ -176,8 +176,15 @@ def fusion_attention(values: Values) -> tuple[Any, ...]:
     largest = scores.amax(-1, keepdim=True)
     powers = torch.exp(scores - largest)
     total = powers.sum(-1, keepdim=True)
-    made = (powers / total @ v).to(values["query"].dtype)
-    return made, *(one.expand(*one.shape[:-1], 8).float() for one in (largest, total)), made.new_empty((0,)), 0, 0, 0
+    out = (powers / total @ v).to(values["query"].dtype)
+    return (
+        out,
+        *(statistic.expand(*statistic.shape[:-1], 8).float() for statistic in (largest, total)),
+        out.new_empty((0,)),
+        0,
+        0,
+        0,
+    )
 
 
 @formula(
@@ -193,17 +200,17 @@ def paged_attention(values: Values) -> Tensor:
     keys = keys.permute(0, 3, 1, 2, 4).flatten(-2)
     stored = stored.permute(0, 3, 1, 2)
     outs: list[Tensor] = []
-    for one, blocks, length in zip(q, values["block_tables"].long(), numbers(values["seq_lens"]), strict=True):
+    for query, blocks, length in zip(q, values["block_tables"].long(), numbers(values["seq_lens"]), strict=True):
         covers(length > 0, "each sequence has a context")
         k, v = (cache[blocks].flatten(0, 1)[:length].transpose(0, 1) for cache in (keys, stored))
-        outs.append(attended(one.unsqueeze(1), k, v, values["scale"])[0].squeeze(1))
+        outs.append(attended(query.unsqueeze(1), k, v, values["scale"])[0].squeeze(1))
     return torch.stack(outs).to(values["out"].dtype)
 
 
 def merged(a: Tensor, log_a: Tensor, b: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
     """Attention to two sets of keys [T, H, D], each with the logarithm of its weights' sum [T, H], as to both."""
     total = torch.logaddexp(wide(log_a), wide(log_b))
-    share_a, share_b = (torch.exp(wide(one) - total).unsqueeze(-1) for one in (log_a, log_b))
+    share_a, share_b = (torch.exp(wide(log_sum) - total).unsqueeze(-1) for log_sum in (log_a, log_b))
     return (wide(a) * share_a + wide(b) * share_b).to(a.dtype), total
 
 
@@ -235,6 +242,6 @@ def merge_state(values: Values) -> tuple[Tensor, Tensor]:
     # FlashInfer's log-sum-exps are to base 2.
     weights = [torch.exp2(wide(values[name])) for name in ("s_a", "s_b")]
     both = weights[0] + weights[1]
-    parts = (wide(values[name]) * one.unsqueeze(-1) for name, one in zip(("v_a", "v_b"), weights, strict=True))
+    parts = (wide(values[name]) * weight.unsqueeze(-1) for name, weight in zip(("v_a", "v_b"), weights, strict=True))
     out = sum(parts) / both.unsqueeze(-1)
     return out.to(values["v_a"].dtype), torch.log2(both).to(values["s_a"].dtype)

@@ -129,8 +129,8 @@ def varlen_forward(
         alibi=alibi_slopes,
         sinks=sink_ptr,
     )
-    found = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, None, block_table)
-    return _packed_result(q, found.keys_values, found.query_ends, rules, return_softmax_lse, out)
+    batch = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, None, block_table)
+    return _packed_result(q, batch.keys_values, batch.query_ends, rules, return_softmax_lse, out)
 
 
 def _packed_result(
@@ -209,13 +209,13 @@ def csr_keys_values(
     page = pages_k.shape[1]
     bounds = ends(indptr, indices.shape[0], "kv_indptr")
     last = last_page_lens.tolist() if last_page_lens is not None and page > 1 else None
-    given = lengths.tolist() if lengths is not None else None
+    token_counts = lengths.tolist() if lengths is not None else None
     pairs: list[tuple[Tensor, Tensor]] = []
     for i in range(len(bounds) - 1):
         table = indices[bounds[i] : bounds[i + 1]]
         tokens = table.shape[0] * page
-        if given is not None:
-            tokens = min(tokens, given[i])
+        if token_counts is not None:
+            tokens = min(tokens, token_counts[i])
         elif last is not None and tokens:
             tokens += last[i] - page
         keys, values = (gather_blocks(x, table, tokens, page).flatten(0, 1)[:tokens] for x in (pages_k, pages_v))

@@ -55,11 +55,11 @@ def sequences(
     return Sequences(query_ends=query_ends, keys_values=pairs)
 
 
-def _result(out: Tensor, given: Tensor | None) -> Tensor:
+def _result(out: Tensor, target: Tensor | None) -> Tensor:
     """The value to return for an output that may have been given: an op must not return its own argument."""
-    if given is None:
+    if target is None:
         return out
-    given.copy_(out)
+    target.copy_(out)
     return out
 
 
@@ -96,8 +96,8 @@ def vllm_varlen_fwd(
         softcap=softcap,
         alibi=alibi_slopes,
     )
-    found = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
-    result, lse = attend_packed(q, found.keys_values, found.query_ends, rules, need_lse=True)
+    batch = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
+    result, lse = attend_packed(q, batch.keys_values, batch.query_ends, rules, need_lse=True)
     assert lse is not None
     return [_result(result, out), _blind_rows_up(lse)]
 
@@ -170,8 +170,8 @@ def vllm_fa3_fwd(
             cu_seqlens_k = torch.arange(0, batch * k.shape[1] + 1, k.shape[1], device=q.device)
             k, v = k.flatten(0, 1), v.flatten(0, 1)
     rows = (q.flatten(0, 1) if dense else q).to(_wide(q))
-    found = sequences(rows, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table)
-    result, lse = attend_packed(rows, found.keys_values, found.query_ends, rules, need_lse=True)
+    packed = sequences(rows, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table)
+    result, lse = attend_packed(rows, packed.keys_values, packed.query_ends, rules, need_lse=True)
     assert lse is not None
     if v_descale is not None and v.dtype.itemsize == 1:
         result = (result * v_descale.mean()).to(result.dtype)
@@ -245,8 +245,8 @@ def flash_attn_varlen_forward(
     _refuse(dropout_p > 0, "dropout")
     _refuse(leftpad_k is not None, "leftpad_k")
     rules = _rules(softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
-    found = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
-    out, lse = attend_packed(q, found.keys_values, found.query_ends, rules, need_lse=True)
+    batch = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
+    out, lse = attend_packed(q, batch.keys_values, batch.query_ends, rules, need_lse=True)
     assert lse is not None
     return out, _blind_rows_up(lse), q.new_empty((0,)), _no_random(q)
 
@@ -256,8 +256,8 @@ def _blind_rows_up(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
-def _rules(scale: float, causal: bool, left: int, right: int, softcap: float, alibi_slopes: Tensor | None) -> Rules:
-    return Rules(scale=scale, causal=causal, window=(left, right), softcap=softcap, alibi=alibi_slopes)
+def _rules(scale: float, causal: bool, before: int, after: int, softcap: float, alibi_slopes: Tensor | None) -> Rules:
+    return Rules(scale=scale, causal=causal, window=(before, after), softcap=softcap, alibi=alibi_slopes)
 
 
 def _no_random(q: Tensor) -> Tensor:

@@ -77,8 +77,8 @@ def masked_gradients(
     return dq, dk.to(k.dtype), dv.to(v.dtype), delta
 
 
-def _store(found: tuple[Tensor, Tensor, Tensor], wanted: tuple[Tensor | None, ...]) -> None:
-    for value, target in zip(found, wanted, strict=True):
+def _store(grads: tuple[Tensor, Tensor, Tensor], targets: tuple[Tensor | None, ...]) -> None:
+    for value, target in zip(grads, targets, strict=True):
         if target is not None:
             target.copy_(value)
 
@@ -149,13 +149,13 @@ def flash_attn_varlen_backward(
     bounds = (window_size_left, 0 if causal else window_size_right)
     q_ends = ends(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
     k_ends = ends(cu_seqlens_k, k.shape[0], "cu_seqlens_k")
-    found = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     delta = torch.zeros(softmax_lse.shape, dtype=torch.float32, device=q.device)
     for i in range(len(q_ends) - 1):
         rows, keys = slice(q_ends[i], q_ends[i + 1]), slice(k_ends[i], k_ends[i + 1])
         part = sequence_gradients(
             dout[rows], q[rows], k[keys], v[keys], out[rows], softmax_lse[:, rows], softmax_scale, bounds
         )
-        found[0][rows], found[1][keys], found[2][keys], delta[:, rows] = part
-    _store(found, (dq, dk, dv))
+        grads[0][rows], grads[1][keys], grads[2][keys], delta[:, rows] = part
+    _store(grads, (dq, dk, dv))
     return delta

@@ -46,7 +46,7 @@ def fa3_fwd(
     softcap: float,
 ) -> _Four:
     """(out, softmax_lse, two empty accumulators); see `_vllm_fa3_C::fwd`. The scale defaults to 1/√D."""
-    found = vllm_fa3_fwd(
+    results = vllm_fa3_fwd(
         q,
         k,
         v,
@@ -68,7 +68,7 @@ def fa3_fwd(
         window_size_right,
         softcap,
     )
-    result, lse, first, second = found
+    result, lse, first, second = results
     return result.clone() if out is not None else result, lse, first, second
 
 
@@ -202,10 +202,10 @@ def rocm_varlen(
     block_table: Tensor,
 ) -> Tensor:
     """Causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; out is written."""
-    left, right = window_size or (-1, -1)
-    rules = Rules(scale=softmax_scale, causal=True, window=(left, right))
-    found = sequences(q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, None, block_table)
-    result = attend_packed(q, found.keys_values, found.query_ends, rules)[0]
+    before, after = window_size or (-1, -1)
+    rules = Rules(scale=softmax_scale, causal=True, window=(before, after))
+    batch = sequences(q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, None, block_table)
+    result = attend_packed(q, batch.keys_values, batch.query_ends, rules)[0]
     out.copy_(result)
     return result
 
@@ -268,9 +268,9 @@ def sglang_varlen(
     sinks: Tensor | None,
 ) -> Tensor:
     """Packed [T, H, D], or dense [B, S, H, D] without cu_seqlens_q."""
-    left, right = window_size or (-1, -1)
+    before, after = window_size or (-1, -1)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    rules = Rules(scale=scale, causal=causal, window=(left, right), softcap=softcap, sinks=sinks)
+    rules = Rules(scale=scale, causal=causal, window=(before, after), softcap=softcap, sinks=sinks)
     return forward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, rules)[0]
 
 
@@ -331,12 +331,12 @@ def efficient_attention_cutlass(
     lse = query.new_full(shapes[1].shape, torch.inf, dtype=torch.float32)
     zero = torch.zeros((), dtype=torch.int64, device=query.device)
     if cu_seqlens_q is None:
-        found = [
+        parts = [
             attend(query[i], *_aligned(key[i], value[i], query.shape[1], custom_mask_type), rules, need_lse=True)
             for i in range(query.shape[0])
         ]
-        out = torch.stack([part[0] for part in found])
-        for i, (_, sums) in enumerate(found):
+        out = torch.stack([part[0] for part in parts])
+        for i, (_, sums) in enumerate(parts):
             if compute_log_sumexp and sums is not None:
                 lse[i, :, : sums.shape[1]] = sums
         return out, lse, zero, zero.clone(), shapes[4], shapes[5]

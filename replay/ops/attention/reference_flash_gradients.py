@@ -51,8 +51,8 @@ def gradients(
     return dq, dk, dv, delta
 
 
-def _keep(found: _Four, *targets: Tensor | None) -> None:
-    for value, target in zip(found[:3], targets, strict=True):
+def _keep(grads: _Four, *targets: Tensor | None) -> None:
+    for value, target in zip(grads[:3], targets, strict=True):
         if target is not None:
             target.copy_(value)
 
@@ -84,9 +84,9 @@ def fa3_backward(
     _refuse(softcap=softcap > 0)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     bounds = (window_size_left, 0 if is_causal else window_size_right)
-    found = gradients(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, scale, bounds)
-    _keep(found, dq, dk, dv)
-    return found[3]
+    grads = gradients(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, scale, bounds)
+    _keep(grads, dq, dk, dv)
+    return grads[3]
 
 
 def _fake_three(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,9 +185,9 @@ def aiter_backward(
     """Writes dq, dk, dv; returns softmax_d."""
     _refuse(dropout=dropout_p > 0, bias=bias, alibi_slopes=alibi_slopes)
     bounds = (window_size_left, 0 if causal else window_size_right)
-    found = gradients(dout, q, k, v, out, softmax_lse, None, None, softmax_scale, bounds)
-    _keep(found, dq, dk, dv)
-    return found[3]
+    grads = gradients(dout, q, k, v, out, softmax_lse, None, None, softmax_scale, bounds)
+    _keep(grads, dq, dk, dv)
+    return grads[3]
 
 
 def _fake_four(q: Tensor, k: Tensor, v: Tensor, softmax_lse: Tensor) -> _Four:
@@ -227,6 +227,6 @@ def aiter_bwd(
     """(dq, dk, dv, softmax_d), the first three also written where given."""
     _refuse(dropout=dropout_p > 0, bias=bias, alibi_slopes=alibi_slopes, sink=sink, sink_ptr=sink_ptr)
     bounds = (window_size_left, 0 if is_causal else window_size_right)
-    found = gradients(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, softmax_scale, bounds)
-    _keep(found, dq, dk, dv)
-    return found
+    grads = gradients(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, softmax_scale, bounds)
+    _keep(grads, dq, dk, dv)
+    return grads

@@ -62,9 +62,9 @@ def attend_sequences(
         else:
             causal = sparse_mode == 3
             band = sparse_mode == 4
-            left = pre_tokens if band and pre_tokens < _LARGE else -1
-            right = next_tokens if band and next_tokens < _LARGE else -1
-            rules = Rules(scale=scale, causal=causal, window=(left, right))
+            before = pre_tokens if band and pre_tokens < _LARGE else -1
+            after = next_tokens if band and next_tokens < _LARGE else -1
+            rules = Rules(scale=scale, causal=causal, window=(before, after))
             out, lse = attend(q, k, v, rules, need_lse=need_lse)
             if maxima is not None:
                 maxima.append(row_maxima(q, k, rules))
@@ -75,8 +75,8 @@ def attend_sequences(
 
 def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
     """bool [1 or H, rows, keys]: what a sequence of the batch does not see by a mask of its own or one for all."""
-    own = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
-    return own.reshape(-1, *own.shape[-2:])[..., :rows, :keys] != 0
+    of_sequence = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
+    return of_sequence.reshape(-1, *of_sequence.shape[-2:])[..., :rows, :keys] != 0
 
 
 def _masked(
@@ -101,12 +101,12 @@ def _scores(q: Tensor, k: Tensor, scale: float, visible: Tensor) -> Tensor:
 
 
 def _infer_shape(query: Tensor, value: Tensor, layout: str, heads: int, kv_heads: int, paged: bool) -> tuple[int, ...]:
-    given, wanted = out_layout(layout)
-    batch, length, width = extent(query, given, heads)
+    layout_in, wanted = out_layout(layout)
+    batch, length, width = extent(query, layout_in, heads)
     if paged:
         width_v = value.shape[-1] // kv_heads if value.dim() == 3 else value.shape[-1]
     else:
-        width_v = value.shape[-1] if value.dim() == 4 or given in ("TND", "NTD") else value.shape[-1] // kv_heads
+        width_v = value.shape[-1] if value.dim() == 4 or layout_in in ("TND", "NTD") else value.shape[-1] // kv_heads
     del width
     return {
         "BSH": (batch, length, heads * width_v),
@@ -175,16 +175,16 @@ def npu_fused_infer_attention_score(
         key_shared_prefix=key_shared_prefix,
     )
     layout = input_layout or "BSH"
-    given, wanted = out_layout(layout)
+    layout_in, layout_out = out_layout(layout)
     kv_heads = num_key_value_heads or num_heads
-    queries = to_sequences(query, given, num_heads, actual_seq_lengths)
-    keys = _keys(key, given, kv_heads, block_table, actual_seq_lengths_kv)
-    values = _keys(value, given, kv_heads, block_table, actual_seq_lengths_kv)
+    queries = to_sequences(query, layout_in, num_heads, actual_seq_lengths)
+    keys = _keys(key, layout_in, kv_heads, block_table, actual_seq_lengths_kv)
+    values = _keys(value, layout_in, kv_heads, block_table, actual_seq_lengths_kv)
     if query_rope is not None and key_rope is not None:
         # Multi-head latent attention: the rotary parts of query and key come apart.
-        ropes = to_sequences(query_rope, given, num_heads, actual_seq_lengths)
+        ropes = to_sequences(query_rope, layout_in, num_heads, actual_seq_lengths)
         queries = [torch.cat(pair, -1) for pair in zip(queries, ropes, strict=True)]
-        ropes = _keys(key_rope, given, kv_heads, block_table, actual_seq_lengths_kv)
+        ropes = _keys(key_rope, layout_in, kv_heads, block_table, actual_seq_lengths_kv)
         keys = [torch.cat(pair, -1) for pair in zip(keys, ropes, strict=True)]
     outs, sums = attend_sequences(
         queries,
@@ -198,9 +198,9 @@ def npu_fused_infer_attention_score(
         need_lse=softmax_lse_flag,
     )
     width = values[0].shape[-1] if values else query.shape[-1]
-    result = from_sequences(outs, query, given, width)
-    if wanted != given:
-        result = relayout(result, given, wanted, num_heads)
+    result = from_sequences(outs, query, layout_in, width)
+    if layout_out != layout_in:
+        result = relayout(result, layout_in, layout_out, num_heads)
     return result, _lse(sums, query, layout, num_heads, softmax_lse_flag)
 
 

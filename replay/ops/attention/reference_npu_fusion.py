@@ -88,15 +88,15 @@ def npu_fusion_attention(
 
 def _statistics(parts: list[Tensor], query: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
     """A number a row, [H, S] of each sequence, as the device lays it out: eight times over."""
-    made = query.new_zeros(shape, dtype=torch.float32)
+    statistics = query.new_zeros(shape, dtype=torch.float32)
     start = 0
     for i, part in enumerate(parts):
         if layout == "TND":
-            made[start : start + part.shape[1]] = part.t().unsqueeze(-1)
+            statistics[start : start + part.shape[1]] = part.t().unsqueeze(-1)
             start += part.shape[1]
         else:
-            made[i, :, : part.shape[1]] = part.unsqueeze(-1)
-    return made
+            statistics[i, :, : part.shape[1]] = part.unsqueeze(-1)
+    return statistics
 
 
 def kv_heads_of(query: Tensor, key: Tensor, layout: str, heads: int) -> int:

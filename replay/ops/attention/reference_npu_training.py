@@ -139,13 +139,13 @@ def _gradients(
     keys, values = (to_sequences(x, layout, kv_heads, lengths[1]) for x in (key, value))
     sizes = [q.shape[0] for q in queries]
     tops, totals = (_statistics(x, layout, sizes) for x in (softmax_max, softmax_sum))
-    found = []
+    by_sequence = []
     for i, (q, k, v, d, out) in enumerate(zip(queries, keys, values, grads, outs, strict=True)):
         lse = tops[i] + torch.log(totals[i].clamp(min=1e-30))
         hidden = _hidden(q.shape[0], k.shape[0], mask, i, sparse_mode, tokens, q.device)
         rows = partial(_rows_of, hidden)
-        found.append(masked_gradients(d, q, k, v, out, lse, scale, rows)[:3])
-    dq, dk, dv = (list(parts) for parts in zip(*found, strict=True))
+        by_sequence.append(masked_gradients(d, q, k, v, out, lse, scale, rows)[:3])
+    dq, dk, dv = (list(parts) for parts in zip(*by_sequence, strict=True))
     return (
         from_sequences(dq, query, layout, dq[0].shape[-1]),
         from_sequences(dk, key, layout, dk[0].shape[-1]),
@@ -183,7 +183,7 @@ def _grad(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, gradient of pse, which is empty)."""
     refuse(pse=pse, dropout=keep_prob < 1)
-    found = _gradients(
+    grads = _gradients(
         query,
         key,
         value,
@@ -199,7 +199,7 @@ def _grad(
         (actual_seq_qlen, actual_seq_kvlen),
         sparse_mode,
     )
-    return *found, query.new_empty((0,))
+    return *grads, query.new_empty((0,))
 
 
 stands_for("npu::npu_flash_attention_grad", fake=_fake_grad)(_grad)
@@ -230,7 +230,7 @@ def npu_fusion_attention_grad_sink(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As the older form, and the gradient of the sinks, which is empty."""
     refuse(sink=sink)
-    found = _grad(
+    grads = _grad(
         query,
         key,
         value,
@@ -250,7 +250,7 @@ def npu_fusion_attention_grad_sink(
         actual_seq_kvlen,
         sparse_mode,
     )
-    return *found, query.new_empty((0,))
+    return *grads, query.new_empty((0,))
 
 
 @stands_for("npu::npu_attention_update")

@@ -75,10 +75,10 @@ def unified_attention_with_output(
     if k.shape[0] < q.shape[0]:
         rows = torch.arange(q.shape[0], device=q.device) % max(k.shape[0], 1)
         k, v = k.index_select(0, rows), v.index_select(0, rows)
-    found = attend_batch(q, k[: q.shape[0]], v[: q.shape[0]], wide)
+    attended = attend_batch(q, k[: q.shape[0]], v[: q.shape[0]], wide)
     if output_scale is not None:
-        found = found.float() / output_scale
-    output.copy_(found.reshape(output.shape))
+        attended = attended.float() / output_scale
+    output.copy_(attended.reshape(output.shape))
 
 
 def _fake_attention(query: Tensor, value: Tensor) -> Tensor:

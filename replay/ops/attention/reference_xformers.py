@@ -44,8 +44,8 @@ def forward(
     if cu_seqlens_q is None:
         parts = [attend(query[i], key[i], value[i], rules, need_lse=True) for i in range(query.shape[0])]
         return torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts if part[1] is not None])
-    found = sequences(query, key, value, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
-    out, lse = attend_packed(query, found.keys_values, found.query_ends, rules, need_lse=True)
+    batch = sequences(query, key, value, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
+    out, lse = attend_packed(query, batch.keys_values, batch.query_ends, rules, need_lse=True)
     assert lse is not None
     return out, lse
 

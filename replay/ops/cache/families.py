@@ -25,11 +25,12 @@ family(
     "cache",
     "cache write",
     """
-        _C_cache_ops::reshape_and_cache _C_cache_ops::reshape_and_cache_flash aiter::reshape_and_cache
-        npu::_npu_reshape_and_cache npu::npu_scatter_pa_kv_cache sglang::store_cache
+        _C_cache_ops::reshape_and_cache_flash npu::_npu_reshape_and_cache npu::npu_scatter_pa_kv_cache
+        _C_cache_ops::reshape_and_cache aiter::reshape_and_cache role=packed_cache
+        sglang::store_cache role=slot_cache
         aiter::reshape_and_cache_flash like=_C_cache_ops::reshape_and_cache_flash
-        sglang_profiler::memory_pool__set_kv_buffer_impl like=sglang::store_cache
-        sgl_kernel::store_kv_cache like=sglang::store_cache indices=out_loc
+        sglang_profiler::memory_pool__set_kv_buffer_impl like=sglang::store_cache role=slot_cache
+        sgl_kernel::store_kv_cache like=sglang::store_cache indices=out_loc role=slot_cache
         npu::npu_kv_rmsnorm_rope_cache inputs=row_numbers role=cache_places
     """,
     cost=movement.cache_write,
@@ -38,17 +39,8 @@ family(
 family(
     "cache",
     "taken rows",
-    """
-        _C_cache_ops::cp_gather_cache _C_cache_ops::gather_and_maybe_dequant_cache _C_cache_ops::gather_cache
-    """,
+    "_C_cache_ops::cp_gather_cache _C_cache_ops::gather_and_maybe_dequant_cache _C_cache_ops::gather_cache",
     cost=shared.taken_rows,
     inputs="paged_attention",
 )
-family(
-    "cache",
-    "one kernel over the widest tensor",
-    """
-        _C_cache_ops::convert_fp8 kernel=Cast
-    """,
-    kernels=shared.widest,
-)
+family("cache", "one kernel over the widest tensor", "_C_cache_ops::convert_fp8 kernel=Cast", kernels=shared.widest)

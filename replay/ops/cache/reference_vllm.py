@@ -27,8 +27,8 @@ def write_slots(rows: Tensor, pages: Tensor, slots: Tensor) -> None:
     """rows [T, ..] into pages [blocks, page, ..] at slot = block · page + offset; a negative slot skips its row."""
     slots = slots.flatten()
     rows = rows[: slots.numel()]
-    kept = slots >= 0
-    rows, slots = rows[kept], slots[kept].to(torch.int64)
+    written = slots >= 0
+    rows, slots = rows[written], slots[written].to(torch.int64)
     page = pages.shape[1]
     # fp8 has no index_put on every device; a byte view moves the same bits.
     if pages.dtype.itemsize == 1:

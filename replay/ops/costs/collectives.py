@@ -158,10 +158,10 @@ def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "_c10d_functional::wait_tensor",
-    "c10d::wait_tensor",
-    "_c10d_functional_autograd::wait_tensor",
-    "c10d_functional::wait_tensor",
+    """
+        _c10d_functional::wait_tensor c10d::wait_tensor _c10d_functional_autograd::wait_tensor
+        c10d_functional::wait_tensor
+    """
 )
 def wait(op: OpView) -> Iterable[KernelCall]:
     """Waiting costs the device nothing."""

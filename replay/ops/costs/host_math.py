@@ -48,7 +48,7 @@ STEP_OPERATIONS = 3400.0
 takes 317 to 4917 us on a 910B2 (blas-ops_bench of botcanlearn/cann-bench-upstream)."""
 
 
-@costs("aten::linalg_solve_triangular", "aten::triangular_solve")
+@costs("aten::linalg_solve_triangular aten::triangular_solve")
 def triangular(op: OpView) -> Iterable[KernelCall]:
     """Rows one after the other, each with the products of the ones before it."""
     sides = [t for t in op.tensors if len(t.shape) >= 2]
@@ -65,15 +65,10 @@ def _on_host(op: OpView, flops: float) -> list[KernelCall]:
 
 
 @costs(
-    "aten::unique",
-    "aten::_unique2",
-    "aten::_unique",
-    "aten::unique_dim",
-    "aten::unique_consecutive",
-    "aten::unique_dim_consecutive",
-    "aten::isin",
-    "aten::bucketize",
-    "aten::searchsorted",
+    """
+        aten::unique aten::_unique2 aten::_unique aten::unique_dim aten::unique_consecutive aten::unique_dim_consecutive
+        aten::isin aten::bucketize aten::searchsorted
+    """
 )
 def searched(op: OpView) -> Iterable[KernelCall]:
     """Sorting and searching: as many comparisons as elements times the logarithm of what is searched."""
@@ -127,18 +122,11 @@ SPARSE = (
 
 
 @costs(
-    "aten::bincount",
-    "aten::histc",
-    "aten::histogram",
-    "aten::histogramdd",
-    "aten::_histogramdd_bin_edges",
-    "aten::_histogramdd_from_bin_cts",
-    "aten::_histogramdd_from_bin_tensors",
-    "aten::combinations",
-    "aten::segment_reduce",
-    "aten::_segment_reduce_backward",
-    "aten::corrcoef",
-    "aten::cov",
+    """
+        aten::bincount aten::histc aten::histogram aten::histogramdd aten::_histogramdd_bin_edges
+        aten::_histogramdd_from_bin_cts aten::_histogramdd_from_bin_tensors aten::combinations aten::segment_reduce
+        aten::_segment_reduce_backward aten::corrcoef aten::cov
+    """,
     *(f"aten::{name}" for name in SPARSE),
 )
 def counted(op: OpView) -> Iterable[KernelCall]:

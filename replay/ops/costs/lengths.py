@@ -12,6 +12,7 @@ from math import prod
 from opreplay.initializers.draws import argument_names as names
 from opreplay.replay.ops.op_view import OpView
 from opreplay.replay.ops.register import canonical_name
+from opreplay.replay.ops.table import role_of
 from opreplay.replay.ops.work.amounts import Contents
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
@@ -31,7 +32,8 @@ def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
     if cache is None or all(op.meta(listed) is None for listed in names.LISTS):
         return None
     said = op.value("block_size")
-    return cache, names.page_size(canonical_name(op.op.called), name, cache.shape, said, op.value("kv_cache_layout"))
+    role = role_of(canonical_name(op.op.called))
+    return cache, names.page_size(role, name, cache.shape, said, op.value("kv_cache_layout"))
 
 
 def contents_of(op: OpView, rows: int) -> Contents:

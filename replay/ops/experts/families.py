@@ -13,8 +13,8 @@ family(
     "experts",
     "combining",
     """
-        aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce
-        sgl_kernel::apply_shuffle_mul_sum inputs=index
+        aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce npu::npu_moe_finalize_routing_v2
+        sgl_kernel::apply_shuffle_mul_sum inputs=index role=permutation,input,0
         _moe_C::moe_sum inputs=moe_routing role=chosen
         _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing role=returned
         npu::npu_moe_token_permute_grad npu::npu_moe_token_unpermute inputs=moe_routing role=returned
@@ -32,6 +32,7 @@ family(
         aiter::fmoe_g1u1_tkw1 role=stage
         aiter::fused_moe_ sglang::inplace_fused_experts sglang::outplace_fused_experts vllm::fused_experts role=chosen
         vllm::inplace_fused_experts vllm::outplace_fused_experts vllm::rocm_aiter_fused_moe role=chosen
+        aiter::ck_moe inputs= role=
     """,
     cost=moe.fused_experts,
     inputs="moe_routing",
@@ -71,7 +72,8 @@ family(
     "experts",
     "routing",
     """
-        _moe_C::shuffle_rows sgl_kernel::shuffle_rows inputs=index
+        _moe_C::shuffle_rows inputs=index role=dst2src_map,input_tensor,0
+        sgl_kernel::shuffle_rows inputs=index role=dst2src_map,input,0
         _C::get_cutlass_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes inputs=moe_routing role=chosen
         _moe_C::moe_align_block_size _moe_C::moe_lora_align_block_size inputs=moe_routing role=chosen
         _moe_C::moe_permute aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing role=chosen
@@ -99,9 +101,7 @@ family(
 family(
     "experts",
     "stages",
-    """
-        aiter::ck_moe_stage1 aiter::ck_moe_stage2 aiter::moe_stage1_g1u1
-    """,
+    "aiter::ck_moe_stage1 aiter::ck_moe_stage2 aiter::moe_stage1_g1u1",
     cost=moe.stages,
     inputs="moe_routing",
     role="stage",
@@ -119,9 +119,7 @@ family(
 family(
     "experts",
     "experts product",
-    """
-        _moe_C::moe_wna16_gemm _moe_C::moe_wna16_marlin_gemm sgl_kernel::moe_wna16_marlin_gemm
-    """,
+    "_moe_C::moe_wna16_gemm _moe_C::moe_wna16_marlin_gemm sgl_kernel::moe_wna16_marlin_gemm",
     cost=weight_only.experts_product,
     inputs="moe_routing",
     role="sorted",
@@ -129,9 +127,7 @@ family(
 family(
     "experts",
     "marlin layer",
-    """
-        sglang::fused_marlin_moe vllm::fused_marlin_moe
-    """,
+    "sglang::fused_marlin_moe vllm::fused_marlin_moe",
     cost=weight_only.marlin_layer,
     inputs="moe_routing",
     role="chosen",
@@ -139,9 +135,7 @@ family(
 family(
     "experts",
     "ungated experts",
-    """
-        aiter::fmoe_int8_g1u0 aiter::fmoe_int8_g1u0_a16
-    """,
+    "aiter::fmoe_int8_g1u0 aiter::fmoe_int8_g1u0_a16",
     cost=products.ungated_experts,
     inputs="moe_routing",
     role="stage",

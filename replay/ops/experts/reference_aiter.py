@@ -169,7 +169,7 @@ def fused_moe(
     bias2: Tensor | None = None,
 ) -> Tensor:
     """Sorting, both stages and the sum in one: hidden_states [T, H] → [T, H] in dtype."""
-    found = run_aiter_experts(
+    summed = run_aiter_experts(
         hidden_states,
         Weights(w1, w2, w1_scale, w2_scale, bias1, bias2),
         topk_weight,
@@ -178,7 +178,7 @@ def fused_moe(
         activation=activation,
         weigh_input=doweight_stage1,
     )
-    return found.to(dtype or hidden_states.dtype)
+    return summed.to(dtype or hidden_states.dtype)
 
 
 @stands_for("aiter::moe_sum")

@@ -85,8 +85,8 @@ def moe_token_permute_grad(
 def _gathered(rows: Tensor, places: Tensor) -> Tensor:
     """float32 rows at places; zeros for places behind the last row."""
     where = places.flatten().to(torch.int64)
-    found = rows[where.clamp(0, rows.shape[0] - 1)].float()
-    return found.masked_fill((where >= rows.shape[0]).unsqueeze(1), 0.0)
+    gathered = rows[where.clamp(0, rows.shape[0] - 1)].float()
+    return gathered.masked_fill((where >= rows.shape[0]).unsqueeze(1), 0.0)
 
 
 @stands_for("npu::npu_moe_token_unpermute_grad")
@@ -98,12 +98,12 @@ def moe_token_unpermute_grad(
     upstream = grad_unpermuted_tokens.float().repeat_interleave(topk, 0)
     scaled = upstream if probs is None else upstream * probs.float().reshape(-1, 1)
     where = sorted_indices.flatten().to(torch.int64)
-    kept = where < permuted_tokens.shape[0]
+    routed = where < permuted_tokens.shape[0]
     # A place behind the rows takes what was dropped.
     wide = scaled.new_zeros((permuted_tokens.shape[0] + 1, scaled.shape[1]))
     wide[where.clamp(max=permuted_tokens.shape[0])] = scaled
     drows = wide[:-1].to(permuted_tokens.dtype)
     if probs is None:
         return drows, permuted_tokens.new_empty((0,))
-    dprobs = (upstream * _gathered(permuted_tokens, sorted_indices)).sum(1).masked_fill(~kept, 0.0)
+    dprobs = (upstream * _gathered(permuted_tokens, sorted_indices)).sum(1).masked_fill(~routed, 0.0)
     return drows, dprobs.reshape(probs.shape).to(probs.dtype)

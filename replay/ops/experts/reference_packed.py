@@ -25,17 +25,17 @@ def runs(sorted_ids: Tensor, expert_ids: Tensor, total: Tensor, block: int, fill
     valid = int(total.flatten()[0])
     if not 0 <= valid <= sorted_ids.numel():
         raise ValueError(f"{valid} padded ids, but there are {sorted_ids.numel()} sorted ids")
-    found: list[tuple[int, Tensor]] = []
+    slots_by_expert: list[tuple[int, Tensor]] = []
     for number, expert in enumerate(expert_ids[: -(-valid // block)].tolist()):
         ids = sorted_ids[number * block : min((number + 1) * block, valid)].to(torch.int64)
         ids = ids[ids < filler]
         if expert < 0 or not ids.numel():
             continue
-        if found and found[-1][0] == expert:
-            found[-1] = (expert, torch.cat((found[-1][1], ids)))
+        if slots_by_expert and slots_by_expert[-1][0] == expert:
+            slots_by_expert[-1] = (expert, torch.cat((slots_by_expert[-1][1], ids)))
         else:
-            found.append((expert, ids))
-    return found
+            slots_by_expert.append((expert, ids))
+    return slots_by_expert
 
 
 def _of(table: Tensor | None, expert: int) -> Tensor | None:
@@ -122,10 +122,10 @@ def moe_wna16_gemm(
             zeros = unpack(b_qzeros[expert].t(), bit).t()[:size_n].float()
             values -= zeros.repeat_interleave(group, 1)
         weight = (values * b_scales[expert].float().repeat_interleave(group, 1)).to(input.dtype)
-        found = linear(input[ids // top_k], weight)
+        product = linear(input[ids // top_k], weight)
         if topk_weights is not None:
-            found = found * topk_weights.flatten()[ids].unsqueeze(1).to(found.dtype)
-        rows[ids] = found.to(rows.dtype)
+            product = product * topk_weights.flatten()[ids].unsqueeze(1).to(product.dtype)
+        rows[ids] = product.to(rows.dtype)
     return output.clone()
 
 

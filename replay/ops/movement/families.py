@@ -19,41 +19,26 @@ family(
     cost=indexing.gather_backward,
     inputs="row_numbers",
 )
-family(
-    "movement",
-    "one hot",
-    """
-        npu::npu_one_hot
-    """,
-    cost=indexing.one_hot,
-)
+family("movement", "one hot", "npu::npu_one_hot", cost=indexing.one_hot)
 family(
     "movement",
     "rows of table",
     """
-        npu::npu_gather_sparse_index
+        npu::npu_gather_sparse_index inputs=index role=index,input,0
+        npu::npu_gather
     """,
     cost=indexing.rows_of_table,
-    inputs="index",
 )
 family(
     "movement",
     "scatter",
     """
-        npu::_npu_index_add npu::_npu_index_add_
+        npu::_npu_index_add npu::_npu_index_add_ inputs=index role=index,self,0
         npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers role=scatter_axis
     """,
     cost=indexing.scatter,
-    inputs="index",
 )
-family(
-    "movement",
-    "sort",
-    """
-        npu::npu_sort_v2
-    """,
-    cost=indexing.sort,
-)
+family("movement", "sort", "npu::npu_sort_v2 npu::npu_sort", cost=indexing.sort)
 family(
     "movement",
     "cache write",
@@ -65,14 +50,7 @@ family(
     cost=movement.cache_write,
     inputs="row_numbers",
 )
-family(
-    "movement",
-    "pad",
-    """
-        npu::npu_pad
-    """,
-    cost=movement.pad,
-)
+family("movement", "pad", "npu::npu_pad", cost=movement.pad)
 family(
     "movement",
     "backward",
@@ -85,33 +63,15 @@ family(
 family(
     "movement",
     "forward",
-    """
-        npu::npu_conv2d npu::npu_conv3d npu::npu_conv_transpose2d npu::npu_convolution npu::npu_convolution_transpose
-    """,
+    "npu::npu_conv2d npu::npu_conv3d npu::npu_conv_transpose2d npu::npu_convolution npu::npu_convolution_transpose",
     cost=convolution.forward,
 )
-family(
-    "movement",
-    "layer backward",
-    """
-        npu::npu_linear_backward
-    """,
-    cost=matmul.layer_backward,
-)
-family(
-    "movement",
-    "named product",
-    """
-        npu::npu_bmmV2
-    """,
-    cost=shared.named_product,
-)
+family("movement", "layer backward", "npu::npu_linear_backward", cost=matmul.layer_backward)
+family("movement", "named product", "npu::npu_bmmV2", cost=shared.named_product)
 family(
     "movement",
     "batched backward",
-    """
-        npu::npu_bmm_v2_mat1_backward npu::npu_bmm_v2_mat2_backward
-    """,
+    "npu::npu_bmm_v2_mat1_backward npu::npu_bmm_v2_mat2_backward",
     cost=products.batched_backward,
 )
 family(
@@ -139,11 +99,4 @@ family(
     """,
     inputs="row_numbers",
 )
-family(
-    "movement",
-    "clone",
-    """
-        npu::npu_format_cast
-    """,
-    cost=elementwise.clone,
-)
+family("movement", "clone", "npu::npu_format_cast", cost=elementwise.clone)

@@ -15,8 +15,8 @@ from opreplay.replay.ops.declared import stands_for
 @stands_for("npu::npu_confusion_transpose")
 def confusion_transpose(self: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
     """Permute and reshape, in the order that transpose_first says; a copy."""
-    found = self.permute(perm).reshape(shape) if transpose_first else self.reshape(shape).permute(perm)
-    return found.clone(memory_format=torch.contiguous_format)
+    view = self.permute(perm).reshape(shape) if transpose_first else self.reshape(shape).permute(perm)
+    return view.clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_confusion_transpose_backward")
@@ -24,10 +24,10 @@ def confusion_transpose_backward(grad: Tensor, perm: list[int], shape: list[int]
     """The reverse of npu_confusion_transpose; shape is that of its input."""
     back = [perm.index(i) for i in range(len(perm))]
     if transpose_first:
-        found = grad.reshape([shape[i] for i in perm]).permute(back)
+        view = grad.reshape([shape[i] for i in perm]).permute(back)
     else:
-        found = grad.permute(back).reshape(shape)
-    return found.clone(memory_format=torch.contiguous_format)
+        view = grad.permute(back).reshape(shape)
+    return view.clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_broadcast")
@@ -45,10 +45,10 @@ def reshape(self: Tensor, shape: list[int]) -> Tensor:
 @stands_for("npu::npu_slice")
 def slice_by_size(self: Tensor, offsets: list[int], size: list[int]) -> Tensor:
     """A copy of `size` elements from `offsets` on in every dim; size −1 goes to the end."""
-    found = self
+    view = self
     for dim, (offset, length) in enumerate(zip(offsets, size, strict=True)):
-        found = found.narrow(dim, offset, self.shape[dim] - offset if length < 0 else length)
-    return found.clone(memory_format=torch.contiguous_format)
+        view = view.narrow(dim, offset, self.shape[dim] - offset if length < 0 else length)
+    return view.clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_pad")
@@ -62,8 +62,8 @@ def pad(input: Tensor, paddings: list[int]) -> Tensor:
 def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_value: float) -> Tensor:
     """float32 [.., depth] (or the dim num_classes names): on_value at each index, off_value elsewhere."""
     hit = self.unsqueeze(-1) == torch.arange(depth, device=self.device)
-    found = torch.where(hit, float(on_value), float(off_value))
-    return found if num_classes in (-1, self.dim()) else found.movedim(-1, num_classes).contiguous()
+    encoded = torch.where(hit, float(on_value), float(off_value))
+    return encoded if num_classes in (-1, self.dim()) else encoded.movedim(-1, num_classes).contiguous()
 
 
 @stands_for("npu::npu_bmmV2")
@@ -115,8 +115,8 @@ def sort_v2(self: Tensor, dim: int, descending: bool) -> Tensor:
 @stands_for("npu::npu_stride_copy")
 def stride_copy(self: Tensor, shape: list[int], stride: list[int], storage_offset: int) -> Tensor:
     """A copy of a strided view on self's memory."""
-    found = self.contiguous().flatten().as_strided(shape, stride, int(storage_offset))
-    return found.clone(memory_format=torch.contiguous_format)
+    view = self.contiguous().flatten().as_strided(shape, stride, int(storage_offset))
+    return view.clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_view_copy", "npu::copy_memory_")
@@ -246,7 +246,7 @@ def _conv_gradients(
     """(gradients of input, weight and bias; empty where mask is false)."""
     stride, padding, dilation = geometry
     channels = grad.shape[1]
-    found = torch.ops.aten.convolution_backward(
+    grads = torch.ops.aten.convolution_backward(
         grad,
         input,
         weight,
@@ -259,7 +259,7 @@ def _conv_gradients(
         groups,
         mask,
     )
-    return tuple(part if part is not None else grad.new_empty((0,)) for part in found)  # type: ignore[return-value]
+    return tuple(part if part is not None else grad.new_empty((0,)) for part in grads)  # type: ignore[return-value]
 
 
 @stands_for("npu::npu_conv2d_backward", "npu::npu_conv3d_backward", "npu::npu_convolution_backward")

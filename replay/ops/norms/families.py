@@ -11,29 +11,25 @@ from opreplay.replay.ops.table import family
 family(
     "norms",
     "dynamic quantize",
-    """
-        npu::npu_dynamic_quant_asymmetric role=row_group_ends
-    """,
+    "npu::npu_dynamic_quant_asymmetric role=row_group_ends",
     cost=elementwise.dynamic_quantize,
     inputs="row_numbers",
 )
 family(
     "norms",
     "fused cross entropy",
-    """
-        npu::npu_cross_entropy_loss
-    """,
+    "npu::npu_cross_entropy_loss",
     cost=losses.fused_cross_entropy,
     inputs="index",
+    role="target,input,1",
 )
 family(
     "norms",
     "fused cross entropy backward",
-    """
-        npu::npu_cross_entropy_loss_backward
-    """,
+    "npu::npu_cross_entropy_loss_backward",
     cost=losses.fused_cross_entropy_backward,
     inputs="index",
+    role="target,log_prob,1",
 )
 family(
     "norms",
@@ -47,6 +43,7 @@ family(
         npu::npu_add_rms_norm_v2 npu::npu_add_rms_norm_v2_functional sgl_kernel::gemma_fused_add_rmsnorm
         sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant
         vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant vllm::rocm_aiter_triton_add_rmsnorm_pad
+        vllm_ir::fused_add_rms_norm
         sgl_kernel::fused_add_rmsnorm like=_C::fused_add_rms_norm epsilon=eps
         aiter::fused_add_rms_norm_cu like=_C::fused_add_rms_norm residual=residual_in
         vllm::rocm_aiter_rmsnorm2d_fwd_with_add like=aiter::_fused_rmsnorm_add res1=residual epsilon=variance_epsilon
@@ -56,43 +53,18 @@ family(
 family(
     "norms",
     "group norm",
-    """
-        aiter::_groupnorm_run npu::npu_group_norm_silu npu::npu_group_norm_swish
-    """,
+    "aiter::_groupnorm_run npu::npu_group_norm_silu npu::npu_group_norm_swish",
     cost=norms.group_norm,
 )
 family(
     "norms",
     "layer norm",
-    """
-        aiter::layer_norm aiter::layernorm2d_fwd npu::npu_add_layer_norm npu::npu_deep_norm npu::npu_layer_norm_eval
-    """,
+    "aiter::layer_norm aiter::layernorm2d_fwd npu::npu_add_layer_norm npu::npu_deep_norm npu::npu_layer_norm_eval",
     cost=norms.layer_norm,
 )
-family(
-    "norms",
-    "layer norm backward",
-    """
-        npu::npu_layernorm_grad
-    """,
-    cost=norms.layer_norm_backward,
-)
-family(
-    "norms",
-    "rms norm",
-    """
-        npu::npu_gemma_rms_norm npu::npu_rms_norm
-    """,
-    cost=norms.rms_norm,
-)
-family(
-    "norms",
-    "rms norm backward",
-    """
-        npu::npu_rms_norm_backward
-    """,
-    cost=norms.rms_norm_backward,
-)
+family("norms", "layer norm backward", "npu::npu_layernorm_grad", cost=norms.layer_norm_backward)
+family("norms", "rms norm", "npu::npu_gemma_rms_norm npu::npu_rms_norm", cost=norms.rms_norm)
+family("norms", "rms norm backward", "npu::npu_rms_norm_backward", cost=norms.rms_norm_backward)
 family(
     "norms",
     "vendor rms norm",
@@ -103,7 +75,7 @@ family(
         aiter::rmsnorm2d_fwd_with_dynamicquant aiter::rmsnorm2d_fwd_with_dynamicquant_ck
         aiter::rmsnorm2d_fwd_with_smoothquant aiter::rmsnorm_quant npu::npu_rms_norm_quant sgl_kernel::gemma_rmsnorm
         sglang_profiler::rmsnorm_rmsnorm2d_fwd vllm::rocm_aiter_rmsnorm_fp8_group_quant
-        vllm::rocm_aiter_rmsnorm_fused_dynamic_quant
+        vllm::rocm_aiter_rmsnorm_fused_dynamic_quant vllm_ir::rms_norm sglang::rmsnorm
         sgl_kernel::rmsnorm like=_C::rms_norm result=output epsilon=eps
         vllm::rocm_aiter_rms_norm like=aiter::_fused_rmsnorm epsilon=variance_epsilon
     """,
@@ -112,9 +84,7 @@ family(
 family(
     "norms",
     "backward of sum",
-    """
-        npu::npu_add_layer_norm_backward npu::npu_deep_norm_backward
-    """,
+    "npu::npu_add_layer_norm_backward npu::npu_deep_norm_backward",
     cost=shared.backward_of_sum,
 )
 family(
@@ -126,15 +96,7 @@ family(
     """,
     cost=shared.added_layer_norm,
 )
-family(
-    "norms",
-    "norm and rope",
-    """
-        _C::fused_qk_norm_rope
-    """,
-    cost=shared.norm_and_rope,
-    inputs="positions",
-)
+family("norms", "norm and rope", "_C::fused_qk_norm_rope", cost=shared.norm_and_rope, inputs="positions")
 family(
     "norms",
     "one kernel over the widest tensor",
@@ -147,27 +109,11 @@ family(
     """,
     kernels=shared.widest,
 )
-family(
-    "norms",
-    "norm of each",
-    """
-        aiter::_fused_qk_rmsnorm_kernel
-    """,
-    cost=shared.norm_of_each,
-)
-family(
-    "norms",
-    "layer norm quantised",
-    """
-        aiter::layernorm2d_fwd_with_smoothquant
-    """,
-    cost=shared.layer_norm_quantised,
-)
+family("norms", "norm of each", "aiter::_fused_qk_rmsnorm_kernel", cost=shared.norm_of_each)
+family("norms", "layer norm quantised", "aiter::layernorm2d_fwd_with_smoothquant", cost=shared.layer_norm_quantised)
 family(
     "norms",
     "not predicted",
-    """
-        sglang_profiler::utils__reshape_for_qk_norm sglang_profiler::utils_apply_qk_norm
-    """,
+    "sglang_profiler::utils__reshape_for_qk_norm sglang_profiler::utils_apply_qk_norm",
     uncosted="a wrapper in Python: the ops inside are recorded apart",
 )

@@ -102,8 +102,8 @@ def npu_add_layer_norm(values: Values) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total, eps = values["x1"] + values["x2"], epsilon(values, 1e-5)
     mean = total.mean(-1, keepdim=True)
     rstd = torch.rsqrt((total - mean).pow(2).mean(-1, keepdim=True) + eps)
-    made = layered(total, values["gamma"], values["beta"], eps)
-    return made, mean, rstd, total if values.get("additional_output") else total.new_empty(0)
+    normalised = layered(total, values["gamma"], values["beta"], eps)
+    return normalised, mean, rstd, total if values.get("additional_output") else total.new_empty(0)
 
 
 @formula("npu::npu_deep_norm", "f32[8,16], f32[8,16], f32[16], f32[16]")

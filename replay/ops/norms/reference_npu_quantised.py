@@ -152,11 +152,11 @@ def layernorm_grad(
     """Gradients of a layer norm to input, weight and bias."""
     lead = input.shape[: input.dim() - len(normalized_shape)]
     shape = (*lead, *[1] * len(normalized_shape))
-    found = torch.ops.aten.native_layer_norm_backward(
+    grads = torch.ops.aten.native_layer_norm_backward(
         grad_out, input, normalized_shape, mean.reshape(shape), rstd.reshape(shape), weight, bias, [True] * 3
     )
     empty = input.new_empty((0,))
-    return tuple(part if part is not None else empty.clone() for part in found)  # type: ignore[return-value]
+    return tuple(part if part is not None else empty.clone() for part in grads)  # type: ignore[return-value]
 
 
 @stands_for("npu::npu_add_layer_norm_backward")
@@ -239,7 +239,7 @@ def group_norm_swish_grad(
     scale = 1.0 if swish_scale is None else swish_scale
     share = torch.sigmoid(scale * y)
     dy = (grad.float() * (share + scale * y * share * (1 - share))).to(grad.dtype)
-    found = torch.ops.aten.native_group_norm_backward(
+    grads = torch.ops.aten.native_group_norm_backward(
         dy,
         input,
         mean.reshape(batch, num_groups).to(input.dtype),
@@ -251,7 +251,7 @@ def group_norm_swish_grad(
         num_groups,
         [True] * 3,
     )
-    return tuple(found)  # type: ignore[return-value]
+    return tuple(grads)  # type: ignore[return-value]
 
 
 def _fake_loss(input: Tensor, target: Tensor, reduction: str, return_zloss: bool) -> tuple[Tensor, ...]:
@@ -305,9 +305,9 @@ def cross_entropy_loss_backward(
     if weight is not None and label_smoothing > 0:
         raise ValueError("class weights together with label smoothing are not implemented")
     classes = log_prob.shape[-1]
-    kept = target != ignore_index
+    counted = target != ignore_index
     ids = target.to(torch.int64).clamp(0, classes - 1)
-    share = kept.float() if weight is None else kept.float() * weight.float()[ids]
+    share = counted.float() if weight is None else counted.float() * weight.float()[ids]
     hot = torch.zeros_like(log_prob, dtype=torch.float32).scatter_(1, ids.unsqueeze(1), 1.0)
     wanted = hot * (1 - label_smoothing) + label_smoothing / classes
     factor = share * grad_loss.float()

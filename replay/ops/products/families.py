@@ -33,28 +33,12 @@ family(
     """,
     cost=moe.grouped_product,
 )
-family(
-    "products",
-    "view",
-    """
-        _C::weak_ref_tensor
-    """,
-    cost=views.view,
-)
-family(
-    "products",
-    "quantize",
-    """
-        npu::npu_anti_quant
-    """,
-    cost=elementwise.quantize,
-)
+family("products", "view", "_C::weak_ref_tensor", cost=views.view)
+family("products", "quantize", "npu::npu_anti_quant", cost=elementwise.quantize)
 family(
     "products",
     "swiglu",
-    """
-        _C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant role=row_groups
-    """,
+    "_C_ascend::npu_dequant_swiglu_quant npu::npu_dequant_swiglu_quant npu::npu_swiglu_quant role=row_groups",
     cost=elementwise.swiglu,
     inputs="row_numbers",
 )
@@ -63,8 +47,8 @@ family(
     "layer",
     """
         _rocm_C::LLMM1 _rocm_C::wvSplitK aiter::gemm_a16w16 aiter::gemm_a16w16_ npu::npu_linear vllm::unquantized_gemm
-        vllm::rocm_unquantized_gemm like=vllm::unquantized_gemm
-        vllm::rocm_unquantized_gemm_impl like=vllm::unquantized_gemm
+        vllm::default_unquantized_gemm _rocm_C::wvSpltK aiter::tuned_gemm
+        vllm::rocm_unquantized_gemm vllm::rocm_unquantized_gemm_impl like=vllm::unquantized_gemm
     """,
     cost=matmul.layer,
 )
@@ -85,7 +69,7 @@ family(
         vllm::fp8_gemm_nt_op vllm::padded_cutlass vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle
         vllm::rocm_aiter_hipb_mm_fp8 vllm::rocm_aiter_triton_gemm_a8w8_blockscale vllm::rocm_aiter_w8a8_gemm
         vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl vllm::rocm_per_tensor_w8a8_scaled_mm_impl
-        vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func
+        vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func aiter::gemm_a8w8_CK
         _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 inputs=quantized role=scaled_product
         aiter::gemm_a8w8 aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale inputs=quantized role=scaled_product
         aiter::gemm_a8w8_blockscale_ck aiter::gemm_a8w8_bpreshuffle inputs=quantized role=scaled_product
@@ -97,20 +81,13 @@ family(
     """,
     cost=matmul.quantized,
 )
-family(
-    "products",
-    "four by eight",
-    """
-        _C::marlin_qqq_gemm
-    """,
-    cost=weight_only.four_by_eight,
-    inputs="quantized",
-)
+family("products", "four by eight", "_C::marlin_qqq_gemm", cost=weight_only.four_by_eight, inputs="quantized")
 family(
     "products",
     "weight only",
     """
         _C::machete_mm sglang::apply_fp4_marlin_linear sglang::apply_fp8_marlin_linear
+        npu::npu_weight_quant_batchmatmul_v2
         _C::allspark_w8a16_gemm _C::awq_gemm _C::fp8_marlin_gemm _C::gptq_gemm _C::gptq_marlin_gemm inputs=quantized
         _C::marlin_gemm npu::npu_weight_quant_batchmatmul sgl_kernel::gptq_gemm inputs=quantized
         sgl_kernel::gptq_marlin_gemm inputs=quantized
@@ -157,14 +134,7 @@ family(
     """,
     cost=shared.widened,
 )
-family(
-    "products",
-    "feed forward",
-    """
-        npu::npu_ffn
-    """,
-    cost=products.feed_forward,
-)
+family("products", "feed forward", "npu::npu_ffn", cost=products.feed_forward)
 family(
     "products",
     "lists of products",
@@ -174,14 +144,7 @@ family(
     """,
     cost=products.lists_of_products,
 )
-family(
-    "products",
-    "permuted product",
-    """
-        npu::npu_transpose_batchmatmul
-    """,
-    cost=products.permuted_product,
-)
+family("products", "permuted product", "npu::npu_transpose_batchmatmul", cost=products.permuted_product)
 family(
     "products",
     "quantised on the way",
@@ -191,20 +154,11 @@ family(
     """,
     cost=products.quantised_on_the_way,
 )
-family(
-    "products",
-    "summed over batch",
-    """
-        npu::npu_quant_matmul_reduce_sum
-    """,
-    cost=products.summed_over_batch,
-)
+family("products", "summed over batch", "npu::npu_quant_matmul_reduce_sum", cost=products.summed_over_batch)
 family(
     "products",
     "sums by sequence",
-    """
-        npu::npu_grouped_matmul_add npu::npu_grouped_matmul_add_
-    """,
+    "npu::npu_grouped_matmul_add npu::npu_grouped_matmul_add_",
     cost=products.sums_by_sequence,
     inputs="moe_routing",
     role="groups",
@@ -212,9 +166,7 @@ family(
 family(
     "products",
     "one kernel over the widest tensor",
-    """
-        _C::permute_cols kernel=GatherV2
-    """,
+    "_C::permute_cols kernel=GatherV2",
     kernels=shared.widest,
     inputs="quantized",
 )

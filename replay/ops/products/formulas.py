@@ -48,8 +48,8 @@ def fused_a_gemm(values: Values) -> Tensor:
 @formula("aiter::gemm_a16w16", "(f32[8,16], f32[24,16], f32[24])")
 def gemm_a16w16(values: Values) -> Tensor:
     covers(all(values.get(name) is None for name in ("otype", "scale_a", "scale_b", "scale_c")), "the plain form")
-    made = values["A"] @ values["B"].mT
-    return made if values.get("bias") is None else made + values["bias"]
+    product = values["A"] @ values["B"].mT
+    return product if values.get("bias") is None else product + values["bias"]
 
 
 @formula("aiter::gemm_a16w16_asm", "(f32[8,16], f32[24,16], f32[8,24], i32[1])")

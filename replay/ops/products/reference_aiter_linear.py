@@ -94,10 +94,10 @@ def gemm_blockscale_bpreshuffle(
     XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype, out: Tensor | None = None
 ) -> Tensor:
     """XQ @ WQᵀ with scales by block, in dtype; also written to out."""
-    found = scaled_linear(XQ, WQ, x_scale, w_scale, None, dtype)
+    product = scaled_linear(XQ, WQ, x_scale, w_scale, None, dtype)
     if out is not None:
-        out.copy_(found)
-    return found
+        out.copy_(product)
+    return product
 
 
 @stands_for("aiter::gemm_a8w8_blockscale_bpreshuffle_asm", writes=_OUT, fake=lambda out: torch.empty_like(out))
@@ -160,8 +160,8 @@ def skinny_gemm_fp8(in_a: Tensor, in_b: Tensor, out_c: Tensor, scale_a: Tensor, 
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
     """out [B, M, N] = XQ [B, M, K] @ WQ [B, N, K]ᵀ + bias [B, 1, N], also returned."""
     parts = [linear(x, w, None, out.dtype) for x, w in zip(XQ, WQ, strict=True)]
-    found = torch.stack(parts)
-    return _kept(out, found if bias is None else found + bias)
+    product = torch.stack(parts)
+    return _kept(out, product if bias is None else product + bias)
 
 
 @stands_for("aiter::batched_gemm_a8w8", writes=_OUT, fake=lambda out: torch.empty_like(out))
@@ -180,7 +180,7 @@ def deepgemm_ck(
 ) -> Tensor:
     """Y [G, M, N]: the first group_layout[g] rows of XQ [G, M, K] times WQ [G, N, K]ᵀ with their scales."""
     for group, rows in enumerate(group_layout.flatten().tolist()):
-        left = None if x_scale is None else x_scale[group].reshape(XQ.shape[1], -1)[:rows]
-        right = None if w_scale is None else w_scale[group]
-        Y[group, :rows] = scaled_linear(XQ[group, :rows], WQ[group], left, right, None, Y.dtype)
+        scale_x = None if x_scale is None else x_scale[group].reshape(XQ.shape[1], -1)[:rows]
+        scale_w = None if w_scale is None else w_scale[group]
+        Y[group, :rows] = scaled_linear(XQ[group, :rows], WQ[group], scale_x, scale_w, None, Y.dtype)
     return Y.clone()

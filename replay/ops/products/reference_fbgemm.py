@@ -106,5 +106,5 @@ def batched_fp8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: 
 
     `output` is not written: a new tensor is.
     """
-    found = torch.stack([_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)])
-    return found if bias is None else (found + bias.reshape(-1, 1, bias.shape[-1])).to(torch.bfloat16)
+    product = torch.stack([_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)])
+    return product if bias is None else (product + bias.reshape(-1, 1, bias.shape[-1])).to(torch.bfloat16)

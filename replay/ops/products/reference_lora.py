@@ -33,9 +33,9 @@ def _expand_into(
     target: Tensor, x: Tensor, weights: Tensor, adapters: Tensor, *, add: bool, scale: float = 1.0
 ) -> None:
     """target [T, out] (+)= scale · x's product, for tokens that have an adapter."""
-    found, known = _by_adapter(x, weights, adapters)
-    rows = target[: x.shape[0], : found.shape[1]]
-    value = found * scale
+    expanded, known = _by_adapter(x, weights, adapters)
+    rows = target[: x.shape[0], : expanded.shape[1]]
+    value = expanded * scale
     rows.copy_(torch.where(known.unsqueeze(1), (rows.float() + value) if add else value, rows.float()))
 
 

@@ -139,16 +139,16 @@ def transpose_batchmatmul(
     perm_y: list[int] | None,
 ) -> Tensor:
     """input and weight permuted, multiplied in batches, and the product permuted ([1, 0, 2] unless told)."""
-    left = input.permute(perm_x1) if perm_x1 else input
-    right = weight.permute(perm_x2) if perm_x2 else weight
-    product = torch.matmul(left, right)
+    a = input.permute(perm_x1) if perm_x1 else input
+    b = weight.permute(perm_x2) if perm_x2 else weight
+    product = torch.matmul(a, b)
     product = product if bias is None else product + bias.unsqueeze(-2)
     return product.permute(perm_y or [1, 0, 2]).contiguous()
 
 
 def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
-    left, right = x.chunk(2, -1)
-    return F.silu(left) * right if activate_left else left * F.silu(right)
+    first, second = x.chunk(2, -1)
+    return F.silu(first) * second if activate_left else first * F.silu(second)
 
 
 @stands_for("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant")
@@ -347,8 +347,8 @@ def npu_ffn(
     act = _FFN[activation or ""]
     rows = x.reshape(-1, x.shape[-1])
     if weight1.dim() == 2:
-        found = linear(act(linear(rows, weight1.t(), bias1)), weight2.t(), bias2)
-        return found.reshape(*x.shape[:-1], weight2.shape[-1])
+        y = linear(act(linear(rows, weight1.t(), bias1)), weight2.t(), bias2)
+        return y.reshape(*x.shape[:-1], weight2.shape[-1])
     ends = expert_tokens_index or group_ends(expert_tokens, 1, weight1.shape[0], rows.shape[0])
     out = rows.new_zeros((rows.shape[0], weight2.shape[-1]))
     start = 0

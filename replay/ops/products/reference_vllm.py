@@ -117,12 +117,12 @@ def fp8_nt_groupwise(
 ) -> Tensor:
     """As block_scaled_gemm; scales may come K-major."""
     rows, columns = q_input.shape[0], weight.shape[0]
-    left = x_scale.t() if x_scale.dim() == 2 and x_scale.shape[0] != rows == x_scale.shape[1] else x_scale
+    scale_x = x_scale.t() if x_scale.dim() == 2 and x_scale.shape[0] != rows == x_scale.shape[1] else x_scale
     blocks = -(-columns // GROUP)
-    right = weight_scale
-    if right.dim() == 2 and right.shape[0] != blocks == right.shape[1]:
-        right = right.t()
-    return _folded(q_input, weight, left, right, None, out_dtype)
+    scale_w = weight_scale
+    if scale_w.dim() == 2 and scale_w.shape[0] != blocks == scale_w.shape[1]:
+        scale_w = scale_w.t()
+    return _folded(q_input, weight, scale_x, scale_w, None, out_dtype)
 
 
 @stands_for("sglang::fp8_blockwise_scaled_mm")

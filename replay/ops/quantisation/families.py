@@ -41,7 +41,7 @@ family(
         sgl_kernel::sgl_per_token_group_quant_fp8 sgl_kernel::sgl_per_token_group_quant_int8
         sgl_kernel::sgl_per_token_quant_fp8 sglang::per_token_group_quant sglang::per_token_group_quant_8bit
         sglang::per_token_group_quant_8bit_v2 vllm::rocm_aiter_group_fp8_quant vllm::rocm_aiter_per_tensor_quant
-        vllm::rocm_aiter_per_token_quant
+        vllm::rocm_aiter_per_token_quant aiter::dynamic_per_group_scaled_quant_fp4
         sglang::per_token_quant_fp8 like=sgl_kernel::sgl_per_token_quant_fp8
         sglang::per_tensor_quant_fp8 like=sgl_kernel::sgl_per_tensor_quant_fp8
         vllm::triton_per_token_group_quant_fp8 like=vllm::rocm_aiter_group_fp8_quant
@@ -59,7 +59,8 @@ family(
     "quantize",
     """
         _C::static_scaled_fp8_quant _C::static_scaled_int8_quant aiter::static_per_tensor_quant npu::npu_quantize
-        sgl_kernel::sgl_per_tensor_quant_fp8 vllm::quantize
+        sgl_kernel::sgl_per_tensor_quant_fp8 vllm::quantize _C::scaled_fp8_quant npu::npu_ascend_quant_v2
+        npu::npu_quantize_per_channel
     """,
     cost=elementwise.quantize,
 )
@@ -72,14 +73,7 @@ family(
     """,
     cost=elementwise.swiglu,
 )
-family(
-    "quantisation",
-    "layer norm",
-    """
-        sglang::layernorm
-    """,
-    cost=norms.layer_norm,
-)
+family("quantisation", "layer norm", "sglang::layernorm", cost=norms.layer_norm)
 family(
     "quantisation",
     "hadamard",

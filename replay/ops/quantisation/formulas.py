@@ -26,9 +26,9 @@ def eight(x: Tensor) -> Tensor:
 
 def largest(x: Tensor) -> Tensor:
     """Magnitude of each row [.., 1]; none of rows so small that their scale is no normal number."""
-    found = wide(x).abs().amax(-1, keepdim=True)
-    covers(not bool((found < SMALLEST).any()), "rows that are not nearly zero")
-    return found
+    magnitude = wide(x).abs().amax(-1, keepdim=True)
+    covers(not bool((magnitude < SMALLEST).any()), "rows that are not nearly zero")
+    return magnitude
 
 
 @formula("_C::static_scaled_fp8_quant aiter::static_per_tensor_quant", "(f8e4m3[8,16], f32[8,16], f32[1])")
@@ -83,8 +83,8 @@ def token_fp8(values: Values) -> tuple[Tensor, Tensor]:
 @formula("sgl_kernel::sgl_per_token_quant_fp8", "(f32[8,16], f8e4m3[8,16], f32[8,1])")
 def sgl_token_fp8(values: Values) -> tuple[Tensor, Tensor]:
     scale = largest(values["input"]) / FP8
-    made = torch.where(scale == 0, torch.zeros_like(scale), wide(values["input"]) / scale)
-    return eight(made), scale.to(values["output_s"].dtype)
+    scaled = torch.where(scale == 0, torch.zeros_like(scale), wide(values["input"]) / scale)
+    return eight(scaled), scale.to(values["output_s"].dtype)
 
 
 @formula("sgl_kernel::sgl_per_tensor_quant_fp8", "(f32[8,16], f8e4m3[8,16], f32[1], True)")
@@ -112,8 +112,8 @@ def group_fp8(values: Values) -> tuple[Tensor, Tensor]:
     covers(not values["scale_ue8m0"], "scales that are no powers of two")
     groups, magnitude = grouped(values["input"], values["group_size"], values["eps"])
     scale = magnitude / values["fp8_max"]
-    made = (groups / scale.unsqueeze(-1)).clamp(values["fp8_min"], values["fp8_max"]).flatten(-2)
-    return made.to(values["output_q"].dtype), scale.to(values["output_s"].dtype)
+    scaled = (groups / scale.unsqueeze(-1)).clamp(values["fp8_min"], values["fp8_max"]).flatten(-2)
+    return scaled.to(values["output_q"].dtype), scale.to(values["output_s"].dtype)
 
 
 @formula("_C::per_token_group_quant_int8", "(f32[8,64], i8[8,64], f32[8,4], 16, 1e-10, -128.0, 127.0)")
@@ -123,34 +123,34 @@ def group_int8(values: Values) -> tuple[Tensor, Tensor]:
     groups, magnitude = grouped(values["input"], values["group_size"], values["eps"])
     scale = magnitude / values["int8_max"]
     # vLLM's own test rounds, too.
-    made = (groups / scale.unsqueeze(-1)).round().clamp(values["int8_min"], values["int8_max"]).flatten(-2)
-    return made.to(torch.int8), scale.to(values["output_s"].dtype)
+    scaled = (groups / scale.unsqueeze(-1)).round().clamp(values["int8_min"], values["int8_max"]).flatten(-2)
+    return scaled.to(torch.int8), scale.to(values["output_s"].dtype)
 
 
 @formula("_C::rms_norm_static_fp8_quant", "(f8e4m3[8,16], f32[8,16], f32[16], f32[1], 1e-6)")
 def rms_norm_fp8(values: Values) -> Tensor:
-    made = rms(values["input"], values["weight"], values["epsilon"])
-    return eight(wide(made) / wide(values["scale"]))
+    normalised = rms(values["input"], values["weight"], values["epsilon"])
+    return eight(wide(normalised) / wide(values["scale"]))
 
 
 @formula("_C::fused_add_rms_norm_static_fp8_quant", "(f8e4m3[8,16], f32[8,16], f32[8,16], f32[16], f32[1], 1e-6)")
 def added_rms_norm_fp8(values: Values) -> tuple[Tensor, Tensor]:
     total = values["input"] + values["residual"]
-    made = rms(total, values["weight"], values["epsilon"])
-    return eight(wide(made) / wide(values["scale"])), total
+    normalised = rms(total, values["weight"], values["epsilon"])
+    return eight(wide(normalised) / wide(values["scale"])), total
 
 
 @formula("_C::rms_norm_dynamic_per_token_quant", "(f8e4m3[8,16], f32[8,16], f32[16], f32[8,1], 1e-6, None, None)")
 def rms_norm_token_fp8(values: Values) -> tuple[Tensor, Tensor]:
     covers(values["scale_ub"] is None and values["residual"] is None, "the plain form")
-    made = rms(values["input"], values["weight"], values["epsilon"])
-    scale = (largest(made) / FP8).clamp(min=LEAST)
-    return eight(wide(made) / scale), scale.to(values["scale"].dtype)
+    normalised = rms(values["input"], values["weight"], values["epsilon"])
+    scale = (largest(normalised) / FP8).clamp(min=LEAST)
+    return eight(wide(normalised) / scale), scale.to(values["scale"].dtype)
 
 
 @formula("_C::silu_and_mul_quant", "(f8e4m3[8,16], f32[8,32], f32[1])")
 def silu_and_mul_fp8(values: Values) -> Tensor:
-    gate, up = (wide(one) for one in halves(values))
+    gate, up = (wide(half) for half in halves(values))
     return eight(gate * torch.sigmoid(gate) * up / wide(values["scale"]))
 
 

@@ -176,8 +176,8 @@ def hadamard(x: Tensor) -> Tensor:
     out = x.float().reshape(-1, width)
     step = 1
     while step < width:
-        left, right = out.unflatten(1, (-1, 2, step)).unbind(2)
-        out = torch.stack((left + right, left - right), 2).flatten(1)
+        first, second = out.unflatten(1, (-1, 2, step)).unbind(2)
+        out = torch.stack((first + second, first - second), 2).flatten(1)
         step *= 2
     return out.reshape(x.shape)
 
@@ -191,10 +191,10 @@ def hadamard_transform(x: Tensor, scale: float) -> Tensor:
 @stands_for("_C::hadacore_transform", fake=lambda x: torch.empty_like(x))
 def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
     """The orthonormal Hadamard transform of the last dim; x is overwritten when inplace."""
-    found = (hadamard(x) / math.sqrt(x.shape[-1])).to(x.dtype)
+    transformed = (hadamard(x) / math.sqrt(x.shape[-1])).to(x.dtype)
     if inplace:
-        x.copy_(found)
-    return found
+        x.copy_(transformed)
+    return transformed
 
 
 @stands_for("sglang::moe_topk_softmax_out")

@@ -29,9 +29,9 @@ def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> Non
 @stands_for("_C::dynamic_scaled_fp8_quant")
 def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
     """One scale, computed from the largest magnitude; an all-zero input keeps scale 0 and gives zeros."""
-    found = tensor_scale(input, result.dtype)
-    scale.copy_(found.reshape(scale.shape))
-    result.copy_(to_quantized(input, found.clamp(min=torch.finfo(torch.float32).tiny), result.dtype))
+    new_scale = tensor_scale(input, result.dtype)
+    scale.copy_(new_scale.reshape(scale.shape))
+    result.copy_(to_quantized(input, new_scale.clamp(min=torch.finfo(torch.float32).tiny), result.dtype))
 
 
 @stands_for("_C::dynamic_per_token_scaled_fp8_quant")

@@ -13,19 +13,13 @@ family(
     "cache copy",
     """
         _C_cache_ops::concat_and_cache_mla_rope_fused
-        _C_cache_ops::cp_fused_concat_and_cache_mla inputs=index
+        _C_cache_ops::cp_fused_concat_and_cache_mla inputs=index role=cp_local_token_select_indices,kv_c,0
     """,
     cost=movement.cache_copy,
     inputs="positions",
 )
 family(
-    "rope",
-    "cache write",
-    """
-        npu::npu_scatter_pa_kv_cache_functional
-    """,
-    cost=movement.cache_write,
-    inputs="cache_slots",
+    "rope", "cache write", "npu::npu_scatter_pa_kv_cache_functional", cost=movement.cache_write, inputs="cache_slots"
 )
 family(
     "rope",
@@ -33,7 +27,7 @@ family(
     """
         aiter::rope_2c_fwd_impl aiter::rope_bwd_impl aiter::rope_cached_2c_fwd_impl aiter::rope_cached_bwd_impl
         aiter::rope_cached_fwd_impl aiter::rope_fwd_impl npu::npu_apply_rotary_pos_emb npu::npu_interleave_rope
-        npu::npu_rotary_mul vllm::rope_forward_triton
+        npu::npu_rotary_mul vllm::rope_forward_triton vllm::rotary_embedding npu::_npu_rotary_embedding
         _C::batched_rotary_embedding _C::rotary_embedding _C_ascend::rotary_embedding inputs=positions
         aiter::rope_cached_positions_2c_fwd_impl aiter::rope_cached_positions_fwd_impl inputs=positions
         aiter::rope_cached_positions_offsets_2c_fwd_impl aiter::rope_cached_positions_offsets_fwd_impl inputs=positions
@@ -42,7 +36,7 @@ family(
         sglang::rotary_embedding_without_key vllm::flashinfer_rotary_embedding inputs=positions
         vllm::npu_rotary_embedding vllm::rocm_aiter_rotary_emb_with_key_forward_hip inputs=positions
         vllm::rocm_aiter_rotary_emb_with_key_forward_triton inputs=positions
-        vllm::rocm_aiter_rotary_emb_without_key_forward_hip inputs=positions
+        vllm::rocm_aiter_rotary_emb_without_key_forward_hip aiter::rotary_embedding_fwd inputs=positions
         sgl_kernel::rotary_embedding like=_C::rotary_embedding inputs=positions
         vllm::rocm_aiter_triton_rotary_embedding inputs=row_numbers role=offset_positions
     """,
@@ -51,9 +45,7 @@ family(
 family(
     "rope",
     "norm of each",
-    """
-        vllm::fused_mla_dual_rms_norm vllm::fused_mla_dual_rms_norm_per_token_quant
-    """,
+    "vllm::fused_mla_dual_rms_norm vllm::fused_mla_dual_rms_norm_per_token_quant",
     cost=shared.norm_of_each,
 )
 family(
@@ -87,10 +79,5 @@ family(
     kernels=shared.widest,
 )
 family(
-    "rope",
-    "without a cost of their own",
-    """
-        aiter::batched_rotary_embedding aiter::fused_rope_rms aiter::rotary_embedding_fwd
-    """,
-    inputs="positions",
+    "rope", "without a cost of their own", "aiter::batched_rotary_embedding aiter::fused_rope_rms", inputs="positions"
 )

@@ -20,8 +20,8 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
     x = x.to(real)
     pairs = split(x, -1, (2, -1)).movedim(-2, -1) if neox else split(x, -1, (-1, 2))
     angles = torch.complex(cos.to(real), sin.to(real))
-    made = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angles)
-    return made.movedim(-1, -2).flatten(-2) if neox else made.flatten(-2)
+    products = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angles)
+    return products.movedim(-1, -2).flatten(-2) if neox else products.flatten(-2)
 
 
 def embedded(x: Tensor, positions: Tensor, table: Tensor, size: int, *, neox: bool) -> Tensor:
@@ -29,40 +29,40 @@ def embedded(x: Tensor, positions: Tensor, table: Tensor, size: int, *, neox: bo
     heads = x.reshape(positions.numel(), -1, size)
     cos, sin = table[positions.flatten()].unsqueeze(1).chunk(2, -1)
     count = table.shape[-1]
-    made = turned(heads[..., :count], cos, sin, neox=neox).to(x.dtype)
-    return torch.cat([made, heads[..., count:]], -1).reshape(x.shape)
+    rotated = turned(heads[..., :count], cos, sin, neox=neox).to(x.dtype)
+    return torch.cat([rotated, heads[..., count:]], -1).reshape(x.shape)
 
 
 @formula("_C::rotary_embedding sgl_kernel::rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
 def rotary_embedding(values: Values) -> tuple[Tensor, ...]:
     covers(not values.get("rope_dim_offset") and not values.get("inverse"), "the plain form")
-    found = [values["query"], *([] if values.get("key") is None else [values["key"]])]
+    tensors = [values["query"], *([] if values.get("key") is None else [values["key"]])]
     places, table, size = values["positions"], values["cos_sin_cache"], values["head_size"]
-    covers(places.numel() == len(found[0].flatten(0, places.dim() - 1)), "a position for each token")
-    return tuple(embedded(one, places, table, size, neox=values["is_neox"]) for one in found)
+    covers(places.numel() == len(tensors[0].flatten(0, places.dim() - 1)), "a position for each token")
+    return tuple(embedded(tensor, places, table, size, neox=values["is_neox"]) for tensor in tensors)
 
 
 @formula("npu::npu_apply_rotary_pos_emb", "f32[2,8,4,16], f32[2,8,2,16], f32[2,8,1,16], f32[2,8,1,16]")
 def npu_rotary(values: Values) -> tuple[Tensor, ...]:
     covers(values.get("rotary_mode", "half") == "half" and values.get("layout", "BSH") == "BSH", "the plain form")
     cos, sin = values["cos"], values["sin"]
-    made: list[Tensor] = []
+    rotated: list[Tensor] = []
     for x in (values["query"], values["key"]):
         half = x.shape[-1] // 2
         low = x[..., :half] * cos[..., :half] - x[..., half:] * sin[..., :half]
         high = x[..., half:] * cos[..., half:] + x[..., :half] * sin[..., half:]
-        made.append(torch.cat([low, high], -1))
-    return tuple(made)
+        rotated.append(torch.cat([low, high], -1))
+    return tuple(rotated)
 
 
 def written(cache: Tensor, places: Tensor, rows: Tensor) -> Tensor:
     """A cache [places, ..] with rows at some of its places; a negative one is of a token that is left out."""
     covers(len(places) <= len(rows), "a row for each place")
-    made, kept = cache.clone(), places >= 0
-    found = places[kept]
-    covers(len(set(numbers(found))) == len(found), "one row a place")
-    made[found.long()] = rows[: len(places)][kept].to(cache.dtype)
-    return made
+    result, named = cache.clone(), places >= 0
+    targets = places[named]
+    covers(len(set(numbers(targets))) == len(targets), "one row a place")
+    result[targets.long()] = rows[: len(places)][named].to(cache.dtype)
+    return result
 
 
 CACHED = "'auto', f32[1], f32[1])"

@@ -93,8 +93,10 @@ def npu_rotary_embedding(
 ) -> tuple[Tensor, Tensor]:
     """(query, key) rotated, out of place."""
     moved = positions if offsets is None else positions + offsets
-    found = [rotate_by_position(x, moved, cos_sin_cache, head_size=head_size, neox=is_neox_style) for x in (query, key)]
-    return found[0], found[1]
+    rotated = [
+        rotate_by_position(x, moved, cos_sin_cache, head_size=head_size, neox=is_neox_style) for x in (query, key)
+    ]
+    return rotated[0], rotated[1]
 
 
 @stands_for(
@@ -279,7 +281,7 @@ def qkv_rmsnorm_rope(
 ) -> _Three:
     """(q, k, v) of packed input [T, q + 2 kv]: q and k normed by heads (+ bias) and rotated as halves."""
     q, k, v = input.split((q_hidden_size, kv_hidden_size, kv_hidden_size), -1)
-    found = []
+    rotated = []
     for part, weight, bias in ((q, q_weight, q_bias), (k, k_weight, k_bias)):
         normed = rms_norm(part.unflatten(-1, (-1, head_dim)), weight, eps)
         normed = normed if bias is None else normed + bias
@@ -290,8 +292,8 @@ def qkv_rmsnorm_rope(
             assert sin is not None
             angles = (t.reshape(input.shape[0], 1, -1) for t in (cos, sin))
             turned = rotate_whole(normed, *angles, neox=True).flatten(-2)
-        found.append(turned.to(input.dtype))
-    return found[0], found[1], v.clone()
+        rotated.append(turned.to(input.dtype))
+    return rotated[0], rotated[1], v.clone()
 
 
 @stands_for("vllm::fused_mla_dual_rms_norm")

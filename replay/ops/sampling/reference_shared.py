@@ -35,9 +35,9 @@ def keep_top_p(probs: Tensor, p: Tensor) -> Tensor:
     return torch.zeros_like(inside).scatter_(1, order, inside)
 
 
-def _renormalised(probs: Tensor, kept: Tensor) -> Tensor:
-    left = probs.masked_fill(~kept, 0.0)
-    return left / left.sum(-1, keepdim=True).clamp(min=1e-20)
+def _renormalised(probs: Tensor, keep: Tensor) -> Tensor:
+    kept_probs = probs.masked_fill(~keep, 0.0)
+    return kept_probs / kept_probs.sum(-1, keepdim=True).clamp(min=1e-20)
 
 
 def draw(probs: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ def top_p_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | 
 @stands_for("sgl_kernel::top_k_mask_logits", writes=("mask_logits",))
 def top_k_mask_logits(logits: Tensor, mask_logits: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
     """mask_logits: logits with −inf outside the k best of each row."""
-    kept = keep_top_k(logits, _limit(maybe_top_k_arr, top_k_val, logits))
-    mask_logits.copy_(logits.masked_fill(~kept, -torch.inf))
+    keep = keep_top_k(logits, _limit(maybe_top_k_arr, top_k_val, logits))
+    mask_logits.copy_(logits.masked_fill(~keep, -torch.inf))
 
 
 @stands_for("aiter::top_k_renorm_probs", writes=())
@@ -89,8 +89,8 @@ def sample_top_k_top_p(
 ) -> None:
     """output [rows]: a token among the k likeliest, then among those up to p."""
     rows = _rows(probs, maybe_indices).float()
-    kept = keep_top_k(rows, _limit(maybe_top_k_arr, top_k_val, rows))
-    output.copy_(draw(_renormalised(rows, kept & keep_top_p(rows, _limit(maybe_top_p_arr, top_p_val, rows)))))
+    keep = keep_top_k(rows, _limit(maybe_top_k_arr, top_k_val, rows))
+    output.copy_(draw(_renormalised(rows, keep & keep_top_p(rows, _limit(maybe_top_p_arr, top_p_val, rows)))))
 
 
 @stands_for("sgl_kernel::min_p_sampling_from_probs", writes=("output",))
@@ -138,8 +138,8 @@ def random_sample(
 ) -> None:
     """out [rows]: a column drawn by softmax(input / temperature), with the given Exponential(1) noise if there is."""
     probs = _tempered(input, temperatures, eps)
-    found = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=eps)).argmax(-1)
-    out.copy_(found.reshape(out.shape))
+    sampled = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=eps)).argmax(-1)
+    out.copy_(sampled.reshape(out.shape))
 
 
 @stands_for("aiter::mixed_sample", "aiter::_mixed_sample", "aiter::mixed_sample_outer_exponential", writes=("out",))

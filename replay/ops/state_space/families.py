@@ -16,12 +16,4 @@ family(
     cost=state_space.causal_convolution,
     inputs="state_slots",
 )
-family(
-    "state_space",
-    "selective scan",
-    """
-        _C::selective_scan_fwd
-    """,
-    cost=state_space.selective_scan,
-    inputs="state_slots",
-)
+family("state_space", "selective scan", "_C::selective_scan_fwd", cost=state_space.selective_scan, inputs="state_slots")

@@ -135,9 +135,9 @@ def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -
     """B or C of one sequence as [dim, n, L]: by groups [groups, n, tokens] or [batch, groups, n, L], or fixed."""
     if table.dim() == 2:
         return table.float().unsqueeze(-1).expand(-1, -1, stop - start)
-    one = table if batch is None else table[batch]
-    one = one.unsqueeze(0) if one.dim() == 2 else one
-    part = one[..., start:stop] if batch is None else one
+    groups = table if batch is None else table[batch]
+    groups = groups.unsqueeze(0) if groups.dim() == 2 else groups
+    part = groups[..., start:stop] if batch is None else groups
     return part.float().repeat_interleave(dim // part.shape[0], 0)
 
 

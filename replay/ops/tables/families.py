@@ -14,8 +14,8 @@ family(
     "tables",
     "rows of table",
     """
-        fb::fast_gather fbgemm::index_select_dim0
-        fbgemm::gather_along_first_dim like=fbgemm::index_select_dim0 input=Data indices=Index
+        fb::fast_gather fbgemm::index_select_dim0 role=indices,input,0
+        fbgemm::gather_along_first_dim like=fbgemm::index_select_dim0 input=Data indices=Index role=Index,Data,0
     """,
     cost=indexing.rows_of_table,
     inputs="index",
@@ -23,18 +23,15 @@ family(
 family(
     "tables",
     "scatter",
-    """
-        fbgemm::scatter_add_along_first_dim
-    """,
+    "fbgemm::scatter_add_along_first_dim",
     cost=indexing.scatter,
     inputs="index",
+    role="Index,Dst,0",
 )
 family(
     "tables",
     "dynamic quantize",
-    """
-        fbgemm::quantize_fp8_per_col fbgemm::quantize_fp8_per_row fbgemm::quantize_fp8_per_tensor
-    """,
+    "fbgemm::quantize_fp8_per_col fbgemm::quantize_fp8_per_row fbgemm::quantize_fp8_per_tensor",
     cost=elementwise.dynamic_quantize,
 )
 family(
@@ -46,14 +43,7 @@ family(
     """,
     cost=matmul.quantized,
 )
-family(
-    "tables",
-    "rms norm",
-    """
-        fb::rms_norm
-    """,
-    cost=norms.rms_norm,
-)
+family("tables", "rms norm", "fb::rms_norm", cost=norms.rms_norm)
 family(
     "tables",
     "not predicted",
@@ -64,15 +54,7 @@ family(
     uncosted="runs on the host's processor: its tables lie there",
     inputs="embedding_tables",
 )
-family(
-    "tables",
-    "checked",
-    """
-        fbgemm::bounds_check_indices
-    """,
-    cost=fbgemm.checked,
-    inputs="jagged",
-)
+family("tables", "checked", "fbgemm::bounds_check_indices", cost=fbgemm.checked, inputs="jagged")
 family(
     "tables",
     "permuted",
@@ -82,6 +64,8 @@ family(
         fbgemm::permute_sparse_features fbgemm::recat_embedding_grad_output_mixed_D_batch
         fbgemm::permute_multi_embedding fbgemm::permute_multi_embedding_function inputs=regroup
         fbgemm::group_index_select_dim0 inputs=row_numbers role=grouped_rows
+        fbgemm::permute_sequence_embeddings fbgemm::recat_embedding_grad_output fbgemm::merge_pooled_embeddings inputs=
+        fbgemm::permute_duplicate_pooled_embs_auto_grad inputs=
     """,
     cost=fbgemm.permuted,
     inputs="jagged",
@@ -101,18 +85,14 @@ family(
 family(
     "tables",
     "jagged rows",
-    """
-        fbgemm::jagged_dense_bmm fbgemm::jagged_dense_bmm_forward
-    """,
+    "fbgemm::jagged_dense_bmm fbgemm::jagged_dense_bmm_forward",
     cost=products.jagged_rows,
     inputs="jagged",
 )
 family(
     "tables",
     "sums by sequence",
-    """
-        fbgemm::jagged_jagged_bmm fbgemm::jagged_jagged_bmm_forward
-    """,
+    "fbgemm::jagged_jagged_bmm fbgemm::jagged_jagged_bmm_forward",
     cost=products.sums_by_sequence,
     inputs="jagged",
 )

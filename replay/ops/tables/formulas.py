@@ -48,36 +48,36 @@ def select_rows(values: Values) -> Tensor:
 
 @formula("fbgemm::jagged_to_padded_dense fbgemm::jagged_to_padded_dense_forward", "(f32[12,4], [i64[5]], [6], 0.0)")
 def padded(values: Values) -> Tensor:
-    (offsets,), (most,) = values["offsets"], values["max_lengths"]
-    return dense_of(values["values"], offsets, most, values.get("padding_value", 0.0))
+    (offsets,), (limit,) = values["offsets"], values["max_lengths"]
+    return dense_of(values["values"], offsets, limit, values.get("padding_value", 0.0))
 
 
-def dense_of(rows: Tensor, offsets: Tensor, most: int, fill: float = 0.0) -> Tensor:
+def dense_of(rows: Tensor, offsets: Tensor, limit: int, fill: float = 0.0) -> Tensor:
     """[total, D] and offsets [B + 1] → [B, most, D]."""
     bounds = numbers(offsets)
     width = tuple(rows.shape[1:])
-    made = rows.new_full((len(bounds) - 1, most, *width), fill)
+    dense = rows.new_full((len(bounds) - 1, limit, *width), fill)
     for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        part = rows[begin : min(end, begin + most)]
-        made[i, : len(part)] = part
-    return made
+        part = rows[begin : min(end, begin + limit)]
+        dense[i, : len(part)] = part
+    return dense
 
 
 def rows_of(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
     """The other way; what the dense tensor has no place for is zero."""
     width = tuple(dense.shape[2:])
-    made = dense.new_zeros((total, *width))
+    rows = dense.new_zeros((total, *width))
     for i, (begin, end) in enumerate(itertools.pairwise(numbers(offsets))):
         count = min(end - begin, dense.shape[1])
-        made[begin : begin + count] = dense[i, :count]
-    return made
+        rows[begin : begin + count] = dense[i, :count]
+    return rows
 
 
-def within(offsets: Tensor, total: int, most: int) -> None:
+def within(offsets: Tensor, total: int, limit: int) -> None:
     """Refuse sequences that are cut: what becomes of their ends no formula says."""
     bounds = numbers(offsets)
     covers(bounds[-1] == total, "rows that all belong to a sequence")
-    covers(max((b - a for a, b in itertools.pairwise(bounds)), default=0) <= most, "sequences that are not cut")
+    covers(max((b - a for a, b in itertools.pairwise(bounds)), default=0) <= limit, "sequences that are not cut")
 
 
 @formula("fbgemm::jagged_2d_to_dense", "(f32[12,4], i64[5], 6)")
@@ -88,8 +88,8 @@ def jagged_2d(values: Values) -> Tensor:
 @formula("fbgemm::dense_to_jagged", "(f32[4,6,8], [i64[5]], 12)")
 def dense_to_jagged(values: Values) -> tuple[Tensor, ...]:
     (offsets,) = values["x_offsets"]
-    made = rows_of(values["dense"], offsets, values["total_L"])
-    return made, offsets
+    rows = rows_of(values["dense"], offsets, values["total_L"])
+    return rows, offsets
 
 
 @formula("fbgemm::dense_to_jagged_forward", "(f32[4,6,8], [i64[5]], 12)")
@@ -113,10 +113,10 @@ def jagged_times_dense(values: Values) -> tuple[Tensor, ...]:
 def jagged_dense_bmm(values: Values) -> tuple[Tensor, ...]:
     x, offsets = values["x_values"], values["x_offsets"]
     within(offsets, len(x), values["max_L"])
-    made = x.new_zeros((len(x), values["y"].shape[-1]))
+    products = x.new_zeros((len(x), values["y"].shape[-1]))
     for i, (begin, end) in enumerate(itertools.pairwise(numbers(offsets))):
-        made[begin:end] = x[begin:end] @ values["y"][i]
-    return made, offsets
+        products[begin:end] = x[begin:end] @ values["y"][i]
+    return products, offsets
 
 
 @formula("fbgemm::jagged_jagged_bmm", "(f32[12,4], f32[12,6], i64[5], 8)")
@@ -141,13 +141,13 @@ def vectors_times_jagged(values: Values) -> Tensor:
     covers(len(v) % (len(bounds) - 1) == 0, "as many vectors for each sequence")
     batch, heads = len(bounds) - 1, len(v) // (len(bounds) - 1)
     width = a.shape[-1] // heads
-    made = v.new_zeros((batch * heads, width))
+    products = v.new_zeros((batch * heads, width))
     for b, (begin, end) in enumerate(itertools.pairwise(bounds)):
         count = min(end - begin, v.shape[1])
         for h in range(heads):
             part = a[begin : begin + count, h * width : (h + 1) * width]
-            made[b * heads + h] = v[b * heads + h, :count] @ part
-    return made
+            products[b * heads + h] = v[b * heads + h, :count] @ part
+    return products
 
 
 @formula("fbgemm::segment_sum_csr", "(3, i64[5], f32[36])")
@@ -173,9 +173,9 @@ def permute_sparse(values: Values) -> tuple[Tensor, ...]:
     covers(lengths.dim() == 2, "features by samples")
     batch = int(lengths.shape[1])
     bounds = [ends[t * batch] for t in range(len(lengths))] + ends[-1:]
-    found = [values["values"], *([] if values.get("weights") is None else [values["weights"]])]
-    made = (torch.cat([one[bounds[t] : bounds[t + 1]] for t in order]) for one in found)
-    return torch.stack([lengths[t] for t in order]), *made
+    columns = [values["values"], *([] if values.get("weights") is None else [values["weights"]])]
+    permuted = (torch.cat([column[bounds[t] : bounds[t + 1]] for t in order]) for column in columns)
+    return torch.stack([lengths[t] for t in order]), *permuted
 
 
 @formula("fbgemm::permute_1D_sparse_data", "(i32[6], i64[6], i64[24], f32[24])")
@@ -184,9 +184,9 @@ def permute_sparse_rows(values: Values) -> tuple[Tensor, ...]:
     covers(values.get("permuted_lengths_sum") is None, "as many values as there are")
     ends = numbers(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
     covers(ends[-1] == len(values["values"]), "as many values as the lengths tell")
-    found = [values["values"], *([] if values.get("weights") is None else [values["weights"]])]
-    made = (torch.cat([one[ends[t] : ends[t + 1]] for t in order]) for one in found)
-    return torch.stack([lengths[t] for t in order]), *made
+    columns = [values["values"], *([] if values.get("weights") is None else [values["weights"]])]
+    permuted = (torch.cat([column[ends[t] : ends[t + 1]] for t in order]) for column in columns)
+    return torch.stack([lengths[t] for t in order]), *permuted
 
 
 @formula(
@@ -200,7 +200,7 @@ def permute_pooled(values: Values) -> Tensor:
 
 @formula("fbgemm::scatter_add_along_first_dim", "(f32[16,8], f32[5,8], i64[5])")
 def scatter_add_rows(values: Values) -> Tensor:
-    made = values["Dst"].clone()
+    sums = values["Dst"].clone()
     for row, place in zip(values["Src"], numbers(values["Index"]), strict=True):
-        made[place] += row
-    return made
+        sums[place] += row
+    return sums

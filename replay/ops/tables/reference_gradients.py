@@ -141,8 +141,8 @@ def grad_indice_weights(
 def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
     """XQ [.., K] @ WQ [N, K]ᵀ with a scale a row each, + bias; bfloat16."""
     rows = XQ.reshape(-1, XQ.shape[-1])
-    found = scaled_linear(rows, WQ, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), bias, torch.bfloat16)
-    return found.reshape(*XQ.shape[:-1], WQ.shape[0])
+    product = scaled_linear(rows, WQ, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), bias, torch.bfloat16)
+    return product.reshape(*XQ.shape[:-1], WQ.shape[0])
 
 
 @stands_for("fbgemm::f8f8bf16_blockwise")

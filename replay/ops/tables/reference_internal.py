@@ -74,9 +74,9 @@ def sparse_label_to_dense(lengths: Tensor, ids: Tensor, values: Tensor, size: in
     ends = lengths.to(torch.int64).clamp(min=0).cumsum(0).clamp(max=ids.shape[0])
     place = torch.arange(ids.shape[0], device=ids.device)
     row = torch.searchsorted(ends, place, right=True)
-    kept = row < lengths.shape[0]
+    inside = row < lengths.shape[0]
     column = ids.to(torch.int64).clamp(0, out.shape[1] - 1)
-    return out.index_put_((row[kept], column[kept]), values[: ids.shape[0]][kept])
+    return out.index_put_((row[inside], column[inside]), values[: ids.shape[0]][inside])
 
 
 @stands_for(

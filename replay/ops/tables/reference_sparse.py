@@ -50,9 +50,9 @@ def permute_jagged(
     taken = sizes[order]
     shift = starts[order] - (taken.cumsum(0) - taken)
     index = torch.arange(int(taken.sum()), device=values.device) + torch.repeat_interleave(shift, taken)
-    found = [None if x is None else _sized(x.index_select(0, index), total) for x in (values, weights)]
-    assert found[0] is not None
-    return lengths.index_select(0, order), found[0], found[1]
+    permuted = [None if x is None else _sized(x.index_select(0, index), total) for x in (values, weights)]
+    assert permuted[0] is not None
+    return lengths.index_select(0, order), permuted[0], permuted[1]
 
 
 def _sized(x: Tensor, total: int | None) -> Tensor:
@@ -67,9 +67,9 @@ def _fake_permute(
     permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, permuted_lengths_sum: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     total = values.shape[0] if permuted_lengths_sum is None else permuted_lengths_sum
-    found = [None if x is None else x.new_empty((total, *x.shape[1:])) for x in (values, weights)]
-    assert found[0] is not None
-    return lengths.new_empty((permute.shape[0], *lengths.shape[1:])), found[0], found[1]
+    permuted = [None if x is None else x.new_empty((total, *x.shape[1:])) for x in (values, weights)]
+    assert permuted[0] is not None
+    return lengths.new_empty((permute.shape[0], *lengths.shape[1:])), permuted[0], permuted[1]
 
 
 @stands_for(

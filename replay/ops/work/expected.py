@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -156,6 +157,7 @@ def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
 
 def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
     """What the values of a call's arguments amount to."""
+    context = replace(context, role=role_of(context.op))
     loads = loads_of(context)
     if loads is not None:
         return Contents(expert_rows=tuple(int(rows) for rows in loads))

@@ -19,7 +19,7 @@ MARKED = 1 << 26
 
 def count_rows(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Distinct values of an index, of those that it may have."""
-    argument, bound = names.RANGES[context.op]
+    argument, bound = names.index_of(context)
     index = context.tensor(argument)
     if index is None or not (fill.is_integer(index.dtype) or index.dtype is torch.bool):
         return None

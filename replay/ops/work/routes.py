@@ -12,7 +12,6 @@ import torch
 from opreplay.initializers.base import InitContext, extent
 from opreplay.initializers.fill import whole
 from opreplay.initializers.rules import moe_routing as names
-from opreplay.replay.ops.table import role_of
 
 TOP_K = ("topk", "top_k", "k", "num_experts_per_tok")
 TOKEN_MASK = (1 << names.TOKEN_BITS) - 1
@@ -54,12 +53,11 @@ def number(context: InitContext, wanted: tuple[str, ...]) -> int | None:
 
 def routes_of(context: InitContext) -> Routes | None:
     """The routing that a call's arguments hold; None for an op that gets none."""
-    role = role_of(context.op)
-    if role == "router":
+    if context.role == "router":
         return _by_scores(context)
-    if role == "chosen":
+    if context.role == "chosen":
         return _chosen(context)
-    return _sorted(context) if role in ("sorted", "stage") else None
+    return _sorted(context) if context.role in ("sorted", "stage") else None
 
 
 def loads_of(context: InitContext) -> torch.Tensor | None:
@@ -72,7 +70,7 @@ def loads_of(context: InitContext) -> torch.Tensor | None:
 
 def group_sizes(context: InitContext) -> torch.Tensor | None:
     """int64 [experts]: sizes of the experts' groups, negative where their ends descend; None for other ops."""
-    groups = find(context, ("group_list", "offs", "expert_num_tokens")) if role_of(context.op) == "groups" else None
+    groups = find(context, ("group_list", "offs", "expert_num_tokens")) if context.role == "groups" else None
     if groups is None:
         return None
     values = whole(groups)
@@ -139,7 +137,7 @@ def _sorted(context: InitContext) -> Routes | None:
     valid = find(context, ("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"))
     if order is None or owners is None or valid is None:
         return None
-    packed = role_of(context.op) == "stage"
+    packed = context.role == "stage"
     tokens, topk = _tokens(context)
     block = number(context, ("block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M"))
     block = block or max(1, -(-order.numel() // owners.numel()))

@@ -76,10 +76,8 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
     """One group a signature, in order of first appearance."""
     if not len(rows):
         return []
-    owner = owner_among(trace, rows, select)
-    owned = owner >= 0
-    device_ns = np.bincount(owner[owned], weights=trace.kernels.dur_ns[owned], minlength=len(trace.ops))
-    kernels = _kernels_by_signature(trace, owner)
+    device_ns = device_ns_of(trace, rows, select)
+    kernels = _kernels_by_signature(trace, owner_among(trace, rows, select))
     signature = trace.ops.signature[rows].astype(np.int64)
     order = np.argsort(signature, kind="stable")
     bounds = np.flatnonzero(np.diff(signature[order])) + 1
@@ -148,6 +146,14 @@ def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
         owned = owner >= 0
         owner[owned] = innermost_of(parents_of(trace), chosen[:-1])[owner[owned]]
     return np.where((owner >= 0) & chosen[owner], owner, -1)
+
+
+def device_ns_of(trace: Trace, rows: Rows, select: str) -> npt.NDArray[np.float64]:
+    """Device time that counts for each row of `trace.ops`; 0 for those that are not selected."""
+    owner = owner_among(trace, rows, select)
+    owned = owner >= 0
+    weights = trace.kernels.dur_ns[owned].astype(np.float64)
+    return np.bincount(owner[owned], weights=weights, minlength=len(trace.ops)).astype(np.float64)
 
 
 def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[RecordedKernel, ...]]:

@@ -12,14 +12,15 @@ import numpy.typing as npt
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import RecordedKernel, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.plan.recorded.groups import CallGroup, recorded_groups, signature_id
+from opreplay.replay.plan.recorded.groups import CallGroup, device_ns_of, recorded_groups, signature_id
 from opreplay.replay.plan.select import selected_rows
 from opreplay.replay.resolve.bind import unnamed_arguments
 from opreplay.replay.results.compare.judge import StepTimes
+from opreplay.replay.results.compare.replaced import StepCall
 from opreplay.replay.results.compare.sides import OpTime, Times
 from opreplay.replay.results.stats import median_interval
 from opreplay.traces.links.iterations import BatchIndex
-from opreplay.traces.links.steps import busy_steps
+from opreplay.traces.links.steps import busy_steps, chosen_step
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
 from opreplay.traces.names import file_name
 
@@ -54,14 +55,36 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
         ops=tuple(ops),
         notes=(*_of_reading(trace), *_of_level(trace, level)),
         steps=_steps(trace),
+        order=_order(trace, select, level, on_device=on_device),
+    )
+
+
+def _order(trace: Trace, select: str, level: MetadataLevel | None, *, on_device: bool) -> tuple[StepCall, ...]:
+    """The calls of the step of median length, with the times by which they are compared."""
+    step, ops, rows = chosen_step(trace), trace.ops, selected_rows(trace, select)
+    rows = rows[(ops.start_ns[rows] >= step.start_ns) & (ops.start_ns[rows] < step.end_ns)]
+    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    us = (device_ns_of(trace, rows, select) if on_device else ops.dur_ns)[rows] / 1e3
+    called: list[int] = ops.signature[rows].tolist()
+    ids = {index: signature_id(_reduced(trace.signatures[index], level)) for index in set(called)}
+    return tuple(
+        StepCall(id=ids[index], name=trace.signatures[index].name, us=call_us)
+        for index, call_us in zip(called, us.tolist(), strict=True)
     )
 
 
 def _steps(trace: Trace) -> StepTimes | None:
-    took = sorted((step.end_ns - step.start_ns) / 1e3 for step in busy_steps(trace))
-    if not took:
+    steps = sorted(busy_steps(trace), key=lambda step: step.end_ns - step.start_ns)
+    if not steps:
         return None
-    return StepTimes(count=len(took), median_us=float(np.median(took)), shortest_us=took[0], longest_us=took[-1])
+    took = [(step.end_ns - step.start_ns) / 1e3 for step in steps]
+    return StepTimes(
+        count=len(took),
+        median_us=float(np.median(took)),
+        shortest_us=took[0],
+        longest_us=took[-1],
+        longest=steps[-1].name,
+    )
 
 
 def _reduced(signature: OpSignature, level: MetadataLevel | None) -> OpSignature:

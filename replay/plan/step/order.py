@@ -13,9 +13,10 @@ import numpy.typing as npt
 from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence
 from opreplay.replay.plan.select import outermost
 from opreplay.replay.plan.step.beside import NEVER, AskedFor, placed
-from opreplay.traces.links.annotations import Phase, step_number
+from opreplay.traces.links.annotations import Phase
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import of_rows, outermost_of, parents_of
+from opreplay.traces.links.steps import busy_steps
 from opreplay.traces.model import Trace
 
 Rows = npt.NDArray[np.int64]
@@ -85,11 +86,9 @@ def _begins(trace: Trace, owner: Rows) -> Rows:
 
 
 def _steps(trace: Trace) -> list[Window]:
-    """The steps that torch.profiler marked."""
+    """The steps that the profiler marked, those that launch work."""
     return [
-        (note.name, note.start_ns, note.start_ns + note.dur_ns, note.track)
-        for note in trace.annotations
-        if step_number(note.name) is not None
+        (step.name, step.start_ns, step.end_ns, step.track) for step in busy_steps(trace) if step.number is not None
     ]
 
 

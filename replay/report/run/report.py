@@ -10,11 +10,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report import collectives, doubts, first_screen, formats, suspects
 from opreplay.replay.report.page.model import Page
 from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
 from opreplay.replay.report.page.render import render as render_page
 from opreplay.replay.report.run import batch, facts, npu, ops, sequence
+from opreplay.replay.report.step.verdict import page_facts, step_facts, verdict
 from opreplay.replay.report.table import (
     COUNT,
     RATIO,
@@ -63,6 +65,17 @@ class Run(msgspec.Struct, frozen=True):
         return facts.coverage_line(self.header, self.results, self.summary)
 
     @property
+    def step(self) -> StepReport | None:
+        """The recorded step that the run is of, where the trace marks it."""
+        step = self.header.step
+        return step if step is not None and step.marked else None
+
+    @property
+    def first_lines(self) -> str:
+        """What bounds the recorded step, of a run of one, and the first line."""
+        return self.first_line if self.step is None else f"{verdict(self.step)}\n{self.first_line}"
+
+    @property
     def notes(self) -> list[str]:
         return [*facts.work_notes(self.results), *facts.notes(self.header, self.results, self.summary)]
 
@@ -86,7 +99,7 @@ def render(run: Run, width: int, *, everything: bool = True, rows: int | None = 
     if run.traces:
         parts += [Text(batch.sharing_line(run.traces, len(results)))]
         parts += batch.rendered(run.traces, run.jobs, width=width, rows=rows)
-    parts += sequence.rendered(run.sequence)
+    parts += sequence.rendered(run.sequence, run.step)
     parts += [] if results or run.summary.interrupted else [no_ops()]
     name = run.header.trace.get("device")
     where = first_screen.where_in(run.header.trace)
@@ -118,7 +131,7 @@ def markdown(run: Run) -> str:
     )
     columns = [ops.NAME, ops.inputs_and_numbers(results), ops.CALLS, ops.RECORDED_SHARE]
     columns += [ops.recorded(device=run.by_device), ops.MEASURED, *map(ops.simulated, socs), ops.BOUND, why]
-    lines = [formats.escaped(run.first_line)]
+    lines = [formats.escaped(line) for line in run.first_lines.split("\n")]
     for table in (Table("Ops", columns, results), *tables(run)):
         lines += formats.markdown(table)
     lines += formats.bullets(run.notes)
@@ -153,7 +166,7 @@ def parquet(run: Run) -> bytes:
 
 def json(run: Run) -> str:
     """`{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`, indented; a
-    batch has `traces` and `jobs` too, a sequence `sequence`.
+    batch has `traces` and `jobs` too, a sequence `sequence` and `step`.
 
     Notes and suspects are the lines of the table's report, marks what stands behind the star of a measured time, by id.
     """
@@ -171,6 +184,8 @@ def json(run: Run) -> str:
         body |= {"traces": run.traces, "jobs": run.jobs}
     if run.sequence is not None:
         body["sequence"] = run.sequence
+    if run.header.step is not None:
+        body["step"] = step_facts(run.header.step)
     return shown_json(body)
 
 
@@ -187,9 +202,10 @@ def page(run: Run, command: str) -> Page:
     columns += [ops.REASON, ops.CALL] if any(r.reason for r in results) else [ops.CALL]
     return Page(
         title=f"opreplay: {source}",
-        headline=run.first_line,
+        headline=run.first_line if run.step is None else verdict(run.step),
         command=command,
         facts=(
+            *([] if run.step is None else page_facts(run.step, run.first_line)),
             ("started", header.started_at),
             ("opreplay", header.opreplay_version),
             ("machine", str(header.environment.get("cpu") or header.environment.get("device") or "–")),

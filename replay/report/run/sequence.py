@@ -7,9 +7,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report.doubts import MARK
 from opreplay.replay.report.run.ops import RATIO_TITLE
-from opreplay.replay.report.table import RATIO, TIME, Column, Table, notes_lines, terminal
+from opreplay.replay.report.step.verdict import step_rows
+from opreplay.replay.report.table import RATIO, TIME, Column, Table, facts_grid, notes_lines, terminal
 from opreplay.replay.report.text import middle, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import SequenceResult, SharedStepResult
 
@@ -28,7 +30,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
     """The recorded step and its calls, then the same of the replay."""
     lines: list[Row] = []
     if sequence.recorded_step_us > 0:
-        lines.append(("recorded step", sequence.recorded_step_us, None, "wall time"))
+        lines.append(("recorded step, on the host", sequence.recorded_step_us, None, "wall time"))
     on_device = sequence.recorded_us != sequence.recorded_host_us
     clock = "device time" if on_device else "host time"
     if sequence.recorded_us > 0:
@@ -190,8 +192,14 @@ def table(sequence: SequenceResult) -> Table[Row]:
     return Table("Sequence", columns, rows(sequence))
 
 
-def rendered(sequence: SequenceResult | None) -> list[RenderableType]:
+def rendered(sequence: SequenceResult | None, step: StepReport | None = None) -> list[RenderableType]:
     """For a terminal; nothing where the run was none of a sequence."""
     if sequence is None:
         return []
-    return [Text(first_line(sequence), overflow="fold"), *terminal(table(sequence)), *notes_lines(notes(sequence))]
+    told = [] if step is None else [facts_grid(step_rows(step))]
+    return [
+        *told,
+        Text(first_line(sequence), overflow="fold"),
+        *terminal(table(sequence)),
+        *notes_lines(notes(sequence)),
+    ]

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from opreplay.replay.ir.step import StepOnDevice, StepReport
 from opreplay.replay.report.table import Fact
 from opreplay.replay.report.text import middle, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.names import PYTHON
-from opreplay.replay.timeline.step import StepOnDevice, StepReport
 
 _NAME_WIDTH = 40
 _LEAST_SHARE = 0.005
@@ -92,6 +92,11 @@ def step_rows(step: StepReport) -> list[Fact]:
         ("idle", "; ".join([_share(sum(step.idle_us.values()), step_us), *idle]), ""),
         ("known", _known(step), "yellow" if step.unknown_wait_us > 0.1 * step_us else ""),
     ]
+
+
+def page_facts(step: StepReport, line: str) -> list[tuple[str, str]]:
+    """The same rows in the summary of a page whose headline is the verdict, and what the headline was without it."""
+    return [("coverage", line), *((name, text) for name, text, _ in step_rows(step))]
 
 
 def _share(us: float, step_us: float) -> str:

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
 
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report import formats
 from opreplay.replay.report.page.model import Page
 from opreplay.replay.report.page.parts import bars_by_name
+from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     OP,
@@ -28,6 +31,7 @@ from opreplay.replay.report.table import (
 )
 from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total, Verdict
+from opreplay.replay.results.compare.replaced import Replaced
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
 """Verdicts that are listed; ops that stayed the same or are unclear are counted."""
@@ -35,6 +39,12 @@ ALONE = 1 / 3
 """With a larger share of ops on one side only, it is said what that may come from."""
 WAYS = 4
 """Notes on ops that were judged which are counted below."""
+OUTLIER = 2.0
+"""Times the median from which the longest step is named."""
+LEAST_CHANGE = 0.001
+"""Of all changes of the step: ops with less are counted, not listed."""
+Steps = Mapping[str, StepReport]
+""""before" and "after", where the side is a trace."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
 
 
@@ -63,6 +73,15 @@ def _total(comparison: Comparison) -> str:
     return total
 
 
+def step_lines(steps: Steps) -> list[str]:
+    """The step of median length on both sides, then what bounds it on either; none where neither marks any."""
+    lines = [f"{which}: {verdict(step)}" for which, step in steps.items() if step.marked]
+    if len(lines) == 2:
+        was, now = (step.window.step_us for step in steps.values())
+        lines.insert(0, f"step: {precise(now / was)} ({time_text(was)} to {time_text(now)}, of median length)")
+    return lines
+
+
 def side_lines(comparison: Comparison) -> list[str]:
     """What is held against what, and how much of it the other side has too; none for two runs."""
     lines: list[str] = []
@@ -84,6 +103,8 @@ def _step_line(comparison: Comparison) -> list[str]:
             continue
         low, high = time_text(side.steps.shortest_us), time_text(side.steps.longest_us)
         spread = f" ({low} to {high})" if side.steps.count > 1 else ""
+        outlier = side.steps.longest_us > OUTLIER * side.steps.median_us
+        spread += f", {safe(side.steps.longest)} the longest by far" if outlier else ""
         parts.append(f"{side.steps.count} {which}, median {time_text(side.steps.median_us)}{spread}")
     was, now = (side.steps for side in comparison.sides)
     parts += [f"{precise(now.median_us / was.median_us)} of the medians, on the host"] if was and now else []
@@ -91,8 +112,17 @@ def _step_line(comparison: Comparison) -> list[str]:
 
 
 def rows(comparison: Comparison, *, everything: bool = False) -> list[OpComparison]:
-    """The ops to list, by verdict and then by how much time they won or lost."""
-    return [op for verdict in (ORDER if everything else SHOWN) for op in comparison.of(verdict)]
+    """The ops to list: of traces by their part of the step's difference, else by verdict and how much time they won or
+    lost."""
+    shown = [op for verdict in (ORDER if everything else SHOWN) for op in comparison.of(verdict)]
+    if not _of_steps(comparison):
+        return shown
+    least = 0.0 if everything else LEAST_CHANGE * sum(op.weight_us for op in comparison.ops)
+    return sorted((op for op in shown if op.weight_us >= least), key=lambda op: -op.weight_us)
+
+
+def _of_steps(comparison: Comparison) -> bool:
+    return any(op.step_change_us is not None for op in comparison.ops)
 
 
 def detail_of(comparison: Comparison, op: OpComparison) -> str:
@@ -136,9 +166,12 @@ def level(comparison: Comparison) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """What must be known to trust the verdicts."""
+    unlisted = len(comparison.of(*SHOWN)) - len(rows(comparison))
     lines = [f"threshold: ±{share_text(comparison.threshold)}"]
     if comparison.applied > comparison.threshold:
         lines[0] += f", raised to ±{share_text(comparison.applied)}: so far do ratios scatter in these two runs"
+    if unlisted:
+        lines.append(f"not listed: {plural(unlisted, 'op')}, each under 0.1 % of what changed in the step (--all)")
     if comparison.power is not None:
         lines.append(f"power: this pair could have seen changes above {share_text(comparison.power)}")
     if comparison.method == "gauges" and comparison.machine is not None:
@@ -165,14 +198,16 @@ def notes(comparison: Comparison) -> list[str]:
     return [*lines, *map(safe, comparison.notes)]
 
 
-def facts(comparison: Comparison) -> dict[str, object]:
+def facts(comparison: Comparison, steps: Steps) -> dict[str, object]:
     """The whole comparison as plain values, for JSON."""
     body: dict[str, object] = msgspec.to_builtins(comparison)
     ops = body.pop("ops")
+    sides = {which: step_facts(steps[which]) if which in steps else None for which in ("before", "after")}
     counts = {verdict: len(comparison.of(verdict)) for verdict in ORDER}
-    return {"counts": counts, "whole": comparison.whole, **body, "ops": ops}
+    return {"counts": counts, "whole": comparison.whole, **body, "step": sides, "ops": ops}
 
 
+MOST_REPLACED = 8
 MAX_ROWS = 50
 """In Markdown: GitHub takes 65,536 characters for a comment."""
 STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", "unclear": "yellow"}
@@ -191,6 +226,8 @@ _TIMES = [
     _OfOp("before", lambda op: op.before_us, TIME, key="before_us", drop=2),
     _OfOp("after", lambda op: op.after_us, TIME, key="after_us"),
 ]
+_CHANGE = Unit(lambda us: "" if us is None else f"{'+' if us > 0 else '−' if us < 0 else ''}{time_text(abs(us))}")
+_STEP_CHANGE = _OfOp("Δ step", lambda op: op.step_change_us, _CHANGE, key="step_change_us", style=lambda op: _style(op))
 _CALLS = _OfOp("count", lambda op: op.count, COUNT, style="dim", drop=8)
 
 
@@ -200,6 +237,7 @@ def ops_table(comparison: Comparison, *last: _OfOp, everything: bool = False) ->
         _VERDICT,
         _OfOp("ratio", lambda op: op.ratio, _RATIO, style=_style),
         _OfOp(level(comparison), lambda op: interval(op) or DASH, right=True, style="dim", drop=4),
+        *([_STEP_CHANGE] if _of_steps(comparison) else []),
         *_TIMES,
         _CALLS,
         *last,
@@ -214,12 +252,33 @@ def page_table(comparison: Comparison) -> Table[OpComparison]:
         _OfOp("inputs", lambda op: op.inputs, form="code"),
         _CALLS,
         _VERDICT,
+        *([_STEP_CHANGE] if _of_steps(comparison) else []),
         *_TIMES,
         _OfOp("ratio", lambda op: op.ratio, _RATIO),
         _OfOp(level(comparison), interval),
         _OfOp("note", lambda op: op.note),
     ]
+    if _of_steps(comparison):
+        return heaviest("Ops", columns, comparison.ops, lambda op: op.weight_us)
     return heaviest("Ops", columns, comparison.ops, lambda op: max(op.before_us or 0.0, op.after_us or 0.0) * op.count)
+
+
+def replaced_table(comparison: Comparison) -> Table[Replaced]:
+    """Which calls of the step before others stand in place of."""
+    column = Column[Replaced]
+    columns = [
+        column("in place of others", lambda one: f"{_called(one.before)} → {_called(one.after)}", form="fold"),
+        column("places", lambda one: one.places, COUNT, drop=2),
+        column("before", lambda one: one.before_us, TIME, key="before_us", drop=1),
+        column("after", lambda one: one.after_us, TIME, key="after_us", drop=1),
+        column("Δ step", lambda one: one.change_us, _CHANGE, key="step_change_us"),
+    ]
+    return Table("Replaced", columns, comparison.replaced[:MOST_REPLACED])
+
+
+def _called(names: Sequence[str]) -> str:
+    """ "bmm + _softmax + bmm"."""
+    return " + ".join(safe(name.removeprefix("aten::")) for name in names)
 
 
 def classes_table(comparison: Comparison) -> Table[Any]:
@@ -238,22 +297,29 @@ def render(comparison: Comparison, *, width: int, everything: bool = False) -> R
     """The ops that changed, or all, fitted to `width` characters, and notes; the first line comes before it."""
     op = _OfOp("op", lambda op: OpCell(name=op.name, detail=detail_of(comparison, op)), OP)
     ops = terminal(ops_table(comparison, op, everything=everything), width)
-    return Group(*ops, *terminal(classes_table(comparison)), *notes_lines(notes(comparison)))
+    return Group(
+        *terminal(replaced_table(comparison), width),
+        *ops,
+        *terminal(classes_table(comparison)),
+        *notes_lines(notes(comparison)),
+    )
 
 
-def markdown(comparison: Comparison, *, everything: bool = False) -> str:
+def markdown(comparison: Comparison, steps: Steps, *, everything: bool = False) -> str:
     """The first line as a heading, the ops that changed, or all, and notes: short enough for a pull request."""
     detail = _OfOp("inputs", lambda op: detail_of(comparison, op), form="code")
     ops = cut(ops_table(comparison, _NAME, detail, everything=everything), MAX_ROWS)
     marked = _VERDICT.with_text(lambda op: f"{MARKS.get(op.verdict, '')} {op.verdict}".strip())
     ops = msgspec.structs.replace(ops, columns=[marked, *ops.columns[1:]])
-    lines = [f"### opreplay: {formats.escaped(first_line(comparison))}", *formats.bullets(side_lines(comparison))]
+    head = [*step_lines(steps), *side_lines(comparison)]
+    lines = [f"### opreplay: {formats.escaped(first_line(comparison))}", *formats.bullets(head)]
+    lines += formats.markdown(replaced_table(comparison))
     lines += [*formats.markdown(ops), *(["", more_line(ops, "")] if ops.left_out else [])]
     lines += [*formats.markdown(classes_table(comparison)), *formats.bullets(notes(comparison))]
     return "\n".join(lines) + "\n"
 
 
-def page(comparison: Comparison, command: str) -> Page:
+def page(comparison: Comparison, steps: Steps, command: str) -> Page:
     """Everything of a comparison that a page shows."""
     series: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for op in comparison.ops:
@@ -262,15 +328,21 @@ def page(comparison: Comparison, command: str) -> Page:
                 series[name][op.name] = series[name].get(op.name, 0.0) + us * op.count
     return Page(
         title="opreplay: two sides compared" if comparison.sides else "opreplay: two runs compared",
-        headline=first_line(comparison),
+        headline=next(iter(step_lines(steps)), first_line(comparison)),
         command=command,
         facts=(
+            ("compared", first_line(comparison)),
+            *(
+                (f"{which}: {name}", text)
+                for which, step in steps.items()
+                for name, text in (("bound", verdict(step)), *((row[0], row[1]) for row in step_rows(step)))
+            ),
             *((line.partition(": ")[0], line.partition(": ")[2]) for line in side_lines(comparison)),
             ("before", time_text(comparison.before_us)),
             ("after", time_text(comparison.after_us)),
             ("an op counts as changed from", share_text(comparison.applied)),
         ),
         bars=(bars_by_name("Time by op, all calls", series),),
-        tables=(page_table(comparison), classes_table(comparison)),
+        tables=(replaced_table(comparison), page_table(comparison), classes_table(comparison)),
         notes=tuple(notes(comparison)),
     )

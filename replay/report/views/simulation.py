@@ -16,6 +16,7 @@ from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.ir.sizes import readable
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, formats, suspects
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
@@ -24,7 +25,7 @@ from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
 from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
-from opreplay.replay.report.step.verdict import step_facts, step_rows
+from opreplay.replay.report.step.verdict import page_facts, step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     ONE_LINE_WIDTH,
@@ -46,7 +47,6 @@ from opreplay.replay.report.text import DASH, quotient, safe, share_text, time_t
 from opreplay.replay.results.of_plan import call_of, result_of
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import OpResult, Simulated
-from opreplay.replay.timeline.step import StepReport
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -406,7 +406,7 @@ def render(
     return Group(*parts)
 
 
-def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
+def page(plan: ReplayPlan, steps: Sequence[Step], command: str, *, report: StepReport | None = None) -> Page:
     """Everything of a simulation that a page shows."""
     results, clock = results_of(plan, steps), ops.recorded(device=plan.device_us_total > 0)
     times = [clock, *(ops.simulated(step.device) for step in steps)]
@@ -414,17 +414,20 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str) -> Page:
     columns += [column for step in steps for column in (ops.simulated(step.device), ops.bound_of(step.device))]
     return Page(
         title=f"Simulated: {plan.source}",
-        headline=head_line(plan, steps),
+        headline=head_line(plan, steps) if report is None else verdict(report),
         command=command,
-        facts=tuple(
-            (
-                step.device,
-                f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %); "
-                f"{share_text(step.uncalibrated_share)} uncalibrated"
-                if step.ops
-                else band_text(step),
-            )
-            for step in steps
+        facts=(
+            *([] if report is None else page_facts(report, head_line(plan, steps))),
+            *(
+                (
+                    step.device,
+                    f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %); "
+                    f"{share_text(step.uncalibrated_share)} uncalibrated"
+                    if step.ops
+                    else band_text(step),
+                )
+                for step in steps
+            ),
         ),
         bars=(
             bars_by_name("Time by op, all calls", {column.title: sums(results, column) for column in times}),

@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.step.verdict import step_rows
 from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Fact, Table, facts_grid, terminal
 from opreplay.replay.report.text import coarse_text, end, listed, plural, safe, share_text, time_text
-from opreplay.replay.timeline.step import StepReport
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
 from opreplay.traces.summary import BatchSummary, Interval, TopOp

@@ -7,6 +7,7 @@ Owns which overload is meant and how values become arguments. The text is `ir.no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from opreplay.replay.ir.model import Assumption, PlainValue, Reason, Recorded, R
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName
 from opreplay.replay.ir.recorded_call import RecordedArg, plain_number
+from opreplay.replay.ops.catalog import LIBRARIES
 from opreplay.replay.resolve.bind import Unbound, argument_of
 from opreplay.replay.resolve.by_argument_name import resolve_named
 from opreplay.replay.resolve.guess.values import Context
@@ -36,6 +38,7 @@ from opreplay.replay.resolve.user.conversions import (
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_by_name, bind_executor, schemas_for
 from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.replay.resolve.user.table import OpFunction
+from opreplay.replay.resolve.written.unfit import completed, nearest, published_specs, unknown
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
@@ -47,12 +50,22 @@ _BY_NAME = ("ScalarType", "Layout", "MemoryFormat")
 """Types of arguments whose values are names of torch's own."""
 
 
-def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> ReplayOp:
+def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu", runnable: bool = True) -> ReplayOp:
     """The op that a call names with the arguments that it gives, for `device`.
 
     Users' conversions and executors count as for a trace: first those that override, the others where there is no such
-    op here. Raises UsageError for an op that takes no such arguments, or that is not known or not allowed here.
+    op here. Raises UsageError for an op that takes no such arguments, or that is not known or not allowed here; unless
+    `runnable`, only where it names no tensor or an op that torch would have, see `_op_to_predict`.
     """
+    try:
+        return _runnable_op(call, policy, device)
+    except UsageError as error:
+        if runnable or (op := _op_to_predict(call, policy, device, error)) is None:
+            raise
+        return op
+
+
+def _runnable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
     parts = split_name(call.name)
     if parts is None:
         raise UsageError(f"{call.name} cannot be called: it is no op", hint="Name one as a trace does: aten::mm.")
@@ -69,6 +82,52 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
     if overloads.function is not None:
         return _executed(overloads.function, base, call, device)
     return msgspec.structs.replace(_of_overload(overloads.specs, call, policy, device), name=base)
+
+
+def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageError) -> ReplayOp | None:
+    """The op of a call that cannot run here, unresolved and without a reason: to be predicted alone.
+
+    Completed, so that it could run, where only flags lack or one tensor stands for a list; with a schema where a
+    published one takes the call; else `ReplayOp.unfit`. None for a call without tensors, and for a name that is nearly
+    one of torch's or of a user's.
+    """
+    parts = split_name(call.name)
+    if parts is None or _by_user_at_all(f"{parts[0]}::{parts[1]}"):
+        return None
+    base = f"{parts[0]}::{parts[1]}"
+    specs = candidates(base, policy).specs
+    fit = nearest(call, (*specs, *published_specs(base)))
+    is_typo = not specs and parts[0] not in LIBRARIES and (parts[0] == "aten" or near_names(base))
+    if is_typo or not any(map(_has_tensors, fit.values.values())):
+        return None
+    whole = completed(fit)
+    if whole is not None and fit.spec is not None and fit.spec in specs:
+        with suppress(UsageError):
+            op = _of_overload([fit.spec], whole, policy, device)
+            what = ", ".join(f"{name}=False" for name in fit.absent) or "in another order or form"
+            note = Assumption(argument="*", what=f"taken for a call of {fit.spec.full_name}: {what}")
+            return msgspec.structs.replace(op, name=base, assumptions=(*op.assumptions, note))
+    by_name = {arg.name: arg for arg in fit.spec.args} if fit.spec is not None else {}
+    args = tuple(_argument(by_name.get(name) or unknown(name), value) for name, value in fit.values.items())
+    fits = fit.spec is not None and not fit.misfits and not fit.absent
+    return ReplayOp(
+        id=_identity(call.name, args),
+        name=base,
+        count=1,
+        recorded=_NO_TIME,
+        args=args,
+        schema=fit.spec.text if fit.spec is not None and fits else None,
+        assumptions=(Assumption(argument="*", what=str(error)),),
+        unfit=not fits,
+    )
+
+
+def _by_user_at_all(base: str) -> bool:
+    return CONVERSIONS.find(base) is not None or EXECUTORS.find(base) is not None
+
+
+def _has_tensors(value: CallValue) -> bool:
+    return any(isinstance(item, TensorMeta) for item in (value if isinstance(value, list) else [value]))
 
 
 def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override: bool) -> ReplayOp | None:

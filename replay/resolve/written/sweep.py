@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import parse_call, parse_sizes, size_names
 from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.traces.errors import UsageError
@@ -89,12 +89,17 @@ def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, 
 
 
 def plan_of_calls(
-    cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
+    cases: Sequence[Written],
+    *,
+    allow_imports: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    runnable: bool = False,
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
     """The ops of some calls with their outputs, each once, and the id of each call's op.
 
-    An op whose arguments do not go together, as a call on meta tensors finds out, has that as its reason. Raises
-    UsageError for texts that are no calls, and as `op_of_written` does.
+    An op whose arguments do not go together, as a call on meta tensors finds out, has that as its reason; unless they
+    are to be `runnable`, not one that only a stand-in refuses. Raises UsageError for texts that are no calls, and as
+    `op_of_written` does.
     """
     from opreplay.replay.resolve.meta.check import check_plan
     from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -103,7 +108,7 @@ def plan_of_calls(
 
     policy = Policy(allow_imports=dict(allow_imports or {}))
     calls = [parse_call(case.text, sizes=case.sizes) for case in cases]
-    ops = [op_of_written(call, policy, device=device) for call in calls]
+    ops = [op_of_written(call, policy, device=device, runnable=runnable) for call in calls]
     unique = tuple({op.id: op for op in ops}.values())
     plan = ReplayPlan(source="calls", selection="all", device_us_total=0.0, host_us_total=0.0, ops=unique)
     plan = with_outputs(plan, policy=policy)
@@ -113,7 +118,11 @@ def plan_of_calls(
         check = checks.get(op.id)
         if check is None or check.status not in META_WRONG:
             return op
-        return msgspec.structs.replace(op, reason=Reason("failed", check.detail.removeprefix("failed: ")))
+        why = check.detail.removeprefix("failed: ")
+        if op.resolved_by == "reference" and not runnable:
+            note = Assumption(argument="*", what=f"not what the stand-in takes: {why}")
+            return msgspec.structs.replace(op, resolved_by=None, unfit=True, assumptions=(*op.assumptions, note))
+        return msgspec.structs.replace(op, reason=Reason("failed", why))
 
     sound = msgspec.structs.replace(plan, ops=tuple(map(checked, plan.ops)))
     return sound, tuple(op.id for op in ops)

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from opreplay.replay.results.compare.compatibility import Difference, differences, load_notes
+from opreplay.replay.results.compare.replaced import Replaced
 from opreplay.replay.results.compare.visits import MIN_OPS_FOR_SPREAD, Adjusted, by_visits
 from opreplay.replay.results.measurement import Measurement, kind_of
 from opreplay.replay.results.reading import ResultFile
@@ -84,9 +85,14 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     after_kernel: str | None = None
     """Where times of traces are compared: the kernel that took most of the op's device time."""
 
+    step_change_us: float | None = None
+    """Between two traces: its part of the difference between the steps of median length, all its calls in them."""
+
     @property
-    def change_us(self) -> float:
-        """Of all its calls; a time that is missing counts as 0."""
+    def weight_us(self) -> float:
+        """How much it changes the step, else all its calls; a time that is missing counts as 0."""
+        if self.step_change_us is not None:
+            return abs(self.step_change_us)
         return abs(((self.after_us or 0.0) - (self.before_us or 0.0)) * self.count)
 
     @property
@@ -115,6 +121,8 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     median_us: float
     shortest_us: float
     longest_us: float
+    longest: str = ""
+    """Name of that step."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +187,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Before and after, where not both are measurements; None for two runs."""
     classes: tuple[ClassTotal, ...] = ()
     """By class of work, most time first, where not both are measurements."""
+    replaced: tuple[Replaced, ...] = ()
+    """Between the steps of two traces: which calls stand in place of which."""
 
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
         """The ops with these verdicts."""
@@ -274,7 +284,7 @@ def compare(
         notes=(*_missing_notes(len(pairs) - len(measured), unreached), *load_notes(before.header, after.header)),
         total=total_of(both, spread),
         unreached=unreached,
-        ops=tuple(sorted(ops, key=lambda op: -op.change_us)),
+        ops=tuple(sorted(ops, key=lambda op: -op.weight_us)),
     )
 
 

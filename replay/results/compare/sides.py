@@ -12,7 +12,7 @@ are.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -35,6 +35,7 @@ from opreplay.replay.results.compare.judge import (
     unclear,
     unreached_of,
 )
+from opreplay.replay.results.compare.replaced import StepCall, replacements
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Simulated
@@ -84,6 +85,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     unreached: int = 0
     """Ops that a run did not come to measure."""
     steps: StepTimes | None = None
+    order: tuple[StepCall, ...] = ()
+    """Of a trace: the calls of the step of median length."""
 
 
 CONFIDENCE = {
@@ -200,11 +203,23 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         differences=(),
         notes=(*_notes(timed, before, after, threshold), *_idle_notes(len(idle)), *before.notes, *after.notes),
         total=_total([(a, b) for a, b in both if a.us and b.us], before, after),
-        ops=tuple(sorted(ops, key=lambda op: -op.change_us)),
+        ops=tuple(sorted(_of_step(ops, before.order, after.order), key=lambda op: -op.weight_us)),
+        replaced=replacements(before.order, after.order),
         unreached=(before.unreached, after.unreached),
         sides=(_side(before, second), _side(after, first)),
         classes=_classes(before, after),
     )
+
+
+def _of_step(ops: Sequence[OpComparison], before: Sequence[StepCall], after: Sequence[StepCall]) -> list[OpComparison]:
+    """The ops with their part of the difference between two steps; as they are where a side is none."""
+    if not before or not after:
+        return list(ops)
+    change: defaultdict[str, float] = defaultdict(float)
+    for sign, calls in ((-1.0, before), (1.0, after)):
+        for call in calls:
+            change[call.id] += sign * call.us
+    return [msgspec.structs.replace(op, step_change_us=change[op.id]) for op in ops]
 
 
 def _is_idle(side: Times, op: OpTime) -> bool:

@@ -270,12 +270,12 @@ def test_a_name_that_is_nearly_one_of_a_plugin_or_of_torch_is_answered_with_it(t
         assert "on no list" not in done.stderr
     checked = CliRunner().invoke(opreplay, ["check", "near_test::scal", "--plugin", str(plugin)])
     assert "hint: Did you mean near_test::scale" in checked.stderr
-    assert "is on no list" in invoke("nobodys::scale(f32[4])", "--no-measure").stderr
+    assert "is on no list" in invoke("nobodys::scale(f32[4])").stderr
 
 
 @pytest.mark.parametrize("call", ["aten::layer_norm(f32[4,8])", "aten::native_layer_norm(f32[4], [4])"])
 def test_defaults_in_hints_have_the_digits_that_somebody_wrote(call: str) -> None:
-    hint = invoke(call, "--no-measure").stderr
+    hint = invoke(call).stderr
     assert "hint: It is aten::" in hint
     assert "00001e-05" not in hint
     assert ("eps=1e-05" in hint) == ("native" not in call)

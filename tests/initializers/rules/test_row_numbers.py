@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from opreplay.initializers.base import InitContext
-from opreplay.initializers.rules.row_numbers import ANY, ROLES
+from opreplay.initializers.rules.row_numbers import ROLES
 from opreplay.replay.ops import register
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.table import role_of, rows
@@ -18,6 +18,24 @@ LOOKS_LIKE_INDEX = re.compile(
     r"|positions?|pos|rows?|perm\w*|sorted\w*|topk\w*|cu_\w+|starts?|counts?|splits?|segments?|groups?|group_list"
     r"|expert\w*|last_\w+|num_\w+|tokens_per\w*|page\w*|batch_id\w*|hash\w*)$"
 )
+ANY = {
+    "aiter::_topk_plain": "lists that it writes",
+    "aiter::topk_plain": "lists that it writes",
+    **dict.fromkeys(
+        (
+            "npu::npu_anti_quant",
+            "npu::npu_ffn",
+            "npu::npu_quant_matmul_dequant",
+            "npu::npu_rms_norm_quant",
+            "npu::npu_trans_quant_param",
+            "vllm::quantize",
+        ),
+        "an offset of quantisation is added to values",
+    ),
+    "sglang::_run_activation_filtered_inplace": "which expert a row is for decides nothing: every row is computed",
+}
+"""Op with an argument that looks like an index → why any values do."""
+
 TENSOR = re.compile(r"Tensor(?:\([^)]*\)|!)?(?:\[\])?\??(?:\[\])? (\w+)")
 
 

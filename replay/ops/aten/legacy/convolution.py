@@ -43,13 +43,13 @@ def _backward(
 def _shaped(like: Tensor, size: Sizes) -> Tensor:
     """A tensor of which only the size is looked at, in the memory format of another one."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
-    kept = last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last)
-    made = torch.contiguous_format if not kept or last is None else last
-    return torch.empty(list(size), dtype=like.dtype, device=like.device, memory_format=made)
+    channels_last = last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last)
+    memory_format = torch.contiguous_format if not channels_last or last is None else last
+    return torch.empty(list(size), dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def _asked(mask: Mask, made: tuple[Maybe, Maybe, Maybe]) -> tuple[Maybe, ...]:
-    return made[: len(mask)]
+def _asked(mask: Mask, gradients: tuple[Maybe, Maybe, Maybe]) -> tuple[Maybe, ...]:
+    return gradients[: len(mask)]
 
 
 def cudnn(

@@ -60,11 +60,11 @@ def _by_name(row: Legacy) -> Callable[..., Any]:
     packet, _, overload = row.via.removeprefix("aten::").partition(".")
     target = getattr(getattr(torch.ops.aten, packet), overload or "default")
     shared = {argument.name for argument in target._schema.arguments} & set(old)
-    given = dict(row.given)
+    constants = dict(row.given)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        told = dict(zip(old, args, strict=False)) | kwargs
-        return target(**{name: value for name, value in told.items() if name in shared} | given)
+        by_name = dict(zip(old, args, strict=False)) | kwargs
+        return target(**{name: value for name, value in by_name.items() if name in shared} | constants)
 
     return call
 
@@ -196,8 +196,8 @@ _CONVOLUTIONS: tuple[Legacy, ...] = (
 )  # fmt: skip
 
 
-def _row(schema: str, via: str = "plain torch", function: str = "", **given: Any) -> Legacy:
-    return Legacy(schema=schema, via=via, function=function, given=tuple(given.items()))
+def _row(schema: str, via: str = "plain torch", function: str = "", **constants: Any) -> Legacy:
+    return Legacy(schema=schema, via=via, function=function, given=tuple(constants.items()))
 
 
 _ATTENTION = "(Tensor query, Tensor key, Tensor value, "
@@ -324,10 +324,10 @@ LEGACY: tuple[Legacy, ...] = _CONVOLUTIONS + _GRADIENTS + _OTHERS
 
 @lru_cache(maxsize=1)
 def _by_op() -> dict[str, tuple[Legacy, ...]]:
-    found: dict[str, list[Legacy]] = {}
+    rows_by_op: dict[str, list[Legacy]] = {}
     for row in LEGACY:
-        found.setdefault(row.name, []).append(row)
-    return {name: tuple(rows) for name, rows in found.items()}
+        rows_by_op.setdefault(row.name, []).append(row)
+    return {name: tuple(rows) for name, rows in rows_by_op.items()}
 
 
 def legacy_of(name: str) -> tuple[Legacy, ...]:

@@ -19,14 +19,14 @@ _MEAN = 1
 
 def softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
     """`source` is the softmax's input, of which only the dtype is used: a narrow one gets a narrow gradient."""
-    made = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
-    return made if made.dtype == source.dtype else made.to(source.dtype)
+    grad = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
+    return grad if grad.dtype == source.dtype else grad.to(source.dtype)
 
 
 def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
     """As softmax_backward_data."""
-    made = torch.ops.aten._log_softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
-    return made if made.dtype == source.dtype else made.to(source.dtype)
+    grad = torch.ops.aten._log_softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
+    return grad if grad.dtype == source.dtype else grad.to(source.dtype)
 
 
 def batch_norm_elemt(
@@ -86,12 +86,12 @@ def binary_cross_entropy_with_logits_backward(
 ) -> Tensor:
     """sigmoid(x) - target, with the positive class weighted where asked for, times the gradient."""
     if pos_weight is None:
-        made = (x.sigmoid() - target).mul_(grad_output)
+        grad = (x.sigmoid() - target).mul_(grad_output)
     else:
         positive = pos_weight * target
-        made = ((positive + 1).sub_(target).mul_(x.sigmoid()).sub_(positive)).mul_(grad_output)
-    made = made if weight is None else made.mul_(weight)
-    return made.div_(x.numel()) if reduction == _MEAN else made
+        grad = ((positive + 1).sub_(target).mul_(x.sigmoid()).sub_(positive)).mul_(grad_output)
+    grad = grad if weight is None else grad.mul_(weight)
+    return grad.div_(x.numel()) if reduction == _MEAN else grad
 
 
 def kl_div_backward(
@@ -132,9 +132,9 @@ def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
     """Of a vector that became a matrix the diagonal, else a matrix that is 0 elsewhere."""
     if len(input_sizes) == 1:
         return grad.diag(diagonal)
-    made = grad.new_zeros(list(input_sizes))
-    made.diagonal(diagonal).copy_(grad)
-    return made
+    matrix = grad.new_zeros(list(input_sizes))
+    matrix.diagonal(diagonal).copy_(grad)
+    return matrix
 
 
 def take_backward(grad: Tensor, x: Tensor, index: Tensor) -> Tensor:

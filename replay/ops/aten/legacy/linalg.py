@@ -18,8 +18,8 @@ def amp_update_scale(
     growth_tracker: Tensor, current_scale: Tensor, found_inf: Tensor, growth: float, backoff: float, interval: int
 ) -> Tensor:
     """The new scale of the loss; the tracker [1] int32 is updated."""
-    made = current_scale.clone()
-    return torch.ops.aten._amp_update_scale_.default(made, growth_tracker, found_inf, growth, backoff, interval)
+    scale = current_scale.clone()
+    return torch.ops.aten._amp_update_scale_.default(scale, growth_tracker, found_inf, growth, backoff, interval)
 
 
 def float_to_bfloat16(x: Tensor) -> Tensor:
@@ -94,17 +94,17 @@ def inverse(x: Tensor) -> Tensor:
 
 def inverse_in_place(x: Tensor, infos_lu: Tensor, infos_getri: Tensor) -> Tensor:
     """As inverse, into `x`, with the state of each of the two steps."""
-    made, info = torch.linalg.inv_ex(x)
+    inverse, info = torch.linalg.inv_ex(x)
     infos_lu.copy_(info.reshape(infos_lu.shape))
     infos_getri.copy_(infos_lu)
-    return x.copy_(made)
+    return x.copy_(inverse)
 
 
 def solve_in_place(x: Tensor, other: Tensor, infos: Tensor) -> Tensor:
     """Solves x y = other, into `other`."""
-    made, info = torch.linalg.solve_ex(x, other)
+    solution, info = torch.linalg.solve_ex(x, other)
     infos.copy_(info.reshape(infos.shape))
-    other.copy_(made)
+    other.copy_(solution)
     return x
 
 

@@ -107,14 +107,12 @@ def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
 
 
 @costs(
-    "aten::scaled_dot_product_attention",
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_fused_attention_overrideable",
-    "aten::_scaled_dot_product_attention_math",
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_fused_sdp_choice",
+    """
+        aten::scaled_dot_product_attention aten::_scaled_dot_product_flash_attention
+        aten::_scaled_dot_product_efficient_attention aten::_scaled_dot_product_cudnn_attention
+        aten::_scaled_dot_product_fused_attention_overrideable aten::_scaled_dot_product_attention_math
+        aten::_scaled_dot_product_flash_attention_for_cpu aten::_fused_sdp_choice
+    """
 )
 def heads_second(op: OpView) -> Iterable[KernelCall]:
     """(B, H, S, D) forward."""
@@ -122,49 +120,35 @@ def heads_second(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::_scaled_dot_product_flash_attention_backward",
-    "aten::_scaled_dot_product_efficient_attention_backward",
-    "aten::_scaled_dot_product_cudnn_attention_backward",
-    "aten::_cudnn_attention_backward",
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward",
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    """
+        aten::_scaled_dot_product_flash_attention_backward aten::_scaled_dot_product_efficient_attention_backward
+        aten::_scaled_dot_product_cudnn_attention_backward aten::_cudnn_attention_backward
+        aten::_scaled_dot_product_fused_attention_overrideable_backward
+        aten::_scaled_dot_product_flash_attention_for_cpu_backward
+    """
 )
 def heads_second_backward(op: OpView) -> Iterable[KernelCall]:
     """(B, H, S, D) backward; the gradient comes first."""
     return _heads_second(op, "FlashAttentionScoreGrad", at=1)
 
 
-@costs(
-    "aten::_flash_attention_forward",
-    "aten::_efficient_attention_forward",
-    "_vllm_fa2_C::fwd",
-    "xformers::efficient_attention_forward_ck",
-    "aten::_cudnn_attention_forward",
-    "aiter::_flash_attn_varlen_forward",
-)
+@costs("aten::_flash_attention_forward aten::_efficient_attention_forward aten::_cudnn_attention_forward")
 def heads_third(op: OpView) -> Iterable[KernelCall]:
     """(B, S, H, D) or packed, forward."""
     return _heads_third(op, "FlashAttentionScore")
 
 
-@costs(
-    "aten::_flash_attention_backward",
-    "aten::_efficient_attention_backward",
-    "flash_attn_3::bwd",
-    "aiter::_flash_attn_varlen_backward",
-)
+@costs("aten::_flash_attention_backward aten::_efficient_attention_backward")
 def heads_third_backward(op: OpView) -> Iterable[KernelCall]:
     """(B, S, H, D) or packed, backward."""
     return _heads_third(op, "FlashAttentionScoreGrad", at=1)
 
 
-@costs("npu::npu_fusion_attention_v3")
 def npu_training(op: OpView) -> Iterable[KernelCall]:
     """torch_npu's training attention; the layout ("BSH", "SBH", ...) is a string and is not recorded."""
     return [_npu(op, "FlashAttentionScore")]
 
 
-@costs("npu::npu_fusion_attention_grad_v2")
 def npu_training_backward(op: OpView) -> Iterable[KernelCall]:
     """Its backward."""
     return [_npu(op, "FlashAttentionScoreGrad")]

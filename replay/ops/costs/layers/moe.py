@@ -46,7 +46,6 @@ def re_routing(op: OpView) -> Iterable[KernelCall]:
     return [routing_call(tokens.shape[0], tokens.shape[-1], tokens.dtype)]
 
 
-@costs("npu::npu_moe_finalize_routing_v2")
 def combining(op: OpView) -> Iterable[KernelCall]:
     """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
     source = op.widest()
@@ -100,7 +99,6 @@ def grouped(
     )
 
 
-@costs("aiter::ck_moe")
 def fused_experts(op: OpView) -> Iterable[KernelCall]:
     """MoeInitRouting, GroupedMatmul, SwiGlu, GroupedMatmul, MoeFinalizeRouting: w1 (E, 2I, H), w2 (E, H, I)."""
     weights = [t for t in op.tensors if len(t.shape) == 3][:2]
@@ -169,7 +167,7 @@ def _shared_expert(tokens: int, width: int, inner: int, dtype: str, weights: str
     yield kernel("MatMulV3", [half, down], [x], transpose_a=False, transpose_b=True)
 
 
-@costs("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
+@costs("aten::_grouped_mm aten::_scaled_grouped_mm aten::_scaled_grouped_mm_v2")
 def grouped_product(op: OpView) -> Iterable[KernelCall]:
     """GroupedMatmul of rows (T, K) with weights (E, K, N)."""
     weights = [t for t in op.tensors if len(t.shape) == 3]
@@ -214,10 +212,10 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
 
 
 @costs(
-    "npu::npu_moe_distribute_dispatch",
-    "npu::npu_moe_distribute_dispatch_v2",
-    "npu::npu_moe_distribute_combine",
-    "npu::npu_moe_distribute_combine_v2",
+    """
+        npu::npu_moe_distribute_dispatch npu::npu_moe_distribute_dispatch_v2
+        npu::npu_moe_distribute_combine npu::npu_moe_distribute_combine_v2
+    """
 )
 def distributed(op: OpView) -> Iterable[KernelCall]:
     """Tokens sent to their experts' ranks, or back: each as often as it has experts."""

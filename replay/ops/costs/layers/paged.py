@@ -10,24 +10,12 @@ from opreplay.initializers.draws.argument_names import QUERY
 from opreplay.replay.ir.kernel import KernelCall, itemsize
 from opreplay.replay.ops.costs.lengths import contents_of, page_of
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
-from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
 LATENT = ("kv_cache", "src_cache", "kv_c_and_k_pe_cache")
 """Caches that hold keys and values in one row a token."""
 
 
-@costs(
-    "vllm::unified_ascend_attention_with_output",
-    "aiter::paged_attention_rocm",
-    "aiter::paged_attention_v1",
-    "aiter::unified_attention",
-    "aiter::mla_decode_fwd",
-    "sgl_kernel::flash_mla_with_kvcache",
-    "sgl_kernel::cutlass_mla_decode",
-    "npu::npu_fused_infer_attention_score_v2",
-    "npu::_npu_flash_attention",
-)
 def paged(op: OpView) -> Iterable[KernelCall]:
     """Attention over a cache, of as many context tokens as the batch or the arguments say."""
     q = op.meta(*QUERY) or next((t for t in op.tensors if len(t.shape) >= 3), None)

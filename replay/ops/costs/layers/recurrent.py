@@ -77,20 +77,11 @@ def _layers(op: OpView, *, factor: int) -> list[KernelCall]:
 
 
 @costs(
-    "aten::lstm",
-    "aten::gru",
-    "aten::rnn_tanh",
-    "aten::rnn_relu",
-    "aten::quantized_lstm",
-    "aten::quantized_gru",
-    "aten::_cudnn_rnn",
-    "aten::miopen_rnn",
-    "aten::mkldnn_rnn_layer",
-    "aten::_lstm_mps",
-    "npu::npu_lstm",
-    "npu::npu_gru",
-    "npu::_npu_lstm",
-    "npu::npu_lstm_data",
+    """
+        aten::lstm aten::gru aten::rnn_tanh aten::rnn_relu aten::quantized_lstm aten::quantized_gru aten::_cudnn_rnn
+        aten::miopen_rnn aten::mkldnn_rnn_layer aten::_lstm_mps
+        npu::npu_lstm npu::npu_gru npu::_npu_lstm npu::npu_lstm_data
+    """
 )
 def layers(op: OpView) -> Iterable[KernelCall]:
     """All layers, directions and steps."""
@@ -98,13 +89,10 @@ def layers(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::_cudnn_rnn_backward",
-    "aten::miopen_rnn_backward",
-    "aten::mkldnn_rnn_layer_backward",
-    "aten::lstm_mps_backward",
-    "npu::npu_lstm_backward",
-    "npu::npu_gru_backward",
-    "npu::npu_lstm_data_backward",
+    """
+        aten::_cudnn_rnn_backward aten::miopen_rnn_backward aten::mkldnn_rnn_layer_backward aten::lstm_mps_backward
+        npu::npu_lstm_backward npu::npu_gru_backward npu::npu_lstm_data_backward
+    """
 )
 def layers_backward(op: OpView) -> Iterable[KernelCall]:
     """Twice the forward pass's products: gradients to inputs and to weights."""
@@ -112,15 +100,11 @@ def layers_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::lstm_cell",
-    "aten::gru_cell",
-    "aten::rnn_tanh_cell",
-    "aten::rnn_relu_cell",
-    "aten::quantized_lstm_cell",
-    "aten::quantized_gru_cell",
-    "aten::quantized_rnn_relu_cell",
-    "aten::quantized_rnn_tanh_cell",
-    "npu::npu_lstm_cell",
+    """
+        aten::lstm_cell aten::gru_cell aten::rnn_tanh_cell aten::rnn_relu_cell aten::quantized_lstm_cell
+        aten::quantized_gru_cell aten::quantized_rnn_relu_cell aten::quantized_rnn_tanh_cell
+        npu::npu_lstm_cell
+    """
 )
 def cell(op: OpView) -> Iterable[KernelCall]:
     """One step: products of input and state, and the gates."""
@@ -136,13 +120,11 @@ def cell(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::_thnn_fused_lstm_cell",
-    "aten::_thnn_fused_gru_cell",
-    "aten::_thnn_fused_lstm_cell_backward",
-    "aten::_thnn_fused_gru_cell_backward",
-    "aten::_thnn_fused_lstm_cell_backward_impl",
-    "aten::_thnn_differentiable_lstm_cell_backward",
-    "aten::_thnn_differentiable_gru_cell_backward",
+    """
+        aten::_thnn_fused_lstm_cell aten::_thnn_fused_gru_cell aten::_thnn_fused_lstm_cell_backward
+        aten::_thnn_fused_gru_cell_backward aten::_thnn_fused_lstm_cell_backward_impl
+        aten::_thnn_differentiable_lstm_cell_backward aten::_thnn_differentiable_gru_cell_backward
+    """
 )
 def gates_alone(op: OpView) -> Iterable[KernelCall]:
     """The gates of a cell, after or before its products: every tensor passes once."""

@@ -33,7 +33,7 @@ def _index(op: OpView, *names: str) -> TensorMeta:
     return indices[0]
 
 
-@costs("aten::embedding", "aten::index_select", "npu::npu_gather", "aten::embedding_renorm")
+@costs("aten::embedding aten::index_select aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
     """GatherV2: whole rows."""
     table = op.need("weight", "self", at=0)
@@ -47,7 +47,7 @@ def rows_of_table(op: OpView) -> Iterable[KernelCall]:
     return [kernel("GatherV2", [source, spec(picked, "int64")], [out], indices=runs, moved_bytes=moved)]
 
 
-@costs("aten::gather", "aten::take_along_dim", "aten::take")
+@costs("aten::gather aten::take_along_dim aten::take")
 def single_elements(op: OpView) -> Iterable[KernelCall]:
     """GatherElements: single elements."""
     table = op.need("self", at=0)
@@ -121,7 +121,7 @@ def _picked(op: OpView, table: TensorMeta) -> _Picked:
     return _Picked(rows, inner, nonzeros, [*mask_indices, *(spec(t.shape, t.dtype) for t in numbers)])
 
 
-@costs("aten::index", "aten::_unsafe_index", "aten::_index")
+@costs("aten::index aten::_unsafe_index aten::_index")
 def index(op: OpView) -> Iterable[KernelCall]:
     """Index: advanced indexing; boolean masks go through NonZero first."""
     table = op.need("self", at=0)
@@ -133,11 +133,10 @@ def index(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::index_put",
-    "aten::_index_put_impl_",
-    "aten::_unsafe_index_put",
-    "aten::_index_put_impl",
-    "aten::_unsafe_masked_index_put_accumulate",
+    """
+        aten::index_put aten::_index_put_impl_ aten::_unsafe_index_put aten::_index_put_impl
+        aten::_unsafe_masked_index_put_accumulate
+    """
 )
 def index_put(op: OpView) -> Iterable[KernelCall]:
     """IndexPutV2: values written where indices say."""
@@ -156,16 +155,10 @@ def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
 
 
 @costs(
-    "aten::scatter",
-    "aten::scatter_add",
-    "aten::scatter_reduce",
-    "aten::index_add",
-    "aten::index_copy",
-    "aten::index_fill",
-    "aten::put",
-    "aten::masked_scatter",
-    "aten::_scatter_via_index_put",
-    "aten::index_reduce",
+    """
+        aten::scatter aten::scatter_add aten::scatter_reduce aten::index_add aten::index_copy aten::index_fill aten::put
+        aten::masked_scatter aten::_scatter_via_index_put aten::index_reduce
+    """
 )
 def scatter(op: OpView) -> Iterable[KernelCall]:
     """ScatterElements, or ScatterUpdate for whole rows."""
@@ -183,12 +176,7 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     return [*_copied(op, out), write]
 
 
-@costs(
-    "aten::gather_backward",
-    "aten::index_select_backward",
-    "aten::masked_select_backward",
-    "aten::masked_scatter_backward",
-)
+@costs("aten::gather_backward aten::index_select_backward aten::masked_select_backward aten::masked_scatter_backward")
 def gather_backward(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor, and the gradient added where indices say."""
     grad = op.need("grad", "grad_output", at=0)
@@ -203,11 +191,11 @@ def gather_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::embedding_dense_backward",
-    "aten::embedding_backward",
-    "aten::_embedding_bag_backward",
-    "aten::_embedding_bag_dense_backward",
-    "npu::npu_embedding_dense_backward",
+    """
+        aten::embedding_dense_backward aten::embedding_backward aten::_embedding_bag_backward
+        aten::_embedding_bag_dense_backward
+        npu::npu_embedding_dense_backward
+    """
 )
 def embedding_backward(op: OpView) -> Iterable[KernelCall]:
     """Sort of the indices, a cleared table, and EmbeddingDenseGradV2."""
@@ -228,7 +216,7 @@ def embedding_backward(op: OpView) -> Iterable[KernelCall]:
     ]
 
 
-@costs("aten::_embedding_bag", "aten::embedding_bag", "aten::_embedding_bag_forward_only")
+@costs("aten::_embedding_bag aten::embedding_bag aten::_embedding_bag_forward_only")
 def embedding_bag(op: OpView) -> Iterable[KernelCall]:
     """EmbeddingBag: rows gathered and summed."""
     table = op.need("weight", at=0)
@@ -253,7 +241,7 @@ def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
     return [gathered, kernel("Mul", [rows, rows], [rows]), added]
 
 
-@costs("aten::topk", "aten::sort", "aten::argsort", "aten::msort", "npu::npu_sort")
+@costs("aten::topk aten::sort aten::argsort aten::msort")
 def sort(op: OpView) -> Iterable[KernelCall]:
     """Sort or TopKV2 along one dimension, turned innermost where it is not."""
     source = op.packed(op.need("self", "input", at=0))
@@ -274,7 +262,7 @@ def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:
     return spec((*shape[:dim], *shape[dim + 1 :], shape[dim]), tensor.dtype)
 
 
-@costs("aten::nonzero", "aten::argwhere", "aten::masked_select", "aten::nonzero_static", "aten::nonzero_numpy")
+@costs("aten::nonzero aten::argwhere aten::masked_select aten::nonzero_static aten::nonzero_numpy")
 def nonzero(op: OpView) -> Iterable[KernelCall]:
     """NonZero; how many there are is contents: half is taken."""
     source = op.need("self", at=0)

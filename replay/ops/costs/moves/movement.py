@@ -12,17 +12,10 @@ from opreplay.replay.ops.table import costs
 
 
 @costs(
-    "aten::cat",
-    "aten::_cat",
-    "aten::concat",
-    "aten::concatenate",
-    "aten::hstack",
-    "aten::vstack",
-    "aten::flatten_dense_tensors",
-    "aten::block_diag",
-    "aten::column_stack",
-    "aten::row_stack",
-    "aten::_chunk_cat",
+    """
+        aten::cat aten::_cat aten::concat aten::concatenate aten::hstack aten::vstack aten::flatten_dense_tensors
+        aten::block_diag aten::column_stack aten::row_stack aten::_chunk_cat
+    """
 )
 def cat(op: OpView) -> Iterable[KernelCall]:
     """ConcatD."""
@@ -41,7 +34,7 @@ def cat(op: OpView) -> Iterable[KernelCall]:
     return [kernel("ConcatD", flat, [spec((elements(out),), out.dtype) if len(flat[0].shape) == 1 else out])]
 
 
-@costs("aten::stack", "aten::_stack", "aten::dstack")
+@costs("aten::stack aten::_stack aten::dstack")
 def stack(op: OpView) -> Iterable[KernelCall]:
     """Pack."""
     metas = op.metas("tensors")
@@ -53,17 +46,11 @@ def stack(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::constant_pad_nd",
-    "aten::pad",
-    "aten::reflection_pad2d",
-    "aten::replication_pad2d",
-    "aten::_pad_circular",
-    "aten::reflection_pad1d",
-    "aten::replication_pad1d",
-    "aten::reflection_pad3d",
-    "aten::replication_pad3d",
-    "aten::_pad_enum",
-    "aten::zero_pad2d",
+    """
+        aten::constant_pad_nd aten::pad aten::reflection_pad2d aten::replication_pad2d aten::_pad_circular
+        aten::reflection_pad1d aten::replication_pad1d aten::reflection_pad3d aten::replication_pad3d aten::_pad_enum
+        aten::zero_pad2d
+    """
 )
 def pad(op: OpView) -> Iterable[KernelCall]:
     """PadV3."""
@@ -86,7 +73,7 @@ def pad_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("PadV3Grad", [grad], [spec(base.shape, base.dtype)])]
 
 
-@costs("aten::repeat", "aten::tile", "aten::expand_copy", "aten::repeat_interleave")
+@costs("aten::repeat aten::tile aten::expand_copy aten::repeat_interleave")
 def repeat(op: OpView) -> Iterable[KernelCall]:
     """Tile."""
     source = op.dense("self", "repeats", at=0)
@@ -102,15 +89,10 @@ def repeat(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::flip",
-    "aten::fliplr",
-    "aten::flipud",
-    "aten::roll",
-    "aten::rot90",
-    "aten::channel_shuffle",
-    "aten::pixel_shuffle",
-    "aten::pixel_unshuffle",
-    "aten::native_channel_shuffle",
+    """
+        aten::flip aten::fliplr aten::flipud aten::roll aten::rot90 aten::channel_shuffle aten::pixel_shuffle
+        aten::pixel_unshuffle aten::native_channel_shuffle
+    """
 )
 def rearranged(op: OpView) -> Iterable[KernelCall]:
     """The same elements in another order."""
@@ -126,13 +108,10 @@ def rearranged(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::slice_backward",
-    "aten::select_backward",
-    "aten::diagonal_backward",
-    "aten::diag_backward",
-    "aten::unfold_backward",
-    "aten::trace_backward",
-    "aten::_nested_select_backward",
+    """
+        aten::slice_backward aten::select_backward aten::diagonal_backward aten::diag_backward aten::unfold_backward
+        aten::trace_backward aten::_nested_select_backward
+    """
 )
 def into_zeros(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor and a copy into part of it."""
@@ -147,14 +126,14 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
     return [kernel("ZerosLike", [out], [out]), kernel("ViewCopy", [part], [part])]
 
 
-@costs("aten::slice_scatter", "aten::select_scatter", "aten::as_strided_scatter", "aten::diagonal_scatter")
+@costs("aten::slice_scatter aten::select_scatter aten::as_strided_scatter aten::diagonal_scatter")
 def into_copy(op: OpView) -> Iterable[KernelCall]:
     """A copy of the tensor, and one into part of it."""
     base, part = op.packed(op.need("self", "input", at=0)), op.packed(op.need("src", at=1))
     return [kernel("TensorMove", [base], [op.output(base)]), kernel("ViewCopy", [part], [part])]
 
 
-@costs("aten::diag", "aten::diag_embed", "aten::diagflat")
+@costs("aten::diag aten::diag_embed aten::diagflat")
 def diagonal(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor and a copy to its diagonal; of a matrix `diag` copies the diagonal out."""
     source = op.dense("self", "input", at=0)
@@ -169,43 +148,16 @@ def diagonal(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::slice_copy",
-    "aten::select_copy",
-    "aten::view_copy",
-    "aten::permute_copy",
-    "aten::transpose_copy",
-    "aten::as_strided_copy",
-    "aten::split_copy",
-    "aten::split_with_sizes_copy",
-    "aten::unbind_copy",
-    "aten::_copy_strided",
-    "aten::alias_copy",
-    "aten::detach_copy",
-    "aten::diagonal_copy",
-    "aten::narrow_copy",
-    "aten::squeeze_copy",
-    "aten::unsqueeze_copy",
-    "aten::t_copy",
-    "aten::unfold_copy",
-    "aten::_reshape_copy",
-    "aten::_reshape_alias_copy",
-    "aten::view_as_real_copy",
-    "aten::view_as_complex_copy",
-    "aten::_conj_copy",
-    "aten::values_copy",
-    "aten::indices_copy",
-    "aten::crow_indices_copy",
-    "aten::col_indices_copy",
-    "aten::ccol_indices_copy",
-    "aten::row_indices_copy",
-    "aten::_values_copy",
-    "aten::_indices_copy",
-    "aten::_fw_primal_copy",
-    "aten::_make_dual_copy",
-    "aten::_nested_get_values_copy",
-    "aten::_nested_view_from_buffer_copy",
-    "aten::_nested_view_from_jagged_copy",
-    "aten::_sparse_broadcast_to_copy",
+    """
+        aten::slice_copy aten::select_copy aten::view_copy aten::permute_copy aten::transpose_copy aten::as_strided_copy
+        aten::split_copy aten::split_with_sizes_copy aten::unbind_copy aten::_copy_strided aten::alias_copy
+        aten::detach_copy aten::diagonal_copy aten::narrow_copy aten::squeeze_copy aten::unsqueeze_copy aten::t_copy
+        aten::unfold_copy aten::_reshape_copy aten::_reshape_alias_copy aten::view_as_real_copy
+        aten::view_as_complex_copy aten::_conj_copy aten::values_copy aten::indices_copy aten::crow_indices_copy
+        aten::col_indices_copy aten::ccol_indices_copy aten::row_indices_copy aten::_values_copy aten::_indices_copy
+        aten::_fw_primal_copy aten::_make_dual_copy aten::_nested_get_values_copy aten::_nested_view_from_buffer_copy
+        aten::_nested_view_from_jagged_copy aten::_sparse_broadcast_to_copy
+    """
 )
 def copied_view(op: OpView) -> Iterable[KernelCall]:
     """A view that is copied out."""

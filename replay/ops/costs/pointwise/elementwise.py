@@ -17,82 +17,13 @@ from opreplay.replay.ops.op_view import (
     spec,
     strided_copy,
 )
-from opreplay.replay.ops.table import Cost, costs
+from opreplay.replay.ops.table import Cost, costs, costs_by_kernel
 
 ROW = 4096
 """Elements of a row that a long vector is cut into."""
 
-ARITHMETIC: dict[str, str] = {
-    "add": "Add", "sub": "Sub", "rsub": "Sub", "subtract": "Sub", "mul": "Mul", "multiply": "Mul", "div": "RealDiv",
-    "divide": "RealDiv", "true_divide": "RealDiv", "floor_divide": "FloorDiv", "remainder": "FloorMod", "fmod": "Mod",
-    "pow": "Pow", "maximum": "Maximum", "minimum": "Minimum", "fmax": "Maximum", "fmin": "Minimum", "atan2": "Atan2",
-    "lerp": "Lerp", "addcmul": "Addcmul", "addcdiv": "Addcdiv", "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr",
-    "bitwise_xor": "BitwiseXor", "__and__": "BitwiseAnd", "__or__": "BitwiseOr", "xlogy": "Xlogy", "hypot": "Add",
-    "bitwise_left_shift": "BitwiseAnd", "bitwise_right_shift": "BitwiseAnd", "copysign": "Mul", "logaddexp": "Exp",
-    "relu": "Relu", "gelu": "Gelu", "silu": "Swish", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "exp2": "Exp",
-    "log": "Log", "log2": "Log", "log10": "Log", "log1p": "Log1p", "expm1": "Expm1", "sqrt": "Sqrt", "rsqrt": "Rsqrt",
-    "reciprocal": "Reciprocal", "neg": "Neg", "negative": "Neg", "abs": "Abs", "sin": "Sin", "cos": "Cos", "tan": "Tan",
-    "erf": "Erf", "erfinv": "Erfinv", "floor": "Floor", "ceil": "Ceil", "round": "Round", "trunc": "Trunc",
-    "sign": "Sign", "sgn": "Sign", "square": "Square", "bitwise_not": "BitwiseNot", "frac": "Trunc", "asin": "Asin",
-    "acos": "Acos", "atan": "Atan", "sinh": "Exp", "cosh": "Exp", "nan_to_num": "Select", "clamp": "ClipByValueV2",
-    "clip": "ClipByValueV2", "clamp_min": "Maximum", "clamp_max": "Minimum", "hardtanh": "Hardtanh",
-    "hardswish": "HardSwish", "hardsigmoid": "HardSigmoid", "leaky_relu": "LeakyRelu", "elu": "Elu", "selu": "Elu",
-    "celu": "Elu", "relu6": "Relu6", "softplus": "Softplus", "mish": "Mish", "logit": "Log", "threshold": "Threshold",
-    "log_sigmoid_forward": "LogSigmoid", "log_sigmoid": "LogSigmoid", "prelu": "PRelu", "_prelu_kernel": "PRelu",
-    "tril": "Tril", "triu": "Triu", "where": "Select", "masked_fill": "MaskedFill", "_fused_dropout": "DropOutDoMask",
-    "sinc": "Sin", "lgamma": "Lgamma", "digamma": "Digamma", "heaviside": "Select",
-    "special_expit": "Sigmoid", "ldexp": "Mul", "positive": "Identity",
-}  # fmt: skip
-"""aten op → CANN type, for ops whose output has the broadcast shape of their inputs and their common dtype."""
 
-COMPARISONS: dict[str, str] = {
-    "eq": "Equal",
-    "ne": "NotEqual",
-    "gt": "Greater",
-    "ge": "GreaterEqual",
-    "lt": "Less",
-    "le": "LessEqual",
-    "logical_and": "LogicalAnd",
-    "logical_or": "LogicalOr",
-    "logical_not": "LogicalNot",
-    "logical_xor": "LogicalXor",
-    "isnan": "IsNan",
-    "isinf": "IsInf",
-    "isfinite": "IsFinite",
-    "isclose": "Equal",
-    "isposinf": "IsInf",
-    "isneginf": "IsInf",
-    "signbit": "Less",
-    "greater": "Greater",
-    "less": "Less",
-    "not_equal": "NotEqual",
-}
-"""aten op → CANN type, for ops that give booleans."""
-
-GRADIENTS: dict[str, str] = {
-    "threshold_backward": "ReluGrad",
-    "gelu_backward": "GeluGrad",
-    "silu_backward": "SwishGrad",
-    "sigmoid_backward": "SigmoidGrad",
-    "tanh_backward": "TanhGrad",
-    "hardswish_backward": "HardSwishGrad",
-    "leaky_relu_backward": "LeakyReluGrad",
-    "elu_backward": "EluGradV2",
-    "hardtanh_backward": "HardtanhGrad",
-    "softplus_backward": "SoftplusV2Grad",
-    "mish_backward": "MishGrad",
-    "logit_backward": "SigmoidGrad",
-    "hardsigmoid_backward": "SigmoidGrad",
-    "log_sigmoid_backward": "SigmoidGrad",
-    "native_dropout_backward": "DropOutDoMask",
-    "_prelu_kernel_backward": "LeakyReluGrad",
-    "prelu_backward": "LeakyReluGrad",
-    "masked_scale": "MaskedScale",
-}
-"""aten op → CANN type, for gradients that take two or three tensors of one shape."""
-
-
-def one_kernel(kind: str, *, boolean: bool) -> Cost:
+def one_kernel(kind: str, *, boolean: bool = False) -> Cost:
     """A rule for one kernel that reads all tensors once and writes what they broadcast to."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
@@ -109,9 +40,38 @@ def one_kernel(kind: str, *, boolean: bool) -> Cost:
     return rule
 
 
-for _table, _boolean in ((ARITHMETIC, False), (COMPARISONS, True), (GRADIENTS, False)):
-    for _name, _kind in _table.items():
-        costs(f"aten::{_name}")(one_kernel(_kind, boolean=_boolean))
+# Ops whose output has the broadcast shape of their inputs and their common dtype, and gradients of two or three
+# tensors of one shape.
+costs_by_kernel(
+    """
+        Add=add,hypot Sub=sub,rsub,subtract Mul=mul,multiply,copysign,ldexp RealDiv=div,divide,true_divide
+        FloorDiv=floor_divide FloorMod=remainder Mod=fmod Pow=pow Maximum=maximum,fmax,clamp_min
+        Minimum=minimum,fmin,clamp_max Atan2=atan2 Lerp=lerp Addcmul=addcmul Addcdiv=addcdiv
+        BitwiseAnd=bitwise_and,__and__,bitwise_left_shift,bitwise_right_shift BitwiseOr=bitwise_or,__or__
+        BitwiseXor=bitwise_xor Xlogy=xlogy Exp=logaddexp,exp,exp2,sinh,cosh Relu=relu Gelu=gelu Swish=silu
+        Sigmoid=sigmoid,special_expit Tanh=tanh Log=log,log2,log10,logit Log1p=log1p Expm1=expm1 Sqrt=sqrt Rsqrt=rsqrt
+        Reciprocal=reciprocal Neg=neg,negative Abs=abs Sin=sin,sinc Cos=cos Tan=tan Erf=erf Erfinv=erfinv Floor=floor
+        Ceil=ceil Round=round Trunc=trunc,frac Sign=sign,sgn Square=square BitwiseNot=bitwise_not Asin=asin Acos=acos
+        Atan=atan Select=nan_to_num,where,heaviside ClipByValueV2=clamp,clip Hardtanh=hardtanh HardSwish=hardswish
+        HardSigmoid=hardsigmoid LeakyRelu=leaky_relu Elu=elu,selu,celu Relu6=relu6 Softplus=softplus Mish=mish
+        Threshold=threshold LogSigmoid=log_sigmoid_forward,log_sigmoid PRelu=prelu,_prelu_kernel Tril=tril Triu=triu
+        MaskedFill=masked_fill DropOutDoMask=_fused_dropout,native_dropout_backward Lgamma=lgamma Digamma=digamma
+        Identity=positive ReluGrad=threshold_backward GeluGrad=gelu_backward SwishGrad=silu_backward
+        SigmoidGrad=sigmoid_backward,logit_backward,hardsigmoid_backward,log_sigmoid_backward TanhGrad=tanh_backward
+        HardSwishGrad=hardswish_backward LeakyReluGrad=leaky_relu_backward,_prelu_kernel_backward,prelu_backward
+        EluGradV2=elu_backward HardtanhGrad=hardtanh_backward SoftplusV2Grad=softplus_backward MishGrad=mish_backward
+        MaskedScale=masked_scale
+    """,
+    one_kernel,
+)
+costs_by_kernel(
+    """
+        Equal=eq,isclose NotEqual=ne,not_equal Greater=gt,greater GreaterEqual=ge Less=lt,signbit,less LessEqual=le
+        LogicalAnd=logical_and LogicalOr=logical_or LogicalNot=logical_not LogicalXor=logical_xor IsNan=isnan
+        IsInf=isinf,isposinf,isneginf IsFinite=isfinite
+    """,
+    lambda kind: one_kernel(kind, boolean=True),
+)
 
 
 def over_the_bus(op: OpView) -> bool:
@@ -166,17 +126,11 @@ def _wanted_dtype(op: OpView) -> str | None:
 
 
 @costs(
-    "aten::_to_copy",
-    "aten::to",
-    "aten::type_as",
-    "aten::npu_dtype_cast",
+    """
+        aten::_to_copy aten::to aten::type_as aten::npu_dtype_cast aten::chalf aten::_to_cpu aten::to_mkldnn
+        aten::to_mkldnn_backward aten::_autocast_to_reduced_precision aten::_autocast_to_full_precision
+    """,
     *(f"aten::_cast_{name}" for name in CASTS),
-    "aten::chalf",
-    "aten::_to_cpu",
-    "aten::to_mkldnn",
-    "aten::to_mkldnn_backward",
-    "aten::_autocast_to_reduced_precision",
-    "aten::_autocast_to_full_precision",
 )
 def cast(op: OpView) -> Iterable[KernelCall]:
     """Cast to the dtype asked for; TensorMove where only device or memory format change."""
@@ -192,7 +146,7 @@ def cast(op: OpView) -> Iterable[KernelCall]:
     return cast_or_copy(op, ("self",), wanted)
 
 
-@costs("aten::copy_", "aten::copy", "aten::_copy_from", "aten::_copy_from_and_resize")
+@costs("aten::copy_ aten::copy aten::_copy_from aten::_copy_from_and_resize")
 def copy(op: OpView) -> Iterable[KernelCall]:
     """Copy src over self: Cast where dtypes differ, a strided copy where layouts do."""
     target, source = op.meta("self", at=0), op.meta("src", at=1)
@@ -212,7 +166,7 @@ def copy(op: OpView) -> Iterable[KernelCall]:
     return [kernel("TensorMove", [out], [out])]
 
 
-@costs("aten::clone", "aten::contiguous", "aten::reshape", "aten::ravel")
+@costs("aten::clone aten::contiguous aten::reshape aten::ravel")
 def clone(op: OpView) -> Iterable[KernelCall]:
     """A copy; nothing where a view does."""
     meta = op.meta("self", "input", at=0)
@@ -231,7 +185,6 @@ def _halves(op: OpView, kind: str) -> list[KernelCall]:
     return [kernel(kind, [spec(source.shape, source.dtype)], [out])]
 
 
-@costs("vllm::silu_and_mul")
 def swiglu(op: OpView) -> Iterable[KernelCall]:
     """SwiGlu on a tensor whose halves are gate and value."""
     return _halves(op, "SwiGlu")
@@ -259,7 +212,6 @@ def vendor_activation(op: OpView) -> Iterable[KernelCall]:
     return [kernel("Gelu" if "gelu" in op.op.name else "Swish", [source], [source])]
 
 
-@costs("vllm::rotary_embedding", "npu::_npu_rotary_embedding", "aiter::rotary_embedding_fwd")
 def rope(op: OpView) -> Iterable[KernelCall]:
     """Rotary embedding of queries and, where given, keys: one kernel each."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32") and len(t.shape) >= 2]
@@ -283,15 +235,10 @@ def _rope_of(op: OpView, kind: str, source: TensorSpec) -> KernelCall:
 
 
 @costs(
-    "_C::scaled_fp8_quant",
-    "npu::npu_ascend_quant_v2",
-    "aten::quantize_per_tensor",
-    "aten::dequantize",
-    "aten::quantize_per_channel",
-    "aten::int_repr",
-    "aten::_make_per_tensor_quantized_tensor",
-    "aten::_make_per_channel_quantized_tensor",
-    "npu::npu_quantize_per_channel",
+    """
+        aten::quantize_per_tensor aten::dequantize aten::quantize_per_channel aten::int_repr
+        aten::_make_per_tensor_quantized_tensor aten::_make_per_channel_quantized_tensor
+    """
 )
 def quantize(op: OpView) -> Iterable[KernelCall]:
     """AscendQuantV2: a given scale."""
@@ -300,12 +247,10 @@ def quantize(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::quantize_per_tensor_dynamic",
-    "aten::choose_qparams_optimized",
-    "aten::_choose_qparams_per_tensor",
-    "aten::fused_moving_avg_obs_fake_quant",
-    "aten::_fused_moving_avg_obs_fq_helper",
-    "aiter::dynamic_per_group_scaled_quant_fp4",
+    """
+        aten::quantize_per_tensor_dynamic aten::choose_qparams_optimized aten::_choose_qparams_per_tensor
+        aten::fused_moving_avg_obs_fake_quant aten::_fused_moving_avg_obs_fq_helper
+    """
 )
 def dynamic_quantize(op: OpView) -> Iterable[KernelCall]:
     """DynamicQuant: a scale per row is computed."""

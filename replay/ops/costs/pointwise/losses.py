@@ -20,20 +20,12 @@ def _full(op: OpView, inputs: list[TensorSpec]) -> TensorSpec:
 
 
 @costs(
-    "aten::mse_loss",
-    "aten::l1_loss",
-    "aten::smooth_l1_loss",
-    "aten::huber_loss",
-    "aten::binary_cross_entropy",
-    "aten::binary_cross_entropy_with_logits",
-    "aten::kl_div",
-    "aten::soft_margin_loss",
-    "aten::poisson_nll_loss",
-    "aten::hinge_embedding_loss",
-    "aten::margin_ranking_loss",
-    "aten::cosine_embedding_loss",
-    "aten::triplet_margin_loss",
-    "aten::gaussian_nll_loss",
+    """
+        aten::mse_loss aten::l1_loss aten::smooth_l1_loss aten::huber_loss aten::binary_cross_entropy
+        aten::binary_cross_entropy_with_logits aten::kl_div aten::soft_margin_loss aten::poisson_nll_loss
+        aten::hinge_embedding_loss aten::margin_ranking_loss aten::cosine_embedding_loss aten::triplet_margin_loss
+        aten::gaussian_nll_loss
+    """
 )
 def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
     """An elementwise difference and, unless elements are kept, its mean or sum."""
@@ -46,14 +38,11 @@ def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::mse_loss_backward",
-    "aten::smooth_l1_loss_backward",
-    "aten::huber_loss_backward",
-    "aten::soft_margin_loss_backward",
-    "aten::l1_loss_backward",
-    "aten::kl_div_backward",
-    "aten::binary_cross_entropy_backward",
-    "aten::binary_cross_entropy_with_logits_backward",
+    """
+        aten::mse_loss_backward aten::smooth_l1_loss_backward aten::huber_loss_backward aten::soft_margin_loss_backward
+        aten::l1_loss_backward aten::kl_div_backward aten::binary_cross_entropy_backward
+        aten::binary_cross_entropy_with_logits_backward
+    """
 )
 def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient of every element in one kernel."""
@@ -63,14 +52,10 @@ def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::nll_loss_forward",
-    "aten::nll_loss",
-    "aten::nll_loss_nd",
-    "aten::nll_loss2d_forward",
-    "aten::nll_loss2d",
-    "aten::multi_margin_loss",
-    "aten::multilabel_margin_loss",
-    "aten::multilabel_margin_loss_forward",
+    """
+        aten::nll_loss_forward aten::nll_loss aten::nll_loss_nd aten::nll_loss2d_forward aten::nll_loss2d
+        aten::multi_margin_loss aten::multilabel_margin_loss aten::multilabel_margin_loss_forward
+    """
 )
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
     """NLLLoss touches one score a sample, the margin losses all of them."""
@@ -81,10 +66,10 @@ def nll_loss(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::nll_loss_backward",
-    "aten::nll_loss2d_backward",
-    "aten::multi_margin_loss_backward",
-    "aten::multilabel_margin_loss_backward",
+    """
+        aten::nll_loss_backward aten::nll_loss2d_backward aten::multi_margin_loss_backward
+        aten::multilabel_margin_loss_backward
+    """
 )
 def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient writes all scores."""
@@ -93,7 +78,7 @@ def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("NLLLossGrad", [full], [full])]
 
 
-@costs("aten::cross_entropy_loss", "aten::linear_cross_entropy")
+@costs("aten::cross_entropy_loss aten::linear_cross_entropy")
 def cross_entropy(op: OpView) -> Iterable[KernelCall]:
     """LogSoftmaxV2 over the classes and NLLLoss."""
     x = op.need("self", "input", at=0)
@@ -116,9 +101,7 @@ def fused_cross_entropy_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("CrossEntropyLossGrad", [source], [source])]
 
 
-@costs(
-    "aten::_ctc_loss", "aten::ctc_loss", "aten::_cudnn_ctc_loss", "aten::miopen_ctc_loss", "aten::_ctc_loss_backward"
-)
+@costs("aten::_ctc_loss aten::ctc_loss aten::_cudnn_ctc_loss aten::miopen_ctc_loss aten::_ctc_loss_backward")
 def ctc_loss(op: OpView) -> Iterable[KernelCall]:
     """CTCLossV2 walks the time steps one after the other: two rows of labels each."""
     x = op.need("log_probs", at=0)
@@ -127,7 +110,7 @@ def ctc_loss(op: OpView) -> Iterable[KernelCall]:
     return [kernel("LogSoftmaxV2", [row], [row], cols=row.shape[1])]
 
 
-@costs("aten::cosine_similarity", "aten::pairwise_distance", "aten::dist", "aten::linalg_vecdot")
+@costs("aten::cosine_similarity aten::pairwise_distance aten::dist aten::linalg_vecdot")
 def row_distance(op: OpView) -> Iterable[KernelCall]:
     """A product or difference of two tensors, reduced along one dimension."""
     inputs = [op.packed(t) for t in op.tensors]

@@ -45,20 +45,20 @@ for _name, _kinds in FOREACH.items():
     costs(f"aten::_foreach_{_name}")(_foreach(_name, _kinds))
 
 
-@costs("aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum")
+@costs("aten::_foreach_norm aten::_foreach_max aten::_foreach_powsum")
 def foreach_norm(op: OpView) -> Iterable[KernelCall]:
     """One norm a tensor."""
     return [kernel("LpNormV2", [spec(t.shape, t.dtype)], [spec((), "float32")]) for t in op.metas("self")]
 
 
-@costs("aten::_amp_foreach_non_finite_check_and_unscale", "npu::_amp_foreach_non_finite_check_")
+@costs("aten::_amp_foreach_non_finite_check_and_unscale npu::_amp_foreach_non_finite_check_")
 def unscale(op: OpView) -> Iterable[KernelCall]:
     """Gradients unscaled and checked."""
     tensors = [spec(t.shape, t.dtype) for t in op.metas("self")]
     return [kernel("ForeachNonFiniteCheckAndUnscale", tensors, tensors)]
 
 
-@costs("aten::_fused_adamw", "aten::_fused_adam", "npu::npu_apply_adam_w", "aten::_fused_adagrad")
+@costs("aten::_fused_adamw aten::_fused_adam aten::_fused_adagrad npu::npu_apply_adam_w")
 def adam(op: OpView) -> Iterable[KernelCall]:
     """ApplyAdamWV2 for each parameter: parameter, gradient and both moments."""
     params = op.metas("self") or op.tensors[:1]

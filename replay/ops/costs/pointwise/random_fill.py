@@ -20,13 +20,10 @@ def _made(op: OpView) -> TensorSpec:
 
 
 @costs(
-    "aten::zeros",
-    "aten::zeros_like",
-    "aten::new_zeros",
-    "aten::zero",
-    "aten::_efficientzerotensor",
-    "aten::_new_zeros_with_same_feature_meta",
-    "aten::_no_grad_zero",
+    """
+        aten::zeros aten::zeros_like aten::new_zeros aten::zero aten::_efficientzerotensor
+        aten::_new_zeros_with_same_feature_meta aten::_no_grad_zero
+    """
 )
 def zeros(op: OpView) -> Iterable[KernelCall]:
     """ZerosLike."""
@@ -35,18 +32,11 @@ def zeros(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::ones",
-    "aten::ones_like",
-    "aten::new_ones",
-    "aten::full",
-    "aten::full_like",
-    "aten::new_full",
-    "aten::fill",
-    "aten::scalar_tensor",
-    "aten::fill_diagonal",
-    "aten::_no_grad_fill",
-    "aten::_fill_mem_eff_dropout_mask",
-    "aten::_cudnn_init_dropout_state",
+    """
+        aten::ones aten::ones_like aten::new_ones aten::full aten::full_like aten::new_full aten::fill
+        aten::scalar_tensor aten::fill_diagonal aten::_no_grad_fill aten::_fill_mem_eff_dropout_mask
+        aten::_cudnn_init_dropout_state
+    """
 )
 def full(op: OpView) -> Iterable[KernelCall]:
     """Fill."""
@@ -55,14 +45,10 @@ def full(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::arange",
-    "aten::range",
-    "aten::linspace",
-    "aten::eye",
-    "aten::logspace",
-    "aten::tril_indices",
-    "aten::triu_indices",
-    "aten::_dim_arange",
+    """
+        aten::arange aten::range aten::linspace aten::eye aten::logspace aten::tril_indices aten::triu_indices
+        aten::_dim_arange
+    """
 )
 def ranged(op: OpView) -> Iterable[KernelCall]:
     """Range."""
@@ -125,13 +111,7 @@ def random(op: OpView) -> Iterable[KernelCall]:
     return [kernel(kind, read, [out])]
 
 
-@costs(
-    "aten::native_dropout",
-    "aten::dropout",
-    "aten::feature_dropout",
-    "aten::alpha_dropout",
-    "aten::feature_alpha_dropout",
-)
+@costs("aten::native_dropout aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout")
 def dropout(op: OpView) -> Iterable[KernelCall]:
     """DSAGenBitMask (a bit an element) and DropOutDoMask; nothing when not training."""
     meta = op.meta("input", "self", at=0)
@@ -143,7 +123,6 @@ def dropout(op: OpView) -> Iterable[KernelCall]:
     return [kernel("DSAGenBitMask", [], [mask]), kernel("DropOutDoMask", [op.packed(meta), mask], [x])]
 
 
-@costs("npu::_npu_dropout_backward")
 def dropout_backward(op: OpView) -> Iterable[KernelCall]:
     """DropOutDoMask on the gradient."""
     tensors = [spec(t.shape, t.dtype) for t in op.tensors]

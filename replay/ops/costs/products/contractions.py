@@ -29,14 +29,10 @@ def outer_sum(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::linalg_matmul",
-    "aten::__matmul__",
-    "aten::smm",
-    "aten::hspmm",
-    "aten::_sparse_mm",
-    "aten::spmm",
-    "aten::_sparse_semi_structured_mm",
-    "aten::_sparse_mm_reduce_impl",
+    """
+        aten::linalg_matmul aten::__matmul__ aten::smm aten::hspmm aten::_sparse_mm aten::spmm
+        aten::_sparse_semi_structured_mm aten::_sparse_mm_reduce_impl
+    """
 )
 def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
     """A @ B; these cores have no sparse products, so zeros are multiplied too."""
@@ -47,12 +43,10 @@ def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::_sparse_addmm",
-    "aten::sspaddmm",
-    "aten::sparse_sampled_addmm",
-    "aten::_sparse_semi_structured_addmm",
-    "aten::_cslt_sparse_mm",
-    "aten::_sparse_semi_structured_linear",
+    """
+        aten::_sparse_addmm aten::sspaddmm aten::sparse_sampled_addmm aten::_sparse_semi_structured_addmm
+        aten::_cslt_sparse_mm aten::_sparse_semi_structured_linear
+    """
 )
 def sparse_sum(op: OpView) -> Iterable[KernelCall]:
     """C + A @ B with a sparse operand, as a dense product."""
@@ -101,7 +95,7 @@ def einsum(op: OpView) -> Iterable[KernelCall]:
     return kernels
 
 
-@costs("aten::tensordot", "aten::bilinear", "aten::_trilinear")
+@costs("aten::tensordot aten::bilinear aten::_trilinear")
 def contraction(op: OpView) -> Iterable[KernelCall]:
     """One product of the first two operands: leading sizes that all have are a batch, inner ones are summed over."""
     a, b = _pair(op)
@@ -119,7 +113,7 @@ def contraction(op: OpView) -> Iterable[KernelCall]:
     return [_gemm(max(1, batch), max(1, elements_a // inner), max(1, elements_b // inner), inner, sizes[0].dtype)]
 
 
-@costs("aten::chain_matmul", "aten::linalg_multi_dot")
+@costs("aten::chain_matmul aten::linalg_multi_dot")
 def chain(op: OpView) -> Iterable[KernelCall]:
     """The products of a chain, from left to right."""
     metas = [t for t in op.tensors if t.shape]
@@ -132,7 +126,7 @@ def chain(op: OpView) -> Iterable[KernelCall]:
     return kernels
 
 
-@costs("aten::matrix_power", "aten::linalg_matrix_power")
+@costs("aten::matrix_power aten::linalg_matrix_power")
 def power(op: OpView) -> Iterable[KernelCall]:
     """Repeated squaring."""
     a = op.need("self", at=0)
@@ -164,7 +158,7 @@ def list_of_products(op: OpView) -> Iterable[KernelCall]:
     return [product(op, a, b) for a, b in zip(lhs, rhs, strict=False)]
 
 
-@costs("aten::cdist", "aten::_cdist_forward", "aten::_euclidean_dist", "aten::pdist", "aten::_pdist_forward")
+@costs("aten::cdist aten::_cdist_forward aten::_euclidean_dist aten::pdist aten::_pdist_forward")
 def distances(op: OpView) -> Iterable[KernelCall]:
     """All distances between two sets of rows: a product, and the squares added."""
     a = op.need("x1", "self", at=0, rank=2)
@@ -181,7 +175,7 @@ def distances(op: OpView) -> Iterable[KernelCall]:
     return [call, kernel("Sqrt", [out, out], [out])]
 
 
-@costs("aten::_cdist_backward", "aten::_pdist_backward")
+@costs("aten::_cdist_backward aten::_pdist_backward")
 def distances_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient of distances: a product of their gradient with the other rows, for either side."""
     op.need("grad", at=0)

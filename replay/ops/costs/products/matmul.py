@@ -56,7 +56,7 @@ def product(op: OpView, a: TensorMeta, b: TensorMeta, *rest: TensorSpec, weight:
     return kernel(kind, [a_spec, b_spec, *rest], [out], transpose_a=ta, transpose_b=tb is not weight)
 
 
-@costs("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner")
+@costs("aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::vdot aten::inner")
 def plain(op: OpView) -> Iterable[KernelCall]:
     """A @ B, the last dimensions of both for `inner`; of two vectors the vector cores sum the products (Dot)."""
     a, b = op.need("self", "input", at=0), op.need("mat2", "other", "vec", "tensor", at=1)
@@ -66,7 +66,7 @@ def plain(op: OpView) -> Iterable[KernelCall]:
     return [product(op, a, b, weight=op.op.name == "aten::inner" and len(b.shape) > 1)]
 
 
-@costs("aten::addmm", "aten::addmv", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation", "aten::sparse_addmm")
+@costs("aten::addmm aten::addmv aten::baddbmm aten::addbmm aten::_addmm_activation aten::sparse_addmm")
 def with_addend(op: OpView) -> Iterable[KernelCall]:
     """beta * C + alpha * A @ B: a one-dimensional C is the kernel's bias, any other is added after."""
     a, b = op.need("mat1", "batch1", "mat", at=1), op.need("mat2", "batch2", "vec", at=2)
@@ -81,14 +81,10 @@ def with_addend(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::linear",
-    "aten::_linear",
-    "aten::mkldnn_linear",
-    "aten::fbgemm_linear_fp16_weight",
-    "aten::fbgemm_linear_fp16_weight_fp32_activation",
-    "vllm::default_unquantized_gemm",
-    "_rocm_C::wvSpltK",
-    "aiter::tuned_gemm",
+    """
+        aten::linear aten::_linear aten::mkldnn_linear aten::fbgemm_linear_fp16_weight
+        aten::fbgemm_linear_fp16_weight_fp32_activation
+    """
 )
 def layer(op: OpView) -> Iterable[KernelCall]:
     """x @ W^T + b, W stored as (out features, in features)."""
@@ -100,7 +96,7 @@ def layer(op: OpView) -> Iterable[KernelCall]:
     return [product(op, a, b, *([spec(bias.shape, bias.dtype)] if bias is not None else []), weight=True)]
 
 
-@costs("aten::linear_backward", "aten::mps_linear_backward")
+@costs("aten::linear_backward aten::mps_linear_backward")
 def layer_backward(op: OpView) -> Iterable[KernelCall]:
     """Gradients to the input and to the weight."""
     grad, weight = op.need("grad_output", "grad", at=1, rank=1), op.need("weight", at=2, rank=1)
@@ -113,7 +109,7 @@ def layer_backward(op: OpView) -> Iterable[KernelCall]:
     ]
 
 
-@costs("aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm", "aiter::gemm_a8w8_CK")
+@costs("aten::_scaled_mm aten::_scaled_mm_v2 aten::_int_mm")
 def quantized(op: OpView) -> Iterable[KernelCall]:
     """Products of 8-bit operands; 8-bit floats, which these SoCs lack, are taken at the int8 rate."""
     metas = [t for t in op.tensors if len(t.shape) >= 2 and t.dtype not in ("float32", "bfloat16", "float16")]

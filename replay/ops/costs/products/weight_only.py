@@ -45,15 +45,11 @@ def _columns(op: OpView, weight: TensorMeta, inner: int) -> int:
 
 
 @costs(
-    "aten::_weight_int4pack_mm",
-    "aten::_weight_int4pack_mm_for_cpu",
-    "aten::_dyn_quant_matmul_4bit",
-    "aten::_weight_int4pack_mm_with_scales_and_zeros",
-    "aten::_weight_int8pack_mm",
-    "aten::_mixed_dtypes_linear",
-    "aten::fbgemm_linear_int8_weight",
-    "aten::fbgemm_linear_int8_weight_fp32_activation",
-    "npu::npu_weight_quant_batchmatmul_v2",
+    """
+        aten::_weight_int4pack_mm aten::_weight_int4pack_mm_for_cpu aten::_dyn_quant_matmul_4bit
+        aten::_weight_int4pack_mm_with_scales_and_zeros aten::_weight_int8pack_mm aten::_mixed_dtypes_linear
+        aten::fbgemm_linear_int8_weight aten::fbgemm_linear_int8_weight_fp32_activation
+    """
 )
 def weight_only(op: OpView) -> Iterable[KernelCall]:
     """WeightQuantBatchMatmulV2: x (M, K) with packed weights of (K, N)."""

@@ -22,7 +22,7 @@ def _vector(op: OpView, *names: str) -> list[TensorSpec]:
     return [spec(t.shape, t.dtype) for t in metas if t is not None]
 
 
-@costs("aten::native_layer_norm", "aten::layer_norm", "aten::native_layer_norm_out")
+@costs("aten::native_layer_norm aten::layer_norm aten::native_layer_norm_out")
 def layer_norm(op: OpView) -> Iterable[KernelCall]:
     """LayerNormV3 over the normalised dimensions."""
     x = op.need("input", "self", at=0)
@@ -44,7 +44,7 @@ def layer_norm_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("LayerNormGradV3", inputs, [spec(x.shape, x.dtype), vector, vector], cols=cols)]
 
 
-@costs("aten::rms_norm", "aten::_fused_rms_norm")
+@costs("aten::rms_norm aten::_fused_rms_norm")
 def rms_norm(op: OpView) -> Iterable[KernelCall]:
     """RmsNorm."""
     x = op.need("input", "self", "x", at=0)
@@ -68,7 +68,6 @@ def rms_norm_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("RmsNormGrad", inputs, [spec(x.shape, x.dtype), spec((cols,), "float32")], cols=cols)]
 
 
-@costs("vllm_ir::rms_norm", "sglang::rmsnorm")
 def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
     """RmsNorm under other libraries' names: (out,) input, weight."""
     x = op.need("input", "x", at=0)
@@ -78,7 +77,6 @@ def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
     return [kernel("RmsNorm", [source, *gamma], [spec(x.shape, x.dtype)])]
 
 
-@costs("vllm_ir::fused_add_rms_norm")
 def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
     """AddRmsNorm: the sum with the residual, and its norm."""
     x = op.need("input", "x", "x1", at=0)
@@ -93,20 +91,12 @@ def _channels(x: TensorMeta) -> int:
 
 
 @costs(
-    "aten::native_batch_norm",
-    "aten::_native_batch_norm_legit",
-    "aten::cudnn_batch_norm",
-    "aten::miopen_batch_norm",
-    "aten::batch_norm",
-    "aten::_batch_norm_impl_index",
-    "aten::_batch_norm_with_update",
-    "aten::instance_norm",
-    "aten::_native_batch_norm_legit_functional",
-    "aten::_batch_norm_no_update",
-    "aten::_native_batch_norm_legit_no_training",
-    "aten::native_batch_norm_out",
-    "aten::_batch_norm_with_update_functional",
-    "aten::quantized_batch_norm",
+    """
+        aten::native_batch_norm aten::_native_batch_norm_legit aten::cudnn_batch_norm aten::miopen_batch_norm
+        aten::batch_norm aten::_batch_norm_impl_index aten::_batch_norm_with_update aten::instance_norm
+        aten::_native_batch_norm_legit_functional aten::_batch_norm_no_update aten::_native_batch_norm_legit_no_training
+        aten::native_batch_norm_out aten::_batch_norm_with_update_functional aten::quantized_batch_norm
+    """
 )
 def batch_norm(op: OpView) -> Iterable[KernelCall]:
     """Training: BNTrainingReduce and BNTrainingUpdate; inference: BNInfer."""
@@ -128,11 +118,10 @@ def batch_norm(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::native_batch_norm_backward",
-    "aten::cudnn_batch_norm_backward",
-    "aten::miopen_batch_norm_backward",
-    "aten::batch_norm_backward",
-    "aten::_batch_norm_impl_index_backward",
+    """
+        aten::native_batch_norm_backward aten::cudnn_batch_norm_backward aten::miopen_batch_norm_backward
+        aten::batch_norm_backward aten::_batch_norm_impl_index_backward
+    """
 )
 def batch_norm_backward(op: OpView) -> Iterable[KernelCall]:
     """BNTrainingUpdateGrad (to weight and bias) and BNTrainingReduceGrad (to input)."""
@@ -168,7 +157,7 @@ def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
     return [kernel(kind, [*reads, stats, stats], [out], cols=max(1, prod(images.shape) // max(1, channels)))]
 
 
-@costs("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts")
+@costs("aten::batch_norm_gather_stats aten::batch_norm_gather_stats_with_counts")
 def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
     """Statistics of all devices put together: (devices, channels)."""
     counts = op.need("mean", at=1)
@@ -177,12 +166,10 @@ def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::_weight_norm",
-    "aten::_weight_norm_interface",
-    "aten::_weight_norm_interface_backward",
-    "aten::renorm",
-    "aten::_weight_norm_differentiable_backward",
-    "aten::norm_except_dim",
+    """
+        aten::_weight_norm aten::_weight_norm_interface aten::_weight_norm_interface_backward aten::renorm
+        aten::_weight_norm_differentiable_backward aten::norm_except_dim
+    """
 )
 def weight_norm(op: OpView) -> Iterable[KernelCall]:
     """A norm of each row, and the weights scaled by it."""
@@ -193,7 +180,7 @@ def weight_norm(op: OpView) -> Iterable[KernelCall]:
     return [kernel("LpNormV2", [source], [norms])] + ([] if "except" in op.op.name else [scaled])
 
 
-@costs("aten::native_group_norm", "aten::group_norm")
+@costs("aten::native_group_norm aten::group_norm")
 def group_norm(op: OpView) -> Iterable[KernelCall]:
     """GroupNormV2 over groups of channels."""
     x = op.need("input", "x", at=0)
@@ -221,27 +208,23 @@ def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall
 
 
 @costs(
-    "aten::_softmax",
-    "aten::softmax",
-    "aten::_safe_softmax",
-    "aten::logsumexp",
-    "aten::special_softmax",
-    "aten::special_logsumexp",
-    "aten::_masked_softmax",
-    "aten::_nested_tensor_softmax_with_shape",
+    """
+        aten::_softmax aten::softmax aten::_safe_softmax aten::logsumexp aten::special_softmax aten::special_logsumexp
+        aten::_masked_softmax aten::_nested_tensor_softmax_with_shape
+    """
 )
 def softmax(op: OpView) -> Iterable[KernelCall]:
     """SoftmaxV2 along one dimension: one kernel wherever it lies (hicann/cann-bench, CANN 9.0)."""
     return _along(op, op.need("self", "input", "x", at=0), "SoftmaxV2", 1)
 
 
-@costs("aten::_log_softmax", "aten::log_softmax", "aten::special_log_softmax")
+@costs("aten::_log_softmax aten::log_softmax aten::special_log_softmax")
 def log_softmax(op: OpView) -> Iterable[KernelCall]:
     """LogSoftmaxV2."""
     return _along(op, op.need("self", "input", at=0), "LogSoftmaxV2", 1)
 
 
-@costs("aten::_softmax_backward_data", "aten::_masked_softmax_backward", "aten::_log_softmax_backward_data")
+@costs("aten::_softmax_backward_data aten::_masked_softmax_backward aten::_log_softmax_backward_data")
 def softmax_backward(op: OpView) -> Iterable[KernelCall]:
     """SoftmaxGrad or LogSoftmaxGrad."""
     kind = "LogSoftmaxGrad" if "log_softmax" in op.op.name else "SoftmaxGrad"

@@ -66,13 +66,10 @@ def _input(op: OpView, at: int = 0) -> TensorMeta:
 
 
 @costs(
-    "aten::max_pool2d_with_indices",
-    "aten::max_pool2d",
-    "aten::max_pool1d",
-    "aten::max_pool1d_with_indices",
-    "aten::mkldnn_max_pool2d",
-    "aten::quantized_max_pool1d",
-    "aten::quantized_max_pool2d",
+    """
+        aten::max_pool2d_with_indices aten::max_pool2d aten::max_pool1d aten::max_pool1d_with_indices
+        aten::mkldnn_max_pool2d aten::quantized_max_pool1d aten::quantized_max_pool2d
+    """
 )
 def max_pool(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolWithArgmaxV1 between two changes of layout."""
@@ -86,10 +83,10 @@ def max_pool(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::max_pool2d_with_indices_backward",
-    "aten::max_pool2d_backward",
-    "aten::mkldnn_max_pool2d_backward",
-    "aten::mps_max_pool2d_backward",
+    """
+        aten::max_pool2d_with_indices_backward aten::max_pool2d_backward aten::mkldnn_max_pool2d_backward
+        aten::mps_max_pool2d_backward
+    """
 )
 def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolGradWithArgmaxV1 between changes of layout."""
@@ -105,16 +102,11 @@ def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::avg_pool2d",
-    "aten::avg_pool1d",
-    "aten::avg_pool3d",
-    "aten::max_pool3d_with_indices",
-    "aten::max_pool3d",
-    "aten::lp_pool2d",
-    "aten::fractional_max_pool2d",
-    "aten::fractional_max_pool3d",
-    "aten::mkldnn_max_pool3d",
-    "aten::quantized_max_pool3d",
+    """
+        aten::avg_pool2d aten::avg_pool1d aten::avg_pool3d aten::max_pool3d_with_indices aten::max_pool3d
+        aten::lp_pool2d aten::fractional_max_pool2d aten::fractional_max_pool3d aten::mkldnn_max_pool3d
+        aten::quantized_max_pool3d
+    """
 )
 def plain_pool(op: OpView) -> Iterable[KernelCall]:
     """AvgPoolV2 or MaxPool3D on torch's layout."""
@@ -125,12 +117,10 @@ def plain_pool(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::avg_pool2d_backward",
-    "aten::avg_pool3d_backward",
-    "aten::max_pool3d_with_indices_backward",
-    "aten::fractional_max_pool2d_backward",
-    "aten::fractional_max_pool3d_backward",
-    "aten::mkldnn_max_pool3d_backward",
+    """
+        aten::avg_pool2d_backward aten::avg_pool3d_backward aten::max_pool3d_with_indices_backward
+        aten::fractional_max_pool2d_backward aten::fractional_max_pool3d_backward aten::mkldnn_max_pool3d_backward
+    """
 )
 def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient on torch's layout."""
@@ -141,7 +131,7 @@ def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel(kind, [plain if grad is None else images(grad, space)], [plain])]
 
 
-@costs("aten::max_unpool2d", "aten::max_unpool3d")
+@costs("aten::max_unpool2d aten::max_unpool3d")
 def unpool(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor, and single elements written where the recorded positions say."""
     meta = _input(op)
@@ -154,15 +144,11 @@ def unpool(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::adaptive_avg_pool2d",
-    "aten::_adaptive_avg_pool2d",
-    "aten::adaptive_avg_pool3d",
-    "aten::_adaptive_avg_pool3d",
-    "aten::adaptive_avg_pool1d",
-    "aten::adaptive_max_pool2d",
-    "aten::adaptive_max_pool1d",
-    "aten::adaptive_max_pool3d",
-    "aten::mkldnn_adaptive_avg_pool2d",
+    """
+        aten::adaptive_avg_pool2d aten::_adaptive_avg_pool2d aten::adaptive_avg_pool3d aten::_adaptive_avg_pool3d
+        aten::adaptive_avg_pool1d aten::adaptive_max_pool2d aten::adaptive_max_pool1d aten::adaptive_max_pool3d
+        aten::mkldnn_adaptive_avg_pool2d
+    """
 )
 def adaptive(op: OpView) -> Iterable[KernelCall]:
     """A reduction for a global pool, else AdaptiveAvgPool3d on channels-last data, turned before and after."""
@@ -186,12 +172,10 @@ def _channels_last(plain: TensorSpec) -> TensorSpec:
 
 
 @costs(
-    "aten::_adaptive_avg_pool2d_backward",
-    "aten::_adaptive_avg_pool3d_backward",
-    "aten::adaptive_max_pool2d_backward",
-    "aten::adaptive_max_pool3d_backward",
-    "aten::adaptive_avg_pool3d_backward",
-    "aten::mkldnn_adaptive_avg_pool2d_backward",
+    """
+        aten::_adaptive_avg_pool2d_backward aten::_adaptive_avg_pool3d_backward aten::adaptive_max_pool2d_backward
+        aten::adaptive_max_pool3d_backward aten::adaptive_avg_pool3d_backward aten::mkldnn_adaptive_avg_pool2d_backward
+    """
 )
 def adaptive_backward(op: OpView) -> Iterable[KernelCall]:
     """The gradient, on channels-last data."""

@@ -8,33 +8,7 @@ from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, broadcast
 from opreplay.replay.ops.op_view import OpView, kernel, spec
-from opreplay.replay.ops.table import Cost, costs
-
-REDUCTIONS: dict[str, str] = {
-    "sum": "ReduceSum", "nansum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin",
-    "prod": "ReduceProd", "all": "ReduceAll", "any": "ReduceAny", "var": "ReduceStdV2", "std": "ReduceStdV2",
-    "var_mean": "ReduceStdV2", "std_mean": "ReduceStdV2", "norm": "LpNormV2", "linalg_vector_norm": "LpNormV2",
-    "count_nonzero": "ReduceSum", "trace": "ReduceSum", "linalg_norm": "LpNormV2", "frobenius_norm": "LpNormV2",
-    "cumsum": "Cumsum", "cumprod": "Cumprod", "logcumsumexp": "Cumsum", "cummax": "Cumsum", "diff": "Sub",
-    "median": "Sort", "nanmedian": "Sort", "kthvalue": "Sort", "mode": "Sort", "quantile": "Sort",
-    "nanquantile": "Sort", "nanmean": "ReduceMean", "cummin": "Cumsum", "_cummax_helper": "Cumsum",
-    "_cummin_helper": "Cumsum", "cummaxmin_backward": "Cumsum", "_logcumsumexp": "Cumsum",
-    "cumulative_trapezoid": "Cumsum", "trapezoid": "ReduceSum", "trapz": "ReduceSum", "native_norm": "LpNormV2",
-    "_is_all_true": "ReduceAll", "_is_any_true": "ReduceAny", "linalg__powsum": "LpNormV2",
-    "_grad_sum_to_size": "ReduceSum", "sum_to_size": "ReduceSum", "hash_tensor": "ReduceSum",
-    "_nested_sum_backward": "ReduceSum",
-}  # fmt: skip
-"""aten op → CANN type."""
-
-EXTREMA: dict[str, str] = {
-    "argmax": "ArgMaxV2",
-    "argmin": "ArgMinV2",
-    "max": "ArgMaxWithValue",
-    "min": "ArgMinWithValue",
-    "aminmax": "ReduceMax",
-    "_aminmax": "ReduceMax",
-    "value_selecting_reduction_backward": "ScatterElements",
-}
+from opreplay.replay.ops.table import Cost, costs, costs_by_kernel
 
 
 def reduced(op: OpView) -> tuple[int, ...]:
@@ -86,11 +60,20 @@ def _rule(kind: str) -> Cost:
     return rule
 
 
-for _name, _kind in REDUCTIONS.items():
-    costs(f"aten::{_name}")(_rule(_kind))
+costs_by_kernel(
+    """
+        ReduceSum=sum,nansum,count_nonzero,trace,trapezoid,trapz,_grad_sum_to_size,sum_to_size,hash_tensor
+        ReduceSum=_nested_sum_backward ReduceMean=mean,nanmean ReduceMax=amax ReduceMin=amin ReduceProd=prod
+        ReduceAll=all,_is_all_true ReduceAny=any,_is_any_true ReduceStdV2=var,std,var_mean,std_mean
+        LpNormV2=norm,linalg_vector_norm,linalg_norm,frobenius_norm,native_norm,linalg__powsum
+        Cumsum=cumsum,logcumsumexp,cummax,cummin,_cummax_helper,_cummin_helper,cummaxmin_backward,_logcumsumexp
+        Cumsum=cumulative_trapezoid Cumprod=cumprod Sub=diff Sort=median,nanmedian,kthvalue,mode,quantile,nanquantile
+    """,
+    _rule,
+)
 
 
-@costs("aten::equal", "aten::allclose")
+@costs("aten::equal aten::allclose")
 def same_values(op: OpView) -> Iterable[KernelCall]:
     """Both tensors compared, and whether all elements are equal."""
     compared = spec(broadcast([meta.shape for meta in op.tensors[:2]]), "bool")
@@ -120,5 +103,10 @@ def _extremum(kind: str) -> Cost:
     return rule
 
 
-for _name, _kind in EXTREMA.items():
-    costs(f"aten::{_name}")(_extremum(_kind))
+costs_by_kernel(
+    """
+        ArgMaxV2=argmax ArgMinV2=argmin ArgMaxWithValue=max ArgMinWithValue=min ReduceMax=aminmax,_aminmax
+        ScatterElements=value_selecting_reduction_backward
+    """,
+    _extremum,
+)

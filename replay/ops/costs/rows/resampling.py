@@ -76,11 +76,10 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::grid_sampler_2d",
-    "aten::grid_sampler_3d",
-    "aten::grid_sampler",
-    "aten::cudnn_grid_sampler",
-    "aten::_grid_sampler_2d_cpu_fallback",
+    """
+        aten::grid_sampler_2d aten::grid_sampler_3d aten::grid_sampler aten::cudnn_grid_sampler
+        aten::_grid_sampler_2d_cpu_fallback
+    """
 )
 def grid_sample(op: OpView) -> Iterable[KernelCall]:
     """GridSampler2D: images and a grid of positions in, one element a position and channel out."""
@@ -94,10 +93,10 @@ def grid_sample(op: OpView) -> Iterable[KernelCall]:
 
 
 @costs(
-    "aten::grid_sampler_2d_backward",
-    "aten::grid_sampler_3d_backward",
-    "aten::cudnn_grid_sampler_backward",
-    "aten::_grid_sampler_2d_cpu_fallback_backward",
+    """
+        aten::grid_sampler_2d_backward aten::grid_sampler_3d_backward aten::cudnn_grid_sampler_backward
+        aten::_grid_sampler_2d_cpu_fallback_backward
+    """
 )
 def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
     """A cleared gradient, single elements added to it, and the gradient of the grid."""
@@ -112,7 +111,7 @@ def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
     ]
 
 
-@costs("aten::im2col", "aten::col2im")
+@costs("aten::im2col aten::col2im")
 def columns(op: OpView) -> Iterable[KernelCall]:
     """Windows laid out as columns, or added back from them."""
     meta = _source(op, "self", "input")

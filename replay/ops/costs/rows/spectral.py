@@ -36,7 +36,7 @@ def transform(op: OpView) -> Iterable[KernelCall]:
     return [kernel("FFT", [data], [data], max(1, passes))]
 
 
-@costs("aten::fft_fftshift", "aten::fft_ifftshift")
+@costs("aten::fft_fftshift aten::fft_ifftshift")
 def shifted(op: OpView) -> Iterable[KernelCall]:
     """Roll."""
     source = op.dense("self", at=0)
@@ -46,7 +46,7 @@ def shifted(op: OpView) -> Iterable[KernelCall]:
 WINDOWS = ("hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window")
 
 
-@costs(*(f"aten::{name}" for name in WINDOWS), "aten::fft_fftfreq", "aten::fft_rfftfreq")
+@costs("aten::fft_fftfreq aten::fft_rfftfreq", *(f"aten::{name}" for name in WINDOWS))
 def window(op: OpView) -> Iterable[KernelCall]:
     """A range, and the window's function of it."""
     out = op.output(spec((max(1, op.integer("window_length", "n", default=1)),), "float32"))

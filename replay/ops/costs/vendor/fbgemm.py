@@ -35,12 +35,6 @@ def tables(op: OpView) -> Iterable[KernelCall]:
     return [kernel("EmbeddingBag", [spec((n,), index.dtype)], [out], indices=n, moved_bytes=moved)]
 
 
-@costs(
-    "fbgemm::permute_sequence_embeddings",
-    "fbgemm::recat_embedding_grad_output",
-    "fbgemm::merge_pooled_embeddings",
-    "fbgemm::permute_duplicate_pooled_embs_auto_grad",
-)
 def permuted(op: OpView) -> Iterable[KernelCall]:
     """Runs of data in another order: everything read and written once, a copy for each tensor."""
     moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(tensor) for tensor in op.tensors)]
@@ -104,7 +98,7 @@ def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
     return rows_read
 
 
-@costs("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::Bool", "aten::Int", "aten::Float")
+@costs("aten::_local_scalar_dense aten::item aten::is_nonzero aten::Bool aten::Int aten::Float")
 def read_by_host(op: OpView) -> Iterable[KernelCall]:
     """One value copied to the host, which waits for the device until then: the step's time, and no kernel's."""
     op.note("hands a value to the host, which waits for the device: no kernel (`opreplay timeline` follows such waits)")

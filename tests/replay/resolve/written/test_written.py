@@ -9,6 +9,7 @@ import pytest
 
 import opreplay
 from opreplay.replay import plugins
+from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.notation import call_text, parse_call
 from opreplay.replay.report.snippet import snippet
@@ -173,3 +174,48 @@ def test_what_stands_behind_an_argument_that_is_left_out_is_given_by_name(text: 
     assert op().shape
     assert f"{named}=" in snippet(op.ir)
     assert call_text(written(call_text(op.ir))) == call_text(op.ir)
+
+
+def predicted(text: str) -> ReplayOp:
+    return plan_of_calls([Written(text=text)])[0].ops[0]
+
+
+def test_a_call_to_be_predicted_alone_needs_no_op_that_runs_here() -> None:
+    op = predicted("npu::npu_no_such_matmul(f16[64,32], f16[32,16], transposed=True)")
+    assert (op.resolved_by, op.reason, op.unfit) == (None, None, True)
+    assert [(arg.name, arg.value) for arg in op.args] == [("arg0", None), ("arg1", None), ("transposed", True)]
+    assert lower(op).kernels[0].type == "MatMulV3"
+    assert lower(op).assumed
+    with pytest.raises(UsageError):
+        plan_of_calls([Written(text="npu::npu_no_such_matmul(f16[64,32], f16[32,16])")], runnable=True)
+
+
+def test_arguments_that_fit_no_overload_go_to_the_names_whose_types_they_have() -> None:
+    op = predicted("aten::gru(f32[10,4,64], hidden_size=32)")
+    assert op.unfit
+    assert [arg.name for arg in op.args] == ["input", "hidden_size"]
+    assert lower(op).known
+
+
+def test_flags_that_lack_are_false_and_a_tensor_stands_for_a_list() -> None:
+    softmax = predicted("aten::_softmax(f16[9,512], -1)")
+    assert (softmax.resolved_by, softmax.unfit) == ("jit", False)
+    assert [arg.value for arg in softmax.args if arg.name == "half_to_float"] == [False]
+    assert softmax.outputs is not None
+    grouped = predicted("npu::npu_grouped_matmul(f16[64,32], f16[2,32,16], group_list=[32,64], split_item=2)")
+    assert {arg.name: len(arg.tensors) for arg in grouped.args}["weight"] == 1
+
+
+def test_what_only_a_stand_in_refuses_is_predicted_all_the_same() -> None:
+    text = "npu::npu_rms_norm(f16[8,64], f16[32])"
+    assert predicted(text).unfit
+    assert plan_of_calls([Written(text=text)], runnable=True)[0].ops[0].reason is not None
+    assert predicted("aten::mm(f32[4,8], f32[9,3])").reason is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["aten::sofmax(f32[4])", "aten::no_such_op(f32[4])", "npu::no_such_op(3)", "npu(f32[4])"]
+)
+def test_a_slip_is_no_call_to_predict(text: str) -> None:
+    with pytest.raises(UsageError):
+        predicted(text)

@@ -1,0 +1,74 @@
+# pyright: strict
+"""One step as every command tells it: how long it took, what the device did in it, what bounds it; one value."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Bound = Literal["host", "communication", "device", "mixed", "host alone"]
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a step took, µs."""
+
+    host_us: float
+    """The marked range on its host thread."""
+    device_us: float
+    """From the start of the first to the end of the last device task that was launched in that range; 0 without any."""
+    step_us: float
+    """From the completion of the step before to that of this one; of a step that follows no recorded one the longer of
+    what the host needed and the device's time. A trace that marks no steps is one step from its first event to its
+    last."""
+
+
+class StepOnDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """The step on a simulated device, µs."""
+
+    step_us: float
+    low_us: float | None
+    high_us: float | None
+    """80 % band; None where less than half of the computing is predicted."""
+    predicted_share: float
+    """Of the recorded device time: what has a prediction."""
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A step; times in µs."""
+
+    name: str
+    number: int | None
+    marked: bool
+    """False: the trace marks no steps, the whole of it was taken for one."""
+    steps: int
+    """Marked steps of the trace."""
+    host_us: float
+    """The marked range on its host thread."""
+    asked: bool = False
+    """False: it is the one of median length among those that launch work."""
+    all_host_us: tuple[float, float] | None = None
+    """Of all marked steps with work: the shortest and the longest range on the host."""
+    begin_us: float
+    """When the device was done with what it still had to do of the step before, after this range began."""
+    accelerator: Literal["GPU", "NPU", "device"]
+    bound: Bound
+    window: Window
+    device_sum_us: float
+    """Of all device tasks, whether beside each other or not."""
+    busy_us: float
+    """Of the step: with any work on the device; of a step of the host with an op on any thread."""
+    communication_us: float
+    """Of the step: communication beside which nothing computes."""
+    idle_us: dict[str, float]
+    """The rest of the step, by what the device waited for; they add up to it."""
+    largest: tuple[tuple[str, float], ...]
+    """What the host did on the critical path: names and times, longest first; at most three."""
+    copied_host_share: float
+    """Of the critical path: host time, which re-timing copies from the recording."""
+    unknown_wait_us: float
+    """Of the critical path: waiting that nothing recorded explains."""
+    blocked_us: float
+    """Host time in calls that wait for the device by their nature, of which nothing says for what."""
+    socs: dict[str, StepOnDevice] = {}
+    """By the name of the simulated device."""

@@ -1,0 +1,122 @@
+# pyright: strict
+"""Calls that no overload here takes, named after the schema that is nearest: to be predicted alone, nothing of it runs.
+
+Values go to the names whose types they fit, in order; what fits none stays as `arg3`, what is named otherwise under its
+own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from opreplay.replay.host.dispatcher import parse_schema
+from opreplay.replay.ir.notation import CallText, CallValue, TorchName
+from opreplay.replay.ops.declared import published
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec, compile_schema
+from opreplay.traces.model import TensorMeta
+
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "bool": (bool,),
+    "float": (int, float),
+    "complex": (int, float, complex),
+    "Scalar": (bool, int, float, complex),
+    "ScalarType": (TorchName,),
+    "Layout": (TorchName,),
+    "MemoryFormat": (TorchName,),
+    "str": (str,),
+    "Device": (str,),
+    "Tensor": (TensorMeta,),
+}
+"""Type of an argument or of a list's element → what may be written for it."""
+
+
+class Unfit(NamedTuple):
+    """A call under the names of the schema that it is nearest to."""
+
+    spec: OpSpec | None
+    """None where no schema of the op is known."""
+    values: dict[str, CallValue]
+    misfits: tuple[str, ...] = ()
+    """Names of values that the schema does not take, and of arguments that were passed over."""
+    absent: tuple[str, ...] = ()
+    """Arguments without a default that are not written."""
+
+
+@lru_cache(maxsize=1024)
+def published_specs(name: str) -> tuple[OpSpec, ...]:
+    """The schemas that a vendor has published of "ns::op", the newest first, whether or not anything implements it."""
+    versions = sorted(published(name), reverse=True)
+    return tuple(compile_schema(parse_schema(text), registered=False) for _, text in versions)
+
+
+def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
+    """The call under the names of the schema that takes most of it, the first of several."""
+    fits = [_under(spec, call) for spec in specs]
+    unnamed = {f"arg{i}": value for i, value in enumerate(call.args)}
+    return min(fits, key=lambda fit: 2 * len(fit.misfits) + len(fit.absent), default=Unfit(None, unnamed | call.kwargs))
+
+
+def completed(fit: Unfit) -> CallText | None:
+    """The call with all arguments by name and False for flags that are not written; None where more is wrong."""
+    if fit.spec is None or fit.misfits:
+        return None
+    kinds = {arg.name: arg.kind for arg in fit.spec.args}
+    if any(kinds[name] != "bool" for name in fit.absent):
+        return None
+    values: dict[str, CallValue] = {**fit.values, **dict.fromkeys(fit.absent, False)}
+    kwargs = {name: as_list(kinds[name], value) for name, value in values.items()}
+    return CallText(name=f"{fit.spec.name}.{fit.spec.torch_name}", kwargs=kwargs)
+
+
+def as_list(kind: str, value: CallValue) -> CallValue:
+    """A list of one value where the type is a list and the value none."""
+    return [value] if kind.endswith("[]") and value is not None and not isinstance(value, list) else value
+
+
+def _under(spec: OpSpec, call: CallText) -> Unfit:
+    values: dict[str, CallValue] = {}
+    misfits: list[str] = []
+    unfilled = [arg for arg in spec.args if arg.name not in call.kwargs]
+    for i, value in enumerate(call.args):
+        place = next((at for at, arg in enumerate(unfilled) if takes(arg, value)), None)
+        if place is None:
+            values[f"arg{i}"] = value
+            misfits.append(f"arg{i}")
+            continue
+        misfits += [arg.name for arg in unfilled[:place] if not arg.has_default]
+        values[unfilled[place].name] = value
+        unfilled = unfilled[place + 1 :]
+    by_name = {arg.name: arg for arg in spec.args}
+    misfits += [name for name, value in call.kwargs.items() if name not in by_name or not takes(by_name[name], value)]
+    values |= call.kwargs
+    absent = tuple(arg.name for arg in spec.args if arg.name not in values and not arg.has_default)
+    return Unfit(spec, values, tuple(misfits), absent)
+
+
+def takes(arg: ArgSpec, value: CallValue) -> bool:
+    """Whether an argument may be meant by a value; a list of tensors or numbers also by one of them."""
+    if value is None:
+        return arg.optional
+    kind = arg.kind.removesuffix("[]")
+    items = value if isinstance(value, list) and kind != arg.kind else [value]
+    return all((item is None and arg.optional_elements) or type(item) in _PLAIN.get(kind, ()) for item in items)
+
+
+def unknown(name: str) -> ArgSpec:
+    """An argument that no schema tells of."""
+    return ArgSpec(
+        name=name,
+        kind="Scalar",
+        type_text="",
+        optional=True,
+        optional_elements=True,
+        size=None,
+        has_default=False,
+        default=None,
+        keyword_only=False,
+        mutated=False,
+        out=False,
+    )

@@ -1,0 +1,71 @@
+# pyright: strict
+"""What stands in place of what: the calls of two steps in order, aligned by the names of their ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+import msgspec
+
+ALIKE = 0.5
+"""Share of the calls that both steps have in one order, below which they are two programs."""
+ALIGNED = 2000
+"""Calls of a step that are aligned, from its first: layers repeat, and the time grows with the square."""
+LEAST_SHARE = 0.005
+"""Of the longer step's calls: what takes less on both sides is no replacement worth a row."""
+LONGEST = 12
+"""Calls of a replacement at most: what is longer is another program."""
+
+
+class StepCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a step."""
+
+    id: str
+    name: str
+    us: float
+
+
+class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of the step before in place of which the step after has others; times of all such places together."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    places: int
+    before_us: float
+    after_us: float
+
+    @property
+    def change_us(self) -> float:
+        """Of the step."""
+        return self.after_us - self.before_us
+
+
+def replacements(before: Sequence[StepCall], after: Sequence[StepCall]) -> tuple[Replaced, ...]:
+    """Runs of calls between equal ones that differ, most time first; of ops that one of the steps calls more often."""
+    first, second = before[:ALIGNED], after[:ALIGNED]
+    names = [[call.name for call in calls] for calls in (first, second)]
+    least_us = LEAST_SHARE * max(sum(call.us for call in before), sum(call.us for call in after))
+    aligned = SequenceMatcher(None, *names, autojunk=False)
+    if aligned.ratio() < ALIKE:
+        return ()
+    calls = [Counter(call.name for call in step) for step in (before, after)]
+    fewer, more = calls[0] - calls[1], calls[1] - calls[0]
+    by_names: dict[tuple[tuple[str, ...], tuple[str, ...]], Replaced] = {}
+    for what, i, j, k, m in aligned.get_opcodes():
+        if what != "replace" or max(j - i, m - k) > LONGEST:
+            continue
+        key = tuple(names[0][i:j]), tuple(names[1][k:m])
+        if not fewer.keys() & key[0] or not more.keys() & key[1]:
+            continue
+        known = by_names.get(key)
+        by_names[key] = Replaced(
+            before=key[0],
+            after=key[1],
+            places=1 + (known.places if known else 0),
+            before_us=sum(call.us for call in first[i:j]) + (known.before_us if known else 0.0),
+            after_us=sum(call.us for call in second[k:m]) + (known.after_us if known else 0.0),
+        )
+    worth = [one for one in by_names.values() if max(one.before_us, one.after_us) >= least_us]
+    return tuple(sorted(worth, key=lambda one: -max(one.before_us, one.after_us)))

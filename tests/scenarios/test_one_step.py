@@ -1,0 +1,106 @@
+"""A step has the same figures in every command, as text, as JSON and on pages: all public traces that mark steps."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from opreplay.cli.main import opreplay
+from opreplay.replay.ir.step import StepReport
+from opreplay.replay.report.step.verdict import step_rows, verdict
+from opreplay.replay.timeline.timeline import step_of
+from opreplay.traces import read_trace
+from tests.replay.timeline.machine import training
+
+MARKED = (
+    "cpu_only_rank34",
+    "h100_bert_small",
+    "h100_falconsai_vit",
+    "h100_owlv2_large",
+    "h100_qwen1.5_0.5b",
+    "h100_timesformer",
+    "mi250_minitoy_train",
+    "mi300_resnet_ddp_act_checkpoint",
+    "mi300_sglang_prefilldecode",
+    "mi300_vllm_piecewise_exec",
+    "npu_alexnet_trace_view",
+    "npu_timeline_trace_view",
+    "nvidia_nccl_parser",
+    "nvidia_rank_non_gpu",
+    "nvidia_sampled_rank0",
+    "nvidia_sampled_rank1",
+    "nvidia_trace_diff_control",
+    "nvidia_triton_example",
+    "param_dlrm_worker0_kineto",
+)
+SEQUENCE = ("--mode", "sequence", "--total-time", "0.01s", "--op-time", "1ms", "--select", "owner")
+"""Of a run that ends as soon as it can: what it says of the recorded step does not depend on what it measures."""
+
+
+def invoked(*arguments: object) -> str:
+    done = CliRunner().invoke(opreplay, [*map(str, arguments)])
+    assert done.exit_code in (0, 1), done.output
+    return done.stdout
+
+
+def figures(step: dict[str, Any]) -> dict[str, Any]:
+    return {key: step[key] for key in ("window", "busy_us", "idle_us", "bound", "device_sum_us")}
+
+
+def rows_on(page: Path, prefix: str = "") -> dict[str, str]:
+    found = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.read_text())
+    return {html.unescape(name).removeprefix(prefix): html.unescape(text) for name, text in found}
+
+
+def told_alike(trace: str, step: StepReport, folder: Path) -> None:
+    """Every command shows this step."""
+    rows = [(name, text) for name, text, _ in step_rows(step)]
+    pages = {name: folder / f"{name}.html" for name in ("timeline", "simulate", "compare", "run")}
+    commands = {
+        "inspect": ("inspect", trace),
+        "timeline": ("timeline", trace, "-o", pages["timeline"]),
+        "simulate": ("simulate", trace, "--soc", "910b3", "-o", pages["simulate"]),
+        "compare": ("compare", trace, trace, "-o", pages["compare"]),
+        "run": ("run", trace, *SEQUENCE, "-o", pages["run"]),
+    }
+    for name, command in commands.items():
+        overwrite = ["--force"] if name in pages else []
+        written = json.loads(invoked(*command, *overwrite, "--format", "json"))["step"]
+        sides = written.values() if name == "compare" else [written]
+        for side in sides:
+            assert figures(side) == figures(msgspec.to_builtins(step)), name
+        text = " ".join(invoked(*command, *overwrite).split())
+        opening = verdict(step).partition(". ")[0].rstrip(".")
+        assert opening in text, name
+        if name != "compare":
+            for row, words in rows:
+                assert f"{row} {words}" in text, (name, row)
+        for prefix in ("before: ", "after: ") if name == "compare" else ("",):
+            if name in pages:
+                shown = rows_on(pages[name], prefix)
+                assert {row: shown[row] for row, _ in rows} == dict(rows), name
+
+
+def test_a_step_is_told_alike_by_every_command(tmp_path: Path) -> None:
+    path = training().write(tmp_path / "t.json")
+    step = step_of(read_trace(path, activity=True))
+    assert step is not None
+    told_alike(path, step, tmp_path)
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_the_step_of_a_public_trace_is_told_alike_by_every_command(
+    name: str, shared_traces: Path, tmp_path: Path
+) -> None:
+    path = shared_traces / f"{name}.json.gz"
+    step = step_of(read_trace(path, activity=True))
+    assert step is not None
+    assert step.marked
+    told_alike(str(path), step, tmp_path)

@@ -27,20 +27,18 @@ if TYPE_CHECKING:
 
 FILE = "measured_calls.csv"
 
-FAMILY, OP, OP_HERE, OP_DTYPE_HERE = 0.217, 0.499, 0.997, 0.035
+FAMILY, OP, OP_HERE, OP_DTYPE_HERE = 0.153, 0.286, 1.67, 0.096
 """Variances of what calls of one family, one op, one op on one generation, and of one dtype there, have in common."""
-ALIKE_DTYPE, ALIKE_OP, ALIKE_FORM = 0.1, 0.018, 0.018
-"""Variances of what goes with time and sizes: of one op and dtype, one op, one form of cost, on one generation."""
-REACH = (0.2, 1.48, 2.7, 0.68)
-"""Octaves of time, of elements and of the last dimension, and share of launching, over which calls of one op are alike:
-to exp(-1/2)."""
-FORM_REACH = (1.1, 30.0, 13.0, 7.5)
-"""The same for calls of one form."""
-CACHES_HERE, CACHES_FORM, COMPUTING_HERE = 0.081, 0.08, 5.4
+ALIKE = 0.1
+"""Variance of what goes with time and sizes, of one op and dtype on one generation."""
+REACH = (0.251, 0.805, 2.15, 0.312)
+"""Octaves of time, of elements and of the last dimension, and share of launching, over which calls are alike: to
+exp(-1/2)."""
+CACHES_HERE, CACHES_FORM, COMPUTING_HERE = 0.172, 0.1, 0.038
 """Variances of slopes: over what warm caches save (log), on one generation and of one form there; over the share of
 the vector cores' work."""
-SOURCE, NOISE = 0.005, 0.012
-"""Variances of what all calls of one source have in common, and of one call by itself."""
+NOISE = 0.007
+"""Variance of one call by itself."""
 # All of these were chosen to predict calls of ops and of sources that were left out (docs/ascend-model.md).
 
 SURE: dict[str, float] = {"op here": 1.3, "op elsewhere": 0.75, "family": 0.55, "nothing": 0.7}
@@ -93,20 +91,36 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 class Learned:
     """Measured calls, ready to be asked."""
 
-    def __init__(self, calls: Sequence[Traits], logs: Sequence[float], sources: Sequence[str]) -> None:
+    def __init__(self, calls: Sequence[Traits], sources: Sequence[str], pulls: Sequence[float]) -> None:
+        """`pulls` are what each call adds to others, times how alike they are; see `pulls_of`."""
         import numpy as np
 
         self._codes: dict[tuple[str, ...], int] = {}
-        self.calls = tuple(calls)
         self._groups = np.array([self._groups_of(call) for call in calls], dtype=np.int64).reshape(len(calls), -1)
         self._at = _places(calls)
-        prior = self._alike(self._groups, self._at, self._groups, self._at)
         self._sources = np.array(sources, dtype=str)
-        noise = SOURCE * (self._sources[:, None] == self._sources[None, :]) + NOISE * np.eye(len(calls))
-        self._noisy = prior + noise
+        self._pulls: Array = np.array(pulls, dtype=np.float64)
+        self._inverses: dict[tuple[int, ...], Array] = {}
+
+    @classmethod
+    def of(cls, calls: Sequence[Traits], sources: Sequence[str], logs: Sequence[float]) -> Learned:
+        """What is learned from calls and the logarithms of measured over predicted."""
+        learned = cls(calls, sources, [0.0] * len(calls))
+        return cls(calls, sources, learned.pulls_of(logs))
+
+    def pulls_of(self, logs: Sequence[float]) -> list[float]:
+        """The weights with which measured calls add up to predictions of others."""
+        import numpy as np
+
         targets = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
-        self._pull: Array = np.linalg.solve(self._noisy, targets) if len(calls) else targets
-        self._inverses: dict[bytes, Array] = {}
+        return np.linalg.solve(self._noisy(np.arange(len(targets))), targets).tolist() if len(targets) else []
+
+    def _noisy(self, chosen: Codes) -> Array:
+        """Covariances of some measured calls, with what each adds by itself."""
+        import numpy as np
+
+        groups, at = self._groups[chosen], self._at[chosen]
+        return self._alike(groups, at, groups, at) + NOISE * np.eye(len(chosen))
 
     def _groups_of(self, call: Traits) -> list[int]:
         """Numbers of what calls share: generation, form there, family, op, op there, op and dtype there."""
@@ -130,15 +144,14 @@ class Learned:
         here, form, family, op, op_here, dtype = same
         apart = (at_a[:, None, :4] - at_b[None, :, :4]) ** 2
         near = np.exp(-0.5 * (apart / np.array(REACH) ** 2).sum(axis=2))
-        near_form = np.exp(-0.5 * (apart / np.array(FORM_REACH) ** 2).sum(axis=2))
         vector = at_a[:, None, 4] * at_b[None, :, 4]
         caches = at_a[:, None, 5] * at_b[None, :, 5]
         return (
             FAMILY * family
             + OP * op
-            + op_here * (OP_HERE + ALIKE_OP * near)
-            + dtype * (OP_DTYPE_HERE + ALIKE_DTYPE * near)
-            + form * (ALIKE_FORM * near_form + CACHES_FORM * caches)
+            + OP_HERE * op_here
+            + dtype * (OP_DTYPE_HERE + ALIKE * near)
+            + form * CACHES_FORM * caches
             + here * (COMPUTING_HERE * vector + CACHES_HERE * caches)
         )
 
@@ -152,10 +165,10 @@ class Learned:
         nearest, like = self._nearest(same)
         order = np.argsort(-(4 * same[:, 3] + 2 * same[:, 2] + same[:, 1]), kind="stable")[:MOST_NEAR]
         asked = alike[order]
-        prior = float(self._alike(groups, at, groups, at)[0, 0]) + NOISE + SOURCE
-        variance = max(NOISE, prior - float(asked @ self._inverse(order) @ asked))
+        prior = float(self._alike(groups, at, groups, at)[0, 0]) + NOISE
+        variance = max(NOISE, prior - float(asked @ self._inverse(groups[0], order) @ asked))
         return Correction(
-            factor=exp(float(alike @ self._pull)),
+            factor=exp(float(alike @ self._pulls)),
             band=exp(SURE[nearest] * variance**0.5),
             nearest=nearest,
             calls=int(like.sum()),
@@ -170,12 +183,12 @@ class Learned:
                 return name, same[:, column]
         return "nothing", same[:, 0] & False
 
-    def _inverse(self, order: Codes) -> Array:
+    def _inverse(self, group: Codes, order: Codes) -> Array:
         import numpy as np
 
-        key = order.tobytes()
+        key = tuple(int(code) for code in group[1:4])
         if key not in self._inverses:
-            self._inverses[key] = np.linalg.inv(self._noisy[np.ix_(order, order)])
+            self._inverses[key] = np.linalg.inv(self._noisy(order))
         return self._inverses[key]
 
 
@@ -193,6 +206,8 @@ class LearnedCall(msgspec.Struct, frozen=True):
     log_ratio: float
     """Logarithm of measured over predicted."""
     source: str
+    pull: float
+    """As `Learned.pulls_of` gives it."""
     key: str
     """Of the call and its device, by which a table that holds it is known."""
 
@@ -204,7 +219,7 @@ def learned_calls() -> tuple[LearnedCall, ...]:
     rows: list[LearnedCall] = []
     for row in csv.DictReader(text.splitlines()):
         traits = msgspec.convert(row, Traits, strict=False)
-        rows.append(LearnedCall(traits, float(row["log_ratio"]), row["source"], row["key"]))
+        rows.append(LearnedCall(traits, float(row["log_ratio"]), row["source"], float(row["pull"]), row["key"]))
     return tuple(rows)
 
 
@@ -212,7 +227,7 @@ def learned_calls() -> tuple[LearnedCall, ...]:
 def shipped() -> Learned:
     """The correction that ships."""
     rows = learned_calls()
-    return Learned([row.traits for row in rows], [row.log_ratio for row in rows], [row.source for row in rows])
+    return Learned([row.traits for row in rows], [row.source for row in rows], [row.pull for row in rows])
 
 
 def octaves(number: float) -> float:

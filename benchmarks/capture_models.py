@@ -28,13 +28,16 @@ from benchmarks import small_models
 from opreplay.replay.capture.capture import capture_made, check_made
 from opreplay.replay.capture.step import step_of
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan, Value
-from opreplay.replay.plan.build import build_plan, signature_id
+from opreplay.replay.plan.build import build_plan
+from opreplay.replay.plan.recorded.groups import is_arithmetic, signature_id
 from opreplay.replay.resolve.schema import specs_of
 from opreplay.traces import read_trace
 from opreplay.traces.errors import OpReplayError
 from opreplay.traces.links.parents import parents_of
-from opreplay.traces.model import Trace, contiguous_strides
+from opreplay.traces.model import TensorMeta, Trace, contiguous_strides
 
+_TYPE_CODES: dict[Any, Value] = {4: "torch.int64"}
+"""How schemas write the default of an argument that is a type."""
 RELATIVE = 1e-6
 """Of floats, which a profile prints with fewer digits."""
 SHOWN = 5
@@ -42,13 +45,20 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """How many calls of a profile are in a captured plan."""
+    """How many calls of a profile are in a captured plan; those inside of others need not be."""
 
     equal: int
     profiled: int
     captured: int
     missing: tuple[str, ...] = ()
-    """Some of those that are not."""
+    """Those that are not."""
+    added: tuple[str, ...] = ()
+    """Calls of the plan that the profile has not."""
+
+    @property
+    def share(self) -> float:
+        """Of the calls that either has."""
+        return self.equal / max(1, self.profiled, self.captured)
 
 
 def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
@@ -62,7 +72,8 @@ def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
         left[op.name].append([op, op.count])
     counts: dict[str, int] = defaultdict(int)
     composed = [is_composed(one.name, ops.get(id_)) for one, id_ in zip(trace.signatures, ids, strict=True)]
-    for row in rows_below_autograd(trace, composed):
+    top = set(rows_below_autograd(trace, composed))
+    for row in sorted(top):
         counts[ids[trace.ops.signature[row]]] += 1
     equal, missing = 0, []
     for id_, count in counts.items():
@@ -78,11 +89,17 @@ def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
         equal += count - wanted
         if wanted:
             missing.append(f"{wanted} x {op.name if op else id_} {shown(op)}")
+    for row in set(range(len(trace.ops))) - top:  # such as what autograd clones before an op writes to it
+        inside = ops.get(ids[trace.ops.signature[row]])
+        entries = [] if inside is None else [one for one in left[inside.name] if one[1] and same_call(inside, one[0])]
+        for entry in entries[:1]:
+            entry[1] -= 1
     return Calls(
         equal=equal,
         profiled=sum(counts.values()),
-        captured=sum(op.count for op in plan.ops),
+        captured=equal + sum(count for entries in left.values() for _, count in entries),
         missing=tuple(missing),
+        added=tuple(f"{count} x {op.name} {shown(op)}" for entries in left.values() for op, count in entries if count),
     )
 
 
@@ -130,11 +147,12 @@ def is_composed(name: str, told: ReplayOp | None) -> bool:
 
 
 def same_call(told: ReplayOp, captured: ReplayOp) -> bool:
-    """Whether a profile's call is a captured one, as far as the profile says: what was guessed does not count."""
+    """Whether a profile's call is a captured one, as far as the profile says: what was guessed does not count, nor
+    floats of arithmetic, of which a profile's plan has those of one call, nor workspaces, whose size is a library's."""
     guessed = {note.argument for note in told.assumptions}
     mine = {arg.name: arg for arg in captured.args}
     defaults = {
-        arg.name: arg.default
+        arg.name: _TYPE_CODES.get(arg.default, arg.default) if arg.name == "dtype" else arg.default
         for spec in specs_of(captured.name)
         if spec.overload == captured.overload
         for arg in spec.args
@@ -142,7 +160,11 @@ def same_call(told: ReplayOp, captured: ReplayOp) -> bool:
     if told.overload != captured.overload and told.reason is None:
         return False
     return all(
-        arg.name in guessed or arg.type == "Device" or same_argument(arg, mine.get(arg.name), defaults.get(arg.name))
+        arg.name in guessed
+        or arg.type == "Device"
+        or arg.name == "workspace"
+        or (isinstance(arg.value, float) and is_arithmetic(told.name))
+        or same_argument(arg, mine.get(arg.name), defaults.get(arg.name))
         for arg in told.args
     )
 
@@ -154,15 +176,16 @@ def same_argument(told: ReplayArg, captured: ReplayArg | None, default: Value) -
     if told.tensors or captured.tensors:
         return len(told.tensors) == len(captured.tensors) and all(
             (a is None and b is None)
-            or (
-                a is not None
-                and b is not None
-                and (a.shape, a.dtype) == (b.shape, b.dtype)
-                and (a.strides or contiguous_strides(a.shape)) == (b.strides or contiguous_strides(b.shape))
-            )
+            or (a is not None and b is not None and (a.shape, a.dtype) == (b.shape, b.dtype) and steps(a) == steps(b))
             for a, b in zip(told.tensors, captured.tensors, strict=True)
         )
     return same_value(told.value, captured.value)
+
+
+def steps(meta: TensorMeta) -> list[int]:
+    """Strides that matter: of the dimensions with more than one element."""
+    strides = meta.strides or contiguous_strides(meta.shape)
+    return [step for size, step in zip(meta.shape, strides, strict=True) if size > 1] if math.prod(meta.shape) else []
 
 
 def same_value(a: Value, b: Value) -> bool:
@@ -183,9 +206,15 @@ def shown(op: ReplayOp | None) -> str:
     """The arguments of a call, in short."""
     if op is None:
         return ""
-    return " ".join(
-        f"{arg.name}={[list(m.shape) for m in arg.tensors if m] if arg.tensors else arg.value}" for arg in op.args
-    )[:160]
+    return " ".join(f"{arg.name}={' '.join(map(form, arg.tensors)) if arg.tensors else arg.value}" for arg in op.args)
+
+
+def form(meta: TensorMeta | None) -> str:
+    """Sizes of a tensor, and its strides where it is not contiguous."""
+    if meta is None:
+        return "None"
+    strides = meta.strides if meta.strides not in (None, contiguous_strides(meta.shape)) else ()
+    return f"{list(meta.shape)}{f' by {list(strides)}' if strides else ''}"
 
 
 PUBLISHED = {

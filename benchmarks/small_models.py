@@ -1,4 +1,4 @@
-"""Some thirty small models in plain torch, one of each kind that people train and serve; no step of their own, no data.
+"""Some forty small models in plain torch, one of each kind that people train and serve; no step of their own, no data.
 
 Each function gives (module, inputs). They are for `capture_models.py` and for tests; run as a script they are counted.
 """
@@ -810,6 +810,130 @@ def checkpointed() -> Made:
             return self.b(checkpoint(self.a, x, use_reentrant=False))
 
     return Recomputed(), (torch.randn(4, 16),)
+
+
+class Depths(nn.Module):
+    """A mixture of depths: a block sees the tokens that a router chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.block = nn.Linear(16, 1), nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.router(x).squeeze(-1)
+        chosen = scores.topk(4, 1).indices.sort(1).values
+        places = chosen[..., None].expand(-1, -1, 16)
+        deep = self.block(x.gather(1, places)) * scores.gather(1, chosen)[..., None].sigmoid()
+        return x.scatter_add(1, places, deep)
+
+
+@model
+def mixture_of_depths() -> Made:
+    return Depths(), (torch.randn(2, 8, 16),)
+
+
+class Quantizer(nn.Module):
+    """Codes of a book in place of what an encoder gives, and gradients past them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.book = nn.Conv1d(2, 8, 4, 2, 1), nn.Embedding(16, 8)
+        self.decode = nn.ConvTranspose1d(8, 2, 4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.encode(x).transpose(1, 2)
+        near = self.book(torch.cdist(z, self.book.weight.expand(z.shape[0], -1, -1)).argmin(-1))
+        loss = F.mse_loss(near, z.detach()) + 0.25 * F.mse_loss(z, near.detach())
+        return F.mse_loss(self.decode((z + (near - z).detach()).transpose(1, 2)), x) + loss
+
+
+@model
+def vector_quantized() -> Made:
+    return Quantizer(), (torch.randn(2, 2, 16),)
+
+
+class Deformable(nn.Module):
+    """Attention at places that the query chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets, self.weights = nn.Linear(16, 8), nn.Linear(16, 4)
+        self.values, self.out = nn.Conv2d(16, 16, 1), nn.Linear(16, 16)
+
+    def forward(self, query: Tensor, image: Tensor, places: Tensor) -> Tensor:
+        moved = places[:, :, None] + 0.1 * self.offsets(query).view(*query.shape[:2], 4, 2).tanh()
+        seen = F.grid_sample(self.values(image), 2 * moved - 1, align_corners=False)
+        return self.out((seen * self.weights(query).softmax(-1)[:, None]).sum(-1).transpose(1, 2))
+
+
+@model
+def deformable_attention() -> Made:
+    return Deformable(), (torch.randn(2, 5, 16), torch.randn(2, 16, 8, 8), torch.rand(2, 5, 2))
+
+
+class Translator(nn.Module):
+    """Recurrent, with attention: one word after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.read = nn.Embedding(20, 8), nn.LSTM(8, 16, batch_first=True)
+        self.write, self.key, self.out = nn.LSTMCell(24, 16), nn.Linear(16, 16), nn.Linear(32, 20)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory, (state, cell) = self.read(self.words(source))
+        h, c, context, said = state[0], cell[0], torch.zeros(source.shape[0], 16), []
+        for t in range(target.shape[1]):
+            h, c = self.write(torch.cat([self.words(target[:, t]), context], -1), (h, c))
+            context = (torch.bmm(memory, self.key(h)[..., None]).softmax(1) * memory).sum(1)
+            said.append(self.out(torch.cat([h, context], -1)))
+        return torch.stack(said, 1)
+
+
+@model
+def sequence_to_sequence() -> Made:
+    return Translator(), (torch.randint(0, 20, (2, 6)), torch.randint(0, 20, (2, 4)))
+
+
+class OverlappingPatches(nn.Module):
+    """Patches to tokens and back, of one image: dimensions of one element have strides of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.reduce = nn.Conv2d(3, 16, 7, 4, 3), nn.Conv2d(16, 16, 2, 2)
+        self.norm, self.key, self.out = nn.LayerNorm(16), nn.Linear(16, 16), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.embed(x)
+        tokens = self.norm(image.flatten(2).transpose(1, 2))
+        fewer = self.reduce(tokens.transpose(1, 2).reshape(image.shape)).reshape(1, 16, -1).transpose(1, 2)
+        weights = (tokens @ self.key(self.norm(fewer)).mT).softmax(-1)
+        return self.out((weights @ fewer).transpose(1, 2).reshape(image.shape))
+
+
+@model
+def patches_of_one_image() -> Made:
+    return OverlappingPatches(), (torch.randn(1, 3, 32, 32),)
+
+
+class StepByStep(nn.Module):
+    """A recurrence that writes its results to a part of a tensor each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.mix = nn.Parameter(torch.rand(8)), nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        key, value = self.mix(x).chunk(2, -1)
+        result, state = torch.zeros_like(x), torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            state = self.decay * state + key[:, t].exp() * value[:, t]
+            result[:, t] = state
+        return result
+
+
+@model
+def written_in_place() -> Made:
+    return StepByStep(), (torch.randn(2, 6, 8),)
 
 
 def loss_of(output: Any) -> Tensor:

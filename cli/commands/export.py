@@ -19,8 +19,10 @@ from opreplay.cli.options.source import Source, source_options
 from opreplay.cli.options.types import ByteSize, SocName
 
 if TYPE_CHECKING:
+    from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.selection import Selection
+    from opreplay.traces import Trace
 
 
 @click.command("export", short_help="Write ops as a bundle for torch alone, or for another tool.")
@@ -116,7 +118,9 @@ def command(
             force=force,
         )
     elif format_ == "chakra":
-        _write_chakra(plan, Path(output), clock, force=force)
+        _write_chakra(
+            plan, None if selection.narrows or selection.select != "owner" else read, Path(output), clock, force=force
+        )
     else:
         _write_inputs(plan, output, format_, force=force)
 
@@ -178,25 +182,39 @@ def _write_bundle(
         console.show_line(line)
 
 
-def _write_chakra(plan: ReplayPlan, output: Path, wanted: str | None, *, force: bool) -> None:
+def _write_chakra(
+    plan: ReplayPlan, read: Trace | ReplayPlan | None, output: Path, wanted: str | None, *, force: bool
+) -> None:
+    """The step's graph where all of a trace with a device is exported, else the calls one after the other."""
     from opreplay.cli.outputs import write_bytes
     from opreplay.cli.terminal import console
     from opreplay.replay.export.chakra import chakra_trace
+    from opreplay.replay.ops.work.expected import expected_contents
+    from opreplay.replay.timeline.exported import chakra_of_step
+    from opreplay.replay.timeline.timeline import timeline
+    from opreplay.traces.model import Trace
 
     times: dict[str, float] | None = None
     clock, weak = "recorded", list[str]()
+    devices: dict[str, DeviceProfile] = {}
     if wanted is not None:
         from opreplay.replay.ascend.simulate.devices import load_socs, simulate_plan
-        from opreplay.replay.ops.work.expected import expected_contents
 
         devices = load_socs([wanted])
         (step,) = simulate_plan(plan, list(devices.values()), expected_contents())
         clock, times = step.device, {op.id: op.simulated.time_us for op in step.ops}
         unsure = sum(op.simulated.confidence == "uncalibrated" or op.simulated.extrapolated for op in step.ops)
         weak += [f"{unsure} of {len(step.ops)} ops are predicted uncalibrated or extrapolated"] if unsure else []
-    trace = chakra_trace(plan, times, clock=clock)
+    if isinstance(read, Trace) and read.activity is not None and len(read.kernels):
+        study = timeline(read, devices=list(devices.values()), plan=plan, contents=expected_contents())
+        trace = chakra_of_step(study, plan, clock=clock)
+    else:
+        trace = chakra_trace(plan, times, clock=clock)
     write_bytes(output, trace.data, force=force)
-    console.show_line(f"exported {trace.nodes} calls, {trace.collectives} collectives, to {output}; {clock} times")
+    console.show_line(
+        f"exported {trace.calls} calls, {trace.collectives} collectives, to {output}: "
+        f"{trace.nodes} nodes, {clock} times"
+    )
     for note in (*trace.notes, *weak):
         console.show_line(f"* {note}")
 

@@ -82,6 +82,11 @@ if TYPE_CHECKING:
     help="Also time a step of the CPU with what `run --output` measured for its ops; with --ranks that of a job, "
     "with its collectives where they were measured.",
 )
+@click.option(
+    "--host",
+    metavar="RESULTS.jsonl",
+    help="Of a captured step: take the host's time for each call from what `run --output` measured of the plan here.",
+)
 @plugin_option
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @notes_option
@@ -99,6 +104,7 @@ def command(
     host_scale: float,
     timeline_file: str | None,
     measured: str | None,
+    host: str | None,
     plugin: tuple[str, ...],
     output: str | None,
     notes: bool,
@@ -133,17 +139,19 @@ def command(
     use_plugins(plugin)
     socs = load_socs(soc, cluster)
     devices = list(socs.values())
+    captured = None if ranks else plan_file(first)
+    if host is not None and (captured is None or not captured.captured):
+        raise UsageError("--host is for a captured step", hint="A recorded one has its host's times; see --host-scale.")
     if ranks:
         if kernel_details is not None:
             raise UsageError("--kernel-details is for one trace, not with --ranks")
         times, how = _measured(measured), (notes, format_)
         return _of_ranks(traces, step, what_if, devices, host_scale, times, timeline_file, page, how, force, limit)
-    captured = plan_file(first)
     if captured is not None and captured.captured:
         refused = {"--step": step, "--timeline": timeline_file, "--measured": measured, "--output": output}
         if (option := next((name for name, value in refused.items() if value is not None), None)) is not None:
             raise UsageError(f"{option} is for a recorded step", hint=f"{first} was captured: no times were recorded.")
-        return _of_captured(captured, devices, host_scale, what_if, format_)
+        return _of_captured(captured, devices, (host_scale, host), what_if, format_)
     read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
     plan, contents = _planned(read, devices)
     study = timeline(
@@ -173,19 +181,27 @@ def command(
 
 
 def _of_captured(
-    plan: ReplayPlan, devices: list[DeviceProfile], host_scale: float, what_if: tuple[str, ...], format_: str
+    plan: ReplayPlan,
+    devices: list[DeviceProfile],
+    host: tuple[float, str | None],
+    what_if: tuple[str, ...],
+    format_: str,
 ) -> int:
-    """The step of a captured plan, of which nothing was recorded."""
+    """The step of a captured plan, of which nothing was recorded; `host` is its scale and a file of its times."""
     from functools import partial
 
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import simulate_plan
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.report.step import captured_times as view
+    from opreplay.replay.results.reading import read_result_file
     from opreplay.replay.timeline.captured import captured_timeline
+    from opreplay.replay.timeline.measured import measured_host
 
     steps = simulate_plan(plan, devices, expected_contents())
-    timeline = captured_timeline(plan, steps, host_scale=host_scale, what_if=what_if)
+    scale, file = host
+    times = None if file is None else measured_host(read_result_file(file))
+    timeline = captured_timeline(plan, steps, host_scale=scale, what_if=what_if, host=times)
     if format_ == "json":
         console.write(console.json_text(view.facts(timeline)))
     else:

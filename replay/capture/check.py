@@ -54,8 +54,12 @@ def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice 
             return Check(
                 outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=f"{other}; {why}"
             )
-        snapshots.digests = []
-    return msgspec.structs.replace(_replayed(plan, state, theirs, recording, snapshots, seed), other_calls=other)
+        snapshots.digests, snapshots.generators = [], {}
+    found = _replayed(plan, state, theirs, recording, snapshots, seed)
+    differs = None if found.equal or found.reason else found.first_difference or other
+    if not found.equal and not found.reason and differs is None:
+        found = msgspec.structs.replace(found, reason="no call of the plan gives another result: it lacks calls")
+    return msgspec.structs.replace(found, first_difference=differs or found.first_difference, other_calls=other)
 
 
 def _replayed(
@@ -79,6 +83,8 @@ def _replayed(
         expected = snapshots.digests[place] if snapshots.digests else None
         if not first and expected is not None and place not in undefined and digest(result) != expected:
             first.append(place)
+        if place + 1 in snapshots.generators:
+            torch.set_rng_state(snapshots.generators[place + 1])
 
     replay = Replay(plan, storages)
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
@@ -140,12 +146,18 @@ class _Snapshots:
     def __init__(self) -> None:
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.digests: list[bytes | None] = []
+        self.generators: dict[int, torch.Tensor] = {}
+        """State of the random generator before a call, where the step set another than the call before left."""
+        self._generator: torch.Tensor | None = None
         self._names: list[str] = []
 
     def looking(self, storages: Storages) -> Callable[[int, list[torch.Tensor], Any], None]:
         def look(call: int, inputs: list[torch.Tensor], result: Any) -> None:
             if result is None and len(self.digests) == call:
                 self.digests.append(None)
+                state = torch.get_rng_state()
+                if self._generator is not None and not torch.equal(state, self._generator):
+                    self.generators[call] = state
                 for tensor in inputs:
                     if tensor.layout is not torch.strided or tensor.is_nested:
                         continue
@@ -154,6 +166,7 @@ class _Snapshots:
                         self.storages[number] = tensor.untyped_storage().clone()
             elif result is not None:
                 self.digests[call] = digest(result)
+                self._generator = torch.get_rng_state()
 
         return look
 

@@ -105,7 +105,8 @@ def _run(
         compiled = graphs.Compiled(recorder, tracker)
         returned = compiled.run(step)
         return returned, {"graphs": compiled.graphs, "graph_breaks": compiled.breaks}
-    with recorder.without_mode.following(), recorder:
+    taken_for_real = nullcontext() if fakes is None else fakes.taken_for_real()
+    with recorder.without_mode.following(), taken_for_real, recorder:
         return step.run(), {}
 
 

@@ -1,15 +1,15 @@
 # pyright: strict
-"""One step of a plan as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads; owns what nodes say.
+"""One step as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads; owns what nodes say.
 
-A node is a call of the step, in its order: each waits for the one before (`data_deps`), so what overlapped in the
-recording does not here. Messages and numbers are those of `traces.dialects.chakra`, arguments those of an
-ExecutionTrace, so that opreplay reads the file as one.
+Of a plan a node is a call, and each waits for the one before (`data_deps`), so what overlapped does not here; of a
+trace with a device `timeline.exported` makes the nodes. Messages and numbers are those of `traces.dialects.chakra`,
+arguments those of an ExecutionTrace, so that opreplay reads the file as one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -52,12 +52,43 @@ class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     data: bytes
     nodes: int
+    calls: int
+    """Of the nodes: with arguments."""
     collectives: int
     notes: tuple[str, ...]
 
 
+class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node before it is written; times in µs. Ids count from 1 in an order in which dependencies come first."""
+
+    name: str
+    waits_for: tuple[int, ...] = ()
+    parent: int | None = None
+    """The node that has the arguments of the call, for further kernels of it."""
+    start_us: float
+    duration_us: float
+    on_host: bool
+    op: ReplayOp | None = None
+    """Of a call: whose arguments the node has."""
+    memories: tuple[int, ...] | None = None
+    """Of its arguments, where known."""
+    whole_us: int
+    """`duration_us` as the schema has it."""
+    is_work: bool = True
+    """False for host time between points that matter and for latencies: nothing that could be called."""
+
+
+class Attributes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the head of a file says of the whole step, µs."""
+
+    step_us: float
+    beyond_us: float
+    """What its nodes take longer: they begin with work of the step before, and a thread may go on after the step."""
+
+
 def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, clock: str = "recorded") -> ChakraTrace:
-    """The step of a plan that was made in order. `times`: op id → microseconds of a call, in place of the recorded.
+    """The step of a plan that was made in order, call after call. `times`: op id → microseconds of a call, in place of
+    the recorded.
 
     Raises UsageError for a plan that does not hold the order of its calls.
     """
@@ -70,32 +101,60 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
         raise UsageError(f"{plan.source} holds no times", hint="Take those of a simulated device: --clock 910b3.")
     ops = {op.id: op for op in plan.ops}
     called = [ops[op_id] if (op_id := step.ids[i]) in ops else None for i in step.calls]
-    metadata = field(1, VERSION) + _attribute("source", "opreplay") + _attribute("clock", clock)
-    messages = [_framed(metadata)]
-    start_us, nodes, collectives, unsized, untimed = 0.0, 0, 0, 0, 0
+    nodes: list[ChakraNode] = []
+    untimed, start_us = 0, 0.0
     for number, op in enumerate(called):
         if op is None:
             continue
         recorded_us = _recorded_us(step, number) if times is None else times.get(op.id)
-        kind, attributes = _kind(op)
-        nodes += 1
-        unsized += kind is None
         untimed += recorded_us is None
-        collectives += kind in _COMMUNICATION
         duration_us = recorded_us or 0.0
-        attributes["is_cpu_op"] = times is None and not step.device_us
-        messages.append(
-            _framed(_node(nodes, op, kind or NodeType.COMP, attributes, start_us, duration_us, step, number))
+        nodes.append(
+            ChakraNode(
+                name=op.name,
+                waits_for=(len(nodes),) if nodes else (),
+                start_us=start_us,
+                duration_us=duration_us,
+                on_host=times is None and not step.device_us,
+                op=op,
+                memories=step.memories[number][0] if step.memories else None,
+                whole_us=max(1, round(duration_us)) if duration_us > 0 else 0,
+            )
         )
         start_us += duration_us
-    unselected = len(called) - nodes
+    unselected = len(called) - len(nodes)
     notes = [
-        f"{unsized} collectives of unknown size or kind are computation of their {clock} time" if unsized else "",
         f"{untimed} calls have no {clock} time and take none" if untimed else "",
         f"{unselected} calls of ops that the selection leaves out are not in it" if unselected else "",
         "each call waits for the one before it: what overlapped does not",
     ]
-    return ChakraTrace(data=b"".join(messages), nodes=nodes, collectives=collectives, notes=tuple(filter(None, notes)))
+    return written(nodes, clock, notes)
+
+
+def written(
+    nodes: Sequence[ChakraNode], clock: str, notes: Sequence[str], about: Attributes | None = None
+) -> ChakraTrace:
+    """The file of these nodes."""
+    metadata = field(1, VERSION) + _attribute("source", "opreplay", of=2) + _attribute("clock", clock, of=2)
+    for name, value in () if about is None else msgspec.structs.asdict(about).items():
+        metadata += _attribute(name, value, of=2)
+    messages = [_framed(metadata)]
+    collectives = unsized = calls = 0
+    for number, node in enumerate(nodes, start=1):
+        kind, attributes = (NodeType.COMP, {}) if node.op is None else _kind(node.op)
+        calls += node.op is not None
+        unsized += kind is None
+        collectives += kind in _COMMUNICATION
+        messages.append(_framed(_node(number, node, kind or NodeType.COMP, attributes)))
+    if unsized:
+        notes = [f"{unsized} collectives of unknown size or kind are computation of their {clock} time", *notes]
+    return ChakraTrace(
+        data=b"".join(messages),
+        nodes=len(nodes),
+        calls=calls,
+        collectives=collectives,
+        notes=tuple(filter(None, notes)),
+    )
 
 
 def _recorded_us(step: RecordedSequence, number: int) -> float:
@@ -150,37 +209,38 @@ def _bytes(meta: TensorMeta) -> int:
     return count * ITEMSIZE_BYTES.get(meta.dtype, 0)
 
 
-def _node(
-    number: int,
-    op: ReplayOp,
-    kind: NodeType,
-    attributes: dict[str, bool | int | str],
-    start_us: float,
-    duration_us: float,
-    step: RecordedSequence,
-    call: int,
-) -> bytes:
+def _node(number: int, node: ChakraNode, kind: NodeType, attributes: Mapping[str, bool | int | str]) -> bytes:
+    parts = [
+        field(1, number),
+        field(2, node.name),
+        field(3, int(kind)),
+        b"" if node.parent is None else packed(4, [node.parent]),
+        packed(5, node.waits_for),
+        field(6, round(node.start_us)),
+        field(7, node.whole_us),
+        b"" if node.op is None else _arguments(node.op, node.memories),
+        *(_attribute(name, value) for name, value in attributes.items()),
+        _attribute("is_cpu_op", node.on_host),
+        _attribute("start_us", node.start_us),
+        _attribute("dur_us", node.duration_us),
+        b"" if node.is_work else _attribute("is_work", False),
+    ]
+    return b"".join(parts)
+
+
+def _arguments(op: ReplayOp, memories: tuple[int, ...] | None) -> bytes:
+    """Inputs, outputs and schema of a call."""
     arguments = whole_arguments(op)
-    memories = iter(step.memories[call][0]) if step.memories else None
-    columns = [_column(arg, memories) for arg in arguments]
-    whole_us = max(1, round(duration_us)) if duration_us > 0 else 0
+    numbers = None if memories is None else iter(memories)
+    columns = [_column(arg, numbers) for arg in arguments]
     outputs = [_tensor(meta, -1) for meta in op.outputs or () if meta is not None]
     strides = [column[3] for column in columns]
     known = all(meta is None or meta.strides is not None for arg in arguments for meta in arg.tensors)
     parts = [
-        field(1, number),
-        field(2, op.name),
-        field(3, int(kind)),
-        packed(5, [number - 1]) if number > 1 else b"",
-        field(6, round(start_us)),
-        field(7, whole_us),
         field(8, _io(columns)),
         field(9, _io(outputs)) if outputs else b"",
-        *(_attribute(name, value) for name, value in attributes.items()),
         _attribute("op_schema", f"{op.called}{'.' if op.overload else ''}{op.overload or ''}({_signature(op)}"),
         _attribute("input_strides", _text(strides)) if known else b"",
-        _attribute("start_us", start_us),
-        _attribute("dur_us", duration_us),
     ]
     return b"".join(parts)
 
@@ -192,12 +252,12 @@ def _signature(op: ReplayOp) -> str:
 _UINT64 = frozenset({"tensor_size"})
 
 
-def _attribute(name: str, value: bool | int | float | str) -> bytes:
-    """An `AttributeProto` in field 10 of a node or 2 of the metadata, in the type that ASTRA-sim's feeder reads."""
+def _attribute(name: str, value: bool | int | float | str, *, of: int = 10) -> bytes:
+    """An `AttributeProto` in a field, 10 of a node and 2 of the metadata, in the type that ASTRA-sim's feeder reads."""
     number = 29 if isinstance(value, str) else 27 if isinstance(value, bool) else 3 if isinstance(value, float) else 9
     if name in _UINT64:
         number = 13
-    return field(2 if name in ("source", "clock") else 10, field(1, name) + field(number, value))
+    return field(of, field(1, name) + field(number, value))
 
 
 def _io(columns: list[tuple[Any, Any, str, Any]]) -> bytes:

@@ -38,6 +38,11 @@ def published(name: str) -> tuple[tuple[str, str], ...]:
     return _table(name.partition("::")[0]).get(name, ())
 
 
+def names_published(namespace: str) -> tuple[str, ...]:
+    """The ops of a namespace with a known schema."""
+    return tuple(_table(namespace))
+
+
 def versions_of(name: str) -> tuple[tuple[str, str], ...]:
     """As `published`. Raises ValueError for an op that is in no table."""
     versions = published(name)

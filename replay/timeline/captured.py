@@ -19,6 +19,7 @@ from opreplay.replay.ascend.simulate.step import OpStep, Step
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.timeline.changes import parsed_value
 from opreplay.replay.timeline.graph.model import Floats
+from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.modules import DEEPEST, ModuleTime
 from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
@@ -75,7 +76,9 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
     unpredicted: tuple[str, ...]
     """Their ops."""
     host_call_us: float
-    """What the host takes for a call that starts kernels."""
+    """What the host takes for a call that starts kernels and was not measured."""
+    host_measured_calls: int = 0
+    """Calls whose host time was measured."""
     socs: dict[str, CapturedTimes]
     phases_us: dict[str, dict[str, float]]
     """By device and phase of a training step: device time."""
@@ -91,19 +94,29 @@ class _Calls(msgspec.Struct, frozen=True):
     device_us: Floats
     kernels: Floats
     host_us: Floats
+    host_band: Floats
+    """80 % factor on each call's host time; 1.0 where it was measured."""
     waits: Floats
     """1.0 where the host needs the result."""
     talks: Floats
     """1.0 where it is a collective."""
+    host_scale: float
+    """What was not measured takes so many times what is assumed of any host."""
 
 
 def captured_timeline(
-    plan: ReplayPlan, steps: Sequence[Step], *, host_scale: float = 1.0, what_if: Sequence[str] = ()
+    plan: ReplayPlan,
+    steps: Sequence[Step],
+    *,
+    host_scale: float = 1.0,
+    what_if: Sequence[str] = (),
+    host: MeasuredHost | None = None,
 ) -> CapturedTimeline:
     """Time a captured step on devices, whose predictions `steps` are.
 
-    Raises UsageError for a plan that was not captured, or whose calls are cut short; TraceError for text that is no
-    change.
+    `host` has what a machine needs for the calls; those that it lacks take what is assumed of any host, scaled by how
+    much faster or slower this one is at those that it has. Raises UsageError for a plan that was not captured, or whose
+    calls are cut short, and for a `host` that has none of them; TraceError for text that is no change.
     """
     sequence = plan.sequence
     if not plan.captured or sequence is None or sequence.cut:
@@ -115,7 +128,14 @@ def captured_timeline(
         raise UsageError("a captured step has no times of its own", hint="Name a device: --soc 910b3.")
     ops = {op.id: op for op in plan.ops}
     called = [ops[sequence.ids[index]] for index in sequence.calls]
-    calls = {step.device: _calls(called, step, host_scale) for step in steps}
+    calls = {step.device: _calls(called, step, host_scale, host) for step in steps}
+    if host is not None and not any((one.host_band == 1.0).any() for one in calls.values()):
+        raise UsageError(
+            "the results of --host hold none of the host times of this step",
+            hint="Measure the plan itself: `opreplay run PLAN --output HOST.jsonl`.",
+        )
+    first = calls[steps[0].device]
+    call_us = DISPATCH_US * first.host_scale
     predicted = {op.id for op in steps[0].ops}
     missing = [op for op in called if op.id not in predicted]
     return CapturedTimeline(
@@ -123,26 +143,37 @@ def captured_timeline(
         calls=len(called),
         unpredicted_calls=len(missing),
         unpredicted=tuple(dict.fromkeys(op.name for op in missing)),
-        host_call_us=DISPATCH_US * host_scale,
+        host_call_us=call_us,
+        host_measured_calls=int((first.host_band == 1.0).sum()),
         socs={step.device: _times(calls[step.device], _bands(called, step)) for step in steps},
         phases_us={step.device: _phases(sequence, calls[step.device]) for step in steps},
-        modules=_modules(sequence, calls[steps[0].device]),
+        modules=_modules(sequence, first),
         what_if=tuple(_change(text, called, calls) for text in what_if),
-        notes=_notes(missing, len(called), host_scale),
+        notes=_notes(missing, len(called), first),
     )
 
 
-def _calls(called: Sequence[ReplayOp], step: Step, host_scale: float) -> _Calls:
+def _calls(called: Sequence[ReplayOp], step: Step, host_scale: float, host: MeasuredHost | None) -> _Calls:
     by_id: dict[str, OpStep] = {op.id: op for op in step.ops}
     device_us, kernels = np.zeros(len(called)), np.zeros(len(called))
     for place, op in enumerate(called):
         if (predicted := by_id.get(op.id)) is not None:
             device_us[place] = predicted.simulated.time_us
             kernels[place] = max(len(predicted.simulated.kernels), predicted.simulated.time_us > 0.0)
+    assumed_us = np.where(kernels > 0, DISPATCH_US, VIEW_US)
+    measured_us = np.full(len(called), np.nan)
+    if host is not None:
+        whole_us = [host.call_us.get(op.id, np.nan) for op in called]
+        launch_us = [host.launch_us.get(op.id, np.nan) for op in called]
+        measured_us = np.where(kernels > 0, launch_us, np.fmin(launch_us, whole_us))
+    known = ~np.isnan(measured_us)
+    speed = float(np.median(measured_us[known] / assumed_us[known])) if known.any() else 1.0
     return _Calls(
         device_us=device_us,
         kernels=kernels,
-        host_us=np.where(kernels > 0, DISPATCH_US, VIEW_US) * host_scale,
+        host_us=np.where(known, measured_us, assumed_us * speed) * host_scale,
+        host_band=np.where(known, 1.0, DISPATCH_BAND),
+        host_scale=speed * host_scale,
         waits=np.array([float(op.name in BLOCKING) for op in called]),
         talks=np.array([float(op.collective is not None) for op in called]),
     )
@@ -177,12 +208,12 @@ def _times(calls: _Calls, band: tuple[Floats, Floats]) -> CapturedTimes:
     shorter, longer = band
     slower = [
         _scheduled(replace(calls, device_us=longer))[0],
-        _scheduled(replace(calls, host_us=calls.host_us * DISPATCH_BAND))[0],
+        _scheduled(replace(calls, host_us=calls.host_us * calls.host_band))[0],
         _scheduled(calls, latency_us=LAUNCH_LATENCY_US * LATENCY_BAND)[0],
     ]
     faster = [
         _scheduled(replace(calls, device_us=shorter))[0],
-        _scheduled(replace(calls, host_us=calls.host_us / DISPATCH_BAND))[0],
+        _scheduled(replace(calls, host_us=calls.host_us / calls.host_band))[0],
         _scheduled(calls, latency_us=LAUNCH_LATENCY_US / LATENCY_BAND)[0],
     ]
     talking_us = float((calls.device_us * calls.talks).sum())
@@ -273,14 +304,20 @@ def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> 
     return CapturedChange(change=text, matched=int(hit.sum()), socs_us=socs_us)
 
 
-def _notes(missing: Sequence[ReplayOp], calls: int, host_scale: float) -> tuple[str, ...]:
-    call_us, view_us = DISPATCH_US * host_scale, VIEW_US * host_scale
+def _notes(missing: Sequence[ReplayOp], calls: int, of_host: _Calls) -> tuple[str, ...]:
+    call_us, view_us = DISPATCH_US * of_host.host_scale, VIEW_US * of_host.host_scale
+    measured = int((of_host.host_band == 1.0).sum())
     notes = [
-        f"the host takes {call_us:g} µs for a call that starts kernels (of a public torch_npu profile), {view_us:g} µs "
-        f"for one that starts none (assumed), within a factor of {DISPATCH_BAND:g}; Python between calls is not in it",
+        f"{measured} of {calls} calls take the host what was measured, the others {of_host.host_scale:.2f} times what "
+        "is assumed of any host, as do the measured ones at the median"
+        if measured
+        else "",
+        f"the host takes {call_us:.3g} µs for a call that starts kernels (of a public torch_npu profile), "
+        f"{view_us:.3g} µs for one that starts none (assumed), within a factor of {DISPATCH_BAND:g}; "
+        "Python between calls is not in it",
         f"a launch takes {LAUNCH_LATENCY_US:g} µs, a task follows the one before after {TASK_GAP_US:g} µs (public 910B "
         "profiles); collectives run in order with computing",
     ]
     if missing:
         notes.append(f"{len(missing)} of {calls} calls have no prediction and take no time here: the step is longer")
-    return tuple(notes)
+    return tuple(filter(None, notes))

@@ -22,7 +22,8 @@ from opreplay.replay.timeline.graph.model import (
     Ints,
     StepGraph,
 )
-from opreplay.replay.timeline.graph.schedule import Schedule, paced, step_length
+from opreplay.replay.timeline.graph.schedule import Schedule, step_length
+from opreplay.replay.timeline.graph.slowed import slowed_schedule
 from opreplay.replay.timeline.names import Names, op_parents
 from opreplay.traces.errors import TraceError
 from opreplay.traces.links.parents import among_or_around, among_or_inside, outermost_of
@@ -45,6 +46,8 @@ _WIDTHS = {
     "fp32": 4,
     "float32": 4,
 }
+WORTH = 0.01
+"""Share of their speed that kernels lose from which it is told."""
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
 """Bytes of the floating types as a trace spells them."""
 
@@ -71,7 +74,7 @@ class Edited:
         """The changed graph's schedule, with other lags than its own if given."""
         lags_us = self.lags_us if lags_us is None else lags_us
         if not self.overlap:
-            return paced(self.graph, self.durations_us, lags_us)
+            return slowed_schedule(self.graph, self.durations_us, lags_us)
         return _overlapped(self.graph, self.durations_us, lags_us)
 
 
@@ -136,6 +139,12 @@ def edited(
             + (f"the nearest here: {near}; " if near else "")
             + f"those with most time: {heaviest}.",
         )
+    if not out.overlap and (graph.nodes.kind == COLLECTIVE).any() and graph.on_device:
+        lost = graph.lost_beside_collectives
+        told = (
+            f"{lost:.0%} of their speed, as the steps of the trace tell" if lost >= WORTH else "nothing that is known"
+        )
+        out.notes.append(f"kernels beside collectives lose {told}")
     return out
 
 
@@ -401,7 +410,7 @@ def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
     talking = np.flatnonzero(graph.nodes.kind == COLLECTIVE)
     alone = durations.copy()
     alone[talking] = 0.0
-    schedule = paced(graph, alone, lags)
+    schedule = slowed_schedule(graph, alone, lags, apart=True)
     start, end, free = schedule.start_us.copy(), schedule.end_us.copy(), 0.0
     for node in talking[np.argsort(start[talking], kind="stable")].tolist():
         start[node] = max(start[node], free)

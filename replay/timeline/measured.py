@@ -12,7 +12,7 @@ from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.timeline.changes import Edited, Unmatched, outermost, with_op_times
 from opreplay.replay.timeline.graph.model import StepGraph
 from opreplay.replay.timeline.names import Names, op_parents
-from opreplay.traces.errors import TraceError
+from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.links.parents import rows_inside
 
 
@@ -62,6 +62,27 @@ def _transfers(file: ResultFile) -> dict[tuple[str, int, str], float]:
         us = result.measured_us if facts.replayed.transfer_us is None else facts.replayed.transfer_us
         out.setdefault((one.kind, one.in_elements, one.dtype), us)
     return out
+
+
+class MeasuredHost(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine's host needs for calls, µs by id of the op."""
+
+    launch_us: dict[str, float]
+    """To launch a call on an accelerator."""
+    call_us: dict[str, float]
+    """Of a whole call on the CPU: the host's time where the call starts no kernel, as a view does."""
+
+
+def measured_host(file: ResultFile) -> MeasuredHost:
+    """Host times of a result file. Raises UsageError for one that holds none."""
+    done = [(one.id, one.measurement) for one in file.results if one.measurement is not None and one.measured_us]
+    host = MeasuredHost(
+        launch_us={id_: one.host_us for id_, one in done if one.host_us},
+        call_us={id_: one.median_us for id_, one in done if file.header.environment.get("device") == "cpu"},
+    )
+    if not host.launch_us and not host.call_us:
+        raise UsageError("the results hold no host time", hint="Measure the plan here: `opreplay run PLAN -o H.jsonl`.")
+    return host
 
 
 def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> MeasuredStep:

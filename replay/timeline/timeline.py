@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_w
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, lag_bounds, paced, retimed
+from opreplay.replay.timeline.graph.slowed import lost_beside_collectives
 from opreplay.replay.timeline.graph.transfer import transferred
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
@@ -179,7 +181,8 @@ def timeline(
     if memory is None and plan is not None:
         memory = inferred_memory(plan, devices, on_device=graph.on_device)
     timed = None if with_times is None else with_times.edited.schedule()
-    changes = tuple(what_if_of(names, graph, change, schedule, simulated) for change in what_if)
+    changing = replace(graph, lost_beside_collectives=lost_beside_collectives(trace, graph)) if what_if else graph
+    changes = tuple(what_if_of(names, changing, change, schedule, simulated) for change in what_if)
     return Study(
         timeline=Timeline(
             source=file_name(trace.info.path),
@@ -207,7 +210,7 @@ def timeline(
             measured_ops=0 if with_times is None else with_times.edited.matched,
             measured_profiler_us=None if with_times is None else with_times.profiler_us,
             what_if=changes,
-            what_if_together=_together(names, graph, what_if, schedule, simulated),
+            what_if_together=_together(names, changing, what_if, schedule, simulated),
             notes=(
                 *idle_notes(trace, graph, made, graph.recorded_us),
                 *_notes(trace, chosen, graph),
@@ -328,7 +331,9 @@ def _gains(graph: StepGraph, changed: Edited, gain_us: float) -> list[float]:
     """What a change gains, and what it would gain if the waits and dependencies that are not known were others."""
     recorded, after = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
     bounds = zip(recorded, after, strict=True)
-    return [gain_us, *(paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds)]
+    known = graph.edges.lag_us
+    others = [paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds if r is not known]
+    return [gain_us, *others]
 
 
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:

@@ -168,6 +168,8 @@ def _nodes(message: bytes) -> list[Node]:
         elif number == 10 and isinstance(value, bytes):
             name, attribute = _attribute(value)
             attrs[name] = attribute
+    if attrs.get("is_work") is False:
+        return []  # of a step's graph: host time and latencies
     node.ts = attrs.get("start_us", start)
     node.dur = attrs.get("dur_us", duration)
     if inputs and isinstance(strides := attrs.get("input_strides"), str):

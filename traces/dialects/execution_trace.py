@@ -122,8 +122,7 @@ class _Builder:
             self.losses["name too long"] += 1
             return
         attrs = _attributes(node)
-        parent = node.parent if type(node.parent) is int else node.ctrl_deps
-        parent = parent if type(parent) is int else 0
+        parent = next((number for number in (node.parent, node.ctrl_deps) if type(number) is int), 0)
         row = -1
         if isinstance(node.cat, str) and node.cat in _DEVICE_CATEGORIES:
             self._add_kernel(node, _DEVICE_CATEGORIES[node.cat], parent)

@@ -221,17 +221,17 @@ def tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tu
 
 @lru_cache(maxsize=4096)
 def _tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tuple[TensorSpec | None, ...]:
-    shape_parts, type_parts, format_parts = _split(shapes), _split(types), _split(formats)
-    if shape_parts is None or not any([*shape_parts, *(type_parts or [])]):
+    shape_parts, type_parts, format_parts = _split(shapes), _split(types) or [], _split(formats) or ["ND"]
+    if shape_parts is None or not any([*shape_parts, *type_parts]):
         return ()
-    n = max(len(shape_parts), len(type_parts or []))
+    n = max(len(shape_parts), len(type_parts))
     if n > MAX_TENSORS:
         raise ValueError("too many tensors")
     out: list[TensorSpec | None] = []
     for i in range(n):
         sizes = _shape(shape_parts[i]) if i < len(shape_parts) else ()
         kind = dtype_of(type_parts[min(i, len(type_parts) - 1)]) if type_parts else "float32"
-        layout = format_parts[min(i, len(format_parts) - 1)] if format_parts else "ND"
+        layout = format_parts[min(i, len(format_parts) - 1)]
         layout = layout.strip("'\"").upper().split(":")[0].removeprefix("FORMAT_")[:MAX_SPELLING]
         layout = "ND" if layout in _NOT_THERE else FORMATS.get(layout, layout)
         out.append(None if kind is None else TensorSpec(shape=sizes, dtype=kind, format=layout))

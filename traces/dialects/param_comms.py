@@ -35,20 +35,7 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
 
     Raises Malformed for what is no such list, TooLarge over a limit.
     """
-    limits = limits or Limits()
-    try:
-        size = Path(path).stat().st_size
-        if size > MAX_BYTES:
-            raise TooLarge(f"{path}: {size} bytes, limit {MAX_BYTES}", hint="Take a part of the list.")
-        entries = msgspec.json.decode(Path(path).read_bytes(), type=list[dict[str, Any]])
-    except OSError as error:
-        raise Malformed(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(
-            f"{path} is no list of collectives: {error}", hint="PARAM writes a JSON list of objects."
-        ) from None
-    if len(entries) > min(MAX_ENTRIES, limits.events):
-        raise too_large("events", min(MAX_ENTRIES, limits.events), len(entries), "entries in the list")
+    entries = _entries(path, min(MAX_ENTRIES, (limits or Limits()).events))
     groups = _groups(entries)
     collectives: list[ListedCollective] = []
     losses: Counter[str] = Counter()
@@ -66,12 +53,28 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
     return CommsTrace(path=str(path), entries=tuple(collectives), marks=marks, losses=dict(+losses), world_size=world)
 
 
+def _entries(path: str | Path, limit: int) -> list[dict[str, Any]]:
+    """The objects of the list. Raises as `read_comms_trace`."""
+    try:
+        size = Path(path).stat().st_size
+        if size > MAX_BYTES:
+            raise TooLarge(f"{path}: {size} bytes, limit {MAX_BYTES}", hint="Take a part of the list.")
+        entries = msgspec.json.decode(Path(path).read_bytes(), type=list[dict[str, Any]])
+    except OSError as error:
+        raise Malformed(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(
+            f"{path} is no list of collectives: {error}", hint="PARAM writes a JSON list of objects."
+        ) from None
+    if len(entries) > limit:
+        raise too_large("events", limit, len(entries), "entries in the list")
+    return entries
+
+
 def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]]) -> ListedCollective:
     group = _count(entry.get("pg_id"))
     members = groups.get(group, ()) if group is not None else ()
-    listed = _numbers(entry.get("global_ranks"))
-    members = listed or members
-    duration = entry.get("dur", entry.get("latency_us", 0.0))
+    members = _numbers(entry.get("global_ranks")) or members
     return ListedCollective(
         name=f"comms:{name[:200].lower()}",
         record=Collective(
@@ -88,8 +91,14 @@ def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]])
             target=_count(entry.get("dst_rank")),
             rank=_count(entry.get("root")),
         ),
-        dur_us=float(duration) if isinstance(duration, int | float) and 0 <= duration < 1e12 else 0.0,
+        dur_us=_duration_us(entry),
     )
+
+
+def _duration_us(entry: dict[str, Any]) -> float:
+    """Of an entry, 0 where it does not tell."""
+    duration = entry.get("dur", entry.get("latency_us", 0.0))
+    return float(duration) if isinstance(duration, int | float) and 0 <= duration < 1e12 else 0.0
 
 
 def _groups(entries: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.limits import Limits
-from opreplay.traces.links.annotations import batch_context
+from opreplay.traces.links.annotations import BatchContext, batch_context
 from opreplay.traces.links.parents import innermost_at, innermost_parent
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
@@ -30,6 +30,7 @@ from opreplay.traces.model import (
     LinkStats,
     OpSignature,
     OpTable,
+    RuntimeCalls,
     Trace,
 )
 from opreplay.traces.names import printable
@@ -88,25 +89,34 @@ def captures_of(trace: Trace) -> list[Capture]:
     if calls is None:
         raise ValueError("the trace was read without its runtime calls")
     kinds = [_kind(name) for name in calls.names]
-    captures: list[tuple[int, Capture]] = []
-    for track in np.unique(calls.track).tolist():
-        here = np.flatnonzero(calls.track == track)
-        here = here[np.argsort(calls.start_ns[here], kind="stable")]
-        on_track = np.flatnonzero(trace.ops.track == track)
-        begin: int | None = None
-        launches: list[int] = []
-        for row in here.tolist():
-            kind = kinds[calls.name[row]]
-            if kind == "begin":
-                begin, launches = row, []
-            elif kind == "end" and begin is not None:
-                start, stop = int(calls.start_ns[begin]), int(calls.start_ns[row])
-                if launches:
-                    captures.append((start, _capture(trace, on_track, start, stop, launches, kinds)))
-                begin = None
-            elif kind and begin is not None:
-                launches.append(row)
+    tracks: list[int] = np.unique(calls.track).tolist()
+    captures = [timed for track in tracks for timed in _captures_on(track, trace, calls, kinds)]
     return [capture for _, capture in sorted(captures, key=lambda timed: timed[0])]
+
+
+def _next_after(number: int, numbers: Sequence[int]) -> int:
+    """The first larger one, else the first of all."""
+    return next((n for n in numbers if n > number), numbers[0])
+
+
+def _captures_on(track: int, trace: Trace, calls: RuntimeCalls, kinds: list[str]) -> Iterator[tuple[int, Capture]]:
+    """(start, capture) of each capture that one thread made and that holds launches."""
+    here = np.flatnonzero(calls.track == track)
+    here = here[np.argsort(calls.start_ns[here], kind="stable")]
+    on_track = np.flatnonzero(trace.ops.track == track)
+    begin: int | None = None
+    launches: list[int] = []
+    for row in here.tolist():
+        kind = kinds[calls.name[row]]
+        if kind == "begin":
+            begin, launches = row, []
+        elif kind == "end" and begin is not None:
+            start, stop = int(calls.start_ns[begin]), int(calls.start_ns[row])
+            if launches:
+                yield start, _capture(trace, on_track, start, stop, launches, kinds)
+            begin = None
+        elif kind and begin is not None:
+            launches.append(row)
 
 
 def _kind(name: str) -> str:
@@ -239,13 +249,13 @@ class _Known:
         """
         ops = {self._ops.setdefault(number, self._captures[number].ops()) for number in fits}
         if len(ops) <= 1:
-            return next((n for n in fits if n > last), fits[0]) if fits else None
+            return _next_after(last, fits) if fits else None
         sizes = {self._captures[number].size for number in fits}
         size = next(iter(sizes))
         if len(sizes) > 1 or size is None:
             return None
         group = [number for number, capture in enumerate(self._captures) if capture.size == size]
-        expected = next((number for number in group if number > last), group[0])
+        expected = _next_after(last, group)
         return expected if expected in fits else None
 
 
@@ -292,9 +302,13 @@ def _tokens_at(trace: Trace, times: Rows) -> list[int | None]:
         if note is None or batch is None or note.start_ns + note.dur_ns < when:
             out.append(None)
             continue
-        parts = (batch.prefill_tokens, batch.decode_tokens)
-        out.append(batch.scheduled_tokens or sum(part or 0 for part in parts) or None)
+        out.append(_new_tokens(batch))
     return out
+
+
+def _new_tokens(batch: BatchContext) -> int | None:
+    """New tokens of an iteration, None where it tells none."""
+    return batch.scheduled_tokens or (batch.prefill_tokens or 0) + (batch.decode_tokens or 0) or None
 
 
 def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]) -> Trace:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, product
 from statistics import median
 from typing import Literal
 
@@ -461,14 +461,8 @@ def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], a
     # Four standard errors of a median (1.25 σ/√n, σ = 1.48 times the median deviation), and what clocks resolve.
     chance = 4 * 1.25 * 1.48 * scatter / len(pairs) ** 0.5 + 1.0
     moved = impossible > 0 or (on_device and len(pairs) >= ENOUGH and abs(middle) > chance)
-    return Clock(
-        rank=rank,
-        shift_us=middle if moved else 0.0,
-        corrected=moved,
-        by=len(pairs),
-        spread_us=scatter if moved else float(np.median(np.abs(differences))),
-        against=anchor,
-    )
+    shift, spread = (middle, scatter) if moved else (0.0, float(np.median(np.abs(differences))))
+    return Clock(rank=rank, shift_us=shift, corrected=moved, by=len(pairs), spread_us=spread, against=anchor)
 
 
 def _matched(row: _Row, known: dict[int, tuple[RankCall, ...]], moved_ns: dict[int, int]) -> Matched:
@@ -542,22 +536,16 @@ def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
         return []
     place = {rank: i for i, rank in enumerate(members)}
     out: list[Disagreement] = []
-    for sender, sends in calls.items():
-        for receiver, gets in calls.items():
-            i, j = place.get(sender, -1), place.get(receiver, -1)
-            if sends.in_split is None or gets.out_split is None or min(i, j) < 0:
-                continue
-            if max(i, j) < min(len(sends.in_split), len(gets.out_split)) and sends.in_split[j] != gets.out_split[i]:
-                out.append(
-                    Disagreement(
-                        collective=at,
-                        what="splits",
-                        values={
-                            str(sender): f"sends {sends.in_split[j]} to rank {receiver}",
-                            str(receiver): f"expects {gets.out_split[i]} from rank {sender}",
-                        },
-                    )
-                )
+    for (sender, sends), (receiver, gets) in product(calls.items(), repeat=2):
+        i, j = place.get(sender, -1), place.get(receiver, -1)
+        if sends.in_split is None or gets.out_split is None or min(i, j) < 0:
+            continue
+        if max(i, j) < min(len(sends.in_split), len(gets.out_split)) and sends.in_split[j] != gets.out_split[i]:
+            values = {
+                str(sender): f"sends {sends.in_split[j]} to rank {receiver}",
+                str(receiver): f"expects {gets.out_split[i]} from rank {sender}",
+            }
+            out.append(Disagreement(collective=at, what="splits", values=values))
     return out
 
 

@@ -137,12 +137,7 @@ def _of_device(trace: Trace, activity: Activity) -> list[RankCall]:
     out: list[RankCall] = []
     each: Iterable[tuple[int, int, int]] = zip(rows.tolist(), asking.tolist(), recording.tolist(), strict=True)
     for row, asked, recorded in each:
-        described, record = int(activity.collective[row]), None
-        if recorded >= 0:
-            record = activity.collectives[recorded]
-        if described >= 0:
-            arguments = activity.collectives[described]
-            record = arguments if record is None else _completed(arguments, record)
+        record = _record(activity, int(activity.collective[row]), recorded)
         start = int(kernels.start_ns[row])
         name = trace.kernel_names[int(kernels.name[row])]
         call = _call(record, start, start + int(kernels.dur_ns[row]), name)
@@ -333,6 +328,15 @@ def _call(record: Collective | None, start_ns: int, end_ns: int, name: str) -> R
     )
 
 
+def _record(activity: Activity, described: int, recorded: int) -> Collective | None:
+    """The collective that a kernel's arguments describe, completed by the op that recorded it; numbers, -1 for none."""
+    record = activity.collectives[recorded] if recorded >= 0 else None
+    if described < 0:
+        return record
+    arguments = activity.collectives[described]
+    return arguments if record is None else _completed(arguments, record)
+
+
 def _from_op(trace: Trace, call: RankCall, op: int) -> RankCall:
     """With the kind and the sizes of the op that asked: its first tensor, or all of a list."""
     signature = trace.signatures[int(trace.ops.signature[op])]
@@ -340,7 +344,7 @@ def _from_op(trace: Trace, call: RankCall, op: int) -> RankCall:
     tensors = [(dims, types) for dims, types in zip(signature.dims or (), signature.types or (), strict=False) if types]
     sizes = [_elements(dims) for dims, _ in tensors if dims]
     dtype = next((types for dims, types in tensors if dims and types not in ("TensorList", "Scalar")), None)
-    out, into = (sizes[0], sizes[1]) if len(sizes) > 1 else (None, sizes[0] if sizes else None)
+    out, into = (None, None, *sizes[:2])[-2:]  # one size is the input's, of two the first is the output's
     return msgspec.structs.replace(
         call, kind=kind, elements=into, out_elements=out if kind != "all_reduce" else into, dtype=dtype or call.dtype
     )

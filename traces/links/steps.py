@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
-from opreplay.traces.model import Trace
+from opreplay.traces.model import Annotation, Trace
 
 _HINT = "Record with torch.profiler and call profiler.step(), or cut with `opreplay trim TRACE --between A..B`."
 
@@ -84,18 +84,19 @@ def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
     return (at[:, 1] - at[:, 0]).tolist()
 
 
+def _marking_notes(notes: Sequence[Annotation]) -> list[Annotation]:
+    """The annotations whose name marks a step."""
+    if not isinstance(notes, AnnotationTable):
+        return [note for note in notes if _is_mark(note.name)]
+    wanted = np.array([_is_mark(name) for name in notes.names] or [False])
+    rows: list[int] = np.flatnonzero(wanted[notes.name]).tolist() if len(notes) else []
+    return [notes[int(row)] for row in rows]
+
+
 def _marks(trace: Trace) -> list[Step]:
     """Every annotation that marks a step or a server's iteration; torch_npu records its steps as ops."""
-    marks: list[Step] = []
-    notes = trace.annotations
-    if isinstance(notes, AnnotationTable):
-        wanted = np.array([_is_mark(name) for name in notes.names] or [False])
-        rows: list[int] = np.flatnonzero(wanted[notes.name]).tolist() if len(notes) else []
-        picked = [notes[int(row)] for row in rows]
-    else:
-        picked = [note for note in notes if _is_mark(note.name)]
-    for note in picked:
-        marks.append(_step(note.name, note.start_ns, note.dur_ns, note.track))
+    notes = _marking_notes(trace.annotations)
+    marks = [_step(note.name, note.start_ns, note.dur_ns, note.track) for note in notes]
     for index, signature in enumerate(trace.signatures):
         if step_number(signature.name) is not None:
             for row in np.flatnonzero(trace.ops.signature == index):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,29 +167,27 @@ def read_tail(buffer: Buffer, layout: str, limits: Limits, tally: Tally) -> dict
 
 def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
     """The keys of a tail that is cut off or followed by something else."""
+    for loss, text in _beginnings(body):
+        if (keys := _keys_of(text)) is not None:
+            tally.losses[loss] += 1
+            keys.pop("traceEvents", None)
+            return keys
+    tally.losses["truncated file"] += 1
+    return {}
+
+
+def _beginnings(body: bytes) -> Iterator[tuple[str, bytes]]:
+    """What may be a whole object at the beginning of a damaged one, and what is then wrong with the rest."""
+    after = "data after the end of the trace"
     try:
         _OBJECT.decode(body)
     except msgspec.DecodeError as err:
         _, trailing, rest = str(err).partition("trailing characters (byte ")
-        end = body.rfind(b"}", 0, int(rest.split(")")[0]) + 1) + 1 if trailing else 0
-        if (keys := _keys_of(body[:end])) is not None:
-            tally.losses["data after the end of the trace"] += 1
-            keys.pop("traceEvents", None)
-            return keys
+        yield after, body[: body.rfind(b"}", 0, int(rest.split(")")[0]) + 1) + 1 if trailing else 0]
     except NOT_JSON:
         pass
-    ends = [m.end() for m in re.finditer(rb"\}", body)][::-1][:200]
-    for end in ends:
-        if (keys := _keys_of(body[:end])) is not None:
-            tally.losses["data after the end of the trace"] += 1
-            keys.pop("traceEvents", None)
-            return keys
-    tally.losses["truncated file"] += 1
-    for end in [m.start() for m in re.finditer(rb",", body)][::-1][:200]:
-        if (keys := _keys_of(body[:end] + b"}")) is not None:
-            keys.pop("traceEvents", None)
-            return keys
-    return {}
+    yield from ((after, body[: m.end()]) for m in list(re.finditer(rb"\}", body))[:-201:-1])
+    yield from (("truncated file", body[: m.start()] + b"}") for m in list(re.finditer(rb",", body))[:-201:-1])
 
 
 def _keys_of(text: bytes) -> dict[str, bytes] | None:

@@ -10,7 +10,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -215,15 +215,20 @@ def _receive(worker: subprocess.Popen[bytes]) -> _Part | None:
         return None
 
 
+def _numbers(table: Any, keys: Iterable[Any]) -> np.ndarray:
+    """The number that each key has in a table, which is given one where it has none."""
+    return np.array([table[key] for key in keys], np.uint32)
+
+
 def _merge(into: Scanned, part: _Part) -> None:
     """Append a part's rows; its indexes are rewritten to those of the whole, in order of first appearance."""
     got = into.collector
     maps: dict[str, Any] = {
         "tracks": np.array([got.tracks.of_texts(pid, tid) for pid, tid in part.tracks], np.uint32),
         "arrow_tracks": np.array([got.arrow_tracks.of_texts(pid, tid) for pid, tid in part.arrow_tracks], np.uint32),
-        "signatures": np.array([got.signatures[key] for key in part.signatures], np.uint32),
-        "kernel_names": np.array([got.kernel_names[key] for key in part.kernel_names], np.uint32),
-        "note_names": np.array([got.note_names[key] for key in part.note_names], np.uint32),
+        "signatures": _numbers(got.signatures, part.signatures),
+        "kernel_names": _numbers(got.kernel_names, part.kernel_names),
+        "note_names": _numbers(got.note_names, part.note_names),
     }
     for table, columns in part.tables.items():
         to = got.tables[table]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from opreplay.traces.reading.blocks import ARRAY_END, SEPARATOR
@@ -83,9 +84,7 @@ def _fragment(
             out.events += got
             return k
     piece = text[starts[i] : stops[i]]
-    for count, end in enumerate(ARRAY_END.finditer(piece)):
-        if count >= MAX_ENDS:
-            break
+    for end in islice(ARRAY_END.finditer(piece), MAX_ENDS):
         if _decode_repaired(piece[: end.start() + 1], decode, tally, out):
             if end[1]:
                 tally.repairs["trailing comma"] += 1

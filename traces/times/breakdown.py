@@ -272,6 +272,14 @@ def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
         of_context = [labels.index(context.phase) if context.phase is not None else 3 for context in index.contexts]
         table = np.array([*of_context, 3], np.int64)
         return table[index.of_row], labels, ""
+    kind = _phases_of_training(trace)
+    if not kind.any():
+        return kind, ["all"], "no iteration says its phase, and there is no backward pass"
+    return kind, ["forward", "backward", "optimizer"], ""
+
+
+def _phases_of_training(trace: Trace) -> npt.NDArray[np.int64]:
+    """Per op 0 for forward, 1 for backward, 2 for the optimizer."""
     parents = innermost_parent(trace.ops)
     names = [signature.name for signature in trace.signatures]
     backward = np.array([name.startswith(_BACKWARD) or "Backward" in name for name in names], bool)
@@ -284,9 +292,7 @@ def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
             kind[within] = 2
     for above in climbs(parents):  # what lies inside a backward node belongs to it
         kind = np.where(above >= 0, np.maximum(kind, kind[above]), kind)
-    if not kind.any():
-        return kind, ["all"], "no iteration says its phase, and there is no backward pass"
-    return kind, ["forward", "backward", "optimizer"], ""
+    return kind
 
 
 def _kernel_names(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:

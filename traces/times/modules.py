@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -38,9 +39,7 @@ def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
     All instances of a class count as one. Raises TraceError where the file can no longer be read.
     """
     by_track: dict[tuple[str, str], list[Call]] = defaultdict(list)
-    for number, call in enumerate(_calls(path, limits)):
-        if number >= MAX_MODULES:
-            break
+    for call in islice(_calls(path, limits), MAX_MODULES):
         by_track[call[1]].append(call)
     if not by_track:
         return ()
@@ -50,8 +49,7 @@ def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
         ops = np.flatnonzero(trace.ops.track == index)
         if not calls or not len(ops):
             continue
-        start = np.array([round(call[2] * 1e3) for call in calls], np.int64)
-        dur = np.array([round(call[3] * 1e3) for call in calls], np.int64)
+        start, dur = np.rint(np.array([call[2:4] for call in calls]).T * 1e3).astype(np.int64)
         paths = _paths([_INSTANCE.sub("", call[0]) for call in calls], start, dur)
         inside = innermost_at(trace.ops.start_ns[ops], np.arange(len(calls)), start, dur)
         for op, at in zip(ops.tolist(), inside.tolist(), strict=True):

@@ -220,10 +220,10 @@ def _experts(shapes: list[tuple[int, ...]]) -> float | None:
     experts that each token goes to."""
     weights = [shape for shape in shapes if len(shape) == 3][:2]
     chosen = next((shape for shape in shapes[1:] if len(shape) == 2 and shape[0] == shapes[0][0]), None)
-    if len(weights) != 2 or chosen is None or len(shapes[0]) != 2 or weights[0][0] != weights[1][0]:
+    if len(weights) != 2 or chosen is None or len(shapes[0]) != 2:
         return None
-    width = shapes[0][1]
-    if weights[0][2] != width or weights[1][1] != width:  # packed, or turned
+    (experts, _, columns), (others, rows, _) = weights
+    if experts != others or not columns == rows == shapes[0][1]:  # packed, or turned
         return None
     return 2.0 * chosen[0] * chosen[1] * sum(prod(matrix[1:]) for matrix in weights)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opreplay.replay.arguments.tensors import flattened
 from opreplay.replay.capture.calls import arguments as of_call
 from opreplay.replay.capture.calls.arguments import tensors_in
 from opreplay.replay.capture.calls.collectives import collective_of, group_name
-from opreplay.replay.capture.calls.fakes import Fakes, keeps_real
+from opreplay.replay.capture.calls.fakes import Fakes, is_lift
 from opreplay.replay.capture.calls.module_tracker import ModuleTracker
 from opreplay.replay.capture.calls.storages import Storages
 from opreplay.replay.capture.calls.summed import Summed
@@ -29,13 +30,15 @@ from opreplay.replay.resolve.gradient_mode import depends_on_gradients
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_value
 from opreplay.replay.resolve.schema import OpSpec, compile_schema, named_after_gaps
+from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
 _NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
 _QUERIES = frozenset({"prim", "profiler"})
 """Namespaces of what asks for a tensor's device and the like."""
 _SEEN_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
-_DETACH = torch.ops.aten.detach.default
+_DETACH, _DETACH_IN_PLACE = torch.ops.aten.detach.default, torch.ops.aten.detach_.default
+_EMPTY = torch.ops.aten.empty.memory_format
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _KERNELS = ("CPU", "CUDA", "Meta")
 _COMPOSED: dict[Any, bool] = {}
@@ -47,6 +50,9 @@ Look = Callable[[int, list[torch.Tensor], Any], None]
 
 class Recorder(TorchDispatchMode):
     """Records what runs while it is entered. What a tensor subclass does, it records as the calls that come of it."""
+
+    supports_higher_order_operators = True
+    """To refuse them."""
 
     def __init__(
         self,
@@ -89,20 +95,37 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise UsageError(
+                f"{func.name()} is given a function of the model, which a plan cannot hold",
+                hint="Write it with plain calls, such as scaled_dot_product_attention.",
+            )
         if func is _ADD and not kwargs and self._in_place.is_summed_up(args[0], args[1]):
             func = _ADD_IN_PLACE
         named = dict(kwargs or {})
         if any(map(_decides_itself, types)):
             return NotImplemented
-        if _is_internal(func):
+        if _is_internal(func) or (func is _DETACH and self.without_mode.packing):
             return func(*args, **named)
-        if self._fakes is not None and not keeps_real(func):
+        if self._fakes is not None and not is_lift(func):
             args, named = self._fakes.of_call(args, named)
         if _is_composed(func):  # in inference mode nothing above has taken it apart
             with self:
                 return func.decompose(*args, **named)
+        views = self.without_mode.views
+        if self._fakes is not None and args and views.is_again(func, args):
+            return func(*args, **named)
         func, args, named = self.without_mode.call(func, args, named, self._in_place.is_own)
-        return self.call(func, args, named, self.without_mode.run_of(func))
+        if is_lift(func):  # torch.tensor: a mode sees neither where its numbers go first nor that it is detached
+            like: torch.Tensor = args[0]
+            options = {"dtype": like.dtype, "layout": like.layout, "device": like.device, "pin_memory": False}
+            self.call(_EMPTY, (list(like.shape),), options, _EMPTY)
+            lifted = self.call(func, args, named, func)
+            return self.call(_DETACH_IN_PLACE, (lifted,), {}, lambda tensor: tensor)
+        returned = self.call(func, args, named, self.without_mode.run_of(func))
+        if self._fakes is not None and args:
+            views.add(func, args, returned)
+        return returned
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
         """Run one call by `run`, and record it as one of `func`."""

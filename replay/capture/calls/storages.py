@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from opreplay.replay.capture.calls.patching import replaced
 from opreplay.replay.ir.captured import CapturedStorage, Kind, PhasePeak, StepPhase
 
+_functorch: Any = import_module("torch._C")._functorch
 PHASES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
 
 
@@ -84,6 +86,8 @@ class Storages:
     def describe(self, tensor: torch.Tensor, kind: Kind, name: str = "", *, outside: bool = True) -> None:
         """Say what a tensor's storage holds; what was said first stays."""
         for real in inner_tensors(tensor):
+            if _functorch.is_functorch_wrapped_tensor(real):
+                continue  # the model's own, as what transforms it sees it
             plain = self._seen_as(real)
             if plain.layout is not torch.strided:
                 continue
@@ -149,6 +153,8 @@ class Storages:
     def grown(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take note of results that an op gave another size, as `resize_` and `out=` do."""
         for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                continue
             storage = tensor.untyped_storage()
             number = self._numbers.get(storage._cdata)
             if number is not None and storage.nbytes() != self._all[number].size:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from opreplay.replay.capture.calls.patching import replaced
+from opreplay.replay.capture.calls.views import Views
 from opreplay.replay.ir.captured import LikeDevice
 
 _internal: Any = import_module("torch._C")
@@ -25,7 +27,7 @@ _RESHAPING, _ADDING = ("reshape", "flatten.using_ints"), ("linear", "_scaled_dot
 _ONE_HOT = "one_hot"
 _VIEW, _ADD, _NEW_ZEROS = _aten.view.default, _aten.add.Tensor, _aten.new_zeros.default
 _LOOK = _aten._local_scalar_dense.default
-_LOOKS_AT_FAKE = "one_hot of a fake tensor"
+_LOOKS_AT_FAKE = "a check of a fake tensor"
 _WRITES: dict[Any, Any] = {
     _aten.index_put.default: _aten._index_put_impl_.default,
     _aten.scatter.src: _aten.scatter_.src,
@@ -63,6 +65,9 @@ class WithoutMode:
         """
         self._wraps, self._fake, self._device = wraps, fake, device
         self._inside: list[str] = []
+        self.views = Views()
+        self.packing = 0
+        """Hooks that run now of those that put away what backward needs: what they detach is part of the call."""
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -81,9 +86,37 @@ class WithoutMode:
                 for name in (*_RESHAPING, *_ADDING, _ONE_HOT):
                     kernel = get_kernel(f"aten::{name}", "AutogradCPU")
                     library.impl(name, self._around(name, kernel), _COMPOSED)
-            yield
+            with self._watching_hooks():
+                yield
         finally:
             library._destroy()
+
+    @contextmanager
+    def _watching_hooks(self) -> Iterator[None]:
+        hooks: Any = torch.autograd.graph.saved_tensors_hooks
+        plain = hooks.__init__
+
+        def init(hook: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+            def packed(tensor: Any) -> Any:
+                self.packing += 1
+                try:
+                    return pack(tensor)
+                finally:
+                    self.packing -= 1
+
+            plain(hook, packed, unpack)
+
+        checked: Any = torch._check_tensor_all_with
+
+        def check(kind: type[BaseException], condition: Any, message: Any = None) -> None:
+            with self._being(_LOOKS_AT_FAKE):
+                checked(kind, condition, message)
+
+        with (
+            replaced(hooks, __init__=init),
+            replaced(torch, **({"_check_tensor_all_with": check} if self._fake else {})),
+        ):
+            yield
 
     def call(self, func: Any, args: Sequence[Any], named: dict[str, Any], is_own: Callable[[Any], bool]) -> Call:
         """What a call is where nobody watches. `is_own`: whether the node of autograd that runs made a tensor."""
@@ -92,6 +125,9 @@ class WithoutMode:
             return _aten._reshape_alias.default, (args[0], list(view.shape), list(view.stride())), {}
         if func is _ADD and self._running in _ADDING:
             return _aten.add_.Tensor, args, named
+        if func.is_view and self.views.is_of_gradient(func, args, _formula()):
+            view = func(*args, **named)
+            return _aten.as_strided.default, (args[0], list(view.shape), list(view.stride()), view.storage_offset()), {}
         if func not in _FORMULAS or torch.is_grad_enabled() or (node := _formula()) is None:
             return func, args, named
         if func is _NEW_ZEROS:
@@ -134,8 +170,8 @@ class WithoutMode:
             self._inside.pop()
 
 
-def _any_value(_: torch.Tensor) -> int:
-    return 0
+def _any_value(tensor: torch.Tensor) -> int | bool:
+    return True if tensor.dtype == torch.bool else 0  # what is asserted holds
 
 
 def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:

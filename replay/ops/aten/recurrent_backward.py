@@ -104,10 +104,10 @@ def _backward(
         if not pairs or not sources:
             return None, None, None, []
         leaf_grads = iter(torch.autograd.grad([o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True))
-    inputs = [
+    input_grads = [
         next(leaf_grads) if t is not None and want else None for t, want in zip((x, hx, cx), wanted, strict=False)
     ]
-    return inputs[0], inputs[1], inputs[2], list(leaf_grads)
+    return input_grads[0], input_grads[1], input_grads[2], list(leaf_grads)
 
 
 def thnn_fused_lstm_cell_backward_impl(

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ops.costs.layers import attention, moe, paged
-from opreplay.replay.ops.costs.moves import movement
+from opreplay.replay.ops.costs.layers import attention, moe, paged, sparse
+from opreplay.replay.ops.costs.moves import movement, views
 from opreplay.replay.ops.costs.vendor import shared
 from opreplay.replay.ops.table import family
 
@@ -98,4 +98,65 @@ family(
     """,
     kernels=shared.widest,
     inputs="new_tokens",
+)
+family(
+    "attention",
+    "attention of published schemas",
+    """
+        npu::_npu_attention_pioneer npu::npu_fused_infer_attention_v2 npu::npu_nsa_compress_attention
+        npu::npu_nsa_compress_attention_infer
+    """,
+    cost=paged.paged,
+)
+family(
+    "attention",
+    "attention to chosen keys",
+    """
+        npu::npu_sparse_flash_attention npu::npu_kv_quant_sparse_flash_attention npu::npu_sparse_attention_score
+        npu::_npu_kv_quant_sparse_flash_attention_pioneer npu::npu_nsa_select_attention npu::npu_block_sparse_attention
+        npu::npu_nsa_select_attention_infer npu::sparse_attn_sharedkv
+        _C_ascend::npu_sparse_flash_attention _C_ascend::npu_kv_quant_sparse_flash_attention
+        _C_ascend::npu_sparse_attention_score _C_ascend::npu_sparse_attn_sharedkv
+        _C_ascend::npu_kv_quant_sparse_attn_sharedkv
+    """,
+    cost=sparse.chosen_keys,
+)
+family(
+    "attention",
+    "choice of keys",
+    """
+        npu::npu_lightning_indexer npu::npu_quant_lightning_indexer npu::lightning_indexer
+        _C_ascend::npu_lightning_indexer _C_ascend::npu_lightning_indexer_quant _C_ascend::npu_quant_lightning_indexer
+        _C_ascend::npu_vllm_quant_lightning_indexer
+    """,
+    cost=sparse.choice_of_keys,
+)
+family(
+    "attention",
+    "latent projections",
+    "npu::npu_mla_prolog npu::npu_mla_prolog_v2 npu::npu_mla_prolog_v3 npu::npu_mla_prolog_v3_functional",
+    cost=sparse.latent_projections,
+)
+family(
+    "attention",
+    "backward of published schemas",
+    "npu::npu_fusion_attention_grad_v3 npu::npu_quant_fusion_attention_grad npu::npu_quant_fusion_attention_backward",
+    cost=attention.npu_training_backward,
+)
+family(
+    "attention",
+    "sizes and plans for the host",
+    """
+        npu::_npu_attention_pioneer_get_max_workspace npu::_npu_attention_pioneer_infer_output
+        npu::_npu_fused_infer_attention_score_get_max_workspace npu::_npu_fused_infer_attention_score_infer_output
+        npu::_npu_fused_infer_attention_score_v2_get_max_workspace
+        npu::_npu_fused_infer_attention_score_v2_infer_output npu::_npu_fused_infer_attention_v2_get_max_workspace
+        npu::_npu_fusion_attention_grad_v3_get_max_workspace npu::_npu_fusion_attention_grad_v3_infer_output
+        npu::_npu_fusion_attention_v3_get_max_workspace npu::_npu_fusion_attention_v3_infer_output
+        npu::get_npu_format npu::empty_with_format npu::unsafe_empty_with_format
+        npu::sgl_kernel_npu_print_version npu::sgl_kernel_npu_version
+        _C_ascend::get_npu_storage_shape _C_ascend::device_print _C_ascend::device_print_tensor
+        _C_ascend::weak_ref_tensor
+    """,
+    cost=views.view,
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from opreplay.replay.ops.costs.moves import indexing, movement
 from opreplay.replay.ops.costs.pointwise import elementwise
 from opreplay.replay.ops.costs.products import convolution, matmul
+from opreplay.replay.ops.costs.rows import regions
 from opreplay.replay.ops.costs.vendor import products, shared
 from opreplay.replay.ops.table import family
 
@@ -100,3 +101,36 @@ family(
     inputs="row_numbers",
 )
 family("movement", "clone", "npu::npu_format_cast", cost=elementwise.clone)
+family(
+    "movement",
+    "regions of images",
+    """
+        npu::npu_roi_align torchvision::roi_align torchvision::ps_roi_align torchvision::roi_pool
+        torchvision::ps_roi_pool
+    """,
+    cost=regions.aligned,
+)
+family(
+    "movement",
+    "regions of images backward",
+    """
+        npu::npu_roi_alignbk torchvision::_roi_align_backward torchvision::_ps_roi_align_backward
+        torchvision::_roi_pool_backward torchvision::_ps_roi_pool_backward
+    """,
+    cost=regions.aligned_backward,
+)
+family(
+    "movement",
+    "boxes that do not overlap",
+    "torchvision::nms npu::npu_nms_v4 npu::npu_nms_with_mask npu::npu_nms_rotated npu::npu_batch_nms",
+    cost=regions.suppressed,
+)
+family(
+    "movement",
+    "overlaps of boxes",
+    """
+        npu::npu_iou npu::npu_ptiou npu::npu_giou npu::npu_diou npu::npu_ciou npu::npu_rotated_iou
+        npu::npu_rotated_overlaps
+    """,
+    cost=regions.overlaps,
+)

@@ -117,3 +117,18 @@ family(
     "sglang_profiler::utils__reshape_for_qk_norm sglang_profiler::utils_apply_qk_norm",
     uncosted="a wrapper in Python: the ops inside are recorded apart",
 )
+family(
+    "norms",
+    "add rms norm of published schemas",
+    "npu::npu_add_rms_norm_dynamic_mx_quant",
+    cost=norms.add_rms_norm,
+)
+family(
+    "norms",
+    "rms norm of published schemas",
+    "npu::npu_rms_norm_dynamic_mx_quant npu::npu_rms_norm_quant_v2",
+    cost=norms.vendor_rms_norm,
+)
+family(
+    "norms", "rms norm backward of published schemas", "npu::_npu_rms_norm_backward_quant", cost=norms.rms_norm_backward
+)

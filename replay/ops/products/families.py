@@ -170,3 +170,18 @@ family(
     kernels=shared.widest,
     inputs="quantized",
 )
+family(
+    "products",
+    "quantised product of published schemas",
+    """
+        npu::npu_quant_matmul_gelu npu::npu_transpose_quant_batchmatmul npu::npu_dual_level_quant_matmul
+        npu::npu_add_quant_matmul
+    """,
+    cost=matmul.quantized,
+)
+family(
+    "products",
+    "product of published schemas",
+    "npu::npu_fused_matmul npu::batch_matmul_transpose npu::softfp8_w8a16_matmul",
+    cost=matmul.plain,
+)

@@ -102,3 +102,19 @@ family(
         fbgemm::HFP8QuantizedToFloat inputs=quantized role=fp8_codes
     """,
 )
+family(
+    "quantisation",
+    "dynamic quantize of published schemas",
+    """
+        npu::npu_dynamic_block_quant npu::npu_dynamic_block_mx_quant npu::npu_dynamic_mx_quant
+        npu::npu_dynamic_mx_quant_with_dual_axis npu::npu_dynamic_dual_level_mx_quant
+        npu::npu_grouped_dynamic_block_quant npu::npu_grouped_dynamic_mx_quant npu::npu_rotate_quant
+    """,
+    cost=elementwise.dynamic_quantize,
+)
+family(
+    "quantisation",
+    "quantize of published schemas",
+    "npu::npu_group_quant npu::npu_gelu_quant npu::npu_anti_mx_quant npu::npu_quant_max",
+    cost=elementwise.quantize,
+)

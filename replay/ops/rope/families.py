@@ -81,3 +81,9 @@ family(
 family(
     "rope", "without a cost of their own", "aiter::batched_rotary_embedding aiter::fused_rope_rms", inputs="positions"
 )
+family(
+    "rope",
+    "rope of published schemas",
+    "npu::npu_dequant_rope_quant_kvcache npu::npu_rope_quant_kvcache _C_ascend::inplace_partial_rotary_mul",
+    cost=elementwise.rope,
+)

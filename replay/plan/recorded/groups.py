@@ -40,6 +40,11 @@ _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
 """A floating number or a list of such, as a trace writes them."""
 
 
+def is_arithmetic(name: str) -> bool:
+    """Whether the floating numbers of an op's calls are only multiplied with or added to."""
+    return name in _PLAIN or name.startswith(_ARITHMETIC)
+
+
 def signature_id(signature: OpSignature) -> str:
     """Stable 12-hex-digit hash of a recorded signature.
 
@@ -47,7 +52,7 @@ def signature_id(signature: OpSignature) -> str:
     other ones in each step, and the work is the same.
     """
     concrete = signature.concrete
-    if concrete is not None and (signature.name in _PLAIN or signature.name.startswith(_ARITHMETIC)):
+    if concrete is not None and is_arithmetic(signature.name):
         concrete = tuple("float" if _FLOATS.fullmatch(text) else text for text in concrete)
     parts = [signature.name, signature.dims, signature.types, signature.strides, concrete]
     if signature.overload is not None or signature.list_types is not None or signature.storage is not None:

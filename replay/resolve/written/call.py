@@ -24,7 +24,7 @@ from opreplay.replay.resolve.by_argument_name import resolve_named
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.names import candidates, near_names
 from opreplay.replay.resolve.policy import Policy
-from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.replay.resolve.user.conversions import (
     CONVERSIONS,
     ConversionFailed,
@@ -88,17 +88,18 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
     """The op of a call that cannot run here, unresolved and without a reason: to be predicted alone.
 
     Completed, so that it could run, where only flags lack or one tensor stands for a list; with a schema where a
-    published one takes the call; else `ReplayOp.unfit`. None for a call without tensors, and for a name that is nearly
-    one of torch's or of a user's.
+    published one takes the call; else `ReplayOp.unfit`. None for a call without tensors that fits none, and for a name
+    that is nearly one of torch's or of a user's.
     """
     parts = split_name(call.name)
     if parts is None or _by_user_at_all(f"{parts[0]}::{parts[1]}"):
         return None
     base = f"{parts[0]}::{parts[1]}"
-    specs = candidates(base, policy).specs
+    specs = candidates(base, policy).specs or specs_of(base)  # what may not run may be predicted
     fit = nearest(call, (*specs, *published_specs(base)))
     is_typo = not specs and parts[0] not in LIBRARIES and (parts[0] == "aten" or near_names(base))
-    if is_typo or not any(map(_has_tensors, fit.values.values())):
+    fits = fit.spec is not None and not fit.misfits and not fit.absent
+    if is_typo or not (fits or any(map(_has_tensors, fit.values.values()))):
         return None
     whole = completed(fit)
     if whole is not None and fit.spec is not None and fit.spec in specs:
@@ -109,7 +110,6 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
             return msgspec.structs.replace(op, name=base, assumptions=(*op.assumptions, note))
     by_name = {arg.name: arg for arg in fit.spec.args} if fit.spec is not None else {}
     args = tuple(_argument(by_name.get(name) or unknown(name), value) for name, value in fit.values.items())
-    fits = fit.spec is not None and not fit.misfits and not fit.absent
     return ReplayOp(
         id=_identity(call.name, args),
         name=base,

@@ -1,7 +1,7 @@
 # pyright: strict
 """Calls that no overload here takes, named after the schema that is nearest: to be predicted alone, nothing of it runs.
 
-Values go to the names whose types they fit, in order; what fits none stays as `arg3`, what is named otherwise under its
+Values go to the names whose types they fit, in order; what fits none is numbered, what is named otherwise under its
 own name.
 """
 

@@ -153,6 +153,8 @@ class StepGraph:
     """Empty where the trace marks no steps."""
     kernels_take_turns: bool = False
     """Kernels of different streams run one at a time, that which was ready first before others."""
+    lost_beside_collectives: float = 0.0
+    """Share of its speed that a kernel loses while a collective runs, as steps of the trace tell; 0: none is known."""
     unexplained: Unexplained = field(default_factory=Unexplained)
     blocked_us: float = 0.0
     """Host time in calls that wait for the device by their nature, of which nothing says for what."""

@@ -179,18 +179,19 @@ def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats 
     return schedule
 
 
-def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, ...]:
-    """Lags without the waiting that nothing explains, and with every dependency that may exist, where there are any.
+def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
+    """Lags without the waiting that nothing explains, and with every dependency that may exist; `lags_us` itself where
+    there is none.
 
     What a change gains lies between what it gains with these and with `lags_us`.
     """
     edges = graph.edges
-    bounds: list[Floats] = []
-    if edges.unknown_us.any():
-        bounds.append(np.maximum(lags_us - edges.unknown_us, np.minimum(lags_us, 0.0)))
-    if (possible := ~np.isnan(edges.possible_us)).any():
-        bounds.append(np.where(possible, edges.possible_us, lags_us))
-    return tuple(bounds)
+    possible = ~np.isnan(edges.possible_us)
+    explained_us = np.maximum(lags_us - edges.unknown_us, np.minimum(lags_us, 0.0))
+    return (
+        explained_us if edges.unknown_us.any() else lags_us,
+        np.where(possible, edges.possible_us, lags_us) if possible.any() else lags_us,
+    )
 
 
 def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:

@@ -16,7 +16,7 @@ from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import COLLECTIVE, Floats, StepGraph
-from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
+from opreplay.replay.timeline.graph.schedule import Schedule, critical_path, lag_bounds
 from opreplay.replay.timeline.job.graph import JobGraph, RankGraph, job_graph
 from opreplay.replay.timeline.job.measured import measured_job
 from opreplay.replay.timeline.job.values import (
@@ -361,16 +361,23 @@ def _change(
             edited(ranks[0].names, job.ranks[0].graph, change)
         except Unmatched as nothing:
             why = f"{nothing}. {nothing.hint}"
-            return JobChange(change=change, step_us=before, gain_us=0.0, matched=0, assumptions=(why,))
+            return JobChange(
+                change=change,
+                step_us=before,
+                low_us=before,
+                high_us=before,
+                gain_us=0.0,
+                matched=0,
+                assumptions=(why,),
+            )
     if any(one.overlap for one in edits):
         raise UsageError("'overlap comm' is for one rank", hint="`timeline` on one of the traces takes it.")
     complete = [
         one if one is not None else Edited(r.graph, r.graph.nodes.dur_us, r.graph.edges.lag_us)
         for one, r in zip(all_edits, job.ranks, strict=True)
     ]
-    after = job.scheduled(
-        job.durations([one.durations_us for one in complete]), lags_us=job.lags([one.lags_us for one in complete])
-    )
+    durations_us = job.durations([one.durations_us for one in complete])
+    after = job.scheduled(durations_us, lags_us=job.lags([one.lags_us for one in complete]))
     socs: dict[str, float] = {}
     for name, of_device in made.items():
         on_it = [
@@ -379,14 +386,29 @@ def _change(
         ]
         socs[name] = max(job.steps_us(_on(job, of_device, on_it)))
     step_us = max(job.steps_us(after))
+    gains = [before - step_us, *_other_gains(job, complete, durations_us)]
     return JobChange(
         change=change,
         step_us=step_us,
+        low_us=before - max(gains),
+        high_us=before - min(gains),
         gain_us=before - step_us,
         matched=sum(one.matched for one in edits),
         assumptions=tuple(dict.fromkeys(note for one in edits for note in one.notes)),
         socs_us=socs,
     )
+
+
+def _other_gains(job: JobGraph, changed: Sequence[Edited], durations_us: Floats) -> list[float]:
+    """What the change would gain if the waits and dependencies that are not known were others, on all ranks."""
+    recorded = [lag_bounds(one.graph, one.graph.edges.lag_us) for one in job.ranks]
+    after = [lag_bounds(one.graph, one.lags_us) for one in changed]
+    gains: list[float] = []
+    for lags, changed_lags in zip(zip(*recorded, strict=True), zip(*after, strict=True), strict=True):
+        if any(lag is not one.graph.edges.lag_us for lag, one in zip(lags, job.ranks, strict=True)):
+            without = job.steps_us(job.scheduled(lags_us=job.lags(lags)))
+            gains.append(max(without) - max(job.steps_us(job.scheduled(durations_us, lags_us=job.lags(changed_lags)))))
+    return gains
 
 
 def _edited(

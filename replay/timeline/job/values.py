@@ -119,6 +119,9 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
 
     change: str
     step_us: float
+    low_us: float
+    high_us: float
+    """Of `step_us`: without waiting that nothing explains, and with every dependency that may exist, on all ranks."""
     gain_us: float
     matched: int
     assumptions: tuple[str, ...]

@@ -159,7 +159,7 @@ def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
     out, fast = tmp_path / "step.0.et", tmp_path / "fast.0.et"
     result = export(trace, "--format", "chakra", "-o", out)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[0] == f"exported 3 calls, 0 collectives, to {out}; recorded times"
+    assert result.stdout.splitlines()[0] == f"exported 3 calls, 0 collectives, to {out}: 3 nodes, recorded times"
     assert CliRunner().invoke(opreplay, ["inspect", str(out)]).exit_code == 0
     result = export(trace, "--format", "chakra", "-o", fast, "--clock", "910b3")
     assert "910b3 times" in result.stdout

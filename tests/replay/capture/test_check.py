@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from opreplay.replay.capture.capture import capture_made, check_made
 from opreplay.replay.ir.model import ReplayPlan
@@ -159,13 +160,53 @@ def groups() -> tuple[Any, ...]:
     return Experts(), (torch.randn(12, 8), torch.tensor([3, 6, 9, 12], dtype=torch.int32))
 
 
-@pytest.mark.parametrize("make", [probabilities, modules_of_a_closure, groups])
+def recomputed_with_dropout() -> tuple[Any, ...]:
+    """Backward draws what forward drew: the generator is set back."""
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Dropout()) for _ in range(2)]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        x.sum().backward()
+        return x
+
+    return step, (torch.randn(2, 4),)
+
+
+def ways_by_positions() -> tuple[Any, ...]:
+    """A way that depends on positions, which no input says."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[0])[None].expand(2, -1)
+        return x.exp() if (positions.diff(dim=-1) == 1).all() else x.sin()
+
+    return step, (torch.randn(5),)
+
+
+def gradients_of_samples() -> tuple[Any, ...]:
+    net = nn.Linear(4, 1)
+    parameters = dict(net.named_parameters())
+
+    def loss(weights: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(net, weights, (x[None],)).square().sum()
+
+    return lambda x: torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x), (torch.randn(3, 4),)
+
+
+@pytest.mark.parametrize(
+    "make", [probabilities, modules_of_a_closure, groups, recomputed_with_dropout, ways_by_positions]
+)
 def test_what_fake_tensors_refuse_of_models_that_run(make: Any) -> None:
     plan = capture_made(make, source="here")
     check = check_made(make, plan)
     assert check.equal
     assert all(one.bits_equal for one in (*check.outputs, *check.parameters))
     assert len({one.name for one in check.parameters}) == len(check.parameters)
+
+
+def test_transformed_functions_are_followed() -> None:
+    plan = capture_made(gradients_of_samples, source="here")
+    assert check_made(gradients_of_samples, plan).equal
 
 
 def test_layers_that_drop_nothing_are_known_by_their_values() -> None:

@@ -167,6 +167,38 @@ def test_sizes_that_depend_on_values_name_the_line() -> None:
         opreplay.capture(lambda x: x.nonzero(), torch.randn(3))
 
 
+def flexible(q: torch.Tensor) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(q, q, q)
+
+
+def sparse(ids: torch.Tensor) -> Any:
+    return nn.Embedding(10, 4, sparse=True)(ids).sum().backward()
+
+
+def overwritten(x: torch.Tensor) -> Any:
+    index = torch.arange(4)
+    index[0] = x.sum().long()
+    return x if index[0] == 0 else x + 1
+
+
+@pytest.mark.parametrize(
+    ("step", "argument", "word"),
+    [
+        (flexible, torch.randn(1, 2, 16, 8), "flex_attention"),
+        (sparse, torch.tensor([1, 2]), "sparse"),
+        (overwritten, torch.randn(3), "_local_scalar_dense"),
+    ],
+)
+def test_what_cannot_be_captured_is_one_sentence(step: Any, argument: torch.Tensor, word: str) -> None:
+    with pytest.raises(UsageError) as error:
+        opreplay.capture(step, argument)
+    assert word in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.hint
+
+
 def test_an_op_without_a_fake_kernel_says_how_to_register_one() -> None:
     library = torch.library.Library("capturetest", "DEF")
     library.define("doubled(Tensor x) -> Tensor")

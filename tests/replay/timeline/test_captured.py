@@ -19,9 +19,11 @@ from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ops.work.expected import expected_contents
-from opreplay.replay.timeline.captured import CapturedTimeline, captured_timeline
-from opreplay.replay.timeline.offload import DISPATCH_US
+from opreplay.replay.timeline.captured import VIEW_US, CapturedTimeline, captured_timeline
+from opreplay.replay.timeline.measured import MeasuredHost
+from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
 from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.samples import sample_path
 
 DEVICE = load_device("910b3")
 
@@ -74,6 +76,24 @@ def test_what_the_host_needs_makes_it_wait() -> None:
     assert waiting.socs["910b3"].step_us > apart.socs["910b3"].step_us + 40.0
 
 
+def test_a_measured_host_narrows_the_band() -> None:
+    """Calls that were measured have no band; the others take what is assumed of any host, scaled by these."""
+    plan = plan_of(20, 64, 8)
+    launches = {op.id: 2 * DISPATCH_US for op in plan.ops if op.name == "aten::addmm"}
+    assumed = told(plan)
+    measured = told(plan, host=MeasuredHost(launch_us=launches, call_us={}))
+    before, after = assumed.socs["910b3"], measured.socs["910b3"]
+    assert after.host_us == pytest.approx(2 * before.host_us)
+    assert measured.host_measured_calls == 20
+    assert before.high_us - before.step_us == pytest.approx((DISPATCH_BAND - 1) * before.host_us)
+    assert after.high_us - after.step_us == pytest.approx((DISPATCH_BAND - 1) * 20 * 2 * VIEW_US), "of the views alone"
+    views = {op.id: 4.0 for op in plan.ops if op.name != "aten::addmm"}
+    slower = told(plan, host=MeasuredHost(launch_us={}, call_us={**launches, **views}))
+    assert slower.socs["910b3"].host_us == pytest.approx(2 * before.host_us), "a whole call is no launch"
+    with pytest.raises(UsageError, match="none of the host times"):
+        told(plan, host=MeasuredHost(launch_us={"other": 1.0}, call_us={}))
+
+
 def test_modules_are_folded_by_their_list() -> None:
     (linear,) = told(plan_of(3, 64, 8)).modules or (None,)
     assert linear is None, "a Sequential's own layers have numbers alone"
@@ -121,4 +141,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert max(map(len, shown.stdout.splitlines()[1:])) <= 80
     assert run("--soc", "910b3", "--what-if", "aten::conv2d=0").exit_code == 2
     assert run().exit_code == 2
+    results = str(tmp_path / "host.jsonl")
+    assert CliRunner().invoke(opreplay, ["run", str(path), "--op-time", "1ms", "-o", results]).exit_code == 0
+    measured = json.loads(run("--soc", "910b3", "--host", results, "--format", "json").stdout)
+    assert measured["host_measured_calls"] == 3, "the views of the weights"
+    assert measured["socs"]["910b3"]["high_us"] != facts["socs"]["910b3"]["high_us"]
+    trace = str(sample_path("moe_block"))
+    assert CliRunner().invoke(opreplay, ["timeline", trace, "--host", results]).exit_code == 2
     assert "was captured" in run("--soc", "910b3", "--step", "1").stderr

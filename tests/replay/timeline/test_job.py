@@ -75,6 +75,27 @@ def test_a_change_gives_the_step_that_the_job_would_take(tmp_path: Path, change:
     assert foreseen.step_us == pytest.approx(after.recorded_step_us, rel=0.02)
 
 
+def test_a_change_of_ranks_has_the_range_of_what_is_not_known(tmp_path: Path) -> None:
+    """A rank waits for nothing that is recorded while another one works: what-ifs hold with and without that wait."""
+    job = data_parallel({1: 1.5})
+    (known,) = study(job, tmp_path, what_if=["gemm=0.5x"]).timeline.what_if
+    assert known.low_us == known.high_us == known.step_us
+    job = Job(2)
+    for _ in range(3):
+        for machine, us, wait_us in zip(job.ranks, (200.0, 600.0), (450.0, 0.0), strict=True):
+            machine.begin()
+            for at in range(12):
+                machine.free[7] = machine.free.get(7, 0.0) + (wait_us if at % 3 == 2 else 0.0)
+                machine.op("aten::mm", 10.0, ("gemm", us))
+        job.all_reduce(100.0)
+        for machine in job.ranks:
+            machine.synchronize()
+            machine.end()
+    found = study(job, tmp_path, what_if=["gemm=0"], step=1).timeline.what_if[0]
+    assert found.low_us < 0.5 * found.step_us, "without the wait"
+    assert found.high_us == found.step_us
+
+
 def test_without_waiting_is_the_step_of_the_slowest_alone(tmp_path: Path) -> None:
     found = study(data_parallel({1: 1.5}), tmp_path)
     alone = found.graph.steps_us(found.graph.scheduled(held_together=False))

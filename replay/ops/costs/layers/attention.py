@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ops.costs.products.matmul import product
 from opreplay.replay.ops.op_view import OpView, is_contiguous, kernel, spec, strided_copy
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
@@ -112,6 +113,7 @@ def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
         aten::_scaled_dot_product_efficient_attention aten::_scaled_dot_product_cudnn_attention
         aten::_scaled_dot_product_fused_attention_overrideable aten::_scaled_dot_product_attention_math
         aten::_scaled_dot_product_flash_attention_for_cpu aten::_fused_sdp_choice
+        aten::_scaled_dot_product_attention_math_for_mps aten::_triton_scaled_dot_attention
     """
 )
 def heads_second(op: OpView) -> Iterable[KernelCall]:
@@ -132,7 +134,12 @@ def heads_second_backward(op: OpView) -> Iterable[KernelCall]:
     return _heads_second(op, "FlashAttentionScoreGrad", at=1)
 
 
-@costs("aten::_flash_attention_forward aten::_efficient_attention_forward aten::_cudnn_attention_forward")
+@costs(
+    """
+        aten::_flash_attention_forward aten::_efficient_attention_forward aten::_cudnn_attention_forward
+        aten::_flash_attention_forward_no_dropout_inplace
+    """
+)
 def heads_third(op: OpView) -> Iterable[KernelCall]:
     """(B, S, H, D) or packed, forward."""
     return _heads_third(op, "FlashAttentionScore")
@@ -172,3 +179,27 @@ def _npu(op: OpView, kind: str) -> KernelCall:
     inputs = [spec(t.shape, t.dtype) for t in (q, k, v)]
     outputs = op.outputs(spec(q.shape, q.dtype))
     return kernel(kind, inputs, outputs, pairs=max(0.0, float(pairs)), rows=max(0, rows), head_dim=max(0, dim))
+
+
+@costs("aten::_native_multi_head_attention aten::_transformer_encoder_layer_fwd")
+def whole_layer(op: OpView) -> Iterable[KernelCall]:
+    """The products of a layer of torch.nn around its attention; of an encoder's also both norms and the other half."""
+    x, weight = op.need("query", "src", at=0, rank=3), op.need("qkv_weight", rank=2)
+    heads, width, rows = max(1, op.integer("num_head", "num_heads", default=1)), x.shape[-1], prod(x.shape[:-1])
+    q = TensorMeta(shape=(x.shape[0], heads, x.shape[1], max(1, width // heads)), dtype=x.dtype)
+    pairs = float(rows * heads * x.shape[1])
+    full = spec((rows, width), x.dtype)
+    tokens = TensorMeta(shape=full.shape, dtype=x.dtype)
+    kernels = [
+        product(op, tokens, weight, weight=True),
+        _call(op, "FlashAttentionScore", (q, q, q), rows * heads, pairs),
+    ]
+    if (out := op.meta("proj_weight")) is not None:
+        kernels.append(product(op, tokens, out, weight=True))
+    if (up := op.meta("ffn_weight_1")) is not None and (down := op.meta("ffn_weight_2")) is not None:
+        inner = TensorMeta(shape=(rows, up.shape[0]), dtype=x.dtype)
+        wide = spec(inner.shape, x.dtype)
+        norms = kernel("AddLayerNorm", [full, full], [full], 2)
+        first = product(op, tokens, up, weight=True)
+        kernels += [norms, first, kernel("Gelu", [wide], [wide]), product(op, inner, down, weight=True)]
+    return kernels

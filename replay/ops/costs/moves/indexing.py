@@ -176,7 +176,12 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     return [*_copied(op, out), write]
 
 
-@costs("aten::gather_backward aten::index_select_backward aten::masked_select_backward aten::masked_scatter_backward")
+@costs(
+    """
+        aten::gather_backward aten::index_select_backward aten::masked_select_backward aten::masked_scatter_backward
+        aten::_gather_sparse_backward
+    """
+)
 def gather_backward(op: OpView) -> Iterable[KernelCall]:
     """A cleared tensor, and the gradient added where indices say."""
     grad = op.need("grad", "grad_output", at=0)

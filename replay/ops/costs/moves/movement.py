@@ -7,8 +7,18 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, itemsize
-from opreplay.replay.ops.op_view import OpView, elements, kernel, promote, spec
+from opreplay.replay.ops.op_view import (
+    DoesNotFit,
+    OpView,
+    elements,
+    is_contiguous,
+    kernel,
+    promote,
+    spec,
+    strided_copy,
+)
 from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 
 @costs(
@@ -160,10 +170,13 @@ def diagonal(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def copied_view(op: OpView) -> Iterable[KernelCall]:
-    """A view that is copied out."""
-    source = op.dense("self", at=0)
-    if source is None:
+    """A view that is copied out: Transpose where dimensions change places."""
+    meta = op.meta("self", at=0)
+    if meta is None:
         return []
+    if (turned := _turned(op, meta)) is not None and not is_contiguous(turned):
+        return [strided_copy(turned)]
+    source = op.packed(meta)
     outs = op.outputs(source)
     copied = sum(elements(out) for out in outs)
     if copied > elements(source):
@@ -171,6 +184,28 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
     if copied == elements(source):
         return [kernel("TensorMove", [source], [source])]
     return [kernel("Slice", [source], outs)]
+
+
+def _turned(op: OpView, meta: TensorMeta) -> TensorMeta | None:
+    """The view with its dimensions in the order that the call asks for; None for views of other kinds."""
+    kind, rank = op.op.name.partition(".")[0].removeprefix("aten::"), len(meta.shape)
+    order = list(range(rank))
+    if kind == "t_copy":
+        order.reverse()
+    elif kind == "transpose_copy":
+        a, b = op.axis("dim0", rank=rank), op.axis("dim1", rank=rank)
+        if a is not None and b is not None:
+            order[a], order[b] = b, a
+    elif kind == "permute_copy":
+        order = [dim % max(1, rank) for dim in op.integers("dims")]
+    else:
+        return None
+    if sorted(order) != list(range(rank)):
+        raise DoesNotFit(f"dimensions {order} of a tensor of {rank}")
+    strides = meta.strides or contiguous_strides(meta.shape)
+    return TensorMeta(
+        shape=tuple(meta.shape[i] for i in order), dtype=meta.dtype, strides=tuple(strides[i] for i in order)
+    )
 
 
 @costs("aten::_foreach_clone")

@@ -38,6 +38,10 @@ _VIEWS = """
     _sparse_coo_tensor_with_dims_and_tensors _sparse_csr_tensor_unsafe _sparse_csc_tensor_unsafe
     _sparse_bsr_tensor_unsafe _sparse_bsc_tensor_unsafe _sparse_compressed_tensor_unsafe _sparse_broadcast_to
     _propagate_xla_data _lazy_clone _functional_assert_async _add_batch_dim _remove_batch_dim slice_inverse
+    _assert_scalar _functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size
+    sym_constrain_range sym_constrain_range_for_size _make_dep_token _resize_output resize_as_sparse sparse_resize
+    sparse_resize_and_clear can_cast promote_types is_vulkan_available _nnpack_available _use_cudnn_rnn_flatten_weight
+    get_gradients _print
 """
 """aten ops that are free of cost on the device."""
 

@@ -250,6 +250,7 @@ def quantize(op: OpView) -> Iterable[KernelCall]:
     """
         aten::quantize_per_tensor_dynamic aten::choose_qparams_optimized aten::_choose_qparams_per_tensor
         aten::fused_moving_avg_obs_fake_quant aten::_fused_moving_avg_obs_fq_helper
+        aten::_fused_moving_avg_obs_fq_helper_functional
     """
 )
 def dynamic_quantize(op: OpView) -> Iterable[KernelCall]:

@@ -45,10 +45,12 @@ def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient of every element in one kernel."""
+    """The gradient of every element in one kernel; that of the loss is written out for each of them first."""
     inputs = [op.packed(t) for t in op.tensors]
-    kind = "SigmoidGrad" if "cross_entropy" in op.op.name else "Sub"
-    return [kernel(kind, inputs, [op.output(_full(op, inputs))])]
+    kind, full = "SigmoidGrad" if "cross_entropy" in op.op.name else "Sub", op.output(_full(op, inputs))
+    if "mse_loss" in op.op.name:
+        inputs = [spec(full.shape, tensor.dtype) for tensor in inputs]
+    return [kernel(kind, inputs, [full])]
 
 
 @costs(

@@ -61,7 +61,7 @@ def unscale(op: OpView) -> Iterable[KernelCall]:
 @costs("aten::_fused_adamw aten::_fused_adam aten::_fused_adagrad npu::npu_apply_adam_w")
 def adam(op: OpView) -> Iterable[KernelCall]:
     """ApplyAdamWV2 for each parameter: parameter, gradient and both moments."""
-    params = op.tensors[:1] if op.op.name.startswith("npu::") else op.metas("self") or op.tensors[:1]
+    params = op.metas("self") if "self" in op.args else op.tensors[:1]
     kernels: list[KernelCall] = []
     for t in params:
         p = spec(t.shape, t.dtype)

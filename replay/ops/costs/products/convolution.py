@@ -149,7 +149,7 @@ BACKWARD = (
     "aten::convolution_backward", "aten::cudnn_convolution_backward", "aten::miopen_convolution_backward",
     "aten::mkldnn_convolution_backward", "aten::convolution_backward_overrideable",
     "aten::miopen_depthwise_convolution_backward", "aten::slow_conv2d_backward", "aten::_slow_conv2d_backward",
-    "aten::mps_convolution_backward",
+    "aten::mps_convolution_backward", "aten::mps_convolution_transpose_backward",
     "aten::cudnn_convolution_transpose_backward",
     "aten::miopen_convolution_transpose_backward", "aten::_nnpack_spatial_convolution_backward",
     "aten::thnn_conv2d_backward", "aten::slow_conv3d_backward", "aten::slow_conv_dilated2d_backward",

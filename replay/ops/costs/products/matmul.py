@@ -96,7 +96,7 @@ def layer(op: OpView) -> Iterable[KernelCall]:
     return [product(op, a, b, *([spec(bias.shape, bias.dtype)] if bias is not None else []), weight=True)]
 
 
-@costs("aten::linear_backward aten::mps_linear_backward")
+@costs("aten::linear_backward aten::mps_linear_backward aten::mkldnn_linear_backward")
 def layer_backward(op: OpView) -> Iterable[KernelCall]:
     """Gradients to the input and to the weight."""
     grad, weight = op.need("grad_output", "grad", at=1, rank=1), op.need("weight", at=2, rank=1)

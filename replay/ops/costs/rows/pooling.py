@@ -35,7 +35,8 @@ def images(meta: TensorMeta, space: int) -> TensorSpec:
     return spec((batch, channels, height, width), meta.dtype, "NCHW")
 
 
-def _blocked(plain: TensorSpec) -> TensorSpec:
+def blocked(plain: TensorSpec) -> TensorSpec:
+    """The same in blocks of sixteen channels."""
     n, c, h, w = plain.shape
     return spec((n, -(-c // 16), h, w, 16), plain.dtype, "NC1HWC0")
 
@@ -76,7 +77,7 @@ def max_pool(op: OpView) -> Iterable[KernelCall]:
     meta = _input(op)
     space = space_of(op, meta)
     plain, result = images(meta, space), result_of(op, meta, space)
-    x, y = _blocked(plain), _blocked(result)
+    x, y = blocked(plain), blocked(result)
     window = prod(_each(op.integers("kernel_size"), space, 2))
     mask = spec((*y.shape[:2], window, -(-y.shape[2] * y.shape[3] // 16) + 1, 16), "uint16", "NC1HWC0")
     return [trans_data(plain, x), kernel("MaxPoolWithArgmaxV1", [x], [y, mask]), trans_data(y, result)]
@@ -92,7 +93,7 @@ def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """MaxPoolGradWithArgmaxV1 between changes of layout."""
     grad = op.need("grad_output", at=0)
     plain, result = images(_input(op, 1), 2), images(grad, 2)
-    x, y = _blocked(plain), _blocked(result)
+    x, y = blocked(plain), blocked(result)
     return [
         trans_data(plain, x),
         trans_data(result, y),

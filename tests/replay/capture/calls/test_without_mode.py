@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.capture_models import calls_compared
 from opreplay.replay.capture.capture import capture_made, check_made
@@ -31,6 +32,27 @@ def attended(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=torch.zeros(3, 3, requires_grad=True))
 
 
+def written(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 0] = y[:, 1] * 2
+    return backward(y * y[:, :1])
+
+
+def clipped(x: Tensor) -> Tensor:
+    backward(x.exp())
+    return torch.nn.utils.clip_grad_norm_([x], 1.0)
+
+
+def recomputed(x: Tensor) -> Tensor:
+    return backward(checkpoint(lambda y: (y.detach() * y).exp(), x, use_reentrant=False))
+
+
+def under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        normed = nn.BatchNorm1d(3)(F.linear(x, torch.ones(3, 8)))
+    return backward(normed.float())
+
+
 STEPS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "reshape": (lambda x: x[:, :4].reshape(6, 2, 2), "aten::_reshape_alias"),
     "flatten": (lambda x: x.view(2, 3, 8)[:, :2].transpose(1, 2).transpose(1, 2).flatten(0, 0), "aten::slice"),
@@ -51,6 +73,16 @@ STEPS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
         lambda x: backward(x.scatter_reduce(0, INDEX.view(1, 4), torch.ones(1, 4), "mean")),
         "aten::scatter_add",
     ),
+    "numbers of Python": (lambda x: x[:2, 0] * torch.tensor([0.5, 2.0]), "aten::detach_"),
+    "a dimension of one element": (lambda x: x.view(1, 6, 8).mT.view(1, 8, 2, 3).relu(), "aten::relu"),
+    "gradient of a norm": (
+        lambda x: backward(F.layer_norm(x, (8,)).t().reshape(4, 12)),
+        "aten::native_layer_norm_backward",
+    ),
+    "written to a part": (written, "aten::as_strided"),
+    "gradients clipped": (clipped, "aten::_foreach_norm"),
+    "recomputed": (recomputed, "aten::exp"),
+    "batch norm of 16 bits": (under_autocast, "aten::native_batch_norm_backward"),
     "cross entropy": (lambda x: backward(F.binary_cross_entropy_with_logits(x, torch.zeros(6, 8))), "aten::sub_"),
 }
 
@@ -69,7 +101,7 @@ def test_a_captured_call_is_the_profiled_one(name: str) -> None:
     plan = capture_made(make, source=name)
     assert expected in names(plan)
     found = calls_compared(plan, make)
-    assert (found.equal, found.missing) == (found.profiled, ())
+    assert (found.equal, found.missing, found.added) == (found.profiled, (), ())
     assert check_made(make, plan).equal
 
 

@@ -438,3 +438,27 @@ def test_sums_say_whether_a_dimension_is_kept_inside_of_one_that_they_reduce() -
         return made.attrs.get("across")
 
     assert [across(dims) for dims in ([0], [1], [-2], [0, 1], [2], [-1], [1, 2], [0, 1, 2])] == [True] * 4 + [False] * 4
+
+
+@pytest.mark.parametrize("name", ["t_copy", "transpose_copy", "permute_copy"])
+def test_a_copy_of_turned_dimensions_is_a_transposition(name: str) -> None:
+    dims: dict[str, Any] = {"t_copy": {}, "transpose_copy": {"dim0": 0, "dim1": 1}, "permute_copy": {"dims": (1, 0)}}[
+        name
+    ]
+    assert types(op(f"aten::{name}", self=meta(64, 32), **dims)) == ["Transpose"]
+    assert types(op(f"aten::{name}", self=meta(64, 1), **dims)) == ["TensorMove"]
+
+
+def test_the_gradient_of_a_loss_is_written_out_before_it_is_read() -> None:
+    both = {"self": meta(64, 32), "target": meta(64, 32)}
+    (call,) = lower(op("aten::mse_loss_backward", grad_output=meta(), **both, reduction=1)).kernels
+    assert [tensor and tensor.shape for tensor in call.inputs] == [(64, 32)] * 3
+
+
+def test_a_whole_layer_multiplies_all_its_weights() -> None:
+    rows, width, inner = 4 * 128, 256, 1024
+    weights = {"qkv_weight": meta(3 * width, width), "proj_weight": meta(width, width)}
+    half = {"ffn_weight_1": meta(inner, width), "ffn_weight_2": meta(width, inner)}
+    layer = lower(op("aten::_transformer_encoder_layer_fwd", src=meta(4, 128, width), num_heads=8, **weights, **half))
+    assert macs(layer.kernels) == rows * (4 * width * width + 2 * width * inner)
+    assert [call.type for call in layer.kernels].count("FlashAttentionScore") == 1

@@ -34,6 +34,7 @@ UNREAD = {
     ),
     "its tensors are never all of one size: scales, statistics of channels, targets, states, vectors, 8-bit values": (
         "fused_moving_avg_obs_fake_quant|_fused_moving_avg_obs_fq_helper|quantize_per_channel|quantize_per_tensor"
+        "|_fused_moving_avg_obs_fq_helper_functional|_flash_attention_forward_no_dropout_inplace"
         "|_make_per_channel_quantized_tensor|quantized_batch_norm|batch_norm|_batch_norm_impl_index"
         "|_batch_norm_impl_index_backward|_batch_norm_no_update|_batch_norm_with_update"
         "|_batch_norm_with_update_functional|batch_norm_backward|batch_norm_gather_stats"
@@ -85,7 +86,7 @@ CALLS = [
     "aten::_standard_gamma(f32[n,n])", "aten::_sample_dirichlet(f32[n,n])", "aten::multinomial(f32[64,n*256],1)",
     "aten::slice_scatter(f32[n,n],f32[n,n])", "aten::select_scatter(f32[n,n],f32[n],0,0)",
     "aten::diagonal_scatter(f32[n,n],f32[n])", "aten::unfold_copy(f32[n*n],0,4,2)",
-    "aten::_foreach_clone([f32[n,n],f32[n,n]])",
+    "aten::_foreach_clone([f32[n,n],f32[n,n]])", "aten::t_copy(f32[n,n])", "aten::permute_copy(f32[n,n],[1,0])",
     "aten::trapezoid(f32[n,n],f32[n,n])", "aten::cat([f32[n,n],f32[n,n]])", "aten::where(bool[n,n],f32[n,n],f32[n,n])",
     "aten::softmax(f32[n,n],-1,None)", "aten::cumsum(f32[n,n],0)", "aten::sort(f32[n,n])", "aten::flip(f32[n,n],[0])",
     "aten::repeat(f32[n,n],[2,1])", "aten::tril(f32[n,n])", "aten::gather(f32[n,n],0,i64[n,n])",

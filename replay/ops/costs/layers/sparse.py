@@ -1,0 +1,99 @@
+# pyright: strict
+"""Lowering of attention to keys that an indexer chose, of the indexer, and of projections to and from a latent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
+from opreplay.replay.ops.costs.products.matmul import product
+from opreplay.replay.ops.op_view import OpView, kernel, spec
+from opreplay.traces.model import TensorMeta
+
+ASSUMED_CHOSEN = 2048
+"""Keys a query attends to where no argument tells: as DeepSeek's indexer chooses them."""
+LATENT = 512
+"""Width of MLA's latent."""
+
+
+def _is_heads_second(op: OpView) -> bool:
+    return op.value("layout_query", "layout", "inputLayout", "q_input_layout") == "BNSD"
+
+
+def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, int]:
+    """(queries of all heads and sequences, query heads, keys of a sequence at most)."""
+    heads_second = _is_heads_second(op) and len(q.shape) == 4
+    heads = q.shape[1] if heads_second else q.shape[-2]
+    paged = op.meta("block_table", "ori_block_table")
+    per_row = prod(k.shape[:-1]) // max(1, k.shape[1 if heads_second else -2])
+    sequences = q.shape[0] if len(q.shape) == 4 and paged is None and len(k.shape) == 4 else 1
+    return prod(q.shape[:-1]), max(1, heads), max(1, per_row // sequences)
+
+
+def chosen_keys(op: OpView) -> Iterable[KernelCall]:
+    """Each query meets as many keys as its row of indices has, or blocks of them; read row by row."""
+    q = op.need("query", "q", at=0, rank=3)
+    k = op.need("key", "ori_kv", at=1, rank=3)
+    rows, heads, keys = _rows_and_keys(op, q, k)
+    index = op.meta("sparse_indices", "cmp_sparse_indices", "topk_indices", "select_idx", at=3)
+    chosen = index.shape[-1] if index is not None and index.shape else ASSUMED_CHOSEN
+    block = op.integer("sparse_block_size", "select_block_size", default=1)
+    chosen = min(keys, chosen * block if chosen * block <= keys else chosen)
+    value = op.meta("value", at=2)
+    size = value.shape[-1] if value is not None and value.shape else q.shape[-1]
+    row_bytes = (k.shape[-1] + (size if value is not None else 0)) * itemsize(k.dtype)
+    moved = rows // heads * chosen * row_bytes + rows * (q.shape[-1] + size) * itemsize(q.dtype)
+    operands = [spec(q.shape, q.dtype), spec(k.shape, k.dtype)]
+    attrs = {"rows": rows, "head_dim": q.shape[-1], "value_dim": size}
+    out = op.output(spec((*q.shape[:-1], size), q.dtype))
+    call = kernel(
+        "FusedInferAttentionScore", operands, [out], pairs=float(rows * chosen), moved_bytes=float(moved), **attrs
+    )
+    return [*_parted(op, operands, size), call]
+
+
+def _parted(op: OpView, operands: list[TensorSpec], size: int) -> list[KernelCall]:
+    """What lays tensors as the kernel takes them: rotated and other parts apart, tokens before heads."""
+    parted = [t for t in operands if _value_in_key(t, size)]
+    turned = [t for t in operands if _is_heads_second(op) and len(t.shape) == 4 and min(t.shape[1:3]) > 1]
+    slices = [kernel("Slice", [t], [t]) for t in parted if op.meta("query_rope", "key_rope") is None]
+    return [*slices, *(kernel("Transpose", [t], [t], run=t.shape[-1]) for t in turned)]
+
+
+def _value_in_key(tensor: TensorSpec, size: int) -> bool:
+    """Whether a latent and what is rotated of it lie in one row: 512 and 64 of 576."""
+    return size >= LATENT and tensor.shape[-1] > size
+
+
+def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
+    """Scores of all heads, weighted and added up, then the largest of each query: a product on the cube and TopKV2."""
+    q, k = op.need("query", at=0, rank=3), op.need("key", at=1, rank=3)
+    rows, heads, keys = _rows_and_keys(op, q, k)
+    queries = rows // heads
+    pairs = rows * keys * (0.5 if op.integer("sparse_mode", default=3) == 3 and queries > 1 else 1.0)
+    operands = [spec(q.shape, q.dtype), spec(k.shape, k.dtype)]
+    scores, count = spec((queries, keys), "float32"), op.integer("sparse_count", "topk", default=ASSUMED_CHOSEN)
+    best = spec((queries, min(keys, max(1, count))), "int32")
+    return [
+        kernel(
+            "FusedInferAttentionScore", operands, [scores], pairs=pairs, rows=rows, head_dim=q.shape[-1], value_dim=1
+        ),
+        kernel("TopKV2", [scores], [spec(best.shape, "float32"), best]),
+    ]
+
+
+def latent_projections(op: OpView) -> Iterable[KernelCall]:
+    """The four products of MLA before attention in one kernel: to the query's latent and up, into keys' space, and to
+    the keys' latent. Weights of so few tokens decide: each passes once."""
+    x = op.need("token_x", at=0, rank=2)
+    down, up = op.need("weight_dq", at=1, rank=2), op.need("weight_uq_qr", at=2, rank=2)
+    keys, latent = op.need("weight_uk", at=3, rank=3), op.need("weight_dkv_kr", at=4, rank=2)
+    rows = prod(x.shape[:-1])
+    weights = [spec(meta.shape, meta.dtype) for meta in (down, up, keys, latent)]
+    macs = rows * sum(prod(weight.shape) for weight in weights)
+    inner = x.shape[-1]
+    # As one product of all weights' elements; the columns that make it so are no tensor of the call.
+    columns = max(1, macs // max(1, rows * inner))
+    token = TensorMeta(shape=(rows, inner), dtype=x.dtype)
+    return [product(op, token, TensorMeta(shape=(inner, columns), dtype=down.dtype))]

@@ -1,0 +1,69 @@
+# pyright: strict
+"""Lowering of regions of images and of boxes: RoI alignment and pooling, overlaps, non-maximum suppression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+from opreplay.replay.ops.costs.products.convolution import trans_data
+from opreplay.replay.ops.costs.rows.pooling import blocked, images
+from opreplay.replay.ops.op_view import OpView, elements, kernel, spec
+from opreplay.traces.model import TensorMeta
+
+ADAPTIVE = 1
+"""Samples along a side of a bin taken where their number follows from a region's size."""
+
+USUAL_BINS = 7
+"""Along a side of a region, where no argument tells."""
+
+
+def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
+    """All samples of all regions and channels: (regions, bins and samples, channels)."""
+    sides = (op.integer(side, "group_size", default=USUAL_BINS) for side in ("pooled_height", "pooled_width"))
+    samples = max(ADAPTIVE, op.integer("sampling_ratio", "sample_num", default=2))
+    per_region = prod(sides) * samples**2
+    return spec((rois.shape[0], max(1, per_region), channels), "float32")
+
+
+def aligned(op: OpView) -> Iterable[KernelCall]:
+    """ROIAlign of blocked images in float32: bilinear samples of every bin and channel, averaged."""
+    source, rois = op.need("input", "self", "x", at=0, rank=4), op.need("rois", at=1, rank=2)
+    plain = images(TensorMeta(shape=source.shape, dtype="float32"), 2)
+    samples = _bins(op, rois, source.shape[1])
+    per_bin = max(ADAPTIVE, op.integer("sampling_ratio", "sample_num", default=2)) ** 2
+    out = op.output(spec((rois.shape[0], samples.shape[1] // per_bin, source.shape[1]), "float32"))
+    narrow = source.dtype != "float32"
+    casts = [kernel("Cast", [spec(source.shape, source.dtype)], [plain])] if narrow else []
+    back = [kernel("Cast", [spec(out.shape, "float32")], [spec(out.shape, source.dtype)])] if narrow else []
+    call = kernel("ROIAlign", [samples], [spec(out.shape, "float32")], cols=rois.shape[0], inner=samples.shape[1])
+    return [*casts, trans_data(plain, blocked(plain)), call, *back]
+
+
+def aligned_backward(op: OpView) -> Iterable[KernelCall]:
+    """A cleared gradient of the images, and the samples added to it."""
+    grad, rois = op.need("grad", "self", at=0, rank=2), op.need("rois", at=1, rank=2)
+    channels = grad.shape[1]
+    by_name = tuple(op.integer(name, default=0) for name in ("batch_size", "channels", "height", "width"))
+    out = op.output(spec(op.integers("xdiff_shape") or (by_name if all(by_name) else grad.shape), grad.dtype))
+    samples = _bins(op, rois, channels)
+    call = kernel("ROIAlignGrad", [samples], [samples], cols=rois.shape[0], inner=samples.shape[1])
+    return [kernel("ZerosLike", [out], [out]), call]
+
+
+def suppressed(op: OpView) -> Iterable[KernelCall]:
+    """NMSWithMask: each box that is kept is compared with all after it, one after the other."""
+    boxes = op.need("dets", "boxes", "input", "self", at=0, rank=1)
+    n = max(1, boxes.shape[-2:][0])
+    op.note(
+        "how many boxes are kept is contents, and decides the time: taken as in measured calls of 511 to 4096 boxes"
+    )
+    return [kernel("NMSWithMask", [spec((n, n), boxes.dtype)], [spec((n,), "bool")])]
+
+
+def overlaps(op: OpView) -> Iterable[KernelCall]:
+    """Iou: every box with every other one, some dozen passes over the table of results."""
+    a, b = op.need("bboxes", "self", at=0, rank=1), op.need("gtboxes", "query_boxes", at=1, rank=1)
+    out = op.output(spec((elements(a) // 4, elements(b) // 4), a.dtype))
+    return [kernel("Iou", [out, out], [out])]

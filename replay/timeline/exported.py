@@ -1,0 +1,156 @@
+# pyright: strict
+"""A step's graph and its schedule → the nodes of a Chakra trace: what ran, what waited for what, and the latencies.
+
+A Chakra dependency has no lag. Where a node waited longer than for the end of what it waited for last, a node of that
+length stands between them; where it began before that end, it waits for what that one waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from opreplay.replay.export.chakra import Attributes, ChakraNode, ChakraTrace, written
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.plan.recorded.groups import signature_id
+from opreplay.replay.timeline.graph.model import COLLECTIVE, HOST, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule
+from opreplay.replay.timeline.names import PYTHON, Names
+from opreplay.replay.timeline.timeline import Study
+from opreplay.traces import Trace
+
+_ROUNDING_US = 1e-6
+
+
+def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -> ChakraTrace:
+    """The step that was looked at, with its recorded times or those on the simulated device that `clock` names.
+
+    Replayed by its own dependencies and durations it takes `beyond_us` of the head longer than the step.
+    """
+    on = study.simulated.get(clock)
+    step = study if on is None else on
+    graph, names, schedule = step.graph, step.names, step.schedule
+    export = _Export(graph, names, schedule, plan)
+    step_us = schedule.step_us
+    beyond_us = float(schedule.end_us.max(initial=step_us)) - step_us
+    waiting = on is None and bool((graph.nodes.kind == COLLECTIVE).any())
+    notes = [
+        "collectives take what they took, with their waiting for other ranks" if waiting else "",
+        f"{export.unplanned} kernels are of no planned op: they have no arguments" if export.unplanned else "",
+    ]
+    return written(export.nodes, clock, notes, Attributes(step_us=step_us, beyond_us=beyond_us))
+
+
+class _Export:
+    """The nodes of one schedule."""
+
+    def __init__(self, graph: StepGraph, names: Names, schedule: Schedule, plan: ReplayPlan) -> None:
+        self.graph, self.names, self.schedule = graph, names, schedule
+        self.nodes: list[ChakraNode] = []
+        self.unplanned = 0
+        self._ops = {op.id: op for op in plan.ops}
+        self._ids = _signature_ids(names.trace, graph)
+        self._first_of_call: dict[int, int] = {}
+        self._number = [0] * len(graph.nodes)
+        """Of each node of the graph: that of its node here; 0 for none."""
+        self._waits_for: list[tuple[int, ...]] = [()] * len(graph.nodes)
+        bounds = np.searchsorted(graph.edges.target, np.arange(len(graph.nodes) + 1)).tolist()
+        sources: list[int] = graph.edges.source.tolist()
+        order = np.arange(len(graph.nodes))
+        if graph.kernels_take_turns:  # a kernel may wait for one of a later row
+            order = np.lexsort((order, schedule.start_us))
+        for node in order.tolist():
+            self._add(node, sources[bounds[node] : bounds[node + 1]])
+
+    def _add(self, node: int, sources: Sequence[int]) -> None:
+        start, end = self._start(node), self._end(node)
+        cause = int(self.schedule.cause[node])
+        waits: dict[int, None] = {}
+        for source in (*sources, *([cause] if cause >= 0 else [])):
+            if not self._number[source]:
+                continue
+            if self._end(source) <= start + _ROUNDING_US:
+                waits[self._number[source]] = None
+            else:  # it began before that end
+                waits.update(dict.fromkeys(self._waits_for[source]))
+        since = max((self._end_of(number) for number in waits), default=0.0)
+        if start - since > _ROUNDING_US:
+            self.nodes.append(self._latency(node, cause, tuple(waits), since, start))
+            waits = {len(self.nodes): None}
+        self._waits_for[node] = tuple(waits)
+        self.nodes.append(self._of(node, tuple(waits), start, end))
+        self._number[node] = len(self.nodes)
+
+    def _start(self, node: int) -> float:
+        return float(self.schedule.start_us[node])
+
+    def _end(self, node: int) -> float:
+        return float(self.schedule.end_us[node])
+
+    def _end_of(self, number: int) -> float:
+        one = self.nodes[number - 1]
+        return one.start_us + one.duration_us
+
+    def _latency(self, node: int, cause: int, waits: tuple[int, ...], since: float, start: float) -> ChakraNode:
+        name = self.names.wait(int(self.schedule.cause_kind[node])) if cause >= 0 else "(earlier step)"
+        return _stretch(name, waits, since, start, on_host=bool(self.graph.nodes.kind[node] == HOST))
+
+    def _of(self, node: int, waits: tuple[int, ...], start: float, end: float) -> ChakraNode:
+        nodes = self.graph.nodes
+        if nodes.name[node] < 0:
+            return _stretch(self._host_name(node), waits, start, end, on_host=True)
+        owner = int(nodes.owner[node])
+        op = self._op(owner)
+        self.unplanned += op is None
+        parent = self._first_of_call.get(owner) if op is not None else None
+        if parent is not None and self._end_of(parent) > start + _ROUNDING_US:
+            parent = None  # further work of the call beside it
+        first = op is not None and owner not in self._first_of_call
+        if first:
+            self._first_of_call[owner] = len(self.nodes) + 1
+        memories = self.names.trace.ops.memories
+        return ChakraNode(
+            name=op.name if op is not None and first else self.names.kernel(node),
+            waits_for=waits,
+            parent=parent,
+            start_us=start,
+            duration_us=end - start,
+            on_host=False,
+            op=op if first else None,
+            memories=memories.of_row(owner)[0] if first and memories is not None else None,
+            whole_us=round(end) - round(start),
+        )
+
+    def _op(self, row: int) -> ReplayOp | None:
+        return None if row < 0 else self._ops.get(self._ids[int(self.names.trace.ops.signature[row])])
+
+    def _host_name(self, node: int) -> str:
+        """What takes most of a stretch of the host."""
+        low, count = int(self.graph.nodes.first_slice[node]), int(self.graph.nodes.slices[node])
+        if not count:
+            return PYTHON
+        slices = self.graph.slices
+        longest = low + int(np.argmax(slices.dur_us[low : low + count]))
+        row = int(slices.op[longest])
+        return self.names.op(row) if row >= 0 else PYTHON
+
+
+def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_host: bool) -> ChakraNode:
+    """Host time or a latency; rounded by when it begins and ends, so that a path's rounded times add up."""
+    return ChakraNode(
+        name=name,
+        waits_for=waits,
+        start_us=start,
+        duration_us=end - start,
+        on_host=on_host,
+        whole_us=round(end) - round(start),
+        is_work=False,
+    )
+
+
+def _signature_ids(trace: Trace, graph: StepGraph) -> dict[int, str]:
+    """Ids of the ops that own device work of the step, by signature."""
+    owners = graph.nodes.owner[graph.nodes.owner >= 0]
+    used: list[int] = np.unique(trace.ops.signature[owners]).tolist()
+    return {index: signature_id(trace.signatures[index]) for index in used}

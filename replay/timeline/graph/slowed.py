@@ -1,0 +1,174 @@
+# pyright: strict
+"""What kernels lose beside collectives, as a recording of several steps tells it, and what they take beside others.
+
+Other kernels of one name need not take the same time, so what is compared is one kernel at its place in several steps:
+how much longer it took where more of it ran beside a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import COLLECTIVE, KERNEL, Bools, Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule, paced
+from opreplay.replay.timeline.graph.tasks import Tasks, tasks_of
+from opreplay.replay.timeline.graph.threads import homes, main_track
+from opreplay.traces import Trace
+from opreplay.traces.links.steps import busy_steps
+
+MOST_STEPS = 16
+"""Steps that are looked at, those nearest to the one in question."""
+USUAL_LOST = 0.15
+"""Standard deviation of what kernels lose of their speed, before anything is known of them."""
+MOST_LOST = 0.6
+"""More than this has another cause."""
+ROUNDS = 4
+"""Schedules that are looked at: what kernels lose moves what runs beside what."""
+SETTLED = 1e-4
+"""Share of the step by which schedules differ that are taken for one."""
+ALONE, BESIDE = 0.01, 0.99
+"""Shares of a kernel's time beside collectives that are none and all of it."""
+
+
+class Beside:
+    """Times at which a collective runs."""
+
+    def __init__(self, start_us: Floats, end_us: Floats) -> None:
+        order = np.argsort(start_us, kind="stable")
+        start, until = start_us[order], np.maximum.accumulate(end_us[order])
+        first = np.flatnonzero(np.append(True, start[1:] > until[:-1])) if len(start) else np.empty(0, np.int64)
+        self.begins: Floats = start[first]
+        self.ends: Floats = np.append(until[first[1:] - 1], until[-1:]) if len(start) else until
+        self._before: Floats = np.concatenate([[0.0], np.cumsum(self.ends - self.begins)])
+
+    def until(self, time_us: Floats) -> Floats:
+        """For how long collectives ran before each time."""
+        at = np.searchsorted(self.begins, time_us, side="right")
+        last_end = np.append(0.0, self.ends)[at]
+        return self._before[at] - np.maximum(0.0, np.where(at > 0, last_end - time_us, 0.0))
+
+    def lasting(self, start_us: float, work_us: float, lost: float) -> float:
+        """How long work takes from then on that goes on at 1 - `lost` of its speed beside collectives."""
+        now, left = start_us, work_us
+        for at in range(int(np.searchsorted(self.ends, start_us, side="right")), len(self.begins)):
+            begin, end = float(self.begins[at]), float(self.ends[at])
+            if now + left <= begin:
+                break
+            left -= max(0.0, begin - now)
+            now = max(now, begin)
+            beside = (end - now) * (1.0 - lost)
+            if left <= beside:
+                return now + left / (1.0 - lost) - start_us
+            now, left = end, left - beside
+        return now + left - start_us
+
+
+def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, apart: bool = False) -> Schedule:
+    """The schedule of other durations, in which kernels lose beside collectives as they did in the recording.
+
+    `durations_us` are those that hold where as much of each runs beside collectives as was recorded; `apart`: nothing
+    is lost.
+    """
+    nodes, lost = graph.nodes, graph.lost_beside_collectives
+    talking = nodes.kind == COLLECTIVE
+    kernels = np.flatnonzero((nodes.kind == KERNEL) & (nodes.dur_us > 0.0) & (durations_us > 0.0))
+    if not lost or not len(kernels):
+        return paced(graph, durations_us, lags_us)
+    ends = nodes.start_us + nodes.dur_us
+    recorded = Beside(nodes.start_us[talking], ends[talking])
+    beside = (recorded.until(ends) - recorded.until(nodes.start_us))[kernels] / nodes.dur_us[kernels]
+    work = durations_us[kernels] * (1.0 - lost * beside)
+    now = durations_us.copy()
+    if apart:
+        now[kernels] = work
+        return paced(graph, now, lags_us)
+    schedule = paced(graph, now, lags_us)
+    for _ in range(ROUNDS):
+        others = Beside(schedule.start_us[talking], schedule.end_us[talking])
+        starts = schedule.start_us[kernels].tolist()
+        took = [others.lasting(start, us, lost) for start, us in zip(starts, work.tolist(), strict=True)]
+        if np.abs(now[kernels] - took).sum() <= SETTLED * schedule.step_us:
+            break
+        now[kernels] = took
+        schedule = paced(graph, now, lags_us)
+    return schedule
+
+
+def lost_beside_collectives(trace: Trace, graph: StepGraph) -> float:
+    """Share of its time beside collectives that a kernel loses; 0 where the steps of the trace show none."""
+    if not (graph.nodes.kind == COLLECTIVE).any():
+        return 0.0
+    place, took, beside = _observations(trace, graph)
+    if not len(took):
+        return 0.0
+    _, place, count = np.unique(place, return_inverse=True, return_counts=True)
+    place = place.reshape(-1)
+
+    def centred(values: Floats) -> Floats:
+        return values - (np.bincount(place, weights=values) / count)[place]
+
+    # The longer a kernel the more it varies, though by less than its time: small ones wait for room beside collectives.
+    scale = np.sqrt((np.bincount(place, weights=took) / count)[place])
+    x, y = centred(beside) / scale, centred(took) / scale
+    freedom = len(took) - len(count) - 1
+    spread = float(x @ x)
+    if freedom < 1 or spread <= 0.0:
+        return 0.0
+    lost = float(x @ y) / spread
+    error = float(np.sqrt(((y - lost * x) @ (y - lost * x)) / freedom / spread))
+    # What the steps tell, the less of it the less they tell: as the mean of a normal loss around none that they adjust.
+    return min(MOST_LOST, max(0.0, lost * USUAL_LOST**2 / (USUAL_LOST**2 + error**2)))
+
+
+def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]:
+    """(place, time, time beside collectives) of kernels that ran in several steps at the same place of their stream.
+
+    What runs beside a collective to its end is there for longer because it takes longer, which proves nothing; all of
+    it beside one counts where it ran without in another step.
+    """
+    steps = sorted(busy_steps(trace), key=lambda step: abs(step.start_ns - graph.step.start_ns))[:MOST_STEPS]
+    known: dict[tuple[tuple[int, int], tuple[int, ...]], int] = {}
+    places: list[Ints] = []
+    took: list[Floats] = []
+    beside: list[Floats] = []
+    whole: list[Bools] = []
+    main = main_track(trace, graph.step)
+    home = homes(trace, main)
+    number = 0
+    for step in steps:
+        tasks, _ = tasks_of(trace, step, home)
+        for key, rows, talks in _streams(tasks):
+            names = (key, tuple(tasks.name[rows].tolist()))
+            if names not in known:
+                known[names] = number
+                number += len(rows)
+            start, end = tasks.start_us[rows], tasks.end_us[rows]
+            overlap = talks.until(end) - talks.until(start)
+            ends_beside = talks.until(end + ALONE) - talks.until(end) > 0.0
+            all_beside = overlap >= BESIDE * (end - start)
+            keep = (tasks.kind[rows] == KERNEL) & (~ends_beside | all_beside) & (end > start)
+            places.append(known[names] + np.flatnonzero(keep))
+            took.append((end - start)[keep])
+            beside.append(overlap[keep])
+            whole.append(all_beside[keep])
+    if not places:
+        return np.empty(0, np.int64), np.empty(0), np.empty(0)
+    place, covered = np.concatenate(places), np.concatenate(whole)
+    times, overlaps = np.concatenate(took), np.concatenate(beside)
+    alone = np.zeros(number, bool)
+    alone[place[overlaps <= ALONE * times]] = True
+    keep = ~covered | alone[place]
+    return place[keep], times[keep], overlaps[keep]
+
+
+def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, Beside]]:
+    """Each stream with kernels: its key, its tasks in order, and when collectives run on others of the device."""
+    talking = tasks.kind == COLLECTIVE
+    for index, key in enumerate(tasks.streams):
+        rows = np.flatnonzero((tasks.stream == index) & ~talking)
+        if len(rows):
+            same = [number for number, other in enumerate(tasks.streams) if other[0] == key[0] and number != index]
+            others = np.flatnonzero(talking & np.isin(tasks.stream, same))
+            yield key, rows, Beside(tasks.start_us[others], tasks.end_us[others])

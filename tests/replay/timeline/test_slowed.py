@@ -1,0 +1,79 @@
+"""Kernels that collectives beside them slow down: how much the steps of a trace tell, and what a change makes of it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opreplay.replay.timeline.graph.build import step_graph
+from opreplay.replay.timeline.graph.slowed import Beside, lost_beside_collectives
+from opreplay.replay.timeline.timeline import timeline
+from opreplay.traces import Trace, read_trace
+from opreplay.traces.links.steps import chosen_step
+from tests.replay.timeline.machine import Machine
+
+KERNEL_US, KERNELS = 100.0, 8
+
+
+def overlapping(path: Path, lost: float, *, steps: int = 6, reduce: bool = True) -> Trace:
+    """Steps in which a collective of a length of its own runs beside kernels that lose a share of their speed to it."""
+    machine, rng = Machine(), random.Random(1)
+    for _ in range(steps):
+        machine.begin()
+        machine.op("aten::add", 5.0, ("add", 20.0))
+        begin = machine.free[7] + 7.0
+        length = rng.uniform(150.0, 450.0) if reduce else 0.0
+        beside = Beside(np.array([begin]), np.array([begin + length]))
+        if reduce:
+            machine.wait_for(20, 7)
+            machine.free[20] = begin - 1.0
+            machine.op("c10d::allreduce_", 2.0, ("ncclDevKernel_AllReduce", length), stream=20)
+        for _ in range(KERNELS):
+            work = KERNEL_US * (1.0 + 0.01 * rng.uniform(-1.0, 1.0))
+            start = max(machine.now + 7.5, machine.free[7] + 1.0)
+            machine.op("aten::mm", 3.0, ("gemm", beside.lasting(start, work, lost)))
+        machine.synchronize()
+        machine.end()
+    return read_trace(machine.write(path / "t.json"), activity=True)
+
+
+def test_how_long_collectives_ran_before_a_time() -> None:
+    beside = Beside(np.array([10.0, 15.0, 50.0]), np.array([30.0, 20.0, 60.0]))
+    times = np.array([0.0, 10.0, 20.0, 40.0, 55.0, 99.0])
+    assert beside.until(times).tolist() == [0.0, 0.0, 10.0, 20.0, 25.0, 30.0]
+    assert Beside(np.empty(0), np.empty(0)).until(times).tolist() == [0.0] * 6
+
+
+def test_work_takes_longer_beside_collectives() -> None:
+    beside = Beside(np.array([10.0, 50.0]), np.array([30.0, 60.0]))
+    assert beside.lasting(0.0, 5.0, 0.5) == 5.0
+    assert beside.lasting(10.0, 5.0, 0.5) == 10.0, "all of it at half the speed"
+    assert beside.lasting(0.0, 40.0, 0.5) == 50.0, "10 alone, 10 in 20 beside, 20 alone"
+    assert beside.lasting(70.0, 5.0, 0.5) == 5.0
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2, 0.4])
+def test_the_steps_tell_what_kernels_lose(tmp_path: Path, lost: float) -> None:
+    trace = overlapping(tmp_path, lost)
+    told = lost_beside_collectives(trace, step_graph(trace, chosen_step(trace)))
+    assert told == pytest.approx(lost, abs=0.02)
+
+
+def test_one_step_tells_nothing(tmp_path: Path) -> None:
+    trace = overlapping(tmp_path, 0.3, steps=1)
+    assert lost_beside_collectives(trace, step_graph(trace, chosen_step(trace))) == 0.0
+
+
+def test_without_collectives_kernels_are_as_quick_as_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    trace = overlapping(tmp_path / "a", 0.3)
+    changes = timeline(trace, what_if=["nccl*=0", "overlap comm", "gemm=0.5x"]).timeline.what_if
+    alone = timeline(overlapping(tmp_path / "b", 0.3, reduce=False)).timeline.recorded_step_us
+    assert changes[0].step_us == pytest.approx(alone, rel=0.02)
+    assert changes[1].step_us == pytest.approx(alone, rel=0.02)
+    assert any("of their speed" in note for note in changes[0].assumptions)
+    assert changes[2].step_us < changes[0].step_us

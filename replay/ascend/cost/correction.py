@@ -41,7 +41,7 @@ NOISE = 0.007
 """Variance of one call by itself."""
 # All of these were chosen to predict calls of ops and of sources that were left out (docs/ascend-model.md).
 
-SURE: dict[str, float] = {"op here": 1.3, "op elsewhere": 0.75, "family": 0.55, "nothing": 0.7}
+SURE: dict[str, float] = {"op here": 1.6, "op elsewhere": 0.75, "family": 0.55, "nothing": 0.7}
 """Standard deviations of the 80 % band by what was measured nearest, as calls, ops and sources that were left out ask
 for: 1.28 of a normal distribution where calls of the op are known; the less is known the more variances above exceed
 what is usual, as they are those of ops that differ most."""
@@ -96,7 +96,7 @@ class Learned:
         import numpy as np
 
         self._codes: dict[tuple[str, ...], int] = {}
-        self._groups = np.array([self._groups_of(call) for call in calls], dtype=np.int64).reshape(len(calls), -1)
+        self._groups = np.array([self._groups_of(call) for call in calls], dtype=np.int64).reshape(len(calls), 6)
         self._at = _places(calls)
         self._sources = np.array(sources, dtype=str)
         self._pulls: Array = np.array(pulls, dtype=np.float64)

@@ -20,8 +20,8 @@ SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "Reduc
 SUMMED_ALONE = 300e3
 """Bytes of a row that a core reduces by itself: reading them takes it as long as it takes several cores to tell each
 other (7 us, the difference of the fitted families). Assumed: measured are rows of 64 KB, and 2 MB and more."""
-SUMMED_ALONE_WIDE = 70e3
-"""The same for 8-byte integers, which take a core so much longer that several cores are quicker from 9,000 on."""
+SUMMED_ALONE_WIDE = 25e3
+"""The same for 8-byte integers, which take a core so much longer that several cores are quicker from about 3,000 on."""
 
 
 def summed_alone(dtype: str) -> float:

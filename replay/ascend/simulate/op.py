@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from opreplay.replay.ascend.cost.correction import Correction, Traits, octaves, shipped, warmth
-from opreplay.replay.ascend.cost.predict import BOUNDS, MOVING, family_of, only_moves
+from opreplay.replay.ascend.cost.cube import gemm_of
+from opreplay.replay.ascend.cost.predict import BOUNDS, DOUBLES, MOVING, UNLIKE_CORES, family_of, least_us, only_moves
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
 from opreplay.replay.ascend.cost.sizes import tally_of, total_bytes
@@ -261,8 +262,8 @@ def _started(kernels: Sequence[KernelCall], predict: Predictor, state: State) ->
     ]
 
 
-NOT_CORRECTED = frozenset({"collective", "host", "free"})
-"""Forms of cost that measured calls say nothing of."""
+NOT_CORRECTED = frozenset({"collective", "host", "free", "attention"})
+"""Forms of cost that measured calls say nothing of, or too little: contents decide what attention reads."""
 
 
 def uncorrected(op: ReplayOp, device: DeviceProfile, l2: L2State) -> tuple[Traits, Simulated, Parts] | None:
@@ -293,7 +294,7 @@ def _uncorrected(
         op=op.name.split(".")[0].rstrip("_"),
         family=family.name,
         form=family.form,
-        dtype="half" if tally.dtype in HALF else tally.dtype,
+        dtype="half" if tally.dtype in HALF else "float32" if tally.dtype in DOUBLES else tally.dtype,
         generation="910" if device.vector_width == 1.0 else "950",
         log_time=octaves(simulated.time_us),
         log_elements=octaves(tally.elements),
@@ -314,16 +315,32 @@ def _corrected(
         return None
     traits, simulated, parts = known
     correction = shipped().ask(traits)
-    factor = correction.factor
+    factor = max(correction.factor, _least_us(simulated, parts, device) / simulated.time_us)
     return [(call, _scaled(cost, factor)) for call, cost in parts], msgspec.structs.replace(
         simulated,
         time_us=simulated.time_us * factor,
         terms_us={name: us * factor for name, us in simulated.terms_us.items()},
         low_us=simulated.time_us * factor / correction.band,
         high_us=simulated.time_us * factor * correction.band,
-        confidence=_confidence(correction, fitted) if not lowering.assumed else "uncalibrated",
+        confidence="uncalibrated" if lowering.assumed or _is_double(parts) else _confidence(correction, fitted),
         extrapolated=correction.nearest == "nothing" and fitted.extrapolated,
     )
+
+
+def _is_double(parts: Parts) -> bool:
+    return any(spec.dtype in DOUBLES for call, _ in parts for spec in call.inputs if spec is not None)
+
+
+def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
+    """No call is quicker: its kernels as `least_us` says; the bytes that L2 cannot hold, at the peak of HBM."""
+    bare = datasheet_only(device)
+    floor_us = sum(
+        call.count * least_us(family_of(call, bare), bare, tally_of(call), gemm_of(call))
+        for call, _ in parts
+        if family_of(call, bare).form not in UNLIKE_CORES
+    )
+    moving_us = simulated.terms_us.get("hbm", 0.0) * bare.rates.hbm_efficiency
+    return max(floor_us, moving_us - bare.l2_bytes / bare.hbm_bytes_per_s * 1e6)
 
 
 def _confidence(correction: Correction, fitted: Simulated) -> Confidence:

@@ -46,26 +46,27 @@ def line(name: str, compared: list[Compared]) -> str:
     )
 
 
-def show(title: str, held: list[HeldOut], *, families: bool) -> None:
+def show(title: str, unseen: list[HeldOut], *, families: bool) -> None:
     """Print figures by SoC, for products, and overall."""
     names = ("MAPE", "median", "p90", "WAPE", "total")
     print(f"\n{title}\n{'':24s} {'n':>4s} " + " ".join(f"{name:>8s}" for name in names))
     if families:
-        for family in sorted({h.family for h in held}):
-            print(line(family, [h.compared for h in held if h.family == family]))
-    for table in sorted({h.table for h in held}):
-        print(line(table, [h.compared for h in held if h.table == table]))
-    for soc in sorted({h.soc for h in held}):
-        print(line(soc, [h.compared for h in held if h.soc == soc]))
-    print(line("matrix products", [h.compared for h in held if h.family in MATMUL]))
-    print(line("all", [h.compared for h in held]))
+        for family in sorted({h.family for h in unseen}):
+            print(line(family, [h.compared for h in unseen if h.family == family]))
+    for table in sorted({h.table for h in unseen}):
+        print(line(table, [h.compared for h in unseen if h.table == table]))
+    for soc in sorted({h.soc for h in unseen}):
+        print(line(soc, [h.compared for h in unseen if h.soc == soc]))
+    print(line("matrix products", [h.compared for h in unseen if h.family in MATMUL]))
+    print(line("all", [h.compared for h in unseen]))
 
 
 def show_spread(deals: list[list[HeldOut]]) -> None:
     """Print the lowest and the highest median of one deal, for products and for all."""
-    for name, kept in (("matrix products", MATMUL), ("all", None)):
+    for name, families in (("matrix products", MATMUL), ("all", None)):
         medians = [
-            errors_of([h.compared for h in held if kept is None or h.family in kept]).median_ape * 100 for held in deals
+            errors_of([h.compared for h in unseen if families is None or h.family in families]).median_ape * 100
+            for unseen in deals
         ]
         print(f"{name}: medians of single deals from {min(medians):.1f} to {max(medians):.1f} %")
 
@@ -103,7 +104,7 @@ def main() -> None:
     across = held_out["folds"]
     deals = [across, *(cross_validate(groups, devices, seed=seed) for seed in range(1, options.deals))]
     many = f", dealt {options.deals} times" if options.deals > 1 else ""
-    show(f"unseen kernels of known SoCs (5 folds{many})", [h for held in deals for h in held], families=True)
+    show(f"unseen kernels of known SoCs (5 folds{many})", [h for unseen in deals for h in unseen], families=True)
     if options.deals > 1:
         show_spread(deals)
     print(f"in the 80 % band made from the other kernels' residuals: {bands(across).inside * 100:.0f} %")

@@ -141,10 +141,10 @@ def stored(ops: int) -> None:
         store, planned, where = PlanStore(Path(folder) / "r.plans", "benchmark"), [], Path(folder) / "r.plans"
         started = process_time()
         for path in paths:
-            one = decoded(read(str(path)))
-            assert isinstance(one, TracePlan)
-            planned.append(one)
-            store.add(one)
+            plan_read = decoded(read(str(path)))
+            assert isinstance(plan_read, TracePlan)
+            planned.append(plan_read)
+            store.add(plan_read)
         reading = process_time() - started
         store.close()
         first = where.stat().st_size

@@ -53,18 +53,20 @@ def line(path: Path, plan: ReplayPlan, max_bytes: int) -> str:
     can = [op for op in plan.ops if op.reason is None]
     aten = [op for op in can if op.name.startswith("aten::")]
     small = tuple(op for op in bundle.plan.ops if budget.need_of(op).total <= max_bytes)
-    chosen = msgspec.structs.replace(plan, ops=tuple(op for op in can if op.id in {one.id for one in small}))
+    chosen = msgspec.structs.replace(
+        plan, ops=tuple(op for op in can if op.id in {op_in_bundle.id for op_in_bundle in small})
+    )
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "bundle"
         write_bundle(make_bundle(chosen, built_in(), policy=Policy(), memory_bytes=1 << 30), target)
-        found = script_results(target) if chosen.ops else {}
+        results_by_id = script_results(target) if chosen.ops else {}
     sink = MemorySink()
     run_plan(chosen, RunOptions(op_time_s=0.001, threads=1), sink=sink)
     mine = {result.id: result for result in sink.results}
     outputs = {
         op.id: [list(m.shape) for m in op.outputs if m is not None] for op in chosen.ops if op.outputs is not None
     }
-    ran = [result for result in found.values() if result["status"] == "replayed"]
+    ran = [result for result in results_by_id.values() if result["status"] == "replayed"]
     differ = sum(r["outputs"] != outputs[r["id"]] for r in ran if r["id"] in outputs and r["via"] is None)
     here = sum(result.status == "replayed" for result in mine.values())
     name = path.name.removesuffix(".json.gz")

@@ -64,14 +64,16 @@ class Calls:
 def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
     """The calls of a captured plan beside those of a profile of the same step."""
     trace = profiled(make)
-    told = build_plan(trace, select="all")
-    ops = {op.id: op for op in told.ops}
-    ids = [signature_id(one) for one in trace.signatures]
-    left: dict[str, list[list[Any]]] = defaultdict(list)
+    profiled_plan = build_plan(trace, select="all")
+    ops = {op.id: op for op in profiled_plan.ops}
+    ids = [signature_id(call_entry) for call_entry in trace.signatures]
+    captured_calls: dict[str, list[list[Any]]] = defaultdict(list)
     for op in plan.ops:
-        left[op.name].append([op, op.count])
+        captured_calls[op.name].append([op, op.count])
     counts: dict[str, int] = defaultdict(int)
-    composed = [is_composed(one.name, ops.get(id_)) for one, id_ in zip(trace.signatures, ids, strict=True)]
+    composed = [
+        is_composed(call_entry.name, ops.get(id_)) for call_entry, id_ in zip(trace.signatures, ids, strict=True)
+    ]
     top = set(rows_below_autograd(trace, composed))
     for row in sorted(top):
         counts[ids[trace.ops.signature[row]]] += 1
@@ -79,7 +81,7 @@ def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
     for id_, count in counts.items():
         op = ops.get(id_)
         wanted = count
-        for entry in left.get(op.name, []) if op is not None else []:
+        for entry in captured_calls.get(op.name, []) if op is not None else []:
             if entry[1] and op is not None and same_call(op, entry[0]):
                 taken = min(entry[1], wanted)
                 entry[1] -= taken
@@ -91,15 +93,25 @@ def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
             missing.append(f"{wanted} x {op.name if op else id_} {shown(op)}")
     for row in set(range(len(trace.ops))) - top:  # such as what autograd clones before an op writes to it
         inside = ops.get(ids[trace.ops.signature[row]])
-        entries = [] if inside is None else [one for one in left[inside.name] if one[1] and same_call(inside, one[0])]
+        entries = (
+            []
+            if inside is None
+            else [
+                call_entry
+                for call_entry in captured_calls[inside.name]
+                if call_entry[1] and same_call(inside, call_entry[0])
+            ]
+        )
         for entry in entries[:1]:
             entry[1] -= 1
     return Calls(
         equal=equal,
         profiled=sum(counts.values()),
-        captured=equal + sum(count for entries in left.values() for _, count in entries),
+        captured=equal + sum(count for entries in captured_calls.values() for _, count in entries),
         missing=tuple(missing),
-        added=tuple(f"{count} x {op.name} {shown(op)}" for entries in left.values() for op, count in entries if count),
+        added=tuple(
+            f"{count} x {op.name} {shown(op)}" for entries in captured_calls.values() for op, count in entries if count
+        ),
     )
 
 
@@ -107,11 +119,11 @@ def profiled(make: Callable[[], Any]) -> Trace:
     """A profile of the step that `make()` gives, run once on real tensors."""
     torch.manual_seed(0)
     step = step_of(make())
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as found:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         step.run()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(path))
+        profile.export_chrome_trace(str(path))
         return read_trace(path)
 
 
@@ -121,7 +133,7 @@ def rows_below_autograd(trace: Trace, composed: Sequence[bool]) -> Iterator[int]
     Below them lie what their kernels call; above them what torch composes of several.
     """
     parents = parents_of(trace)
-    names = [one.name for one in trace.signatures]
+    names = [signature.name for signature in trace.signatures]
     taken = set()
     for row in sorted(range(len(trace.ops)), key=lambda row: int(trace.ops.start_ns[row])):
         at = int(parents[row])
@@ -133,23 +145,23 @@ def rows_below_autograd(trace: Trace, composed: Sequence[bool]) -> Iterator[int]
             yield row
 
 
-def is_composed(name: str, told: ReplayOp | None) -> bool:
+def is_composed(name: str, recorded: ReplayOp | None) -> bool:
     """Whether torch composes the overload that was called, or every one, of other ops before autograd sees it."""
     if not name.startswith("aten::"):
         return False
     specs = [spec for spec in specs_of(name) if not any(arg.out for arg in spec.args)]
-    if told is not None and told.overload is not None and told.via is None:
-        specs = [spec for spec in specs if spec.overload == told.overload] or specs
+    if recorded is not None and recorded.overload is not None and recorded.via is None:
+        specs = [spec for spec in specs if spec.overload == recorded.overload] or specs
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return bool(specs) and all(
         has(spec.full_name, "CompositeImplicitAutograd") and not has(spec.full_name, "CPU") for spec in specs
     )
 
 
-def same_call(told: ReplayOp, captured: ReplayOp) -> bool:
+def same_call(recorded: ReplayOp, captured: ReplayOp) -> bool:
     """Whether a profile's call is a captured one, as far as the profile says: what was guessed does not count, nor
     floats of arithmetic, of which a profile's plan has those of one call, nor workspaces, whose size is a library's."""
-    guessed = {note.argument for note in told.assumptions}
+    guessed = {note.argument for note in recorded.assumptions}
     mine = {arg.name: arg for arg in captured.args}
     defaults = {
         arg.name: _TYPE_CODES.get(arg.default, arg.default) if arg.name == "dtype" else arg.default
@@ -157,29 +169,29 @@ def same_call(told: ReplayOp, captured: ReplayOp) -> bool:
         if spec.overload == captured.overload
         for arg in spec.args
     }
-    if told.overload != captured.overload and told.reason is None:
+    if recorded.overload != captured.overload and recorded.reason is None:
         return False
     return all(
         arg.name in guessed
         or arg.type == "Device"
         or arg.name == "workspace"
-        or (isinstance(arg.value, float) and is_arithmetic(told.name))
+        or (isinstance(arg.value, float) and is_arithmetic(recorded.name))
         or same_argument(arg, mine.get(arg.name), defaults.get(arg.name))
-        for arg in told.args
+        for arg in recorded.args
     )
 
 
-def same_argument(told: ReplayArg, captured: ReplayArg | None, default: Value) -> bool:
+def same_argument(recorded: ReplayArg, captured: ReplayArg | None, default: Value) -> bool:
     """Whether two arguments agree; one that a call leaves out has its default."""
     if captured is None:
-        return not told.tensors and same_value(told.value, default)
-    if told.tensors or captured.tensors:
-        return len(told.tensors) == len(captured.tensors) and all(
+        return not recorded.tensors and same_value(recorded.value, default)
+    if recorded.tensors or captured.tensors:
+        return len(recorded.tensors) == len(captured.tensors) and all(
             (a is None and b is None)
             or (a is not None and b is not None and (a.shape, a.dtype) == (b.shape, b.dtype) and steps(a) == steps(b))
-            for a, b in zip(told.tensors, captured.tensors, strict=True)
+            for a, b in zip(recorded.tensors, captured.tensors, strict=True)
         )
-    return same_value(told.value, captured.value)
+    return same_value(recorded.value, captured.value)
 
 
 def steps(meta: TensorMeta) -> list[int]:
@@ -269,21 +281,21 @@ def main() -> None:
             make = make_of(mode)
             try:
                 plan = capture_made(make, source=name)
-                found = check_made(make, plan)
+                checked = check_made(make, plan)
                 calls = calls_compared(plan, make)
             except OpReplayError as error:
                 fine = False
                 print(f"{name:20} {mode:6} {error}")
                 continue
-            fine &= found.equal
+            fine &= checked.equal
             sums[0] += calls.equal
             sums[1] += calls.profiled
-            both = (*found.outputs, *found.parameters)
-            verdict = "equal" if found.equal else f"NOT equal: {found.first_difference or found.reason}"
+            both = (*checked.outputs, *checked.parameters)
+            verdict = "equal" if checked.equal else f"NOT equal: {checked.first_difference or checked.reason}"
             print(
-                f"{name:20} {mode:6} {verdict}: {sum(one.bits_equal for one in both)} of {len(both)} bit for bit, "
-                f"largest error {found.largest_error:g}; {calls.equal} of {calls.profiled} profiled calls "
-                f"({calls.captured} captured){f'; {found.other_calls}' if found.other_calls else ''}"
+                f"{name:20} {mode:6} {verdict}: {sum(t.bits_equal for t in both)} of {len(both)} bit for bit, "
+                f"largest error {checked.largest_error:g}; {calls.equal} of {calls.profiled} profiled calls "
+                f"({calls.captured} captured){f'; {checked.other_calls}' if checked.other_calls else ''}"
             )
             for line in calls.missing[: 500 if args.calls else 0]:
                 print(f"    {line}")

@@ -178,11 +178,11 @@ WANTED = 200
 
 def calls() -> list[str]:
     """200 calls, each an op."""
-    made = [f"aten::{name}(f32[16,32])" for name in UNARY.split()]
-    made = [call.replace("f32", "bool") if "bitwise_not" in call else call for call in made]
-    made += [f"aten::{name}(f32[16,32], f32[16,32])" for name in BINARY.split()]
-    made += [f"aten::{line.strip()}" for line in CALLS.strip().splitlines()]
-    return made
+    texts = [f"aten::{name}(f32[16,32])" for name in UNARY.split()]
+    texts = [call.replace("f32", "bool") if "bitwise_not" in call else call for call in texts]
+    texts += [f"aten::{name}(f32[16,32], f32[16,32])" for name in BINARY.split()]
+    texts += [f"aten::{line.strip()}" for line in CALLS.strip().splitlines()]
+    return texts
 
 
 def main() -> None:
@@ -191,9 +191,9 @@ def main() -> None:
     parser.add_argument("--from", dest="first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    chosen = [call for call in calls() if given.only in call][given.first : given.first + given.count]
+    chosen = [call for call in calls() if options.only in call][options.first : options.first + options.count]
     for call in chosen:
         name = call.partition("(")[0]
         started = time.perf_counter()
@@ -201,33 +201,33 @@ def main() -> None:
         points = [point for point in POINTS if point not in NEVER]
         try:
             try:
-                found = check(name, against=against, shapes=(call,), points=points, isolation="none")
+                report = check(name, against=against, shapes=(call,), points=points, isolation="none")
             except UsageError as error:
                 if "decomposition" not in str(error):
                     raise
                 against = "float64"
-                found = check(name, against=against, shapes=(call,), points=points, isolation="none")
+                report = check(name, against=against, shapes=(call,), points=points, isolation="none")
         except Exception as error:
             print(f"NOT CHECKED {call}: {type(error).__name__}: {error}", flush=True)
             continue
-        failed = [one for one in found.points if one.verdict == "fail"]
-        alarms = {one.point: f"{one.cases[0].case} {one.cases[0].detail}" for one in failed}
-        tried = sum(one.verdict != "not applicable" for one in found.points)
+        failed = [checked for checked in report.points if checked.verdict == "fail"]
+        alarms = {checked.point: f"{checked.cases[0].case} {checked.cases[0].detail}" for checked in failed}
+        tried = sum(checked.verdict != "not applicable" for checked in report.points)
         seconds = round(time.perf_counter() - started, 1)
         peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
         rows.append(
             {"call": call, "against": against, "alarms": alarms, "points": tried, "seconds": seconds, "peak_gib": peak}
         )
-        if given.json:
-            given.json.write_text(json.dumps(rows, indent=1))
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1))
         for point, detail in alarms.items():
             kind = "true " if point in TRUE.get(name, {}) else "ALARM"
             print(f"{kind} {call} [{against}] {point}: {detail[:260]}", flush=True)
     points = sum(row["points"] for row in rows)
-    found = [(row["call"].partition("(")[0], point) for row in rows for point in row["alarms"]]
-    false = [(name, point) for name, point in found if point not in TRUE.get(name, {})]
+    alarmed = [(row["call"].partition("(")[0], point) for row in rows for point in row["alarms"]]
+    false = [(name, point) for name, point in alarmed if point not in TRUE.get(name, {})]
     share = len(false) / max(1, points)
-    print(f"{len(rows)} ops, {points} points: {len(found)} alarms, {len(found) - len(false)} of them true;")
+    print(f"{len(rows)} ops, {points} points: {len(alarmed)} alarms, {len(alarmed) - len(false)} of them true;")
     print(f"{len(false)} false ({share:.2%} of the points) in {len(dict(false))} ops")
     print(f"{sum(row['against'] == 'decomposition' for row in rows)} against decompositions, the others float64")
 

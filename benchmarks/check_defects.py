@@ -35,14 +35,14 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--from", dest="first", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for defect in planted().DEFECTS[given.first :]:
-        if given.only not in defect.op:
+    for defect in planted().DEFECTS[options.first :]:
+        if options.only not in defect.op:
             continue
-        alone = not given.here or defect.kind == "bad input"
+        alone = not options.here or defect.kind == "bad input"
         started = time.perf_counter()
-        found = check(
+        report = check(
             defect.op,
             against=defect.against,
             shapes=defect.shapes,
@@ -50,7 +50,7 @@ def main() -> None:
             points=[point for point in POINTS if point not in NEVER],
             isolation="process" if alone else "none",
         )
-        bad = {one.point: one for one in found.points if one.verdict in ("fail", "missing")}
+        bad = {checked.point: checked for checked in report.points if checked.verdict in ("fail", "missing")}
         shown = next((bad[point] for point in defect.points if point in bad), None)
         others = [point for point in bad if point not in defect.points and bad[point].verdict == "fail"]
         row = {
@@ -70,8 +70,8 @@ def main() -> None:
             flush=True,
         )
     print(f"{sum(row['found'] for row in rows)} of {len(rows)} found")
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=100)
     parser.add_argument("--time", type=float, default=10.0)
     parser.add_argument("--load", type=int, default=2)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     clock = HostClock()
     x = torch.randn(10 * ROWS, 64)
@@ -54,21 +54,21 @@ def main() -> None:
 
         return call
 
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(given.load)]
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(options.load)]
     try:
         for name, calls, wanted in (
             ("equal", (work(10), work(10)), False),
             ("10 % slower", (work(11), work(10)), True),
         ):
             right, longest, pairs = 0, 0.0, 0
-            for repetition in range(given.repetitions):
+            for repetition in range(options.repetitions):
                 started = time.perf_counter()
-                done, (_, low, high), _ = compared(sampler(clock, calls), limit_s=given.time, seed=repetition)
+                done, (_, low, high), _ = compared(sampler(clock, calls), limit_s=options.time, seed=repetition)
                 longest = max(longest, time.perf_counter() - started)
                 pairs += len(done)
                 right += (low > 0) == wanted and (wanted or high >= 0)
             print(
-                f"{name}: {right} of {given.repetitions} right, {pairs / given.repetitions:.0f} pairs on average, "
+                f"{name}: {right} of {options.repetitions} right, {pairs / options.repetitions:.0f} pairs on average, "
                 f"at most {longest:.1f} s, load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )

@@ -90,10 +90,10 @@ def coverage(folder: Path, ranks: list[int], memory: str) -> bool:
                 subprocess.run(command, check=True, capture_output=True)
                 results = [r for r in read_result_file(out).results if r.collective is not None]
             for result in results:
-                told = result.collective
-                if told is None or told.collective.group_size is None:
+                collective = result.collective
+                if collective is None or collective.collective.group_size is None:
                     continue
-                replayed = told.replayed
+                replayed = collective.replayed
                 done = replayed is not None and replayed.checked == "right"
                 named, named_calls = named + 1, named_calls + result.count
                 right, right_calls = right + done, right_calls + result.count * done
@@ -130,7 +130,7 @@ def bandwidths(rounds: int) -> bool:
                 process.join()
 
 
-def _by_turns(rank: int, store: str, rounds: int, told: Connection) -> None:
+def _by_turns(rank: int, store: str, rounds: int, connection: Connection) -> None:
     """Be a rank: of each size, by turns what `run` does and a loop as one writes it by hand, with as many calls."""
     import torch
     import torch.distributed as dist
@@ -159,7 +159,7 @@ def _by_turns(rank: int, store: str, rounds: int, told: Connection) -> None:
                     dist.all_reduce(tensor)
                 plain.append((perf_counter() - started) / like.calls * 1e6)
             turns.append((ours or me.run(RankTask(number=number, share=share)), plain))
-        told.send(turns)
+        connection.send(turns)
     sleep(3600)  # a rank that leaves first would break the other's last call
 
 
@@ -167,21 +167,21 @@ def _compared(size: int, sides: list[list[tuple[RankReply, list[float]]]]) -> bo
     """Print one size; whether the plain loop took as long as was reported, within the bar."""
     pairs: list[tuple[float, float]] = []
     means: list[tuple[float, float]] = []
-    for (one, plain_one), (other, plain_other) in zip(*sides, strict=True):
-        made = outcome_of(
-            all_reduce(size), mapped(all_reduce(size), 2), [one, other], backend="gloo", options=MeasureOptions()
+    for (reply, plain_one), (other, plain_other) in zip(*sides, strict=True):
+        outcome = outcome_of(
+            all_reduce(size), mapped(all_reduce(size), 2), [reply, other], backend="gloo", options=MeasureOptions()
         )
-        assert made.measurement is not None, made.reason
+        assert outcome.measurement is not None, outcome.reason
         plain = [max(both) for both in zip(plain_one, plain_other, strict=True)]
-        ours = [max(both) for both in zip(one.samples_us, other.samples_us, strict=True)]
-        pairs.append((made.measurement.median_us, statistics.median(plain)))
+        ours = [max(both) for both in zip(reply.samples_us, other.samples_us, strict=True)]
+        pairs.append((outcome.measurement.median_us, statistics.median(plain)))
         means.append((statistics.fmean(ours), statistics.fmean(plain)))
     ratio, low, high = _ratio(pairs)
     mean = _ratio(means)[0]
     reported, seen = (statistics.median(side) for side in zip(*pairs, strict=True))
     spread = [f"{min(side):.0f}-{max(side):.0f}" for side in zip(*pairs, strict=True)]
-    found = [bandwidth("all_reduce", size, 2, us) for us in (reported, seen)]
-    rates = [0.0 if rate is None else rate.bus_gb_s for rate in found]
+    bandwidths_seen = [bandwidth("all_reduce", size, 2, us) for us in (reported, seen)]
+    rates = [0.0 if rate is None else rate.bus_gb_s for rate in bandwidths_seen]
     print(
         f"{size:>10,} B  ours {reported:>8.1f} us ({spread[0]}) {rates[0]:.3f} GB/s  plain {seen:>8.1f} us "
         f"({spread[1]}) {rates[1]:.3f} GB/s  plain/ours {ratio:.3f} (95 %: {low:.3f} to {high:.3f}), means {mean:.3f}",
@@ -229,12 +229,12 @@ def faults(runs: int, seed: int) -> bool:
             wrong.append(f"{run} {kind} after {after:.2f} s: lost {lost}")
         seen |= set(crew.pids)
     crew.close()
-    left = [pid for pid in seen if Path(f"/proc/{pid}").exists()]
-    told = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    print(f"{runs} runs ({told}) in {monotonic() - started:.0f} s, {crew.starts - 1} new groups")
-    print(f"wrong: {len(wrong)}; processes left: {len(left)}")
+    alive = [pid for pid in seen if Path(f"/proc/{pid}").exists()]
+    counted = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    print(f"{runs} runs ({counted}) in {monotonic() - started:.0f} s, {crew.starts - 1} new groups")
+    print(f"wrong: {len(wrong)}; processes left: {len(alive)}")
     print("\n".join(wrong[:20]))
-    return not wrong and not left
+    return not wrong and not alive
 
 
 def _harm(kind: str, pid: int, after: float) -> None:
@@ -258,14 +258,14 @@ def main() -> int:
     breaking = commands.add_parser("faults")
     breaking.add_argument("--runs", type=int, default=100)
     breaking.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     started = perf_counter()
-    if given.what == "coverage":
-        good = coverage(given.folder, [int(n) for n in given.ranks.split(",")], given.memory)
-    elif given.what == "bandwidth":
-        good = bandwidths(given.rounds)
+    if options.what == "coverage":
+        good = coverage(options.folder, [int(n) for n in options.ranks.split(",")], options.memory)
+    elif options.what == "bandwidth":
+        good = bandwidths(options.rounds)
     else:
-        good = faults(given.runs, given.seed)
+        good = faults(options.runs, options.seed)
     print(f"{'met' if good else 'MISSED'}, {perf_counter() - started:.0f} s")
     return 0 if good else 1
 

@@ -42,18 +42,18 @@ HEADER = Header(opreplay_version="0", started_at="", trace={}, environment={}, o
 def calls() -> list[partial[Any]]:
     """50 calls of some 0.1 to 10 ms on one core."""
     ops = torch.ops.aten
-    made: list[partial[Any]] = []
+    partials: list[partial[Any]] = []
     for step in range(10):
         size, count, rows = 160 + 32 * step, (1 << 18) * (step + 1), 128 * (step + 1)
         matrix, values, table = torch.randn(size, size), torch.randn(count), torch.randn(rows, 1024)
-        made += [
+        partials += [
             partial(ops.mm.default, matrix, matrix),
             partial(ops.gelu.default, values),
             partial(ops.exp.default, values),
             partial(ops._softmax.default, table, -1, False),
             partial(ops.sum.dim_IntList, torch.randn(8 * rows, 1024), [-1]),
         ]
-    return made[:OPS]
+    return partials[:OPS]
 
 
 def work(seed: int) -> None:
@@ -111,16 +111,16 @@ def run(extra_us: Mapping[int, float], options: MeasureOptions, visits: int) -> 
     """One run over all ops as `opreplay run` measures them; with `visits`, one pass after the other."""
     torch.manual_seed(0)
     executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
-    made = calls()
-    known = [Visits(visits) for _ in made]
-    found: dict[int, Measurement] = {}
+    timed_calls = calls()
+    known = [Visits(visits) for _ in timed_calls]
+    measurements: dict[int, Measurement] = {}
     for _ in range(visits):
-        for index, call in enumerate(made):
+        for index, call in enumerate(timed_calls):
             called = slowed(call, extra_us[index]) if index in extra_us else call
-            found[index] = measure(executor, TorchPrepared(called, (), 10**9), options, visits=known[index])
+            measurements[index] = measure(executor, TorchPrepared(called, (), 10**9), options, visits=known[index])
     executor.close()
     results: list[OpResult] = []
-    for index, call in enumerate(made):
+    for index, call in enumerate(timed_calls):
         results.append(
             OpResult(
                 id=f"{index:012x}",
@@ -128,19 +128,21 @@ def run(extra_us: Mapping[int, float], options: MeasureOptions, visits: int) -> 
                 count=1,
                 status="replayed",
                 resolved_by="jit",
-                measured_us=found[index].median_us,
-                measurement=found[index],
+                measured_us=measurements[index].median_us,
+                measurement=measurements[index],
             )
         )
     return ResultFile(header=HEADER, results=tuple(results), summary=None, complete_bytes=0)
 
 
-def shown(found: Comparison) -> str:
+def shown(result: Comparison) -> str:
     """What a comparison came to, on one line."""
-    spread = 0.0 if found.spread is None else found.spread
-    wrong = ", ".join(f"{op.name} {op.ratio:.2f}" for op in found.of("slower", "faster") if op.ratio)
-    counts = f"{len(found.of('slower'))} slower, {len(found.of('faster'))} faster, {len(found.of('unclear'))} unclear"
-    return f"{counts}; spread {spread:.1%}, threshold {found.applied:.1%}, machine {found.machine or 1:.2f}; {wrong}"
+    spread = 0.0 if result.spread is None else result.spread
+    wrong = ", ".join(f"{op.name} {op.ratio:.2f}" for op in result.of("slower", "faster") if op.ratio)
+    counts = (
+        f"{len(result.of('slower'))} slower, {len(result.of('faster'))} faster, {len(result.of('unclear'))} unclear"
+    )
+    return f"{counts}; spread {spread:.1%}, threshold {result.applied:.1%}, machine {result.machine or 1:.2f}; {wrong}"
 
 
 def main() -> int:
@@ -164,9 +166,9 @@ def compared(args: argparse.Namespace) -> int:
     false = 0
     for repetition in range(args.repetitions):
         after = run_apart({}, options, args.visits)
-        found = compare(before, after)
-        false += len(found.of("slower"))
-        print(f"the same, {repetition + 1}: {shown(found)}", flush=True)
+        result = compare(before, after)
+        false += len(result.of("slower"))
+        print(f"the same, {repetition + 1}: {shown(result)}", flush=True)
         before = after
     chosen = set(random.Random(0).sample(range(OPS), SLOWED))
     extra = {i: args.slowdown * (before.results[i].measured_us or 0.0) for i in chosen}
@@ -174,10 +176,10 @@ def compared(args: argparse.Namespace) -> int:
     for _ in range(args.runs - 1):
         sides[0].append(run_apart({}, options, args.visits))
         sides[1].append(run_apart(extra, options, args.visits))
-    found = compare(pool(sides[0]), pool(sides[1]))
-    hit = {int(op.id, 16) for op in found.of("slower")}
+    result = compare(pool(sides[0]), pool(sides[1]))
+    hit = {int(op.id, 16) for op in result.of("slower")}
     share = false / (OPS * args.repetitions) if args.repetitions else 0.0
-    print(f"slowed by {args.slowdown:.0%}: {shown(found)}")
+    print(f"slowed by {args.slowdown:.0%}: {shown(result)}")
     print(f"false regressions: {share:.2%} of ops (bar {FALSE_SHARE:.0%}); load {busy:.1f} at the start")
     print(f"found {len(hit & chosen)} of {SLOWED} slowed ops, {len(hit - chosen)} others")
     return 0 if share <= FALSE_SHARE and hit >= chosen else 1

@@ -187,36 +187,36 @@ def one(fault: str, rng: random.Random, path: Path, address: str) -> list[str]:
     file_bytes = rng.randrange(200, 9000) if fault == "full disk" else 0
     process = started(path, fault, position, file_bytes, address)
     assert process.stdout is not None
-    told, actors, workers = "", set[int](), set[int]()
+    output, actors, workers = "", set[int](), set[int]()
     if fault in SIGNALS:
         # A worker from its first moment on: loading takes it as long as measuring.
         first = ("child ", 1) if fault == "kill the worker" else ("op ", 4 if is_batch(fault) else 1)
-        told = _until(process, *first)
+        output = _until(process, *first)
         sleep(rng.uniform(*MOMENTS_S) / _pace(fault))
         if is_on_ray(fault):
             actors, workers = _ray_workers()
             if not actors and process.poll() is None:
                 return ["found no worker to kill"]
-        children = re.findall(r"child (\d+)", told)
+        children = re.findall(r"child (\d+)", output)
         victims = sorted(actors) or [int(pid) for pid in children[-1:]]
         victim = rng.choice(victims) if fault in SURVIVED and victims else process.pid
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, SIGNALS[fault])
-    told += process.stdout.read()
+    output += process.stdout.read()
     process.wait(120)
-    wrong = _left_behind({int(pid) for pid in re.findall(r"child (\d+)", told)} | workers)
+    wrong = _left_behind({int(pid) for pid in re.findall(r"child (\d+)", output)} | workers)
     if fault == "power loss":
-        _lose_power(path, told, rng)
-    reported = re.findall(r"op (\w+)", told)
-    kept = _results(path)
-    lost = set(reported) - set(kept)
+        _lose_power(path, output, rng)
+    reported = re.findall(r"op (\w+)", output)
+    results = _results(path)
+    lost = set(reported) - set(results)
     wrong += [f"lost {len(lost)} results that were reported"] if lost else []
-    if len(kept) - len(reported) > 1:
+    if len(results) - len(reported) > 1:
         wrong.append("more results than were reported")
-    if (fault in IN_OP or fault in SURVIVED) and len(kept) < OPS:
-        wrong.append(f"a fault of one op or worker cost {OPS - len(kept)}")
+    if (fault in IN_OP or fault in SURVIVED) and len(results) < OPS:
+        wrong.append(f"a fault of one op or worker cost {OPS - len(results)}")
     again = started(path, fault, position, 0, address)
-    repeated = set(re.findall(r"op (\w+)", again.communicate(timeout=240)[0])) & set(kept)
+    repeated = set(re.findall(r"op (\w+)", again.communicate(timeout=240)[0])) & set(results)
     wrong += [f"repeated {len(repeated)} ops"] if repeated else []
     return wrong + _whole(path, fault, position)
 
@@ -230,7 +230,7 @@ class Forked:
     def __init__(
         self, moments: list[tuple[float, str]], command: object, *, pass_fds: tuple[int], stderr: Any, **_: object
     ) -> None:
-        parent, kept = os.getpid(), pass_fds[0]
+        parent, worker_fd = os.getpid(), pass_fds[0]
         self.returncode: int | None = None
         self.pid = os.fork()
         moment_s, name = moments.pop() if moments else (0.0, "")
@@ -243,15 +243,15 @@ class Forked:
                 for number in target:
                     os.dup2(descriptor, number)
             for path in os.listdir("/proc/self/fd"):
-                if int(path) not in (0, 1, 2, kept):
+                if int(path) not in (0, 1, 2, worker_fd):
                     with contextlib.suppress(OSError):
                         os.close(int(path))
             if name and not os.fork():
-                os.close(kept)
+                os.close(worker_fd)
                 sleep(moment_s)
                 os.kill(os.getppid(), getattr(signal, name))
                 os._exit(0)
-            worker.serve(kept, parent)
+            worker.serve(worker_fd, parent)
         finally:
             os._exit(1)
 
@@ -300,18 +300,18 @@ def _pace(fault: str) -> float:
 def _until(process: subprocess.Popen[str], begin: str, count: int) -> str:
     """What the process says up to its first lines that begin so."""
     assert process.stdout is not None
-    told = ""
+    output = ""
     for line in process.stdout:
-        told += line
+        output += line
         count -= line.startswith(begin)
         if not count:
             break
-    return told
+    return output
 
 
-def _lose_power(path: Path, told: str, rng: random.Random) -> None:
+def _lose_power(path: Path, output: str, rng: random.Random) -> None:
     """Of what was written after the last line that was reported, any part may be on the disk, or zeros in its place."""
-    safe = max((int(size) for size in re.findall(r"op \w+ (\d+)", told)), default=0)
+    safe = max((int(size) for size in re.findall(r"op \w+ (\d+)", output)), default=0)
     size = path.stat().st_size
     os.truncate(path, rng.randint(min(safe, size), size))
     with path.open("ab") as file:

@@ -9,11 +9,10 @@ Owns what is run. docs/resolution.md has the figures of the first look, and thos
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from recorded_workloads import Step
+from recorded_workloads import Step, workloads_of
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
@@ -808,8 +807,4 @@ def hashed_grids() -> Step:
     return step
 
 
-FURTHER: tuple[Callable[[], Step], ...] = (
-    matrix_tools, segments, padded_encoder, letters, spectra, mapped_functions, box_heads, graph_layers, transducer,
-    pixel_denoiser, selective_scan, routed_experts, forecast_losses, ranked_lists, read_text_lines, listed_optimizers,
-    tanh_gelu_stacks, sound_codec, cells, masked_words, transport, image_filters, state_filters, hashed_grids,
-)  # fmt: skip
+FURTHER = workloads_of(globals())

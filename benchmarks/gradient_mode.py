@@ -58,8 +58,8 @@ def record(path: Path) -> None:
 def replayed(executor: TorchExecutor, op: ReplayOp, options: MeasureOptions) -> tuple[str, float]:
     """(whether the child ops are those recorded, µs a call)."""
     prepared = executor.prepare(op, seed=0)
-    found = measure(executor, prepared, options)
-    return compared(op, executor.profile(prepared, op), found.median_us).children, found.median_us
+    measurement = measure(executor, prepared, options)
+    return compared(op, executor.profile(prepared, op), measurement.median_us).children, measurement.median_us
 
 
 def both_modes(executor: TorchExecutor, op: ReplayOp, options: MeasureOptions) -> tuple[float, float]:

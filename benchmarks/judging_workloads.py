@@ -9,11 +9,10 @@ Owns what is run. A rule that is made after looking at one of these moves that o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from recorded_workloads import Step
+from recorded_workloads import Step, workloads_of
 from torch import Tensor, nn
 
 
@@ -366,18 +365,4 @@ def rounded_training() -> Step:
     return step
 
 
-JUDGING: tuple[Callable[[], Step], ...] = (
-    speech_to_text,
-    point_cloud,
-    dilated_audio,
-    vector_quantisation,
-    coupling_flow,
-    contrastive_towers,
-    physics_informed,
-    beam_search,
-    packed_translation,
-    chunked_retention,
-    segmentation,
-    sparse_gradients,
-    rounded_training,
-)
+JUDGING = workloads_of(globals())

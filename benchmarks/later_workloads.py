@@ -9,11 +9,10 @@ Owns what is run. A rule that is made after looking at one of these moves that o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from recorded_workloads import Step
+from recorded_workloads import Step, workloads_of
 from torch import Tensor, nn
 
 
@@ -316,13 +315,4 @@ def mixture_of_depths() -> Step:
     return step
 
 
-LATER: tuple[Callable[[], Step], ...] = (
-    streaming_separation,
-    object_queries,
-    world_model,
-    neural_fields,
-    sequence_labels,
-    self_distillation,
-    lattice_physics,
-    mixture_of_depths,
-)
+LATER = workloads_of(globals())

@@ -38,22 +38,29 @@ def report(plan: ReplayPlan, soc: str, factor: float, share: float) -> list[str]
     known = held_in_caches(step_kernels(plan.ops, plan.sequence, None), [device])[0] if plan.sequence else None
     step = simulate_step(plan.ops, device, None, known)
     ops = {op.id: op for op in plan.ops}
-    done = [(ops[one.id], one) for one in step.ops if ops[one.id].recorded.device_us_total > 0]
+    done = [
+        (ops[simulated_op.id], simulated_op)
+        for simulated_op in step.ops
+        if ops[simulated_op.id].recorded.device_us_total > 0
+    ]
     recorded = sum(op.recorded.device_us_total for op, _ in done)
     if not recorded:
         return []
     ruled = sum(op.recorded.device_us_total for op, _ in done if lower(op).known)
-    total = sum(one.simulated.time_us * one.count for _, one in done)
+    total = sum(simulated_op.simulated.time_us * simulated_op.count for _, simulated_op in done)
     lines = [
         f"{plan.source[:34]:34} {recorded / 1e3:8.2f} ms {total / 1e3:8.2f} ms {total / recorded:6.2f} "
         f"{100 * ruled / recorded:8.1f}%"
     ]
-    for op, one in done:
-        us, ratio = op.recorded.device_us_total, one.simulated.time_us * one.count / op.recorded.device_us_total
+    for op, simulated_op in done:
+        us, ratio = (
+            op.recorded.device_us_total,
+            simulated_op.simulated.time_us * simulated_op.count / op.recorded.device_us_total,
+        )
         if us >= share * recorded and not 1 / factor <= ratio <= factor:
             notes = "; ".join(lower(op).notes)
             lines.append(
-                f"    x{ratio:7.2f} {100 * us / recorded:5.1f} % {one.simulated.bound:6} {op.name[:48]} "
+                f"    x{ratio:7.2f} {100 * us / recorded:5.1f} % {simulated_op.simulated.bound:6} {op.name[:48]} "
                 f"{describe_inputs(op)[:60]} {notes[:80]}"
             )
     return lines

@@ -103,18 +103,20 @@ def measured(path: Path, op_time_s: float) -> MeasuredOps:
     run_plan(build_plan(read_trace(path), in_order=True), options, sink=sink)
     assert sink.header is not None
     return MeasuredOps(
-        us={one.id: one.measured_us for one in sink.results if one.measured_us},
+        us={result.id: result.measured_us for result in sink.results if result.measured_us},
         profiler_event_us=float(str(sink.header.environment["profiler_event_us"])),
     )
 
 
 def calls_us(paths: list[Path], times: MeasuredOps) -> tuple[float, float]:
     """(what measured calls took at least in any recording, what the measurement and the profiler say), summed."""
-    least: list[np.ndarray] = []
+    shortest: list[np.ndarray] = []
     said = 0.0
     for path in paths:
         trace = read_trace(path)
-        us = np.array([times.us.get(signature_id(one), np.nan) for one in trace.signatures])[trace.ops.signature]
+        us = np.array([times.us.get(signature_id(signature), np.nan) for signature in trace.signatures])[
+            trace.ops.signature
+        ]
         parents, known = innermost_parent(trace.ops), ~np.isnan(us)
         inside, below, up = np.zeros(len(us), bool), np.zeros(len(us)), parents.copy()
         while (alive := up >= 0).any():
@@ -122,11 +124,11 @@ def calls_us(paths: list[Path], times: MeasuredOps) -> tuple[float, float]:
             np.add.at(below, up[alive], 1.0)
             up[alive] = parents[up[alive]]
         top = np.flatnonzero(known & ~inside)
-        if least and len(top) != len(least[0]):
+        if shortest and len(top) != len(shortest[0]):
             continue
-        least.append(trace.ops.dur_ns[top].astype(float) / 1e3)
+        shortest.append(trace.ops.dur_ns[top].astype(float) / 1e3)
         said = float((us[top] + (times.profiler_event_us or 0.0) * below[top]).sum())
-    return float(np.min(least, axis=0).sum()), said
+    return float(np.min(shortest, axis=0).sum()), said
 
 
 def main() -> None:
@@ -143,11 +145,11 @@ def main() -> None:
             times = measured(paths[0], args.op_time)
             steps = [timeline(read_trace(path, activity=True), measured=times).timeline for path in paths]
             quickest = min(steps, key=lambda one: one.recorded_step_us)
-            least, said = calls_us(paths, times)
+            shortest, said = calls_us(paths, times)
             step_us, made_us = quickest.recorded_step_us, quickest.measured_step_us or 0.0
             print(
                 f"{name:20} {step_us / 1e3:9.2f} {made_us / 1e3:9.2f} {made_us / step_us:7.2f} "
-                f"{least / 1e3:9.2f} {said / 1e3:9.2f} {said / least:7.2f}",
+                f"{shortest / 1e3:9.2f} {said / 1e3:9.2f} {said / shortest:7.2f}",
                 flush=True,
             )
 

@@ -41,31 +41,31 @@ A, B = torch.ones(8, 16), torch.ones(8, 16)
 def calls() -> dict[str, partial[Any]]:
     """40 calls of the kinds that models are made of, each expected to take 20 us to 50 ms on one core."""
     ops = torch.ops.aten
-    made: dict[str, partial[Any]] = {}
+    partials: dict[str, partial[Any]] = {}
     for size in (96, 128, 192, 256, 384, 512, 768):
-        made[f"mm {size}"] = partial(ops.mm.default, torch.randn(size, size), torch.randn(size, size))
+        partials[f"mm {size}"] = partial(ops.mm.default, torch.randn(size, size), torch.randn(size, size))
     for count in (1 << 17, 1 << 18, 1 << 19, 1 << 20, 1 << 21):
         values = torch.randn(count)
-        made[f"add {count}"] = partial(ops.add.Tensor, values, values)
-        made[f"gelu {count}"] = partial(ops.gelu.default, values)
-        made[f"exp {count}"] = partial(ops.exp.default, values)
+        partials[f"add {count}"] = partial(ops.add.Tensor, values, values)
+        partials[f"gelu {count}"] = partial(ops.gelu.default, values)
+        partials[f"exp {count}"] = partial(ops.exp.default, values)
     for rows in (64, 128, 512, 2048):
         values = torch.randn(rows, 1024)
-        made[f"softmax {rows}"] = partial(ops._softmax.default, values, -1, False)
-        made[f"sum {rows}"] = partial(ops.sum.dim_IntList, torch.randn(4 * rows, 1024), [-1])
-        made[f"layer_norm {rows}"] = partial(
+        partials[f"softmax {rows}"] = partial(ops._softmax.default, values, -1, False)
+        partials[f"sum {rows}"] = partial(ops.sum.dim_IntList, torch.randn(4 * rows, 1024), [-1])
+        partials[f"layer_norm {rows}"] = partial(
             ops.native_layer_norm.default, values, [1024], torch.ones(1024), torch.zeros(1024), 1e-5
         )
     for channels in (8, 16, 32):
         image, weight = torch.randn(1, channels, 56, 56), torch.randn(channels, channels, 3, 3)
-        made[f"conv {channels}"] = partial(
+        partials[f"conv {channels}"] = partial(
             ops.convolution.default, image, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
         )
     for rows in (1 << 12, 1 << 14, 1 << 16):
-        made[f"embedding {rows}"] = partial(
+        partials[f"embedding {rows}"] = partial(
             ops.embedding.default, torch.randn(1 << 14, 64), torch.randint(0, 1 << 14, (rows,))
         )
-    return made
+    return partials
 
 
 def ours(executor: TorchExecutor, call: partial[Any]) -> Measurement:
@@ -75,8 +75,8 @@ def ours(executor: TorchExecutor, call: partial[Any]) -> Measurement:
 
 def theirs_us(call: Callable[[], Any], timer: Callable[[], float]) -> tuple[float, float]:
     """Microseconds of a call by blocked_autorange: median and fastest block."""
-    found = Timer("call()", globals={"call": call}, timer=timer).blocked_autorange(min_run_time=0.2)
-    return found.median * 1e6, min(found.times) * 1e6
+    measurement = Timer("call()", globals={"call": call}, timer=timer).blocked_autorange(min_run_time=0.2)
+    return measurement.median * 1e6, min(measurement.times) * 1e6
 
 
 def small_calls() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
@@ -147,15 +147,15 @@ def main() -> int:
     ratios, fastest, themselves = [], [], []
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     for name, call in calls().items():
-        found = []
+        columns = []
         for turn in range(rounds):
             # Who comes first takes turns, so that neither finds warmer caches.
             mine = ours(executor, call) if turn % 2 == 0 else None
             median_us, best_us = theirs_us(call, timer)
             mine = mine or ours(executor, call)
             again_us, _ = theirs_us(call, timer)
-            found.append((mine.median_us / median_us, mine.min_us / best_us, again_us / median_us, mine.median_us))
-        ratio, best, again, us = (statistics.median(column) for column in zip(*found, strict=True))
+            columns.append((mine.median_us / median_us, mine.min_us / best_us, again_us / median_us, mine.median_us))
+        ratio, best, again, us = (statistics.median(column) for column in zip(*columns, strict=True))
         if LEAST_US <= us <= MOST_US:
             ratios.append(ratio)
             fastest.append(best)

@@ -62,12 +62,12 @@ def too_fast(plan: ReplayPlan, devices: list[DeviceProfile]) -> list[tuple[str, 
     """(op, why) of predictions by rules that a device would have to be faster for than it is."""
     ops = {op.id: op for op in plan.ops}
     return [
-        (ops[one.id].name, f"{step.device}: {one.simulated.time_us:.1f} µs, at least {limit:.1f} µs")
+        (ops[simulated_op.id].name, f"{step.device}: {simulated_op.simulated.time_us:.1f} µs, at least {limit:.1f} µs")
         for step, device in zip(simulate_plan(plan, devices, lambda _: None), devices, strict=True)
-        for one in step.ops
-        if one.simulated.by == "rule"
-        and one.simulated.time_us > 0
-        and (limit := least_us(ops[one.id], device)) > ROUNDING * one.simulated.time_us
+        for simulated_op in step.ops
+        if simulated_op.simulated.by == "rule"
+        and simulated_op.simulated.time_us > 0
+        and (limit := least_us(ops[simulated_op.id], device)) > ROUNDING * simulated_op.simulated.time_us
     ]
 
 

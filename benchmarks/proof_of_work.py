@@ -58,7 +58,7 @@ class IterationAudit(NamedTuple):
     def equal(self) -> bool:
         """Whether the arguments encode what the annotation tells, as far as it does."""
         pairs = zip(self.told, self.encoded, strict=True)
-        return self.name is None or all(said is None or said == held for said, held in pairs)
+        return self.name is None or all(said is None or said == encoded for said, encoded in pairs)
 
 
 def audit_ops(plan: ReplayPlan, registry: Registry, *, seed: int = 0, most: int = MAX_ELEMENTS) -> list[OpAudit]:
@@ -88,21 +88,21 @@ def _audit(op: ReplayOp, registry: Registry, seed: int, most: int) -> OpAudit:
 def audit_iterations(trace: Trace, plan: ReplayPlan, registry: Registry, *, seed: int = 0) -> list[IterationAudit]:
     """Each attention op of the plan in each distinct batch that the trace annotates and the op ran in."""
     index = BatchIndex(trace)
-    found: list[IterationAudit] = []
+    audits: list[IterationAudit] = []
     ops = registry[PagedAttentionInit.name].op_patterns
     attention = [op for op in plan.ops if canonical_name(op.called) in ops and op.args]
     for number, context in enumerate(index.contexts):
         signatures = np.unique(trace.ops.signature[index.of_row == number])
         ran = {signature_id(trace.signatures[int(i)]) for i in signatures}
-        told = _sum(context.prefill_tokens, context.decode_tokens), _sum(context.prefill_k, context.decode_k)
+        annotated = _sum(context.prefill_tokens, context.decode_tokens), _sum(context.prefill_k, context.decode_k)
         inside = [op for op in attention if op.id in ran]
         for op in inside:
-            made = ExpectedContents(registry, seed)(msgspec.structs.replace(op, batch=context))
-            encoded = (None, None) if made is None else (made.query_tokens, made.context_tokens)
-            found.append(IterationAudit(context, op.name, told, encoded))
+            contents = ExpectedContents(registry, seed)(msgspec.structs.replace(op, batch=context))
+            encoded = (None, None) if contents is None else (contents.query_tokens, contents.context_tokens)
+            audits.append(IterationAudit(context, op.name, annotated, encoded))
         if not inside:
-            found.append(IterationAudit(context, None, told, (None, None)))
-    return found
+            audits.append(IterationAudit(context, None, annotated, (None, None)))
+    return audits
 
 
 def _sum(prefill: int | None, decode: int | None) -> int | None:
@@ -124,16 +124,16 @@ def main() -> None:
         trace = read_trace(path)
         plan = build_plan(trace, select="all")
         ops = audit_ops(plan, registry)
-        lacking = [one for one in ops if one.initializer is None]
-        idle = [one for one in ops if one.work is not None and (one.work.idle or one.work.warnings)]
-        counted = sum(one.work is not None for one in ops)
+        lacking = [audit for audit in ops if audit.initializer is None]
+        idle = [audit for audit in ops if audit.work is not None and (audit.work.idle or audit.work.warnings)]
+        counted = sum(audit.work is not None for audit in ops)
         print(
             f"{path.name}: {len(ops)} data-dependent ops, {len(ops) - len(lacking)} with an initializer, "
             f"{counted} counted, {counted - len(idle)} at work"
         )
-        for one in (*lacking, *idle, *(ops if options.verbose else ())):
-            said = one.problem or (work_text(one.work) if one.work is not None else "")
-            print(f"    {one.op.name}: {one.initializer or 'no initializer'} {said}")
+        for audit in (*lacking, *idle, *(ops if options.verbose else ())):
+            said = audit.problem or (work_text(audit.work) if audit.work is not None else "")
+            print(f"    {audit.op.name}: {audit.initializer or 'no initializer'} {said}")
         missed += len(lacking) + len(idle)
         for iteration in audit_iterations(trace, plan, registry):
             print(

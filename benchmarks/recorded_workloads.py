@@ -13,12 +13,24 @@ import math
 import warnings
 from collections.abc import Callable
 from tempfile import mkdtemp
+from types import FunctionType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 Step = Callable[[], object]
+
+
+def workloads_of(names: dict[str, Any]) -> tuple[Callable[[], Step], ...]:
+    """The workloads of a module: its functions without arguments that make a step, as they are written."""
+    return tuple(
+        make
+        for make in names.values()
+        if isinstance(make, FunctionType)
+        and (make.__module__, make.__annotations__) == (names["__name__"], {"return": "Step"})
+    )
 
 
 def _train(model: nn.Module, make_loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Step:
@@ -813,49 +825,7 @@ def neighbours() -> Step:
     return step
 
 
-WORKLOADS: tuple[Callable[[], Step], ...] = (
-    perceptron_sgd,
-    resnet_training,
-    resnet_inference,
-    alexnet_inference,
-    alexnet_training,
-    gpt_training_fused_adamw,
-    deep_training_fused_adamw,
-    deep_training_foreach_adam,
-    gpt_decoding,
-    llama_with_cache,
-    encoder_training,
-    encoder_inference,
-    bert_masked,
-    windowed_vision,
-    unet_denoising,
-    generator_and_critic,
-    mobile_depthwise,
-    volumes,
-    speech_recurrent,
-    recommendation,
-    graph_convolution,
-    detection,
-    experts,
-    state_space,
-    spectrograms,
-    rays,
-    linear_algebra,
-    policy_gradient,
-    losses,
-    reductions,
-    views,
-    indexing,
-    texts,
-    resampling,
-    sparse,
-    quantised,
-    autocast_training,
-    checkpointed,
-    functional_transforms,
-    data_parallel,
-    neighbours,
-)
+WORKLOADS = workloads_of(globals())
 
 
 def warm(make: Callable[[], Step]) -> Step:

@@ -86,9 +86,9 @@ def measure(args: argparse.Namespace) -> None:
         plan = build_plan(read_trace(path), select=args.select)
         summary, results = (on_meta if args.meta else replayed)(plan, options)
         apart = [total for total in summary.not_replayed if total.kind in APART]
-        ops = summary.ops - sum(one.ops for one in apart)
+        ops = summary.ops - sum(reason.ops for reason in apart)
         owned = sum(result.recorded_share for result in results)
-        rest = owned - sum(one.share for one in summary.not_replayed if one.kind in (*APART, "budget"))
+        rest = owned - sum(reason.share for reason in summary.not_replayed if reason.kind in (*APART, "budget"))
         able, total = able + summary.replayed, total + ops
         reasons.update(summary.reasons)
         verdicts.update(result.meta.status for result in results if result.meta is not None)

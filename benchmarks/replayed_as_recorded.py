@@ -161,14 +161,14 @@ def without(path: Path, columns: tuple[str, ...]) -> Path:
     for event in trace["traceEvents"]:
         for column in columns:
             event.get("args", {}).pop(column, None)
-    made = path.with_name(f"without_{len(columns)}.json")
-    made.write_text(json.dumps(trace))
-    return made
+    reduced = path.with_name(f"without_{len(columns)}.json")
+    reduced.write_text(json.dumps(trace))
+    return reduced
 
 
 def exact_calls(path: Path) -> dict[int, ExactCall]:
     """The calls of an ExecutionTrace by their record function id; those without a schema are left out."""
-    found = {}
+    calls_by_id = {}
     for node in json.loads(path.read_text())["nodes"]:
         attrs = {attr["name"]: attr["value"] for attr in node.get("attrs", ())}
         if not attrs.get("op_schema"):
@@ -179,8 +179,8 @@ def exact_calls(path: Path) -> dict[int, ExactCall]:
             schema.arguments, inputs["values"], inputs["shapes"], inputs["types"], inputs["strides"], strict=False
         )
         args = {arg.name: _exact(str(arg.type), *rest) for arg, *rest in columns}
-        found[attrs["rf_id"]] = ExactCall(overload=schema.overload_name, args=args)
-    return found
+        calls_by_id[attrs["rf_id"]] = ExactCall(overload=schema.overload_name, args=args)
+    return calls_by_id
 
 
 def _exact(wanted: str, value: Any, shape: Any, spelled: str, strides: Any) -> Any:
@@ -221,9 +221,9 @@ def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tup
             continue
         if any(note.argument == name and "autocast had cast it" in note.what for note in op.assumptions):
             continue  # what ran is what autocast passed on
-        own = next((meta for a in op.args for meta in a.tensors if meta is not None), None)
+        first_meta = next((meta for a in op.args for meta in a.tensors if meta is not None), None)
         op_name = op.name.partition("::")[2]
-        ours, theirs = (_exact_in_full(op_name, arg, given, own) for given in (arg.value, exact))
+        ours, theirs = (_exact_in_full(op_name, arg, value, first_meta) for value in (arg.value, exact))
         kind = _difference(msgspec.structs.replace(arg, value=ours), theirs, strides)
         if kind == "value" and _written_otherwise(op, name, planned, call):
             continue
@@ -288,38 +288,38 @@ def _as_long(op: str, planned: dict[str, ReplayArg], call: ExactCall) -> bool:
     if op != "arange":
         return False
     counts = []
-    for given in (_values(planned), call.args):
-        start, end, step = (given.get(name) for name in ("start", "end", "step"))
+    for values in (_values(planned), call.args):
+        start, end, step = (values.get(name) for name in ("start", "end", "step"))
         counts.append(math.ceil((end - (start or 0)) / (step or 1)) if end is not None else None)
     return counts[0] is not None and counts[0] == counts[1]
 
 
-def _exact_in_full(op: str, arg: ReplayArg, given: Any, own: TensorMeta | None) -> Any:
+def _exact_in_full(op: str, arg: ReplayArg, value: Any, first_meta: TensorMeta | None) -> Any:
     """A dimension counted from the start, and sizes without -1; of a new dimension among those of size 1 the first."""
-    if own is None:
-        return given
+    if first_meta is None:
+        return value
     if op in ("unsqueeze", "unsqueeze_", "stack") and arg.name == "dim":
-        if not isinstance(given, int) or isinstance(given, bool):
-            return given
-        dim = given % (len(own.shape) + 1)
-        while op != "stack" and dim and own.shape[dim - 1] == 1:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return value
+        dim = value % (len(first_meta.shape) + 1)
+        while op != "stack" and dim and first_meta.shape[dim - 1] == 1:
             dim -= 1
         return dim
-    if op in REDUCED and arg.name == "dim" and given in ((), None):
-        return tuple(range(len(own.shape)))
-    if arg.name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim") and own.shape:
-        if isinstance(given, tuple):
-            return tuple(d % len(own.shape) if isinstance(d, int) else d for d in given)
-        return given % len(own.shape) if isinstance(given, int) and not isinstance(given, bool) else given
-    if arg.name in ("size", "shape") and isinstance(given, tuple) and -1 in given:
-        if op != "expand" and given.count(-1) == 1 and math.prod(n for n in given if n != -1):
-            rest = math.prod(own.shape) // math.prod(n for n in given if n != -1)
-            viewed = tuple(rest if n == -1 else n for n in given)
-            if math.prod(viewed) == math.prod(own.shape) and rest > 0:
+    if op in REDUCED and arg.name == "dim" and value in ((), None):
+        return tuple(range(len(first_meta.shape)))
+    if arg.name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim") and first_meta.shape:
+        if isinstance(value, tuple):
+            return tuple(d % len(first_meta.shape) if isinstance(d, int) else d for d in value)
+        return value % len(first_meta.shape) if isinstance(value, int) and not isinstance(value, bool) else value
+    if arg.name in ("size", "shape") and isinstance(value, tuple) and -1 in value:
+        if op != "expand" and value.count(-1) == 1 and math.prod(n for n in value if n != -1):
+            rest = math.prod(first_meta.shape) // math.prod(n for n in value if n != -1)
+            viewed = tuple(rest if n == -1 else n for n in value)
+            if math.prod(viewed) == math.prod(first_meta.shape) and rest > 0:
                 return viewed
-        kept = (1,) * (len(given) - len(own.shape)) + own.shape
-        return tuple(m if n == -1 else n for n, m in zip(given, kept, strict=False))
-    return given
+        sizes = (1,) * (len(value) - len(first_meta.shape)) + first_meta.shape
+        return tuple(m if n == -1 else n for n, m in zip(value, sizes, strict=False))
+    return value
 
 
 def _same_length(op: ReplayOp, call: ExactCall) -> bool:
@@ -332,8 +332,8 @@ def _same_length(op: ReplayOp, call: ExactCall) -> bool:
         sizes = planned.get("input_sizes") or ()
         if sizes != call.args.get("input_sizes"):
             return False
-    found = [_slice(op.name, values, sizes) for values in (planned, call.args)]
-    return found[0] is not None and found[0] == found[1]
+    slices = [_slice(op.name, values, sizes) for values in (planned, call.args)]
+    return slices[0] is not None and slices[0] == slices[1]
 
 
 def _slice(name: str, values: Any, sizes: Any) -> tuple[int, int] | None:
@@ -355,7 +355,7 @@ def _shown(arg: ReplayArg) -> str:
 def _difference(arg: ReplayArg, exact: Any, strides: bool) -> str | None:
     if arg.type in ("Tensor", "Tensor[]"):
         theirs = exact if isinstance(exact, tuple) else () if exact is None else (exact,)
-        if not all(one is None or isinstance(one, Exact) for one in theirs):
+        if not all(item is None or isinstance(item, Exact) for item in theirs):
             return "value"
         ours = arg.tensors
         if arg.type == "Tensor" and ours == (None,):
@@ -412,7 +412,7 @@ def _value_difference(arg: ReplayArg, exact: Any) -> str | None:
         if len(a) != len(b):
             return "value"
         if arg.name == "dim":
-            a, b = (tuple(sorted(one, key=str)) for one in (a, b))
+            a, b = (tuple(sorted(items, key=str)) for items in (a, b))
         kinds = [_plain_difference(x, y) for x, y in zip(a, b, strict=True)]
         return next((kind for kind in KINDS if kind in kinds), None)
     kind = _plain_difference(ours, exact)
@@ -434,14 +434,14 @@ def verdict(op: ReplayOp, calls: list[ExactCall], *, strides: bool) -> Verdict:
     """The kind of an op: that of the call it is closest to."""
     best = None
     for call in calls:
-        found = sorted(differences(op, call, strides=strides), key=lambda one: KINDS.index(one[0]))
-        kind = found[0][0] if found else "right"
+        differing = sorted(differences(op, call, strides=strides), key=lambda difference: KINDS.index(difference[0]))
+        kind = differing[0][0] if differing else "right"
         if best is None or KINDS.index(kind) > KINDS.index(best.kind):
-            wrong = [one for one in found if one[0] in ("size", "value")]
+            wrong = [difference for difference in differing if difference[0] in ("size", "value")]
             noted = {note.argument for note in op.assumptions}
             best = Verdict(
                 kind=kind,
-                differing=tuple(f"{name}: {what}" for _, name, what in found),
+                differing=tuple(f"{name}: {what}" for _, name, what in differing),
                 wrong=tuple(name for _, name, _ in wrong),
                 said=all(name in noted for _, name, _ in wrong),
             )
@@ -480,17 +480,17 @@ def measured(
             if args.verbose and op.reason is not None and not label:
                 print(f"      not replayed {op.name}: {op.reason}")
             continue
-        found = verdict(op, known, strides=level == "all")
+        judged = verdict(op, known, strides=level == "all")
         counts["ops"] += 1
-        counts[found.kind] += 1
+        counts[judged.kind] += 1
         counts["merged"] += len(known) > 1
-        if found.kind in ("size", "value"):
-            counts["unsaid"] += not found.said
-            tally.names.update(found.names(op.name))
-        if args.verbose and found.kind != "right":
+        if judged.kind in ("size", "value"):
+            counts["unsaid"] += not judged.said
+            tally.names.update(judged.names(op.name))
+        if args.verbose and judged.kind != "right":
             print(
-                f"      {found.kind:6} {'' if found.said else 'UNSAID '}{op.name}.{op.overload}: "
-                f"{'; '.join(found.differing)[:400]}"
+                f"      {judged.kind:6} {'' if judged.said else 'UNSAID '}{op.name}.{op.overload}: "
+                f"{'; '.join(judged.differing)[:400]}"
             )
     tally.kinds.update(counts)
     return counts

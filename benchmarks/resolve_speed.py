@@ -33,14 +33,14 @@ def times_us(trace: Trace, select: str) -> list[float]:
     for row in selected_rows(trace, select).tolist():
         first.setdefault(int(trace.ops.signature[row]), row)
     recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
-    found = []
+    times = []
     for index, row in first.items():
         signature = trace.signatures[index]
         start = perf_counter()
         op = ReplayOp(id=signature_id(signature), name=signature.name, count=1, recorded=recorded)
         resolver.resolve(op, signature, row)
-        found.append((perf_counter() - start) * 1e6)
-    return found
+        times.append((perf_counter() - start) * 1e6)
+    return times
 
 
 def main() -> None:

@@ -37,13 +37,13 @@ def main() -> None:
         options = {"op_time_s": args.op_time, "threads": args.threads}
         run_plan(plan, RunOptions(mode="sequence", **options), sink=ordered)
         run_plan(step_plan(plan), RunOptions(**options), sink=single)
-        found = ordered.sequence
-        assert found is not None
+        record = ordered.sequence
+        assert record is not None
         replayed = {result.id for result in ordered.results if result.status == "replayed"}
         alone = sum((r.measured_us or 0.0) * r.count for r in single.results if r.id in replayed)
-        times = (found.recorded_step_us, found.recorded_us, found.sum_us or 0.0, found.wall_us or 0.0, alone)
+        times = (record.recorded_step_us, record.recorded_us, record.sum_us or 0.0, record.wall_us or 0.0, alone)
         shown = "".join(f"{time_us / 1e3:12.2f}" for time_us in times)
-        print(f"{name:20} {found.calls_replayed:>6}{shown}{found.passes:>8}", flush=True)
+        print(f"{name:20} {record.calls_replayed:>6}{shown}{record.passes:>8}", flush=True)
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ class StochasticDepth(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        kept = torch.empty(x.shape[0], 1, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(0.8)
-        return x * kept.div_(0.8)
+        mask = torch.empty(x.shape[0], 1, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(0.8)
+        return x * mask.div_(0.8)
 
 
 @model
@@ -644,8 +644,8 @@ class Gat(nn.Module):
         source, target = edges
         y = self.lift(x)
         score = F.leaky_relu(self.score(torch.cat([y[source], y[target]], -1)), 0.2)[:, 0]
-        most = torch.full((x.shape[0],), float("-inf")).scatter_reduce(0, target, score.detach(), "amax")
-        weight = (score - most[target]).exp()
+        largest = torch.full((x.shape[0],), float("-inf")).scatter_reduce(0, target, score.detach(), "amax")
+        weight = (score - largest[target]).exp()
         total = torch.zeros(x.shape[0]).scatter_add(0, target, weight)
         weight = (weight / total[target].clamp(min=1e-9))[:, None]
         return F.elu(torch.zeros_like(y).scatter_add(0, target[:, None].expand(-1, 16), y[source] * weight))
@@ -954,17 +954,17 @@ def step_of_model(name: str, mode: str) -> Callable[[], tuple[Any, ...]]:
     return step_from(MODELS[name], mode)
 
 
-def step_from(made: Callable[[], tuple[nn.Module, tuple[Any, ...]]], mode: str) -> Callable[[], tuple[Any, ...]]:
+def step_from(build: Callable[[], tuple[nn.Module, tuple[Any, ...]]], mode: str) -> Callable[[], tuple[Any, ...]]:
     """`make()` of what `made` gives, module and inputs. A training step is the second one: there is a state by then."""
 
     def make() -> tuple[Any, ...]:
-        net, inputs = made()
+        net, inputs = build()
         if mode == "eval":
             net.eval()
 
-            def forward(*given: Any) -> Any:
+            def forward(*inputs_given: Any) -> Any:
                 with torch.no_grad():
-                    return net(*given)
+                    return net(*inputs_given)
 
             return forward, inputs
         net.train()

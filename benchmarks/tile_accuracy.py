@@ -162,7 +162,7 @@ KINDS = {
 }
 
 
-def tiled(path: Path, left: list[str]) -> Iterator[Row]:
+def tiled(path: Path, left_out: list[str]) -> Iterator[Row]:
     """Rows of a table of programs with their tiling."""
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
@@ -170,7 +170,7 @@ def tiled(path: Path, left: list[str]) -> Iterator[Row]:
                 continue
             make = KINDS.get(line["program"])
             if make is None:
-                left.append(f"{line['program']} {line['shape']}: no kernel in tiles")
+                left_out.append(f"{line['program']} {line['shape']}: no kernel in tiles")
                 continue
             program, arguments, settings = make(line)
             shares = {}
@@ -197,7 +197,7 @@ OPTIMISED = re.compile(r"^(4|5|7|8) ")
 own blocks, which the table does not state."""
 
 
-def stepwise(path: Path, left: list[str]) -> Iterator[Row]:
+def stepwise(path: Path, left_out: list[str]) -> Iterator[Row]:
     """Rows of a table of kernels that were improved step by step."""
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
@@ -216,7 +216,7 @@ def stepwise(path: Path, left: list[str]) -> Iterator[Row]:
                 settings = {"n": 4096, "buffers": 1 if line["case"].startswith("2") else 2}
             else:
                 known = "blocks in L1 not stated, or no kernel in tiles"
-                left.append(f"{shown}: {known if line['block_num'] else 'shape or SoC not stated'}")
+                left_out.append(f"{shown}: {known if line['block_num'] else 'shape or SoC not stated'}")
                 continue
             shares = {
                 "/".join(pipes): float(line[column]) / core
@@ -239,12 +239,12 @@ def stepwise(path: Path, left: list[str]) -> Iterator[Row]:
 
 def compared(row: Row) -> Compared:
     device = load_device(row.soc)
-    made = estimate(bind(row.program, row.arguments, row.settings), device, state="warm", cores=row.cores)
+    estimated = estimate(bind(row.program, row.arguments, row.settings), device, state="warm", cores=row.cores)
     errors = {}
     for names, measured in row.shares.items():
-        predicted = max(made.pipes.get(name, 0.0) for name in names.split("/"))
+        predicted = max(estimated.pipes.get(name, 0.0) for name in names.split("/"))
         errors[names] = predicted - measured
-    return Compared(row, made, made.time_us / row.measured_us - 1, errors)
+    return Compared(row, estimated, estimated.time_us / row.measured_us - 1, errors)
 
 
 BUILT_IN = (
@@ -285,32 +285,32 @@ def beside_built_in() -> list[tuple[str, str, str, float, float]]:
             if kernels is None:
                 sys.exit(f"no rule knows {call}")
             best = float("inf")
-            for one in to_tune(parse_case(f"{name} {case}", known)):
+            for tuned in to_tune(parse_case(f"{name} {case}", known)):
                 try:
-                    made = estimate(bind(one.program, one.arguments, one.settings), device)
+                    estimated = estimate(bind(tuned.program, tuned.arguments, tuned.settings), device)
                 except TileError:
                     continue
-                best = min(best, made.time_us)
+                best = min(best, estimated.time_us)
             out.append((name, case, soc, best, kernels))
     return out
 
 
 def show_built_in() -> None:
-    found = beside_built_in()
-    for name, case, soc, tile_us, kernel_us in found:
+    rows = beside_built_in()
+    for name, case, soc, tile_us, kernel_us in rows:
         error = 100 * (tile_us / kernel_us - 1)
         print(f"{name:10} {case:44} {soc:6} {tile_us:10.1f} {kernel_us:10.1f} {error:+6.1f} %")
-    errors = [abs(tile_us / kernel_us - 1) for *_, tile_us, kernel_us in found]
-    print(f"\n{len(found)} kernels: median difference {100 * statistics.median(errors):.1f} %")
+    errors = [abs(tile_us / kernel_us - 1) for *_, tile_us, kernel_us in rows]
+    print(f"\n{len(rows)} kernels: median difference {100 * statistics.median(errors):.1f} %")
 
 
-def summary(found: list[Compared]) -> dict[str, Any]:
-    many = [abs(one.error) for one in found if one.row.cores >= MANY_CORES]
-    every = [abs(one.error) for one in found]
-    shares = [abs(e) for one in found for e in one.share_errors.values()]
+def summary(rows: list[Compared]) -> dict[str, Any]:
+    many = [abs(entry.error) for entry in rows if entry.row.cores >= MANY_CORES]
+    every = [abs(entry.error) for entry in rows]
+    shares = [abs(e) for entry in rows for e in entry.share_errors.values()]
     groups: dict[str, list[float]] = {}
-    for one in found:
-        groups.setdefault(one.row.group, []).append(one.error)
+    for entry in rows:
+        groups.setdefault(entry.row.group, []).append(entry.error)
     return {
         "kernels": len(every),
         "many_cores": len(many),
@@ -332,31 +332,31 @@ def main() -> None:
     if options.built_in:
         show_built_in()
         return
-    left: list[str] = []
-    found: list[Compared] = []
+    left_out: list[str] = []
+    entries: list[Compared] = []
     for path in sorted(options.folder.glob("tile_kernels*.csv")):
         read = stepwise if "example" in path.open().readline() else tiled
-        found += [compared(row) for row in read(path, left)]
-    if not found:
+        entries += [compared(row) for row in read(path, left_out)]
+    if not entries:
         sys.exit(f"no rows of tile_kernels*.csv in {options.folder}")
-    totals = summary(found)
+    totals = summary(entries)
     if options.json:
         listed = [
-            {"kernel": one.row.shown, "soc": one.row.soc, "measured_us": one.row.measured_us, "time_us":
-            one.made.time_us, "error": one.error, "bound": one.made.bound, "share_errors": one.share_errors}
-            for one in found
+            {"kernel": entry.row.shown, "soc": entry.row.soc, "measured_us": entry.row.measured_us, "time_us":
+            entry.made.time_us, "error": entry.error, "bound": entry.made.bound, "share_errors": entry.share_errors}
+            for entry in entries
         ]  # fmt: skip
-        print(json.dumps({**totals, "rows": listed, "left": left}))
+        print(json.dumps({**totals, "rows": listed, "left": left_out}))
         return
-    for one in found:
+    for entry in entries:
         shares = "  ".join(
-            f"{name.split('/')[0]} {100 * (e + one.row.shares[name]):.0f}/{100 * one.row.shares[name]:.0f}"
-            for name, e in one.share_errors.items()
+            f"{name.split('/')[0]} {100 * (e + entry.row.shares[name]):.0f}/{100 * entry.row.shares[name]:.0f}"
+            for name, e in entry.share_errors.items()
         )
         print(
-            f"{one.row.shown[:64]:64} {one.row.soc:6} {one.row.cores:3} "
-            f"{one.row.measured_us:10.1f} {one.made.time_us:10.1f}"
-            f" {100 * one.error:+6.1f} % {one.made.bound:8} {shares}"
+            f"{entry.row.shown[:64]:64} {entry.row.soc:6} {entry.row.cores:3} "
+            f"{entry.row.measured_us:10.1f} {entry.made.time_us:10.1f}"
+            f" {100 * entry.error:+6.1f} % {entry.made.bound:8} {shares}"
         )
     many = f"median {100 * totals['many_cores_median']:.1f} %, worst {100 * totals['many_cores_worst']:.1f} %"
     print(
@@ -366,7 +366,7 @@ def main() -> None:
     )
     for name, group in totals["groups"].items():
         print(f"  {name}: {group['n']} kernels, median {100 * group['median']:.1f} %")
-    print(f"left out, {len(left)}: " + "; ".join(left))
+    print(f"left out, {len(left_out)}: " + "; ".join(left_out))
     print("Assumed:", " ".join(ASSUMED.split()))
 
 

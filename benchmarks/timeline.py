@@ -31,7 +31,7 @@ LIMIT_S, LIMIT_BYTES = 5.0, 300 << 20
 
 def errors(folder: Path) -> list[float]:
     """Print a line for each step of each trace; absolute errors of GPU traces that mark steps."""
-    found: list[float] = []
+    per_step: list[float] = []
     print(f"{'trace':40} {'step':18} {'recorded µs':>12} {'÷ recorded':>11} {'typical':>9} {'unexplained':>12}")
     for path in sorted(folder.glob("*.json.gz")):
         try:
@@ -43,20 +43,20 @@ def errors(folder: Path) -> list[float]:
             continue
         for step in steps_of(trace) or [None]:
             try:
-                one = timeline(trace, step=None if step is None else step.number).timeline
+                timed = timeline(trace, step=None if step is None else step.number).timeline
             except OpReplayError as error:
                 print(f"{path.name[:40]:40} {error}")
                 continue
-            if one.step.marked and trace.info.dialect == "kineto":
-                found += [abs(one.structure_error)]
+            if timed.step.marked and trace.info.dialect == "kineto":
+                per_step += [abs(timed.structure_error)]
             print(
-                f"{path.name[:40]:40} {one.step.name[:18]:18} {one.recorded_step_us:12.0f} "
-                f"{1 + one.structure_error:11.4f} {1 + one.structure_error_typical:9.4f} "
-                f"{one.unexplained_us / one.recorded_step_us if one.recorded_step_us else 0:11.1%}"
+                f"{path.name[:40]:40} {timed.step.name[:18]:18} {timed.recorded_step_us:12.0f} "
+                f"{1 + timed.structure_error:11.4f} {1 + timed.structure_error_typical:9.4f} "
+                f"{timed.unexplained_us / timed.recorded_step_us if timed.recorded_step_us else 0:11.1%}"
             )
             if step is None or step.number is None:
                 break
-    return found
+    return per_step
 
 
 def other_steps(folder: Path) -> list[float]:
@@ -122,11 +122,9 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, default=SHARED)
     parser.add_argument("--events", type=int, default=1_000_000)
     chosen = parser.parse_args()
-    found = errors(chosen.traces)
-    mean, worst = sum(found) / len(found), max(found)
-    print(
-        f"{len(found)} GPU steps: mean error {mean:.2%} (bar {MEAN_BAR:.0%}), worst {worst:.2%} (bar {WORST_BAR:.0%})"
-    )
+    step_errors = errors(chosen.traces)
+    count, mean, worst = len(step_errors), sum(step_errors) / len(step_errors), max(step_errors)
+    print(f"{count} GPU steps: mean error {mean:.2%} (bar {MEAN_BAR:.0%}), worst {worst:.2%} (bar {WORST_BAR:.0%})")
     good = mean <= MEAN_BAR and worst <= WORST_BAR
     pairs = other_steps(chosen.traces)
     mean, worst = sum(pairs) / len(pairs), max(pairs)

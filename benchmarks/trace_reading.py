@@ -179,23 +179,23 @@ def _run(trace: Path, folder: Path, options: argparse.Namespace) -> None:
         runs = [_measure(code, path, *arguments) for _ in range(options.repeat)]
         return min(runs, key=lambda r: r.get("seconds", 1e9))
 
-    one = _show("1 process", size, best(_READ, big, "1"), None)
+    alone = _show("1 process", size, best(_READ, big, "1"), None)
     if options.processes > 1:
-        _show(f"{options.processes} processes", size, best(_READ, big, str(options.processes)), one)
+        _show(f"{options.processes} processes", size, best(_READ, big, str(options.processes)), alone)
     read_s = best(_READ, big, "1").get("cpu_s")
     for kind in ("between", "op-filter"):
         trimmed = best(_TRIM, big, kind)
-        _show(f"trim --{kind}", size, trimmed, one)
+        _show(f"trim --{kind}", size, trimmed, alone)
         if read_s and "cpu_s" in trimmed:
             print(f"  {'':<16} {trimmed['cpu_s'] / read_s:.2f} times the processor time of reading")
     if not options.no_orjson:
-        _show("orjson.loads", size, best(_ORJSON, big), one)
+        _show("orjson.loads", size, best(_ORJSON, big), alone)
     if options.gzip:
         packed = folder / "big.json.gz"
         with open(big, "rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         print(f"  gzip: {packed.stat().st_size / 1e6:.0f} MB")
-        _show("1 process, gzip", size, best(_READ, packed, "1"), one)
+        _show("1 process, gzip", size, best(_READ, packed, "1"), alone)
 
 
 if __name__ == "__main__":

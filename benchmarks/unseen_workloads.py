@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 
 import torch
 import torch.nn.functional as F
-from recorded_workloads import Step
+from recorded_workloads import Step, workloads_of
 from torch import Tensor, nn
 
 
@@ -413,12 +413,12 @@ def margins() -> Step:
 def bags() -> Step:
     """Bags of embeddings: sums, weighted sums, means and maxima, with sparse gradients; crossed features."""
     many = nn.EmbeddingBag(100, 8, mode="sum", sparse=True, include_last_offset=True)
-    mean, most = nn.EmbeddingBag(50, 8, mode="mean", padding_idx=0), nn.EmbeddingBag(50, 8, mode="max")
+    mean, largest = nn.EmbeddingBag(50, 8, mode="mean", padding_idx=0), nn.EmbeddingBag(50, 8, mode="max")
     wide, deep = nn.Embedding(100, 1, sparse=True), nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1))
     dense = nn.Linear(5, 8)
     ids, ends = torch.randint(0, 100, (37,)), torch.tensor([0, 3, 9, 9, 20, 26, 37])
     fixed, starts = torch.randint(0, 50, (6, 4)), torch.arange(0, 24, 4)
-    slow = torch.optim.SGD([*deep.parameters(), *dense.parameters(), *mean.parameters(), *most.parameters()], 0.1)
+    slow = torch.optim.SGD([*deep.parameters(), *dense.parameters(), *mean.parameters(), *largest.parameters()], 0.1)
     rare = torch.optim.SparseAdam([*many.parameters(), *wide.parameters()], 0.01)
 
     def step() -> None:
@@ -426,7 +426,7 @@ def bags() -> Step:
         parts = [
             many(ids, ends, per_sample_weights=torch.rand(37)),
             mean(fixed),
-            most(fixed.view(-1), starts),
+            largest(fixed.view(-1), starts),
             dense(torch.randn(6, 5)),
         ]
         both = torch.stack(parts, dim=1)
@@ -1364,35 +1364,4 @@ def low_rank_adapters() -> Step:
     return step
 
 
-UNSEEN: tuple[Callable[[], Step], ...] = (
-    guided_diffusion,
-    packed_speech,
-    message_passing,
-    boxes,
-    phase_vocoder,
-    convolution_zoo,
-    spatial_transformer,
-    proximal_policy,
-    margins,
-    bags,
-    optimizer_zoo,
-    tensor_algebra,
-    gaussian_process,
-    statistics,
-    masks_and_scatters,
-    patches_and_pads,
-    ensembles,
-    adversarial_norms,
-    quantised_models,
-    collectives_over_gloo,
-    masked_autoencoder,
-    own_ops,
-    jagged,
-    sampled_decoding,
-    forces,
-    forecasting,
-    tabular,
-    solvers,
-    splatting,
-    low_rank_adapters,
-)
+UNSEEN = workloads_of(globals())

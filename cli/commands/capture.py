@@ -53,6 +53,18 @@ if TYPE_CHECKING:
     help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens.  [default: 1]",
 )
 @click.option(
+    "--mla",
+    type=click.Choice(["absorbed", "expanded"]),
+    help="Of hf:CONFIG, decode of latent attention: attend to the latents, as servers do, or to keys and values of "
+    "them, as transformers does.  [default: absorbed]",
+)
+@click.option(
+    "--fused",
+    type=click.Choice(["ascend"]),
+    help="Write the plan with the fused kernels that servers run on Ascend in place of the calls they stand for: norms "
+    "with sums, rotary embeddings, SwiGlu, attention, experts.",
+)
+@click.option(
     "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
@@ -80,6 +92,8 @@ def command(
     context: int | None,
     dtype: str | None,
     expert_parallel: int | None,
+    mla: str | None,
+    fused: str | None,
     world_size: int | None,
     rank: int,
     device: LikeDevice,
@@ -100,12 +114,21 @@ def command(
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.capture.capture import capture_target, check_made
+    from opreplay.replay.capture.fused import fused as fused_plan
+    from opreplay.replay.capture.fusions import MATCHERS
     from opreplay.replay.capture.target import target_of
     from opreplay.replay.report.step import captured as view
 
     if output is not None:
         check_writable(Path(output), force=force)
-    shape = {"phase": phase, "batch": batch, "context": context, "dtype": dtype, "expert_parallel": expert_parallel}
+    shape = {
+        "phase": phase,
+        "batch": batch,
+        "context": context,
+        "dtype": dtype,
+        "expert_parallel": expert_parallel,
+        "mla": mla,
+    }
     named = target_of(target, {name: value for name, value in shape.items() if value is not None}, trust=trust)
     plan = capture_target(
         named,
@@ -118,6 +141,8 @@ def command(
         device=device,
     )
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
+    if fused is not None:
+        plan = fused_plan(plan, MATCHERS)
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
     if format_ == "json":

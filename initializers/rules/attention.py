@@ -32,6 +32,19 @@ class CumulativeLengthsInit(CustomInit):
         return InitReport(summary=_cut_evenly(context), assumed={"cum_seq": "sequences of even length"})
 
 
+def _estimated(
+    context: InitContext, saved: torch.Tensor, output: torch.Tensor | None, keys: int, lengths: str
+) -> InitReport:
+    """Result and logarithm of the weights' sum of the size that they have for scores and values of N(0, 1)."""
+    fill.uniform(saved, context.generator, math.log(keys) + 0.5, math.log(keys) + 0.6)
+    if output is not None and output.dtype.is_floating_point:
+        fill.normal(output, context.generator, std=keys**-0.5)
+    return InitReport(
+        summary=f"logsumexp about log({keys}) {lengths}".rstrip(),
+        assumed={"logsumexp": "about that of N(0, 1) scores", "out": "of the size of an average of values"},
+    )
+
+
 class AttentionBackwardInit(CustomInit):
     """What the forward pass saved: exact where that is cheap, else of the right size."""
 
@@ -41,26 +54,16 @@ class AttentionBackwardInit(CustomInit):
         lengths = _cut_evenly(context)
         query, key, value = (context.need(name) for name in ("query", "key", "value"))
         saved, output = context.need("logsumexp"), context.tensor("out")
-        if (
-            query.dim() != key.dim()
-            or query.dim() != value.dim()
-            or (output is not None and output.dim() < query.dim())
-        ):
+        if not query.dim() == key.dim() == value.dim() or (output is not None and output.dim() < query.dim()):
             raise InitializerError(f"{context.op}: query, key and value have different numbers of dimensions")
         if context.op in HEADS_LAST and query.dim() == 4:
             query, key, value = (t.transpose(1, 2) for t in (query, key, value))
             output = None if output is None else output.transpose(1, 2)
         keys = max(1, extent(key, -2))
-        biased = any(context.tensor(name) is not None for name in ("attn_bias", "bias", "attn_mask"))
+        biased = context.first(("attn_bias", "bias", "attn_mask")) is not None
         pairs = math.prod(query.shape[:-1]) * keys
         if query.dim() != 4 or pairs > EXACT_SCORES or lengths or biased or query.numel() == 0:
-            fill.uniform(saved, context.generator, math.log(keys) + 0.5, math.log(keys) + 0.6)
-            if output is not None and output.dtype.is_floating_point:
-                fill.normal(output, context.generator, std=keys**-0.5)
-            return InitReport(
-                summary=f"logsumexp about log({keys}) {lengths}".rstrip(),
-                assumed={"logsumexp": "about that of N(0, 1) scores", "out": "of the size of an average of values"},
-            )
+            return _estimated(context, saved, output, keys, lengths)
         if not _go_together(query, key, value, output) or saved.shape[:2] != query.shape[:2]:
             raise InitializerError(f"{context.op}: shapes of query, key, value, out and logsumexp do not go together")
         scale = context.args.get("scale")

@@ -21,7 +21,7 @@ class PivotsInit(CustomInit):
     name = "pivots"
 
     def initialize(self, context: InitContext) -> InitReport:
-        pivots = next((t for name in _PIVOTS if (t := context.tensor(name)) is not None), None)
+        pivots = context.first(_PIVOTS)
         factors = next((t for name in _FACTORS if (t := context.tensor(name)) is not None and t.dim() >= 2), None)
         if factors is not None and factors.numel() and factors.is_floating_point():
             diagonal = torch.diagonal(factors, dim1=-2, dim2=-1)

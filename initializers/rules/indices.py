@@ -174,6 +174,18 @@ class IndexListInit(IndexRule):
         return InitReport(summary="; ".join(parts) or "no index tensor", assumed={"indices": how})
 
 
+def _fill_saved_bags(context: InitContext) -> None:
+    """The bag of each index and the size of each bag, which a forward pass saves: of equal size."""
+    grad, bags = context.tensor("grad"), context.tensor("offset2bag")
+    if bags is None or not bags.numel() or grad is None:
+        return
+    ids = torch.arange(bags.numel(), device=bags.device) * extent(grad) // bags.numel()
+    fill.assign(bags, ids)
+    sizes = context.tensor("bag_size")
+    if sizes is not None and sizes.numel() == grad.shape[0]:
+        fill.assign(sizes, torch.bincount(ids, minlength=grad.shape[0]))
+
+
 class BagInit(IndexRule):
     """Embedding bags: indices in range; offsets from 0, ascending; what a backward pass has saved fits both."""
 
@@ -190,13 +202,7 @@ class BagInit(IndexRule):
             ended = grad is not None and grad.dim() == 2 and grad.shape[0] == offsets.numel() - 1
             ended = ended or context.flag("include_last_offset")
             fill.assign(offsets, _cut_points(offsets.numel(), indices.numel(), ended).to(offsets.device))
-        grad, bags = context.tensor("grad"), context.tensor("offset2bag")
-        if bags is not None and bags.numel() and grad is not None:
-            ids = torch.arange(bags.numel(), device=bags.device) * extent(grad) // bags.numel()
-            fill.assign(bags, ids)
-            sizes = context.tensor("bag_size")
-            if sizes is not None and sizes.numel() == grad.shape[0]:
-                fill.assign(sizes, torch.bincount(ids, minlength=grad.shape[0]))
+        _fill_saved_bags(context)
         largest = context.tensor("maximum_indices")
         if largest is not None and largest.numel():
             fill.integers(largest, context.generator, 0, max(1, rows))

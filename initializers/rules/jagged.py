@@ -132,7 +132,7 @@ def _bounded(context: InitContext) -> dict[str, str]:
         assumed["rows_per_table"] = f"{TABLE_ROWS} each"
     if (blocks := context.tensor("block_sizes")) is not None:
         ranks = context.args.get("my_size")
-        fill.assign(blocks, torch.tensor(max(1, TABLE_ROWS // (ranks if isinstance(ranks, int) and ranks > 0 else 1))))
+        fill.assign(blocks, torch.tensor(max(1, TABLE_ROWS // (max(1, ranks) if isinstance(ranks, int) else 1))))
         assumed["block_sizes"] = f"even parts of {TABLE_ROWS} rows"
     if context.op == "fbgemm::jagged_index_select":
         bound = context.need("lengths").numel()
@@ -142,17 +142,23 @@ def _bounded(context: InitContext) -> dict[str, str]:
         if (indices := context.tensor(name)) is not None and fill.is_integer(indices.dtype):
             fill.integers(indices, context.generator, 0, bound)
             assumed[name] = f"uniform in [0, {bound})"
-    widths, starts = context.tensor("dim_sum_per_rank"), context.tensor("cumsum_dim_sum_per_rank")
-    if widths is not None and widths.numel():
-        edges = torch.arange(widths.numel() + 1) * extent(context.need("grad_output"), -1) // widths.numel()
-        fill.assign(widths, edges.diff().to(widths.device))
-        assumed["dim_sum_per_rank"] = "even"
-        if starts is not None and starts.numel() == widths.numel():
-            fill.assign(starts, edges[:-1].to(starts.device))
+    assumed |= _widths_of_ranks(context)
     if (warning := context.tensor("warning")) is not None:
         fill.assign(warning, torch.zeros_like(warning))
         assumed["warning"] = "zero"
     return assumed
+
+
+def _widths_of_ranks(context: InitContext) -> dict[str, str]:
+    """Columns that each rank has, and where they begin: even."""
+    widths, starts = context.tensor("dim_sum_per_rank"), context.tensor("cumsum_dim_sum_per_rank")
+    if widths is None or not widths.numel():
+        return {}
+    edges = torch.arange(widths.numel() + 1) * extent(context.need("grad_output"), -1) // widths.numel()
+    fill.assign(widths, edges.diff().to(widths.device))
+    if starts is not None and starts.numel() == widths.numel():
+        fill.assign(starts, edges[:-1].to(starts.device))
+    return {"dim_sum_per_rank": "even"}
 
 
 def _short_sums(context: InitContext) -> dict[str, str]:

@@ -120,16 +120,23 @@ def expert_count(context: InitContext) -> int:
     for name in ("expert_map", "local_expert_mask", "expert_mask"):
         if (mapped := context.tensor(name)) is not None and mapped.numel():
             return mapped.numel()
+    if (count := _count_of_weights(context)) is not None:
+        return count
+    chosen = _find(context, CHOSEN)
+    return max(8, 2 * chosen.shape[-1]) if chosen is not None and chosen.dim() == 2 else 8
+
+
+def _count_of_weights(context: InitContext) -> int | None:
+    """Experts that the call has weights of, in one tensor or in a list; None where they are no argument."""
     weights = _find(context, FIRST_WEIGHTS)
     if weights is not None and weights.dim() >= 3:
         return weights.shape[0]
     listed = context.args.get("weight")
-    if isinstance(listed, (list, tuple)) and listed:
-        several = cast("Sequence[object]", listed)
-        whole = several[0] if len(several) == 1 else None
-        return whole.shape[0] if isinstance(whole, torch.Tensor) and whole.dim() == 3 else len(several)
-    chosen = _find(context, CHOSEN)
-    return max(8, 2 * chosen.shape[-1]) if chosen is not None and chosen.dim() == 2 else 8
+    if not isinstance(listed, (list, tuple)) or not listed:
+        return None
+    several = cast("Sequence[object]", listed)
+    whole = several[0] if len(several) == 1 else None
+    return whole.shape[0] if isinstance(whole, torch.Tensor) and whole.dim() == 3 else len(several)
 
 
 def _scores(context: InitContext, generator: torch.Generator) -> InitReport:

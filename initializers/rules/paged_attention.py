@@ -127,18 +127,9 @@ def _room(context: InitContext, pool: Pool | None) -> Room:
     if sequences is None:
         return _room_of_layer(context, rows or 1)
     packed = _first(context, CUMULATIVE_NEW) is not None
-    limits = [value for name in LONGEST if isinstance(value := context.args.get(name), int) and value > 0]
     keys = _first(context, ("k", "key"))
-    if pool is not None:
-        limits.append(pool.blocks * pool.page)
-        if (table := _first(context, TABLES)) is not None and table.dim() == 2:
-            limits.append(table.shape[1] * pool.page)
-        if (pages := _first(context, ("kv_page_indices",))) is not None:
-            limits.append(pages.numel() * pool.page)
-    elif keys is not None:
-        limits.append(keys.shape[0] if packed else keys.shape[1] if keys.dim() > 1 else 1)
-    elif (gathered := context.tensor("dst")) is not None:
-        limits.append(extent(gathered))
+    limits = [value for name in LONGEST if isinstance(value := context.args.get(name), int) and value > 0]
+    limits += _limits(context, pool, keys, packed=packed)
     together = pool is None and keys is not None and rows == keys.shape[0]
     return Room(
         sequences=sequences,
@@ -159,15 +150,36 @@ def _room_of_layer(context: InitContext, rows: int) -> Room:
     return Room(sequences=sequences, tokens=rows, longest=longest, cached=bool(known), hidden=not known)
 
 
-def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
-    """The batch, its keys cut where the arguments hold fewer tokens or name fewer pages, or taken from them."""
+def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, *, packed: bool) -> list[int]:
+    """Tokens that one sequence may have, by each shape that tells."""
+    limits: list[int] = []
+    if pool is not None:
+        limits.append(pool.blocks * pool.page)
+        if (table := _first(context, TABLES)) is not None and table.dim() == 2:
+            limits.append(table.shape[1] * pool.page)
+        if (pages := _first(context, ("kv_page_indices",))) is not None:
+            limits.append(pages.numel() * pool.page)
+    elif keys is not None:
+        limits.append(keys.shape[0] if packed else keys.shape[1] if keys.dim() > 1 else 1)
+    elif (gathered := context.tensor("dst")) is not None:
+        limits.append(extent(gathered))
+    return limits
+
+
+def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
+    """int64 [count]: context lengths that the call has as a list of numbers; None where it has no such list."""
     said = context.args.get("actual_seq_lengths_kv")
     if said is None and context.op == "npu::npu_incre_flash_attention":
         said = context.args.get("actual_seq_lengths")
     listed = cast("Sequence[object]", said) if isinstance(said, (list, tuple)) else ()
-    if listed and len(listed) == len(batch.kv) and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in listed):
-        kv = torch.tensor(listed, dtype=torch.int64)
-        return Batch(query=batch.query, kv=kv, assumed="lengths as recorded")
+    sound = len(listed) == count > 0 and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in listed)
+    return torch.tensor(listed, dtype=torch.int64) if sound else None
+
+
+def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
+    """The batch, its keys cut where the arguments hold fewer tokens or name fewer pages, or taken from them."""
+    if (recorded := _recorded_lengths(context, len(batch.kv))) is not None:
+        return Batch(query=batch.query, kv=recorded, assumed="lengths as recorded")
     keys, pages = _first(context, ("k", "key")), _first(context, ("kv_page_indices",))
     kv = batch.kv
     if pool is not None and pages is not None:
@@ -207,6 +219,28 @@ def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
     return filled
 
 
+def _write_table(table: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor) -> None:
+    """The first counts[i] places of row i name the sequence's pages, as many as there is room for."""
+    width = table.shape[1]
+    named = counts.clamp(max=width).numpy()
+    values = torch.zeros(table.numel(), dtype=table.dtype)
+    into = consecutive(np.arange(len(named)) * width, named)
+    values.numpy()[into] = pages.numpy()[consecutive((counts.cumsum(0) - counts).numpy(), named)]
+    fill.assign(table, values.view(table.shape).to(table.device))
+
+
+def _write_list(
+    context: InitContext, listed: torch.Tensor, edges: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor
+) -> None:
+    """The pages of all sequences one after the other, and where each sequence's begin."""
+    if len(pages) > listed.numel():
+        raise InitializerError(f"{context.op}: {len(pages)} pages, but room for {listed.numel()} in kv_page_indices")
+    values = torch.zeros(listed.numel(), dtype=torch.int64)
+    values[: len(pages)] = pages
+    fill.assign(listed, values.to(listed.device))
+    fill.assign(edges, torch.cat((counts.new_zeros(1), counts.cumsum(0))).to(edges.device))
+
+
 def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, str]:
     """Block tables or page lists, whichever the op has; what was assumed of them."""
     counts = (batch.kv + pool.page - 1) // pool.page
@@ -221,25 +255,14 @@ def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, st
             continue
         if not fill.is_integer(table.dtype):
             raise InitializerError(f"{context.op}: {name} holds no whole numbers")
-        width = table.shape[1]
-        named = counts.clamp(max=width).numpy()
-        values = torch.zeros(table.numel(), dtype=table.dtype)
-        into = consecutive(np.arange(len(named)) * width, named)
-        values.numpy()[into] = pages.numpy()[consecutive((counts.cumsum(0) - counts).numpy(), named)]
-        fill.assign(table, values.view(table.shape).to(table.device))
+        _write_table(table, counts, pages)
         assumed[name] = said
     listed, edges = context.tensor("kv_page_indices"), context.tensor("kv_indptr")
     if listed is not None and edges is not None:
-        if total > listed.numel():
-            raise InitializerError(f"{context.op}: {total} pages, but room for {listed.numel()} in kv_page_indices")
-        values = torch.zeros(listed.numel(), dtype=torch.int64)
-        values[:total] = pages
-        fill.assign(listed, values.to(listed.device))
-        fill.assign(edges, torch.cat((counts.new_zeros(1), counts.cumsum(0))).to(edges.device))
+        _write_list(context, listed, edges, counts, pages)
         assumed["kv_page_indices"] = said
         assumed["kv_indptr"] = "pages of the sequences"
-    last = context.tensor("kv_last_page_lens")
-    if last is not None and last.numel() == len(counts):
+    if (last := context.tensor("kv_last_page_lens")) is not None and last.numel() == len(counts):
         fill.assign(last, torch.where(batch.kv > 0, (batch.kv - 1) % pool.page + 1, 0).to(last.device))
     return assumed
 

@@ -44,25 +44,31 @@ class QuantizedInit(CustomInit):
             return _fake(context)
         integers = [name for name, tensor in context.tensors() if _holds_codes(name, tensor)]
         for name, tensor in context.tensors():
-            if not tensor.numel():
-                continue
-            if name in COUNTERS:
-                fill.assign(tensor, torch.zeros_like(tensor))
-            elif name in ORDERS and fill.is_integer(tensor.dtype):
-                assumed[name] = _order(context, name, tensor)
-            elif fill.is_integer(tensor.dtype) and name in ZEROS and context.role == "scaled_product":
-                fill.integers(tensor, context.generator, -8, 9)
-                assumed[name] = "in [-8, 8]"
-            elif fill.is_integer(tensor.dtype) and (name in ZEROS or name in integers):
-                assumed[name] = _codes(context, tensor)
-            elif integers and tensor.dtype.is_floating_point and "scal" in name.lower():
-                fill.uniform(tensor, context.generator, 0.5 * SCALE_SIZE, 1.5 * SCALE_SIZE)
-                assumed[name] = f"about 1/{1 / SCALE_SIZE:.0f}"
+            if tensor.numel() and (what := _fill(context, name, tensor, integers)) is not None:
+                assumed[name] = what
         if context.role in ("fp8_codes", "fp8_rows"):
             assumed["input"] = _finite_codes(context)
         if context.role in ROW_SCALES:
             assumed["input"] = f"{assumed.get('input', 'all codes')}, {_row_scales(context)}"
         return InitReport(summary=", ".join(f"{k}: {v}" for k, v in assumed.items()) or "plain values", assumed=assumed)
+
+
+def _fill(context: InitContext, name: str, tensor: torch.Tensor, codes: list[str]) -> str | None:
+    """Fill one argument, and say with what; None where nothing is assumed. `codes`: the arguments that hold codes."""
+    if name in COUNTERS:
+        fill.assign(tensor, torch.zeros_like(tensor))
+        return None
+    if not fill.is_integer(tensor.dtype):
+        if not codes or not tensor.dtype.is_floating_point or "scal" not in name.lower():
+            return None
+        fill.uniform(tensor, context.generator, 0.5 * SCALE_SIZE, 1.5 * SCALE_SIZE)
+        return f"about 1/{1 / SCALE_SIZE:.0f}"
+    if name in ORDERS:
+        return _order(context, name, tensor)
+    if name in ZEROS and context.role == "scaled_product":
+        fill.integers(tensor, context.generator, -8, 9)
+        return "in [-8, 8]"
+    return _codes(context, tensor) if name in (*ZEROS, *codes) else None
 
 
 def _holds_codes(name: str, tensor: torch.Tensor) -> bool:

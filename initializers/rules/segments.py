@@ -115,7 +115,7 @@ class CompressedInit(CustomInit):
 
     @staticmethod
     def _first(context: InitContext, *names: str) -> torch.Tensor:
-        tensor = next((t for name in names if (t := context.tensor(name)) is not None), None)
+        tensor = context.first(names)
         if tensor is None:
             raise InitializerError(f"{context.op}: no {names[0]}")
         return tensor

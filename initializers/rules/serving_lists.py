@@ -18,7 +18,7 @@ def _even(total: int, count: int) -> torch.Tensor:
 
 def _one(context: InitContext, *names: str) -> torch.Tensor:
     """The first of these arguments that is a tensor. Raises InitializerError when none is."""
-    tensor = next((t for name in names if (t := context.tensor(name)) is not None), None)
+    tensor = context.first(names)
     if tensor is None:
         raise InitializerError(f"{context.op}: none of {', '.join(names)} is among its arguments")
     return tensor
@@ -30,14 +30,8 @@ class AdaptersInit(CustomInit):
     name = "lora_adapters"
 
     def initialize(self, context: InitContext) -> InitReport:
-        listed = next(
-            (
-                v
-                for name in ("lora_a_weights", "lora_b_weights", "weight", "w")
-                if (v := context.args.get(name)) is not None
-            ),
-            None,
-        )
+        by_name = (context.args.get(name) for name in ("lora_a_weights", "lora_b_weights", "weight", "w"))
+        listed = next((value for value in by_name if value is not None), None)
         weights = listed[0] if isinstance(listed, (list, tuple)) and listed else listed
         if not isinstance(weights, torch.Tensor) or not weights.dim():
             raise InitializerError(f"{context.op}: no weights of adapters among its arguments")
@@ -48,7 +42,7 @@ class AdaptersInit(CustomInit):
                 fill.integers(which, context.generator, 0, adapters)
                 filled.append(name)
         rows = _one(context, "inputs", "x")
-        lengths = next((t for n in ("seq_len_tensor", "seq_len") if (t := context.tensor(n)) is not None), None)
+        lengths = context.first(("seq_len_tensor", "seq_len"))
         if lengths is not None:
             tokens = extent(rows, 1 if rows.dim() == 3 else 0)
             numbers = _even(tokens, lengths.numel())

@@ -113,8 +113,9 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
         return _by_user(users, op, contents)
     known = COLLECTIVE if op.collective is not None else op.called
     rule = cost_of(known) or cost_of(canonical_name(op.name))
+    is_alone = op.resolved_by is None and op.reason is None  # predicted alone, whatever takes its arguments
     # An op that torch has no more takes the arguments of the one in its place by the same names.
-    other = op.via if op.via is not None else kin_of(op.name) if op.resolved_by is None and op.reason is None else None
+    other = op.via if op.via is not None else kin_of(op.name) if is_alone else None
     if rule is None and other is not None and (rule := cost_of(other)) is not None:
         view = OpView(msgspec.structs.replace(op, name=other), contents)
         if other != op.via:
@@ -139,7 +140,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
             )
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")
-    return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), known=False)
+    return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), assumed=is_alone, known=False)
 
 
 def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:

@@ -69,6 +69,19 @@ def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[st
     return pairs
 
 
+def _regular(files: Sequence[BatchFile], batch: Batch, tell: Tell) -> list[BatchFile]:
+    """Files that are read; what is left out is told of. Raises UsageError for none."""
+    for file in files:
+        if file.left_out:
+            tell(f"left out: {file.path}: {file.left_out}")
+            batch.leave_out(file.path, file.left_out, refused=False)
+    regular = [file for file in files if not file.left_out]
+    if not regular:
+        special = some([file.path for file in files])
+        raise UsageError(f"there is no regular file among {special}", hint="Name a pipe itself to have it read.")
+    return regular
+
+
 def read_batch(
     files: Sequence[BatchFile],
     how: HowToRead,
@@ -89,13 +102,7 @@ def read_batch(
     batch = Batch()
     unreadable: list[Unreadable] = []
     refused: list[Unreadable] = []
-    left_out, files = [file for file in files if file.left_out], [file for file in files if not file.left_out]
-    for file in left_out:
-        tell(f"left out: {file.path}: {file.left_out}")
-        batch.leave_out(file.path, file.left_out, refused=False)
-    if not files:
-        special = some([file.path for file in left_out])
-        raise UsageError(f"there is no regular file among {special}", hint="Name a pipe itself to have it read.")
+    files = _regular(files, batch, tell)
     plans = _plans([file.path for file in files], how, store, lanes=lanes, engine=engine, address=address, tell=tell)
     for index, (file, plan) in enumerate(zip(files, plans, strict=True), start=1):
         progress(index, len(files))
@@ -127,18 +134,20 @@ def _plans(
     tell: Tell,
 ) -> Iterator[TracePlan | Unreadable]:
     """The plan of each file, in order: from the store, or read here, by processes or on a cluster."""
-    tables: dict[str, str | None] = {}
-    stored = {path for path in paths if store is not None and store.holds(path, how.files(path, tables))}
-    to_read = [path for path in paths if path not in stored]
-    if engine == "ray" and to_read:
+
+    def read(to_read: Sequence[str]) -> Iterator[TracePlan | Unreadable]:
+        if engine != "ray" or not to_read:
+            return read_plans(to_read, how, processes=lanes or os.cpu_count() or 1)
         from opreplay.replay.execute.processes.ray import map_files
 
-        plans = (decoded(data) for data in map_files(to_read, how.reader(), address=address))
-    else:
-        plans = read_plans(to_read, how, processes=lanes or os.cpu_count() or 1)
+        return (decoded(data) for data in map_files(to_read, how.reader(), address=address))
+
     if store is None:
-        yield from plans
+        yield from read(paths)
         return
+    tables: dict[str, str | None] = {}
+    stored = {path for path in paths if store.holds(path, how.files(path, tables))}
+    plans = read([path for path in paths if path not in stored])
     if stored:
         tell(f"plans of {len(stored)} of {len(paths)} traces are those in {store.path}")
     for path in paths:
@@ -197,13 +206,10 @@ def pair(
             fitting = [d for d in donors if ranks[d] == ranks[trace]]
         if fitting:
             pairs[trace] = _nearest(trace, fitting)
-    taken: dict[str, str] = {}
+    traces_by_donor: dict[str, str] = {}
     for trace, donor in pairs.items():
-        if donor in taken:
-            raise UsageError(
-                f"{donor} fits both {taken[donor]} and {trace}", hint="Give the traces of one run at a time."
-            )
-        taken[donor] = trace
+        if (other := traces_by_donor.setdefault(donor, trace)) != trace:
+            raise UsageError(f"{donor} fits both {other} and {trace}", hint="Give the traces of one run at a time.")
     return pairs
 
 

@@ -294,18 +294,22 @@ def open_ranks(
             f"--ranks needs the traces of two ranks or more, found {len(traces)}",
             hint="Name them one after the other, or the folder that holds them.",
         )
-    ranks = [rank_in_name(path) if trace.info.rank is None else trace.info.rank for path, trace in traces]
-    if all(rank is None for rank in ranks):
-        tell("no trace tells its rank: they are numbered in the order given")
-        ranks = list(range(len(traces)))
-    nameless = [path for (path, _), rank in zip(traces, ranks, strict=True) if rank is None]
-    if nameless:
-        raise UsageError(
-            f"{nameless[0]} does not tell its rank, others do", hint="Put it into its name: rank3.json.gz."
-        )
+    ranks = _rank_numbers(traces, tell)
     _one_job([path for path, _ in traces], [trace for _, trace in traces], patterns)
-    pairs = [(rank, trace) for rank, (_, trace) in zip(ranks, traces, strict=True) if rank is not None]
-    return sorted(pairs, key=lambda pair: pair[0])
+    return sorted(zip(ranks, (trace for _, trace in traces), strict=True), key=lambda pair: pair[0])
+
+
+def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], None]) -> list[int]:
+    """The rank of each trace. Raises UsageError where some have one and others have none."""
+    ranks = [(path, rank_in_name(path) if trace.info.rank is None else trace.info.rank) for path, trace in traces]
+    numbers = [rank for _, rank in ranks if rank is not None]
+    if not numbers:
+        tell("no trace tells its rank: they are numbered in the order given")
+        return list(range(len(traces)))
+    if len(numbers) < len(ranks):
+        nameless = next(path for path, rank in ranks if rank is None)
+        raise UsageError(f"{nameless} does not tell its rank, others do", hint="Put it into its name: rank3.json.gz.")
+    return numbers
 
 
 def _readable(

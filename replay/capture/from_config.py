@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +16,15 @@ from typing import Any, Literal
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from opreplay.replay.capture import latent
 from opreplay.replay.capture.experts import spread_experts
+from opreplay.replay.capture.fused import UNFUSED
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PREFIX = "hf:"
 ModelPhase = Literal["prefill", "decode", "train"]
+Mla = Literal["absorbed", "expanded"]
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -38,6 +42,8 @@ class Shape:
     """Of the parameters."""
     expert_parallel: int = 1
     """Ranks that the experts of a mixture are spread over."""
+    mla: Mla = "absorbed"
+    """How decode attends to a cache of latents."""
 
 
 def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
@@ -51,12 +57,9 @@ def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
 
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     """What a reader of times must know of how transformers computes a model."""
-    notes = ["attention, experts and norms run as transformers writes them in PyTorch: servers fuse them and take less"]
+    notes = [UNFUSED]
     if shape.phase == "decode" and getattr(_config(config_file(path_text)), "kv_lora_rank", None):
-        notes.append(
-            "each token expands the latents of all cached ones to keys and values: servers that absorb that "
-            "projection into the query (MLA) take many times less"
-        )
+        notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
     if shape.phase == "train" and shape.expert_parallel > 1:
         notes.append("gradients of what the ranks have in common are not exchanged")
     return tuple(notes)
@@ -135,7 +138,7 @@ def _model(config: Any, shape: Shape) -> Any:
     dtype = getattr(torch, shape.dtype)
     # Real weights must be drawn; fake ones hold nothing.
     with no_init_weights() if isinstance(torch.empty(0), FakeTensor) else nullcontext():
-        model = _class_of(config)._from_config(config, dtype=dtype)
+        model = _class_of(config)._from_config(deepcopy(config), dtype=dtype)
     model.tie_weights()  # part of what draws them, which fake ones skip
     return model
 
@@ -253,6 +256,11 @@ def _decoding(model: Any, config: Any, shape: Shape) -> Step:
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     with torch.no_grad():
         model(input_ids=_ids(shape.batch, shape.context), **options)
+    if shape.mla == "absorbed" and not latent.absorb(model) and getattr(config, "kv_lora_rank", None):
+        raise UsageError(
+            f"this transformers has latent attention of {config.model_type} in a form that cannot be absorbed",
+            hint="--mla expanded captures it as it is; or use a newer transformers.",
+        )
     ids = _ids(shape.batch, 1)
 
     def run() -> Any:

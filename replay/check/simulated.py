@@ -47,21 +47,21 @@ def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
     """Calls one after the other, by device; none where one of them has no prediction, or they take no time."""
     if not parts or not all(parts):
         return {}
-    totals: dict[str, Simulated] = {}
-    for name in parts[0]:
-        calls = [part[name] for part in parts]
-        time_us = sum(call.time_us for call in calls)
-        if time_us > 0.0:
-            totals[name] = msgspec.structs.replace(
-                max(calls, key=lambda call: call.time_us),
-                time_us=time_us,
-                low_us=sum(call.low_us for call in calls),
-                high_us=sum(call.high_us for call in calls),
-                kernels=tuple(kernel for call in calls for kernel in call.kernels),
-                terms_us={},
-                extrapolated=any(call.extrapolated for call in calls),
-            )
-    return totals
+    totals = {name: _total([part[name] for part in parts]) for name in parts[0]}
+    return {name: total for name, total in totals.items() if total.time_us > 0.0}
+
+
+def _total(calls: Sequence[Simulated]) -> Simulated:
+    """Calls one after the other, otherwise as the longest one."""
+    return msgspec.structs.replace(
+        max(calls, key=lambda call: call.time_us),
+        time_us=sum(call.time_us for call in calls),
+        low_us=sum(call.low_us for call in calls),
+        high_us=sum(call.high_us for call in calls),
+        kernels=tuple(kernel for call in calls for kernel in call.kernels),
+        terms_us={},
+        extrapolated=any(call.extrapolated for call in calls),
+    )
 
 
 def _of_op(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:

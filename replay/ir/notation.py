@@ -350,18 +350,22 @@ class _Reader:
             value = self.whole(depth + 1)
             self._need(")")
         else:
-            match = self._peek()
-            if match is None or not (match["int"] or match["word"]):
-                raise self._wrong("a whole number or the name of a size")
-            if match["word"] and match["word"] not in self._sizes:
-                raise UsageError(
-                    f"{match['word']} in {_cut(self._text)!r} has no value", hint=f"Give it: {match['word']}=128."
-                )
-            self._at = match.end()
-            value = int(match["int"]) if match["int"] else self._sizes[match["word"]]
+            value = self._number_or_size()
         if self._take("^"):
             value = _power(value, self._factor(depth + 1))
         return self._bounded(value)
+
+    def _number_or_size(self) -> int:
+        """A whole number, or the value of a size."""
+        match = self._peek()
+        if match is None or not (match["int"] or match["word"]):
+            raise self._wrong("a whole number or the name of a size")
+        if match["word"] and match["word"] not in self._sizes:
+            raise UsageError(
+                f"{match['word']} in {_cut(self._text)!r} has no value", hint=f"Give it: {match['word']}=128."
+            )
+        self._at = match.end()
+        return int(match["int"]) if match["int"] else self._sizes[match["word"]]
 
     @staticmethod
     def _bounded(value: int) -> int:

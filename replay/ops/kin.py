@@ -19,6 +19,7 @@ KIN: tuple[tuple[str, str], ...] = (
     (r"metadata|workspace|infer_output|get_.*(shape|format|status)", "aten::empty"),
     (r"adam|lamb|lars|sgd|adagrad|rmsprop|adadelta|ftrl", "aten::_fused_adamw_"),
     (r"(attention|flash|sdpa|\bmha|fia).*(grad|backward)", "npu::npu_fusion_attention_grad"),
+    (r"flash_attn|flash_attention_forward", "aten::_flash_attention_forward"),
     (r"sparse.*(attention|attn)", "npu::npu_sparse_flash_attention"),
     (r"attention|\battn|_attn|sdpa|flash|\bfia", "npu::npu_fused_infer_attention_score"),
     (r"lightning_indexer", "npu::npu_lightning_indexer"),
@@ -88,8 +89,9 @@ KIN: tuple[tuple[str, str], ...] = (
 
 
 def stem_of(name: str) -> str:
-    """What an op does, as its name says: "npu::npu_moe_init_routing_v2" does moe_init_routing."""
+    """What an op does, as its name says: npu_moe_init_routing_v2 and aclnnMoeInitRoutingV2 do moe_init_routing."""
     tail = name.rpartition("::")[2].partition(".")[0]
+    tail = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", tail).lower()
     return _AFFIXES.sub("", tail).replace("_grad", "_backward") or tail
 
 

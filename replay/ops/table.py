@@ -146,16 +146,14 @@ def family(
     `folder` is where their references are, `kernels` makes the rule of a line with `kernel=` and a CANN type. Raises
     ValueError for what an op has already, and for a key that is none.
     """
-    for line in ops.splitlines():
-        words = line.split()
-        texts = dict(word.split("=", 1) for word in words if "=" in word)
+    for line in filter(str.strip, ops.splitlines()):
+        texts = dict(word.split("=", 1) for word in line.split() if "=" in word)
         kernel, like = texts.pop("kernel", ""), texts.pop("like", "")
         renames = {key: texts.pop(key) for key in texts.keys() - {"inputs", "role"}} if like else {}
-        if not texts.keys() <= {"inputs", "role"} or bool(kernel) != (kernels is not None and bool(words)):
+        if not texts.keys() <= {"inputs", "role"} or bool(kernel) != (kernels is not None):
             raise ValueError(f"family {name}: {line.strip()!r} gives what a row does not have, or lacks its kernel")
-        rule = kernels(kernel) if kernels is not None and kernel else cost
-        rule = _left_out(uncosted) if uncosted else rule
-        for op in (word for word in words if "=" not in word):
+        rule = _left_out(uncosted) if uncosted else cost if kernels is None else kernels(kernel)
+        for op in (word for word in line.split() if "=" not in word):
             row(op).give(
                 family=name,
                 folder=folder,

@@ -59,23 +59,27 @@ def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) 
     return head + [prediction_line(soc, results) for soc in socs[:SOCS_SHOWN]]
 
 
+def _device_lines(where: Where, device: str | None) -> list[str]:
+    line = f"recorded on {safe(device or 'an unnamed device')}: {time_text(where.total_us)} of device work"
+    if where.busy_share is not None:
+        line += f", busy {share_text(where.busy_share)} of {time_text(where.span_us)}"
+    return [line, *([] if where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"])]
+
+
+def _host_lines(where: Where) -> list[str]:
+    what = "the file was cut short before any device work" if where.cut else "recorded on a CPU, no device work"
+    head = [f"{what}: {time_text(where.total_us)} in outermost calls"]
+    if where.beside_us >= LEAST * where.total_us:
+        head.append(
+            f"beside them, on gloo's own threads: {time_text(where.beside_us)} of collectives, the times of their "
+            "rows with --ranks; rows then sum up to more"
+        )
+    return head
+
+
 def where_lines(where: Where, device: str | None) -> list[str]:
     """What was recorded, its classes of work, and what labels hold."""
-    total = time_text(where.total_us)
-    if where.clock == "device":
-        head = [f"recorded on {safe(device or 'an unnamed device')}: {total} of device work"]
-        if where.busy_share is not None:
-            head[0] += f", busy {share_text(where.busy_share)} of {time_text(where.span_us)}"
-        if where.coarse_unit_us is not None:
-            head.append(f"! {coarse_text(where.coarse_unit_us)}")
-    else:
-        what = "the file was cut short before any device work" if where.cut else "recorded on a CPU, no device work"
-        head = [f"{what}: {total} in outermost calls"]
-        if where.beside_us >= LEAST * where.total_us:
-            head.append(
-                f"beside them, on gloo's own threads: {time_text(where.beside_us)} of collectives, the times of their "
-                "rows with --ranks; rows then sum up to more"
-            )
+    head = _device_lines(where, device) if where.clock == "device" else _host_lines(where)
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:
         head.append("time: " + ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from string import ascii_lowercase
 from typing import Any
 
@@ -197,6 +197,17 @@ def page(sweep: Cases, command: str) -> Page:
     )
 
 
+def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    """Line → (size, µs): one for what was measured and each device, at each choice of the other sizes."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for case in cases:
+        others = "".join(f", {name}={case.sizes[name]}" for name in fixed)
+        for what, us in {"measured": case.result.measured_us, **case.result.simulated_us}.items():
+            if us is not None and us > 0:
+                lines.setdefault(what + others, []).append((float(case.sizes[across]), us))
+    return lines
+
+
 def _curves(sweep: Cases) -> Iterator[Curve]:
     """For each call with a size that takes several values: time over the first such size, a line for the others."""
     for text in dict.fromkeys(case.written for case in sweep.cases):
@@ -205,13 +216,7 @@ def _curves(sweep: Cases) -> Iterator[Curve]:
         if not varied:
             continue
         across = varied[0]
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for case in of_text:
-            fixed = ", ".join(f"{name}={case.sizes[name]}" for name in varied[1:])
-            times = {"measured": case.result.measured_us, **case.result.simulated_us}
-            for what, us in times.items():
-                if us is not None and us > 0:
-                    lines.setdefault(f"{what}, {fixed}" if fixed else what, []).append((float(case.sizes[across]), us))
+        lines = _points_by_line(of_text, across, varied[1:])
         drawn = list(lines.items())[:MOST_LINES]
         yield Curve(
             title=f"Time over {across}: {text}",

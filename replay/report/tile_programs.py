@@ -144,11 +144,9 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
     refused = [row for row in study.looked if row.error is not None]
     if refused:
         parts += [Text(), _refused(refused)]
-    if lines:
-        for row in of_first_case(asked):
-            if row.time is not None:
-                table = lines_table(row, row.time)
-                parts += [Text(), Text(safe(table.title), style="bold"), *terminal(table)[1:]]
+    timed = [(row, row.time) for row in of_first_case(asked) if lines and row.time is not None]
+    for table in (lines_table(row, time) for row, time in timed):
+        parts += [Text(), Text(safe(table.title), style="bold"), *terminal(table)[1:]]
     parts += [Text(), *(Text(safe(note), style="dim") for note in _notes(study, asked, plain, lines=lines))]
     return Group(*parts)
 

@@ -94,10 +94,8 @@ def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | Non
     if extra == 0:
         return _matched(spec, recorded, 0.0)
     if extra < 0:
-        gained = spec.args[extra:]
-        if any(arg.out or not (arg.has_default or arg.optional) for arg in gained):
-            return None
-        return _matched(spec, recorded, CHANGED_ARITY + DEFAULTED_ARGUMENT * len(gained))
+        may_lack = all((arg.has_default or arg.optional) and not arg.out for arg in spec.args[extra:])
+        return _matched(spec, recorded, CHANGED_ARITY - DEFAULTED_ARGUMENT * extra) if may_lack else None
     to_out = SKIPPED_TO_OUT if spec.has_out else 0.0
     match = _matched(spec, recorded[extra:], CHANGED_ARITY + SKIPPED_ARGUMENT * extra + to_out, skipped=extra)
     # A dropped tensor would make another op of it.

@@ -139,13 +139,12 @@ class Resolver:
     def _call_target(self, op: ReplayOp, entry: OpFunction, target: Converted, context: Context) -> ReplayOp:
         """The op as a call of what a conversion returned, by a user's executor or as a recorded one."""
         parts = split_name(target.op)
+        base = target.op if parts is None else f"{parts[0]}::{parts[1]}"
+        executor = EXECUTORS.find(base)
         if parts is None:
-            executor = EXECUTORS.find(target.op)
             if executor is None:
                 raise Unbound(Reason("failed", f"conversion {entry.shown}: {target.op!r} is no op"))
-            return self._executed(op, executor, target.args, context, via=target.op, by_name=target.by_name)
-        base = f"{parts[0]}::{parts[1]}"
-        executor = EXECUTORS.find(base)
+            return self._executed(op, executor, target.args, context, via=base, by_name=target.by_name)
         if (reason := refuse_name(target.op, self._policy)) is not None:
             raise Unbound(reason)
         if executor is not None and executor.override:
@@ -212,10 +211,8 @@ class Resolver:
         resolved = self._bound(op, name, match, overloads, context)
         if overload is not None:
             return resolved
-        if not tells_overload(name, context) and (unread := text_rival(match, overloads.specs)) is not None:
-            what = "None: another overload takes a text here, and texts are not recorded"
-            noted = (*resolved.assumptions, Assumption(argument=unread.name, what=what))
-            resolved = msgspec.structs.replace(resolved, assumptions=noted)
+        if not tells_overload(name, context):
+            resolved = _with_unread_text(resolved, match, overloads.specs)
         rival = stack_rival(match, overloads.specs, recorded)
         if rival is None or refused(rival.spec) is not None or not self._is_wrong(resolved):
             return resolved
@@ -341,3 +338,12 @@ def _common_float(trace: Trace) -> str:
             if dtype in ("float16", "bfloat16", "float32") and signature.dims and signature.dims[i]:
                 votes[dtype] += int(count)
     return votes.most_common(1)[0][0] if votes else "float32"
+
+
+def _with_unread_text(op: ReplayOp, match: Match, specs: Sequence[OpSpec]) -> ReplayOp:
+    """The op, with a note where another overload takes a text in the place of an argument that was not recorded."""
+    unread = text_rival(match, specs)
+    if unread is None:
+        return op
+    what = "None: another overload takes a text here, and texts are not recorded"
+    return msgspec.structs.replace(op, assumptions=(*op.assumptions, Assumption(argument=unread.name, what=what)))

@@ -113,20 +113,24 @@ def read_results(path: str | Path) -> tuple[Header, list[OpResult], Summary | No
     return file.header, list(file.results), file.summary
 
 
+def _complete_lines(path: str | Path) -> list[bytes]:
+    """The lines that end, at least one. Raises FormatError."""
+    try:
+        with open_pipe(str(path)) if Path(path).is_fifo() else Path(path).open("rb") as stream:
+            lines = stream.read().split(b"\n")[:-1]
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}") from None
+    if not lines:
+        raise FormatError(f"{path} is no opreplay result: it has no complete line")
+    return lines
+
+
 def read_result_file(path: str | Path) -> ResultFile:
     """Read a result file; a last line cut short by a crash is left out, and then there is no summary.
 
     Raises FormatError for anything else that is not a result file of this version or an older one.
     """
-    try:
-        with open_pipe(str(path)) if Path(path).is_fifo() else Path(path).open("rb") as stream:
-            data = stream.read()
-    except OSError as error:
-        raise FormatError(f"cannot read {path}: {error.strerror}") from None
-    lines = data.split(b"\n")
-    complete = lines[:-1]
-    if not complete:
-        raise FormatError(f"{path} is no opreplay result: it has no complete line")
+    complete = _complete_lines(path)
     header = _read_header(complete[0], path)
     sink = MemorySink()
     decoder = msgspec.json.Decoder(_Later)
@@ -147,7 +151,7 @@ def read_result_file(path: str | Path) -> ResultFile:
         traces=tuple(sink.traces),
         jobs=tuple(sink.jobs),
         sequence=sink.sequence,
-        complete_bytes=len(data) - len(lines[-1]),
+        complete_bytes=sum(map(len, complete)) + len(complete),
     )
 
 

@@ -19,6 +19,15 @@ def whole(share: float) -> float:
     return 1.0 if abs(share - 1.0) < ROUNDING else share
 
 
+def _simulated_totals(results: Sequence[OpResult]) -> dict[str, float]:
+    """Time of all calls by device, in microseconds."""
+    totals: dict[str, float] = {}
+    for result in results:
+        for soc, time_us in result.simulated_us.items():
+            totals[soc] = totals.get(soc, 0.0) + time_us * result.count
+    return totals
+
+
 def summarized(
     results: Sequence[OpResult], *, ops: int, recorded_us: float, wall_s: float | None, interrupted: bool
 ) -> Summary:
@@ -27,10 +36,7 @@ def summarized(
     by_status = Counter(result.status for result in results)
     not_replayed = reasons_of(results)
     measured = [result.measured_us * result.count for result in replayed if result.measured_us is not None]
-    simulated: dict[str, float] = {}
-    for result in results:
-        for soc, time_us in result.simulated_us.items():
-            simulated[soc] = simulated.get(soc, 0.0) + time_us * result.count
+    simulated = _simulated_totals(results)
     return Summary(
         ops=ops,
         replayed=by_status["replayed"],

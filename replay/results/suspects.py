@@ -78,12 +78,16 @@ def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
     )
 
 
+def _communicates(op: ReplayOp) -> bool:
+    return op.ranks is not None or op.collective is not None or op.name.startswith("c10d::")
+
+
 def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Sequence[str]) -> str:
     if refilled:
         return f"values of this tool's own, not the recorded ones ({'; '.join(refilled)}); `--cache step` has none such"
     if op.resolved_by in ("reference", "equivalent", "executor"):
         return "something else than the recorded op ran, a stand-in"
-    if ratio < 1 and (op.ranks is not None or op.collective is not None or op.name.startswith("c10d::")):
+    if ratio < 1 and _communicates(op):
         return "recorded communication holds the wait for other ranks"
     if op.assumptions:
         return _assumed(op)

@@ -81,13 +81,12 @@ def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
         raise UsageError(f"the tensors lie on {devices[0]}, not on {named}", hint="Leave the device out.")
     if named is not None or devices:
         return named or devices[0]
-    here = [
-        kind for kind in ACCELERATORS if (backend := getattr(torch, kind, None)) is not None and backend.is_available()
-    ]
-    if here:
+    backends = ((kind, getattr(torch, kind, None)) for kind in ACCELERATORS)
+    here = next((kind for kind, backend in backends if backend is not None and backend.is_available()), None)
+    if here is not None:
         raise UsageError(
-            f"no tensor tells whether {here[0]} is to be waited for",
-            hint=f'Say device="{here[0]}" or device="cpu", or give the tensors as arguments.',
+            f"no tensor tells whether {here} is to be waited for",
+            hint=f'Say device="{here}" or device="cpu", or give the tensors as arguments.',
         )
     return "cpu"
 

@@ -39,19 +39,20 @@ def op(
     device: str = "cpu",
     allow_imports: dict[str, str] | None = None,
     plugins: Sequence[str] = (),
+    runnable: bool = True,
     **sizes: int,
 ) -> Op:
     """The op that a text in the notation of reports calls: "aten::mm(bf16[4096,1024], bf16[1024,n])" with n=47.
 
     `allow_imports` and `plugins` are those of `open`.
-    Raises UsageError for a text that is no call, an op that takes no such arguments, shapes that do not go together,
-    and an op that is not known or not allowed here.
+    Raises UsageError for a text that is no call, shapes that do not go together, and, unless `runnable` is False, an op
+    that is not known or not allowed here or takes no such arguments: that one can be simulated alone.
     """
     from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 
     load_plugins(plugins)
     imports = dict(allow_imports or {})
-    plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device, runnable=True)
+    plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device, runnable=runnable)
     if (reason := plan.ops[0].reason) is not None:
         raise UsageError(f"{text} cannot be called: {reason}", hint="Give arguments that go together.")
     return Op(plan, Setting(device=device, allow_imports=imports, plugins=tuple(plugins)))

@@ -118,10 +118,9 @@ def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]
 def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, ...]:
     """Each case with every combination of settings "rows=1,2,4". Raises UsageError for what is no setting."""
     values = dict(_swept_values(sweep) for sweep in sweeps)
-    for name in values:
-        takes = {setting for case in cases for setting in case.program.settings}
-        if name not in takes:
-            raise UsageError(f"{name} is no setting", hint=f"Settings are {', '.join(sorted(takes)) or 'none'}.")
+    takes = sorted({setting for case in cases for setting in case.program.settings})
+    if unknown := next((name for name in values if name not in takes), ""):
+        raise UsageError(f"{unknown} is no setting", hint=f"Settings are {', '.join(takes) or 'none'}.")
     out: list[Case] = []
     for case in cases:
         names = [name for name in values if name in case.program.settings]

@@ -86,6 +86,13 @@ def kernel(
     return register
 
 
+def _role(p: inspect.Parameter) -> str:
+    """As annotated; else a number where it has a default or is annotated as one, and a tensor that is read."""
+    annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
+    scalar = p.default is not p.empty or annotation in ("int", "float", "bool", "str")
+    return _ROLES.get(annotation.rpartition(".")[2]) or ("scalar" if scalar else "in")
+
+
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[str, Any]]:
     place = place_of(function)
     parameters: list[Parameter] = []
@@ -98,13 +105,9 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[Parameter, ...], di
                 raise UsageError(f"{place}: setting {p.name} has no default", hint=f"Write {p.name}=128.")
             settings[p.name] = p.default
             continue
-        annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
-        role = _ROLES.get(annotation.rpartition(".")[2])
-        if role is None:
-            scalar = p.default is not p.empty or annotation in ("int", "float", "bool", "str")
-            role = "scalar" if scalar else "in"
         required = p.default is p.empty
-        parameters.append(Parameter(name=p.name, role=role, default=None if required else p.default, required=required))
+        default = None if required else p.default
+        parameters.append(Parameter(name=p.name, role=_role(p), default=default, required=required))
     if not any(p.role in ("out", "inout", "sum") for p in parameters):
         raise UsageError(f"{place}: {function.__name__} has no result", hint="Annotate one as y: tile.Out.")
     return tuple(parameters), settings

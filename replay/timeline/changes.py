@@ -16,6 +16,7 @@ from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     KERNEL,
     LAUNCH,
+    NO_OP,
     STREAM,
     Bools,
     Floats,
@@ -46,6 +47,10 @@ _WIDTHS = {
     "fp32": 4,
     "float32": 4,
 }
+LEAST_GAPS, FEW_GAPS = 0.1, 10
+"""The time before an op that a tenth is below, of so many at least, is that of a call from Python."""
+MOST_CALL_US = 2.0
+"""A call takes no longer: what is more before all ops is other work of theirs."""
 WORTH = 0.01
 """Share of their speed that kernels lose from which it is told."""
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
@@ -308,11 +313,28 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
         of = top[slices.op[rows]]
         spent = np.bincount(of, weights=base[rows], minlength=len(ops))
         scaled[rows] *= number / np.maximum(spent[of], 1e-9)
+    if number == 0.0:
+        calls = np.flatnonzero(inside & ~np.append(False, inside[:-1])) - 1
+        calls = calls[(calls >= 0) & (slices.op[calls] == NO_OP)]
+        call_us = _call_us(graph)
+        scaled[calls] = np.maximum(0.0, scaled[calls] - call_us)
+        inside[calls] = True
+        if len(calls) and call_us:
+            out.notes.append(
+                f"calls are left out with what Python needs for each: {call_us:.2g} µs, the least there is before an op"
+            )
     before, after = host_durations(graph, base), host_durations(graph, scaled)
     changed = np.flatnonzero(host_durations(graph, inside.astype(np.float64)) > 0.0)
     # An earlier part of the same change may have scaled this stretch: what is taken off adds up.
     out.durations_us[changed] = np.maximum(0.0, out.durations_us[changed] + (after - before)[changed])
     out.matched += len(changed)
+
+
+def _call_us(graph: StepGraph) -> float:
+    """What Python, and the profiler, need to call an op: the least time there is before one; 0 where few tell it."""
+    ops = graph.slices.op
+    gaps = graph.slices.dur_us[np.flatnonzero((ops[:-1] == NO_OP) & (ops[1:] != NO_OP))]
+    return min(MOST_CALL_US, float(np.quantile(gaps, LEAST_GAPS))) if len(gaps) >= FEW_GAPS else 0.0
 
 
 def outermost(names: Names, ops: Bools) -> Ints:

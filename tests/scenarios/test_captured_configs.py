@@ -101,6 +101,44 @@ def test_experts_are_spread_over_ranks(console: Console, config: Any, tmp_path: 
     assert "--world-size 8" in wrong
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "minicpm3"])
+def test_absorbed_latent_attention_gives_what_the_expanded_one_gives(config: Any, kind: str) -> None:
+    """Logits of both forms; `hf:` names a file of its own."""
+    import torch
+
+    from opreplay.replay.capture.from_config import Mla, Shape, maker
+
+    path = config({**MIXTURE, "model_type": kind, "architectures": [], "topk_method": "greedy"}).removeprefix("hf:")
+
+    def logits(mla: Mla) -> Any:
+        torch.manual_seed(0)
+        return maker(path, Shape(phase="decode", batch=3, context=17, dtype="float32", mla=mla))().run().logits
+
+    torch.testing.assert_close(logits("absorbed"), logits("expanded"))
+
+
+def test_fused_kernels_of_a_server_stand_in_the_plan(console: Console, config: Any, tmp_path: Path) -> None:
+    target, shape = config(MIXTURE), ("--phase", "decode", "--batch", "2", "--context", "64")
+    plain, plan = captured(console, target, *shape), tmp_path / "fused.plan.json"
+    fused = captured(console, target, *shape, "--fused", "ascend", "--check", "-o", plan)
+    assert fused["equal"] is True, "what is checked is the plan before"
+    assert len(json.loads(plan.read_text())["sequence"]["calls"]) < plain["calls"]
+    assert "npu::npu_fused_infer_attention_score" in fused["notes"][-1]
+    names = {op["name"] for op in json.loads(plan.read_text())["ops"]}
+    assert {"npu::npu_add_rms_norm", "npu::npu_interleave_rope", "npu::npu_swiglu"} <= names
+    assert "simulated 100.0 % of ops by rules" in console("simulate", plan, "--soc", "910b3", "--no-cache").stdout
+
+
+def test_absorbed_latents_are_not_expanded(console: Console, config: Any) -> None:
+    target, shape = config(MIXTURE), ("--phase", "decode", "--batch", "2", "--context", "256")
+    absorbed, expanded = captured(console, target, *shape), captured(console, target, *shape, "--mla", "expanded")
+    assert 3 * absorbed["flops"]["forward"] < expanded["flops"]["forward"]
+    assert absorbed["notes"][1] != expanded["notes"][1]
+    # Keys and values of 4 heads, 16 + 8 and 16 wide, of 2 sequences of 257 tokens, in 2 bytes.
+    assert expanded["peaks"][0]["by_kind"]["activation"] > 2 * 257 * 4 * 40 * 2
+    assert absorbed["peaks"][0]["by_kind"]["activation"] < 2 * 257 * 4 * 40
+
+
 def test_what_is_no_config_says_so(console: Console, config: Any, tmp_path: Path) -> None:
     assert "knows no model_type 'nothing'" in console("capture", config({"model_type": "nothing"}), code=2).stderr
     assert "no model_type" in console("capture", config([]), code=2).stderr

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -60,8 +60,12 @@ class CollectiveType(IntEnum):
 
 _COLUMNS = {1: "values", 2: "shapes", 3: "types"}
 """Fields of `IOInfo`."""
-_SIGNED, _UNSIGNED, _BOOL, _TEXT = (7, 9), (11, 13), 27, 29
-"""Fields of `AttributeProto`'s value: int32 and int64, uint32 and uint64, bool, string; 3 is a double, 5 a float."""
+_VALUES: dict[int, tuple[type, Callable[[Any], Any]]] = {
+    3: (int, double), 5: (int, single), 7: (int, signed), 9: (int, signed), 11: (int, int), 13: (int, int),
+    27: (int, bool), 29: (bytes, lambda text: text.decode(errors="replace")),
+}  # fmt: skip
+"""Fields of `AttributeProto`'s value, the type on the wire and how it is read: double, float, int32, int64, uint32,
+uint64, bool and string."""
 
 
 def is_chakra(head: bytes) -> bool:
@@ -221,14 +225,6 @@ def _attribute(message: bytes) -> tuple[str, Any]:
     for number, _, value in fields(message):
         if number == 1 and isinstance(value, bytes):
             name = value.decode(errors="replace")
-        elif number in _SIGNED and isinstance(value, int):
-            attribute = signed(value)
-        elif number in _UNSIGNED and isinstance(value, int):
-            attribute = value
-        elif number == _BOOL and isinstance(value, int):
-            attribute = bool(value)
-        elif number == _TEXT and isinstance(value, bytes):
-            attribute = value.decode(errors="replace")
-        elif number in (3, 5) and isinstance(value, int):
-            attribute = double(value) if number == 3 else single(value)
+        elif number in _VALUES and isinstance(value, _VALUES[number][0]):
+            attribute = _VALUES[number][1](value)
     return name, attribute

@@ -23,14 +23,12 @@ def listed_collective(node: Node, row: int) -> ListedCollective | None:
     size = _count(attrs.get("comm_size"))
     if not isinstance(kind, str) or (size < 0 and kind != "barrier") or size > MOST_BYTES:
         return None
-    duration = node.inclusive_dur if node.inclusive_dur is not None else node.dur
-    timed = isinstance(duration, int | float) and 0 <= duration < 1e12
-    as_floats = "reduce" in kind.lower() and size % 4 == 0
+    dtype, width = ("float32", 4) if "reduce" in kind.lower() and size % 4 == 0 else ("uint8", 1)
     return ListedCollective(
         record=Collective(
             name=kind,
-            dtype="float32" if as_floats else "uint8",
-            elements=max(0, size) // (4 if as_floats else 1),
+            dtype=dtype,
+            elements=max(0, size) // width,
             group=str(attrs.get("pg_name") or attrs.get("comm_group") or "")[:200] or None,
             group_size=_known(attrs.get("group_size")),
             source=_known(attrs.get("comm_src")),
@@ -40,8 +38,15 @@ def listed_collective(node: Node, row: int) -> ListedCollective | None:
         row=row,
         on_device=row < 0,
         of_bytes=True,
-        dur_us=round(duration * 1000) / 1e3 if timed else 0.0,
+        dur_us=_duration_us(node),
     )
+
+
+def _duration_us(node: Node) -> float:
+    """In whole nanoseconds; 0 where the node does not tell."""
+    duration = node.inclusive_dur if node.inclusive_dur is not None else node.dur
+    timed = isinstance(duration, int | float) and 0 <= duration < 1e12
+    return round(duration * 1000) / 1e3 if timed else 0.0
 
 
 def _attributes(listed: Any) -> dict[str, Any]:

@@ -95,15 +95,23 @@ def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
     )
 
 
+def _result_columns(node: Node) -> list[Any] | None:
+    """Values, shapes and types of the results, lists of one length; None where none are recorded."""
+    columns: list[Any] = [node.outputs, node.output_shapes, node.output_types]
+    if isinstance(node.outputs, dict):
+        columns = [node.outputs.get(name) for name in ("values", "shapes", "types")]
+    if all(column is None for column in columns):
+        return None
+    if not all(isinstance(column, list) for column in columns) or len({len(column) for column in columns}) > 1:
+        raise BrokenArguments("lists of results of different lengths")
+    return columns
+
+
 def results_of(node: Node) -> tuple[tuple[str, tuple[int, ...]] | None, ...] | None:
     """`OpSignature.results` of a node; None where none are recorded. Raises BrokenArguments like `signature_of`."""
-    recorded: list[Any] = [node.outputs, node.output_shapes, node.output_types]
-    if isinstance(node.outputs, dict):
-        recorded = [node.outputs.get(name) for name in ("values", "shapes", "types")]
-    if all(column is None for column in recorded):
+    recorded = _result_columns(node)
+    if recorded is None:
         return None
-    if not all(isinstance(column, list) for column in recorded) or len({len(column) for column in recorded}) > 1:
-        raise BrokenArguments("lists of results of different lengths")
     results = _Arguments()
     for value, shape, type_ in zip(*recorded, strict=True):
         if not isinstance(type_, str):

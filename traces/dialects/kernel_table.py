@@ -276,9 +276,12 @@ def _nanoseconds(text: str | None, unit: int) -> int | None:
     return int(value * unit) if value.is_finite() and 0 <= value < _LATEST_NS / unit else None
 
 
+def _text(fields: Mapping[str, str], key: str) -> str:
+    return (fields.get(key) or "").strip()
+
+
 def _row(fields: Mapping[str, str], index: int, units: Mapping[str, int]) -> TableRow:
-    kernel_type = (fields.get("type") or "").strip()
-    name = (fields.get("name") or "").strip()
+    kernel_type, name, core, held_out = (_text(fields, key) for key in ("type", "name", "core", "held_out"))
     if not kernel_type or len(kernel_type) > MAX_NAME or len(name) > MAX_NAME:
         raise ValueError("no type")
     duration, count = _number(fields.get("duration")), _number(fields.get("count"))
@@ -290,14 +293,14 @@ def _row(fields: Mapping[str, str], index: int, units: Mapping[str, int]) -> Tab
     return TableRow(
         type=kernel_type,
         name=name,
-        core=(fields.get("core") or "").strip()[:MAX_NAME],
+        core=core[:MAX_NAME],
         inputs=tensors_of(fields.get("input_shapes"), fields.get("input_types"), fields.get("input_formats")),
         outputs=tensors_of(fields.get("output_shapes"), fields.get("output_types"), fields.get("output_formats")),
         duration_us=duration if duration is not None and duration > 0 else None,
         wait_ns=wait_ns,
         start_ns=_nanoseconds(fields.get("start"), units["start"]),
         count=max(1, int(count)) if count is not None else 1,
-        held_out=(fields.get("held_out") or "").strip().lower() in ("1", "1.0", "true", "yes"),
+        held_out=held_out.lower() in ("1", "1.0", "true", "yes"),
         index=index,
     )
 

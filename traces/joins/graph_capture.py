@@ -497,18 +497,23 @@ def with_captures_beside(trace: Trace, limits: Limits) -> Trace:
     return join_captures(trace, captures)
 
 
+def _missed_text(join: GraphJoin) -> str:
+    """Why no launch of a graph has ops."""
+    if join.read_captures and not join.ambiguous:
+        read = ", ".join(f"{_shown(Path(c.source).name)} holds one of {c.kernels:,}" for c in join.read_captures)
+        other = "another graph" if join.unmatched_kernels != join.read_captures[0].kernels else "other kernels"
+        runs = f"the launch runs {join.unmatched_kernels:,} kernels; of the captures that were read, {read}: {other}"
+        return f"no capture tells: {runs}"
+    why = f", {join.ambiguous:,} fit several captures" if join.ambiguous else ""
+    return f"this recording does not hold{why}: {HINT}"
+
+
 def join_text(join: GraphJoin) -> str:
     """One line: how much device time graphs took, and how much of it has ops now."""
     launches = "1 graph launch" if join.launches == 1 else f"{join.launches:,} graph launches"
     ran = f"{launches} took {join.device_us / 1000:,.3g} ms"
-    if not join.told_launches and join.read_captures and not join.ambiguous:
-        read = ", ".join(f"{_shown(Path(c.source).name)} holds one of {c.kernels:,}" for c in join.read_captures)
-        other = "another graph" if join.unmatched_kernels != join.read_captures[0].kernels else "other kernels"
-        missed = f"the launch runs {join.unmatched_kernels:,} kernels; of the captures that were read, {read}: {other}"
-        return f"{ran} in kernels whose ops no capture tells: {missed}"
     if not join.told_launches:
-        why = f", {join.ambiguous:,} fit several captures" if join.ambiguous else ""
-        return f"{ran} in kernels whose ops this recording does not hold{why}: {HINT}"
+        return f"{ran} in kernels whose ops {_missed_text(join)}"
     sources = ", ".join(_shown(Path(source).name) for source in join.sources[:MAX_SHOWN])
     more = f" and {len(join.sources) - MAX_SHOWN} more" if len(join.sources) > MAX_SHOWN else ""
     resolved = f"{sources}{more} told the ops of {join.told_launches:,} of them ({join.told_us / 1000:,.3g} ms)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, product
 from statistics import median
 from typing import Literal
@@ -211,22 +211,22 @@ class _Row(msgspec.Struct, frozen=True):
     how: How
 
 
+def _is_unnamed(call: RankCall) -> bool:
+    """Whether a call on a device tells neither its group nor its ranks."""
+    return call.group is None and call.ranks is None and call.note < 0
+
+
 def _by_group(known: dict[int, tuple[RankCall, ...]]) -> dict[_Group, dict[int, list[int]]]:
     """Group → rank → positions of its calls, as they were asked for.
 
     Without a name a device's stream stands for it, where ranks use the same ones; a host's threads stand for nothing.
     """
-    streams = {
-        rank: {call.stream for call in calls if call.group is None and call.ranks is None and call.note < 0}
-        for rank, calls in known.items()
-    }
-    present = [values for values in streams.values() if values]
-    same = all(values == present[0] for values in present)
+    streams = {frozenset(call.stream for call in calls if _is_unnamed(call)) for calls in known.values()}
+    same = len(streams - {frozenset()}) <= 1
     out: defaultdict[_Group, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, calls in known.items():
         for at, call in enumerate(calls):
-            unnamed = call.group is None and call.ranks is None and call.note < 0
-            out[call.group, call.ranks, call.stream if unnamed and same else -1][rank].append(at)
+            out[call.group, call.ranks, call.stream if same and _is_unnamed(call) else -1][rank].append(at)
     return {
         key: {rank: _as_issued(places, known[rank]) for rank, places in values.items()} for key, values in out.items()
     }
@@ -409,6 +409,22 @@ def _overlapping(
     return out
 
 
+def _shared_calls(
+    rows: Sequence[_Row], known: dict[int, tuple[RankCall, ...]]
+) -> defaultdict[int, defaultdict[int, list[tuple[int, int]]]]:
+    """Rank → other rank → positions of the collectives, in either, that both wait for together."""
+    shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        (first_rank, at), *others = row.calls
+        if known[first_rank][at].kind not in TOGETHER:
+            continue
+        for other, there in others:
+            if row.how == "sequence" or _agree(known[first_rank][at], known[other][there]):
+                shared[first_rank][other].append((at, there))
+                shared[other][first_rank].append((there, at))
+    return shared
+
+
 def _clocks(
     numbers: Iterable[int], rows: Sequence[_Row], known: dict[int, tuple[RankCall, ...]], origins: dict[int, int]
 ) -> list[Clock]:
@@ -419,15 +435,7 @@ def _clocks(
     ends before another begins). Ends on the host scatter too much to tell more than that. Members that were matched by
     inference and whose sizes disagree may be those of two collectives: they tell nothing.
     """
-    shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        (first_rank, at), *others = row.calls
-        if known[first_rank][at].kind in TOGETHER:
-            for other, there in others:
-                if row.how != "sequence" and not _agree(known[first_rank][at], known[other][there]):
-                    continue
-                shared[first_rank][other].append((at, there))
-                shared[other][first_rank].append((there, at))
+    shared = _shared_calls(rows, known)
     out: dict[int, Clock] = {}
     for first in sorted(numbers):
         if first in out:
@@ -501,26 +509,22 @@ def _disagreements(at: int, matched: Matched, known: dict[int, tuple[RankCall, .
     kinds = {call.kind for call in calls.values()}
     out: list[Disagreement] = []
 
-    def compare(what: str, values: dict[int, object]) -> None:
-        recorded = {rank: value for rank, value in values.items() if value is not None}
-        if len(set(recorded.values())) > 1:
-            out.append(
-                Disagreement(
-                    collective=at, what=what, values={str(rank): str(value) for rank, value in recorded.items()}
-                )
-            )
+    def compare(what: str, value_of: Callable[[RankCall], object]) -> None:
+        values = {str(rank): str(value) for rank, call in calls.items() if (value := value_of(call)) is not None}
+        if len(set(values.values())) > 1:
+            out.append(Disagreement(collective=at, what=what, values=values))
 
     if not kinds <= PAIRED:
-        compare("operation", {rank: call.kind for rank, call in calls.items()})
-    if len(kinds) > 1 and not kinds <= PAIRED:
-        return out
-    compare("dtype", {rank: call.dtype for rank, call in calls.items()})
-    compare("group size", {rank: call.group_size for rank, call in calls.items()})
+        compare("operation", lambda call: call.kind)
+        if len(kinds) > 1:
+            return out
+    compare("dtype", lambda call: call.dtype)
+    compare("group size", lambda call: call.group_size)
     kind = next(iter(kinds))
     if kind in SAME_IN or kinds <= PAIRED:
-        compare("elements in", {rank: call.elements for rank, call in calls.items()})
+        compare("elements in", lambda call: call.elements)
     if kind in SAME_OUT:
-        compare("elements out", {rank: call.out_elements for rank, call in calls.items()})
+        compare("elements out", lambda call: call.out_elements)
     if kind == "all_to_all":
         out += _splits(at, calls)
     return out

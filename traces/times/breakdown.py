@@ -168,6 +168,22 @@ def _in_tf32(trace: Trace, at: npt.NDArray[np.int64], length: int) -> list[float
     return (np.bincount(at, weights=time * of_call, minlength=length) / np.maximum(whole, 1.0)).tolist()
 
 
+def _peak_shares(
+    peak: Peak, tflops: float | None, gb_per_s: float | None, dtype: str, in_tf32: float
+) -> list[tuple[float, str]]:
+    """(share of a peak, which one): of the arithmetic of this dtype and of memory, as far as rates are known."""
+    shares: list[tuple[float, str]] = []
+    if tflops is not None and dtype in peak.tflops:
+        best, kind = peak.tflops[dtype], dtype
+        if dtype == "float32" and in_tf32 and TF32 in peak.tflops:
+            best = in_tf32 * peak.tflops[TF32] + (1 - in_tf32) * best
+            kind = TF32 if in_tf32 > 1 - 1e-9 else f"{TF32}, {dtype}"
+        shares.append((tflops / best, kind))
+    if gb_per_s is not None:
+        shares.append((gb_per_s / peak.gb_per_s, "memory"))
+    return shares
+
+
 def _rated(row: Row, work: tuple[float | None, float | None, str], peak: Peak | None, in_tf32: float = 0.0) -> Row:
     """With rates. `in_tf32`: part of its time in calls that multiply in TF32, should the dtype be float32."""
     flops, moved, dtype = work
@@ -175,15 +191,7 @@ def _rated(row: Row, work: tuple[float | None, float | None, str], peak: Peak | 
         return row
     tflops = None if flops is None else flops / row.time_us / 1e6
     speed = None if moved is None else moved / row.time_us / 1e3
-    shares: list[tuple[float, str]] = []
-    if peak is not None and tflops is not None and dtype in peak.tflops:
-        best, kind = peak.tflops[dtype], dtype
-        if dtype == "float32" and in_tf32 and TF32 in peak.tflops:
-            best = in_tf32 * peak.tflops[TF32] + (1 - in_tf32) * best
-            kind = TF32 if in_tf32 > 1 - 1e-9 else f"{TF32}, {dtype}"
-        shares.append((tflops / best, kind))
-    if peak is not None and speed is not None:
-        shares.append((speed / peak.gb_per_s, "memory"))
+    shares = [] if peak is None else _peak_shares(peak, tflops, speed, dtype, in_tf32)
     share, kind = max(shares, default=(None, ""))
     return msgspec.structs.replace(row, tflops_per_s=tflops, gb_per_s=speed, peak_share=share, peak_kind=kind)
 

@@ -33,7 +33,7 @@ from opreplay.replay.resolve.schema import OpSpec, compile_schema, named_after_g
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
-_NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
+NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
 _QUERIES = frozenset({"prim", "profiler"})
 """Namespaces of what asks for a tensor's device and the like."""
 _SEEN_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView
@@ -221,7 +221,7 @@ class Recorder(TorchDispatchMode):
             id=blake2b(msgspec.json.encode(identity), digest_size=6).hexdigest(),
             name=spec.name,
             count=1,
-            recorded=_NOT_RECORDED,
+            recorded=NOT_RECORDED,
             overload=spec.overload,
             schema=spec.text,
             args=tuple(replay_args),

@@ -67,13 +67,19 @@ def _writes(bench: Bench, case: Case) -> Finding:
     return _aliases(operator, arguments, tensors_in(returned))
 
 
-def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Sequence[torch.Tensor]) -> Finding:
-    """Whether results share memory with arguments or each other, and the schema says so."""
-    declared = operator._schema.returns
+def _owners(arguments: Arguments) -> dict[int, str]:
+    """Address of memory → the first argument that lies there."""
     owners: dict[int, str] = {}
     for name, tensor in arguments.named_tensors().items():
         if tensor.untyped_storage().nbytes() and tensor.device.type != "meta":
             owners.setdefault(tensor.untyped_storage().data_ptr(), name)
+    return owners
+
+
+def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Sequence[torch.Tensor]) -> Finding:
+    """Whether results share memory with arguments or each other, and the schema says so."""
+    declared = operator._schema.returns
+    owners = _owners(arguments)
     first_results: dict[int, int] = {}
     for i, tensor in enumerate(results):
         alias = declared[min(i, len(declared) - 1)].alias_info if declared else None

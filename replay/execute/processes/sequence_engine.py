@@ -30,6 +30,11 @@ Decide = Callable[[ReplayOp], Outcome | None]
 Tell = Callable[[PassDone], None]
 
 
+def _median(times_us: Sequence[float]) -> float | None:
+    """Of sorted times; None of none."""
+    return quantile(times_us, 0.5) if times_us else None
+
+
 class Blame:
     """What a sequence goes on without, since it ended processes: an op gets arguments of its own first, and one more
     try where the process was ended from outside."""
@@ -114,35 +119,37 @@ class SequenceEngine:
         if sequence is None or outcome is None:
             return ()
         replayed = {result.id for result in results if result.status == "replayed"}
-        calls = list(zip(sequence.calls, sequence.host_us, sequence.device_us or sequence.host_us, strict=True))
         measured = {result.id: result.measured_us for result in results if result.measured_us is not None}
-        medians = [measured[id_] for index, _, _ in calls if (id_ := sequence.ids[index]) in measured]
-        mine = [(host, device) for index, host, device in calls if sequence.ids[index] in replayed]
+        ids = [sequence.ids[index] for index in sequence.calls]
+        host_us, device_us = (
+            sum(us for id_, us in zip(ids, times, strict=True) if id_ in replayed)
+            for times in (sequence.host_us, sequence.device_us or sequence.host_us)
+        )
         has_device = self._plan.device_us_total > 0
-        recorded = sum(device if has_device else host for host, device in mine)
+        recorded = device_us if has_device else host_us
         everything = self._plan.device_us_total if has_device else self._plan.host_us_total
-        sums = sorted(outcome.sums_us)
+        sums, walls = sorted(outcome.sums_us), sorted(outcome.walls_us)
         low, high = median_interval(sums) or (None, None)
         return (
             SequenceResult(
                 step=sequence.step,
                 steps=sequence.steps,
-                calls=len(calls),
+                calls=len(ids),
                 calls_replayed=outcome.calls,
                 calls_nested=sequence.nested,
                 calls_cut=sequence.cut,
                 recorded_step_us=sequence.dur_us,
                 recorded_us=recorded,
-                recorded_host_us=sum(host for host, _ in mine),
+                recorded_host_us=host_us,
                 left_out_share=max(0.0, 1.0 - recorded / everything) if everything else 0.0,
                 passes=len(sums),
-                sum_us=quantile(sums, 0.5) if sums else None,
+                sum_us=_median(sums),
                 sum_low_us=low,
                 sum_high_us=high,
-                wall_us=quantile(sorted(outcome.walls_us), 0.5) if outcome.walls_us else None,
+                wall_us=_median(walls),
                 tensors=outcome.tensors,
                 restarts=self.blame.deaths,
-                medians_us=sum(medians) if sums else None,
+                medians_us=sum(measured[id_] for id_ in ids if id_ in measured) if sums else None,
             ),
         )
 

@@ -320,12 +320,13 @@ class Workers:
             self._seen, self._moved = seen, now
             if self._failed is not None:
                 self._patient_until = now + AFTER_ERROR_S
-        if silent and now >= self._patient_until:
-            return self._failed
-        if silent and now >= self._until:
-            return self._death("over", Reason("out of time", "the run's time was over (--total-time)"), 0)
-        if silent and now >= self._moved + self._limit_s:
-            return self._failed or self._hung()
+        if silent:
+            if now >= self._patient_until:
+                return self._failed
+            if now >= self._until:
+                return self._death("over", Reason("out of time", "the run's time was over (--total-time)"), 0)
+            if now >= self._moved + self._limit_s:
+                return self._failed or self._hung()
         self.deadline = self._next_deadline()
         return None
 

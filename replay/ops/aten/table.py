@@ -33,6 +33,12 @@ class Equivalent:
     lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
     """Whether the CPU has no kernel for a call with these types and values, by argument."""
 
+    def is_needed_on_cpu(self, dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
+        """Whether the CPU's kernel is missing, or counts as missing for these types and values."""
+        mixed = {dtypes[argument] for argument in self.one_dtype if argument in dtypes}
+        lacks = self.lacks is not None and self.lacks(dtypes, values)
+        return self.needs_accelerator or lacks or len(mixed) > 1
+
     def load(self) -> Callable[..., Any]:
         """The function; it takes the original schema's arguments, keyword-only ones by name."""
         return getattr(import_module(f"opreplay.replay.ops.aten.{self.module}"), self.function)
@@ -56,14 +62,10 @@ def equivalent_for(
     equivalent = EQUIVALENTS.get(name)
     if equivalent is None or not has_kernel:
         return equivalent
-    if device.startswith("cpu") and equivalent.needs_accelerator:
-        return equivalent
     if any(dtypes.get(argument, dtype) != dtype for argument, dtype in equivalent.wants):
-        return equivalent if not device.startswith("npu") else None
-    if equivalent.lacks is not None and equivalent.lacks(dtypes, values or {}):
-        return equivalent if device.startswith("cpu") else None
-    mixed = {dtypes[argument] for argument in equivalent.one_dtype if argument in dtypes}
-    return equivalent if device.startswith("cpu") and len(mixed) > 1 else None
+        return None if device.startswith("npu") else equivalent
+    on_cpu = device.startswith("cpu")
+    return equivalent if on_cpu and equivalent.is_needed_on_cpu(dtypes, values or {}) else None
 
 
 def equivalent_of(op: ReplayOp) -> Equivalent | Legacy | None:

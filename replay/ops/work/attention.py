@@ -169,13 +169,17 @@ def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int 
         return longest, sequences * longest
     if pool is not None and pages is not None:
         return None, pages.numel() * pool.page
+    return None, None if UNIFIED in context.op else _keys_in_shapes(context)
+
+
+def _keys_in_shapes(context: InitContext) -> int | None:
+    """Tokens that keys, or what they are gathered into, have room for; None where there are none."""
     for name in ("k", "key", "dst"):
         value: Any = context.args.get(name)
         tensor = value[0] if isinstance(value, (list, tuple)) and value else value
         if isinstance(tensor, torch.Tensor) and tensor.dim() > 1:
-            tokens = tensor.shape[0] if tensor.dim() < 4 else tensor.shape[0] * tensor.shape[1]
-            return None, tokens if UNIFIED not in context.op else None
-    return None, None
+            return tensor.shape[0] if tensor.dim() < 4 else tensor.shape[0] * tensor.shape[1]
+    return None
 
 
 def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount | None, str | None]:

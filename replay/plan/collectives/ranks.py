@@ -33,14 +33,17 @@ def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
     """The ranks of a collective's group; those of the whole job where its arguments do not tell; None for other ops."""
     if not is_collective(signature):
         return None
+    candidates = (_size_of_group(signature), world_size)
+    return next((n for n in candidates if n is not None and 0 < n <= MAX_RANKS), None)
+
+
+def _size_of_group(signature: OpSignature) -> int | None:
+    """The number that stands in the place of the group's size; None where the arguments have none."""
     numbers = _integers(signature)
     if signature.name == "record_param_comms":
-        places = (-1,) if len(signature.types or ()) in PARAMETERS and len(numbers) > 2 else ()
-    else:
-        place = _PLACES.get(signature.name)
-        places = (place,) if place is not None and place < len(numbers) else ()
-    candidates = (*(numbers[place] for place in places), world_size)
-    return next((n for n in candidates if n is not None and 0 < n <= MAX_RANKS), None)
+        return numbers[-1] if len(signature.types or ()) in PARAMETERS and len(numbers) > 2 else None
+    place = _PLACES.get(signature.name)
+    return numbers[place] if place is not None and place < len(numbers) else None
 
 
 def _integers(signature: OpSignature) -> list[int]:

@@ -87,20 +87,25 @@ class _Draft:
     ended_ns: int | None
 
 
+def _records_of(trace: Trace, rows: list[int]) -> Records:
+    """What the ops of one call record of it."""
+    records = Records()
+    for row in rows:
+        signature = trace.signatures[int(trace.ops.signature[row])]
+        if records.record is None:
+            records.record = _record_of(trace, row)
+        records.signatures.append(signature)
+        records.names.append(signature.name)
+    return records
+
+
 def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
     """All calls with what their records and the annotations on their threads say; the latter are added to `used`."""
     kernels, ends = _kernels_of(trace, set(rows))
     drafts: list[_Draft] = []
     for group in _grouped(trace, rows, inside):
-        records = Records()
+        records = _records_of(trace, group)
         begin, dur = int(trace.ops.start_ns[group[0]]), int(trace.ops.dur_ns[group[0]])
-        for row in group:
-            signature = trace.signatures[int(trace.ops.signature[row])]
-            record = _record_of(trace, row)
-            if record is not None and records.record is None:
-                records.record = record
-            records.signatures.append(signature)
-            records.names.append(signature.name)
         if dur > 0:
             for index in notes.within(int(trace.ops.track[group[0]]), begin, begin + dur):
                 used.add(index)

@@ -180,11 +180,15 @@ def _group_size(kind: Kind, records: Records, record: Record, sizes: Sizes | Non
     for signature in records.signatures:
         if (ranks := ranks_of(signature, None)) is not None:
             return ranks
-    if sizes is not None and kind in ("all_gather", "reduce_scatter") and sizes[0] and sizes[1]:
-        small, large = sorted((sizes[0], sizes[1]))
-        if large % small == 0 and 1 < large // small <= MAX_RANKS:
-            return large // small
-    return None
+    return _ranks_by_sizes(sizes) if sizes is not None and kind in ("all_gather", "reduce_scatter") else None
+
+
+def _ranks_by_sizes(sizes: Sizes) -> int | None:
+    """How many times as large as one another what goes in and what comes out are."""
+    if not sizes[0] or not sizes[1]:
+        return None
+    small, large = sorted((sizes[0], sizes[1]))
+    return large // small if large % small == 0 and 1 < large // small <= MAX_RANKS else None
 
 
 def _recorded_splits(records: Records, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -192,14 +196,11 @@ def _recorded_splits(records: Records, record: Record) -> tuple[tuple[int, ...],
     if record.in_split or record.out_split:
         return record.in_split or (), record.out_split or ()
     for signature in records.signatures:
-        if signature.name == PARAMETERS:
-            continue
-        lists = [
-            list_of(text)
-            for text, kind in zip(signature.concrete or (), signature.types or (), strict=False)
-            if kind == "ScalarList"
-        ]
-        if len(lists) >= 2:  # both c10d::alltoall_base_ and the functional one name what comes out first
+        arguments = zip(signature.concrete or (), signature.types or (), strict=False)
+        lists = [list_of(text) for text, kind in arguments if kind == "ScalarList"]
+        if (
+            len(lists) >= 2 and signature.name != PARAMETERS
+        ):  # both c10d::alltoall_base_ and the functional one name what comes out first
             return lists[1], lists[0]
     return (), ()
 

@@ -28,6 +28,15 @@ LEVELS: tuple[MetadataLevel, ...] = ("none", "dims", "dims+concrete", "full")
 Floats = npt.NDArray[np.float64]
 
 
+def _op_time(id_: str, groups: Sequence[CallGroup], *, on_device: bool) -> OpTime:
+    """The times of all calls of an id."""
+    calls = np.concatenate([group.device_us if on_device else group.host_us for group in groups])
+    args = unnamed_arguments(recorded_args(groups[0].signature), "")
+    shell = ReplayOp(id=id_, name=groups[0].signature.name, count=len(calls), recorded=groups[0].recorded, args=args)
+    kernels = [kernel for group in groups for kernel in group.recorded.kernels]
+    return _timed(shell, calls[calls > 0], kernels)
+
+
 def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = None) -> Times:
     """Ops of a trace, calls of one id together; on the device where any op owns device time, else on the host.
 
@@ -37,22 +46,14 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
     for group in recorded_groups(trace, selected_rows(trace, select), select, BatchIndex(trace)):
         groups.setdefault(signature_id(_reduced(group.signature, level)), []).append(group)
     on_device = any(group.recorded.device_us_total > 0 for same_id in groups.values() for group in same_id)
-    ops: list[OpTime] = []
-    for id_, same_id in groups.items():
-        calls = np.concatenate([group.device_us if on_device else group.host_us for group in same_id])
-        args = unnamed_arguments(recorded_args(same_id[0].signature), "")
-        shell = ReplayOp(
-            id=id_, name=same_id[0].signature.name, count=len(calls), recorded=same_id[0].recorded, args=args
-        )
-        kernels = [kernel for group in same_id for kernel in group.recorded.kernels]
-        ops.append(_timed(shell, calls[calls > 0], kernels))
+    ops = tuple(_op_time(id_, same_id, on_device=on_device) for id_, same_id in groups.items())
     device = next(iter(trace.info.device_names), None)
     return Times(
         what="recorded",
         on=device or "an unnamed device" if on_device else "cpu",
         clock="device" if on_device else "host",
         source=file_name(trace.info.path),
-        ops=tuple(ops),
+        ops=ops,
         notes=(*_of_reading(trace), *_of_level(trace, level)),
         steps=_steps(trace),
         order=_order(trace, select, level, on_device=on_device),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -160,23 +160,22 @@ def curve(model: Curve) -> CurveFigure:
     points = [point for line in model.lines for point in line.points]
     x_of = _log_scale([x for x, _ in points], MARGIN, WIDTH - 12)
     y_of = _log_scale([y for _, y in points], HEIGHT - MARGIN, 12)
-    lines = tuple(
-        LineFigure(
-            name=line.name,
-            path="M" + " L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in line.points),
-            marks=tuple(
-                (round(x_of(x), 1), round(y_of(y), 1), f"{line.name}: {model.across}={x:.0f}, {time_text(y)}")
-                for x, y in line.points
-            ),
+
+    def drawn(name: str, line_points: Sequence[tuple[float, float]]) -> LineFigure:
+        places = [(round(x_of(x), 1), round(y_of(y), 1)) for x, y in line_points]
+        texts = (f"{name}: {model.across}={x:.0f}, {time_text(y)}" for x, y in line_points)
+        return LineFigure(
+            name=name,
+            path="M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in places),
+            marks=tuple((*place, text) for place, text in zip(places, texts, strict=True)),
         )
-        for line in model.lines
-    )
+
     sizes = sorted({x for x, _ in points})
     every = math.ceil(len(sizes) / _MOST_TICKS)
     return CurveFigure(
         title=model.title,
         across=model.across,
-        lines=lines,
+        lines=tuple(drawn(line.name, line.points) for line in model.lines),
         x_ticks=tuple(Ticks(at=round(x_of(x), 1), text=f"{x:.0f}") for x in sizes[::every]),
         y_ticks=tuple(Ticks(at=round(y_of(y), 1), text=time_text(y)) for y in _levels([y for _, y in points])),
         left_out=model.left_out,

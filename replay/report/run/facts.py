@@ -350,6 +350,12 @@ def _listed(counts: Counter[str]) -> str:
     return listed([f"{safe(what)} ({count:,})" for what, count in counts.most_common()], LISTED, "other kind")
 
 
+def _ratios_text(ratios: Sequence[float]) -> str:
+    """The quartiles of sorted ratios of times."""
+    low, middle, high = (stats.quantile(ratios, q) for q in (0.25, 0.5, 0.75))
+    return f"times {middle:.2f}× those recorded (quartiles {low:.2f}× to {high:.2f}×)"
+
+
 def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
     """One line on kernels or child ops and times over all ops, and one that names ops that differ."""
     checked = [(r, r.fidelity) for r in results if r.fidelity is not None]
@@ -358,8 +364,7 @@ def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
     kernels, children = _compared(f.kernels for _, f in checked), _compared(f.children for _, f in checked)
     parts = [f"{what}: {text}" for what, text in (("kernels", kernels), ("child ops", children)) if text]
     if ratios := sorted(f.time_ratio for _, f in checked if f.time_ratio is not None):
-        low, middle, high = (stats.quantile(ratios, q) for q in (0.25, 0.5, 0.75))
-        parts.append(f"times {middle:.2f}× those recorded (quartiles {low:.2f}× to {high:.2f}×)")
+        parts.append(_ratios_text(ratios))
     lines = [f"fidelity of {plural(len(checked), 'op')}: {'; '.join(parts) or 'nothing recorded to compare with'}"]
     differing = [_difference(r, f) for r, f in checked if "differ" in (f.kernels, f.children)]
     return lines + ([f"fidelity: differ most by time: {'; '.join(differing[:DIFFERING])}"] if differing else [])

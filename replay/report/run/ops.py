@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -183,18 +183,20 @@ def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
     by_name: dict[str, list[tuple[str, list[str]]]] = {}
     for id_, name, inputs in ops:
         by_name.setdefault(name, []).append((id_, inputs.split(" · ")))
-    sizes: dict[str, str] = {}
-    for alike in by_name.values():
-        parts = [inputs for _, inputs in alike]
-        if len(alike) == 1:
-            sizes[alike[0][0]] = parts[0][0]
-            continue
-        same = [len(set(column)) == 1 for column in zip(*parts, strict=False)]
-        one_type = len({part.partition("[")[0] for inputs in parts for part in inputs}) == 1
-        for id_, inputs in alike:
-            telling = [part for i, part in enumerate(inputs) if i >= len(same) or not same[i]]
-            sizes[id_] = _sizes(telling or inputs, types=not one_type)
-    return sizes
+    return {id_: size for alike in by_name.values() for id_, size in _telling_of_name(alike)}
+
+
+def _telling_of_name(alike: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[str, str]]:
+    """(id, text) of each op of one name."""
+    parts = [inputs for _, inputs in alike]
+    if len(alike) == 1:
+        yield alike[0][0], parts[0][0]
+        return
+    same = [len(set(column)) == 1 for column in zip(*parts, strict=False)]
+    one_type = len({part.partition("[")[0] for inputs in parts for part in inputs}) == 1
+    for id_, inputs in alike:
+        telling = [part for i, part in enumerate(inputs) if i >= len(same) or not same[i]]
+        yield id_, _sizes(telling or inputs, types=not one_type)
 
 
 def _sizes(parts: Sequence[str], *, types: bool) -> str:

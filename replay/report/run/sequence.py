@@ -13,7 +13,7 @@ from opreplay.replay.report.run.ops import RATIO_TITLE
 from opreplay.replay.report.step.verdict import step_rows
 from opreplay.replay.report.table import RATIO, TIME, Column, Table, facts_grid, notes_lines, terminal
 from opreplay.replay.report.text import middle, plural, quotient, ratio_text, safe, share_text, time_text
-from opreplay.replay.results.records import SequenceResult, SharedStepResult
+from opreplay.replay.results.records import SequenceResult, SharedStepResult, Tensors
 
 STEP_CHARS = 40
 """Of a step's name in a line."""
@@ -44,22 +44,23 @@ def rows(sequence: SequenceResult) -> list[Row]:
     if sequence.medians_us is not None:
         lines.append((MEDIANS, sequence.medians_us, sequence.recorded_us, _difference(sequence)))
     lines.append(("replayed, whole pass", sequence.wall_us, sequence.recorded_step_us, "wall time"))
-    if (shared := sequence.shared) is not None:
-        hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
-        if shared.recorded_us > 0:
-            lines.append(("its collectives, recorded", shared.recorded_us, None, "added up, with the wait for ranks"))
-        lines += [
-            (
-                "collectives in flight",
-                shared.in_flight_us,
-                None,
-                f"{100 * hidden:.0f} % of it hidden behind the calls{_scatter(shared)}",
-            ),
-            ("calls waited for them", shared.waited_us, None, "until this process ran again"),
-            ("the calls without them", shared.wall_alone_us, None, "a whole pass"),
-            ("the collectives without calls", shared.collectives_alone_us, None, "one after the other"),
-        ]
-    return lines
+    return lines if sequence.shared is None else lines + _collective_rows(sequence.shared)
+
+
+def _collective_rows(shared: SharedStepResult) -> list[Row]:
+    """The time of collectives between ranks, and of the calls and the collectives alone."""
+    hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
+    hidden_text = f"{100 * hidden:.0f} % of it hidden behind the calls{_scatter(shared)}"
+    lines: list[Row] = []
+    if shared.recorded_us > 0:
+        lines.append(("its collectives, recorded", shared.recorded_us, None, "added up, with the wait for ranks"))
+    return [
+        *lines,
+        ("collectives in flight", shared.in_flight_us, None, hidden_text),
+        ("calls waited for them", shared.waited_us, None, "until this process ran again"),
+        ("the calls without them", shared.wall_alone_us, None, "a whole pass"),
+        ("the collectives without calls", shared.collectives_alone_us, None, "one after the other"),
+    ]
 
 
 FASTER = 0.9
@@ -99,6 +100,31 @@ def first_line(sequence: SequenceResult) -> str:
     return f"sequence of {step}{chosen}: {calls}, {plural(sequence.passes, 'pass').replace('passs', 'passes')}"
 
 
+def _tensor_notes(tensors: Tensors) -> list[str]:
+    """Where the arguments of the calls came from, and the memory that they took."""
+    arguments = tensors.results + tensors.views + tensors.outside_arguments + tensors.remade
+    if not arguments:
+        return []
+    how = f"{tensors.recorded:,} as recorded, others inferred from shapes" if tensors.recorded else "inferred"
+    all_outside = tensors.outside + tensors.recycled
+    lines = [
+        f"tensors ({how}): of {plural(arguments, 'argument')} {tensors.results:,} were results of "
+        f"earlier calls, {tensors.views:,} views of such, {tensors.outside_arguments:,} from outside; "
+        f"{plural(all_outside, 'tensor')} from outside",
+        f"memory: at most {readable(tensors.peak_bytes)} of {readable(tensors.budget_bytes)} at a time",
+    ]
+    if tensors.recycled:
+        lines.append(f"recycled: {tensors.recycled:,} of {plural(all_outside, 'tensor')} in the memory of others")
+    if tensors.remade:
+        lines.append(f"made anew for their call in each pass: {plural(tensors.remade, 'argument')}")
+    if tensors.refilled:
+        lines.append(
+            "not finite or outside the domain of what reads them, and refilled outside the timing: "
+            f"{plural(tensors.refilled, 'tensor')} a pass"
+        )
+    return lines
+
+
 def notes(sequence: SequenceResult) -> list[str]:
     """What was left out, and what was assumed of the tensors."""
     lines: list[str] = []
@@ -108,26 +134,7 @@ def notes(sequence: SequenceResult) -> list[str]:
         lines.append(f"inside other calls, which run them: {plural(sequence.calls_nested, 'call')}")
     if sequence.calls_cut:
         lines.append(f"beyond the limit of a sequence, and left out: {plural(sequence.calls_cut, 'call')}")
-    tensors = sequence.tensors
-    arguments = tensors.results + tensors.views + tensors.outside_arguments + tensors.remade
-    if arguments:
-        how = f"{tensors.recorded:,} as recorded, others inferred from shapes" if tensors.recorded else "inferred"
-        all_outside = tensors.outside + tensors.recycled
-        lines.append(
-            f"tensors ({how}): of {plural(arguments, 'argument')} {tensors.results:,} were results of "
-            f"earlier calls, {tensors.views:,} views of such, {tensors.outside_arguments:,} from outside; "
-            f"{plural(all_outside, 'tensor')} from outside"
-        )
-        lines.append(f"memory: at most {readable(tensors.peak_bytes)} of {readable(tensors.budget_bytes)} at a time")
-        if tensors.recycled:
-            lines.append(f"recycled: {tensors.recycled:,} of {plural(all_outside, 'tensor')} in the memory of others")
-        if tensors.remade:
-            lines.append(f"made anew for their call in each pass: {plural(tensors.remade, 'argument')}")
-        if tensors.refilled:
-            lines.append(
-                "not finite or outside the domain of what reads them, and refilled outside the timing: "
-                f"{plural(tensors.refilled, 'tensor')} a pass"
-            )
+    lines += _tensor_notes(sequence.tensors)
     if sequence.shared is not None:
         lines += _of_ranks(sequence.shared, sequence.sum_us, sequence.wall_us)
     if sequence.restarts:

@@ -30,7 +30,7 @@ from opreplay.replay.report.table import (
     terminal,
 )
 from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
-from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total, Verdict
+from opreplay.replay.results.compare.judge import Comparison, OpComparison, StepTimes, Total, Verdict
 from opreplay.replay.results.compare.replaced import Replaced
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
@@ -92,20 +92,21 @@ def side_lines(comparison: Comparison) -> list[str]:
     return [*lines, *_step_line(comparison)]
 
 
+def _steps_text(steps: StepTimes, which: str) -> str:
+    """How many steps one side marks, their median and spread."""
+    spread = f" ({time_text(steps.shortest_us)} to {time_text(steps.longest_us)})" if steps.count > 1 else ""
+    outlier = steps.longest_us > OUTLIER * steps.median_us
+    spread += f", {safe(steps.longest)} the longest by far" if outlier else ""
+    return f"{steps.count} {which}, median {time_text(steps.median_us)}{spread}"
+
+
 def _step_line(comparison: Comparison) -> list[str]:
     """The marked steps of both traces side by side; none where neither marks any."""
     if comparison.sides is None or not any(side.steps for side in comparison.sides):
         return []
     parts: list[str] = []
     for which, side in zip(("before", "after"), comparison.sides, strict=True):
-        if side.steps is None:
-            parts.append(f"none marked {which}")
-            continue
-        low, high = time_text(side.steps.shortest_us), time_text(side.steps.longest_us)
-        spread = f" ({low} to {high})" if side.steps.count > 1 else ""
-        outlier = side.steps.longest_us > OUTLIER * side.steps.median_us
-        spread += f", {safe(side.steps.longest)} the longest by far" if outlier else ""
-        parts.append(f"{side.steps.count} {which}, median {time_text(side.steps.median_us)}{spread}")
+        parts.append(f"none marked {which}" if side.steps is None else _steps_text(side.steps, which))
     was, now = (side.steps for side in comparison.sides)
     parts += [f"{precise(now.median_us / was.median_us)} of the medians, on the host"] if was and now else []
     return [f"steps: {'; '.join(parts)}"]
@@ -164,27 +165,39 @@ def level(comparison: Comparison) -> str:
     return f"{100 * next((op.level for op in comparison.ops if op.low is not None), 0.95):.0f} %"
 
 
+def _threshold_text(comparison: Comparison) -> str:
+    text = f"threshold: ±{share_text(comparison.threshold)}"
+    if comparison.applied > comparison.threshold:
+        text += f", raised to ±{share_text(comparison.applied)}: so far do ratios scatter in these two runs"
+    return text
+
+
+def _machine_lines(machine: float, method: str) -> list[str]:
+    """What the fixed piece of work beside each sample tells of the two runs."""
+    lines: list[str] = []
+    if method == "gauges":
+        lines.append(
+            "ratio: of times relative to a fixed piece of work beside each sample; --method medians is without"
+        )
+    if abs(machine - 1.0) > 0.02:
+        lines.append(f"machine: a fixed piece of work took {precise(machine)} as long in the second run")
+    return lines
+
+
 def notes(comparison: Comparison) -> list[str]:
     """What must be known to trust the verdicts."""
     unlisted = len(comparison.of(*SHOWN)) - len(rows(comparison))
-    lines = [f"threshold: ±{share_text(comparison.threshold)}"]
-    if comparison.applied > comparison.threshold:
-        lines[0] += f", raised to ±{share_text(comparison.applied)}: so far do ratios scatter in these two runs"
+    lines = [_threshold_text(comparison)]
     if unlisted:
         lines.append(f"not listed: {plural(unlisted, 'op')}, each under 0.1 % of what changed in the step (--all)")
     if comparison.power is not None:
         lines.append(f"power: this pair could have seen changes above {share_text(comparison.power)}")
-    if comparison.method == "gauges" and comparison.machine is not None:
-        lines.append(
-            "ratio: of times relative to a fixed piece of work beside each sample; --method medians is without"
-        )
-    if comparison.machine is not None and abs(comparison.machine - 1.0) > 0.02:
-        lines.append(f"machine: a fixed piece of work took {precise(comparison.machine)} as long in the second run")
+    lines += [] if comparison.machine is None else _machine_lines(comparison.machine, comparison.method)
     judged = comparison.of("slower", "faster", "same") if comparison.sides is None else []
     ways = Counter(op.note for op in judged if op.note)
     lines += [f"{plural(count, 'op')}: {safe(note)}" for note, count in ways.most_common(WAYS)]
-    lines += [f"forced: {difference}" for difference in comparison.differences if difference.blocking]
-    lines += [f"differs: {difference}" for difference in comparison.differences if not difference.blocking]
+    differences = sorted(comparison.differences, key=lambda difference: not difference.blocking)
+    lines += [f"{'forced' if difference.blocking else 'differs'}: {difference}" for difference in differences]
     runs = comparison.sides is None or any(side.what == "measured" for side in comparison.sides)
     if runs and comparison.alone_share > ALONE:
         lines.append(

@@ -80,6 +80,14 @@ def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation
     }
 
 
+def _resolution(op: ReplayOp, result: OpResult) -> Fact:
+    """Through what the op is replayed, or why it is not."""
+    if result.status != "replayed":
+        return "not replayed", str(result.reason or ""), "yellow"
+    how, origin = HOW.get(op.resolved_by or "", "not resolved"), registered_by(op)
+    return "resolved", how + (f" by {origin}" if origin else "") + (f": {op.via}" if op.via else ""), ""
+
+
 def _overview(op: ReplayOp, result: OpResult) -> list[Fact]:
     facts: list[Fact] = []
     share = f"{share_text(result.recorded_share)} of the time"
@@ -87,11 +95,7 @@ def _overview(op: ReplayOp, result: OpResult) -> list[Fact]:
     timed = op.recorded.host_us_total > 0 or op.recorded.device_us_total > 0
     facts.append(("recorded", f"{op.count:,} × {times}; {share}" if timed else f"{op.count:,} ×, no times", ""))
     facts += [("", line, "dim") for line in _recorded_kernels(op.recorded.kernels)]
-    if result.status == "replayed":
-        how, origin = HOW.get(op.resolved_by or "", "not resolved"), registered_by(op)
-        facts.append(("resolved", how + (f" by {origin}" if origin else "") + (f": {op.via}" if op.via else ""), ""))
-    else:
-        facts.append(("not replayed", str(result.reason or ""), "yellow"))
+    facts.append(_resolution(op, result))
     if result.meta is not None:
         facts.append(("on meta tensors", str(result.meta), STYLES.get(result.meta.status, "")))
     if op.schema:

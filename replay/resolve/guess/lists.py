@@ -164,17 +164,24 @@ def element_types(shapes: Sequence[Shape], op: str, known: Known, context: Conte
         if meta.dtype:
             by_name.setdefault(name, []).append(meta)
     for name, metas in by_name.items():
-        if [meta.shape for meta in metas] == list(shapes):
-            return tuple(meta.dtype for meta in metas), f"the tensors of {name} inside"
-        if sorted(meta.shape for meta in metas) == sorted(shapes):
-            dtypes = {meta.shape: meta.dtype for meta in metas}
-            return tuple(dtypes[shape] for shape in shapes), f"the tensors of {name} inside"
+        if (dtypes := _dtypes_by_shape(shapes, metas)) is not None:
+            return dtypes, f"the tensors of {name} inside"
     if op in _JOINS and (dtypes_inside := _types_inside_join(shapes, op, by_name, around)) is not None:
         return dtypes_inside
     if op == "broadcast_tensors":
         return _broadcast_types(shapes, by_name.get("aten::expand", []), around)
     read = joined(shapes, op, known, around)
     return None if read is None else ((read[1],) * len(shapes), f"{read[2]} reads the result")
+
+
+def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tuple[str, ...] | None:
+    """The types of tensors that have these shapes, in this order or another; None where they do not."""
+    if [meta.shape for meta in metas] == list(shapes):
+        return tuple(meta.dtype for meta in metas)
+    if sorted(meta.shape for meta in metas) != sorted(shapes):
+        return None
+    dtypes = {meta.shape: meta.dtype for meta in metas}
+    return tuple(dtypes[shape] for shape in shapes)
 
 
 def _types_inside_join(

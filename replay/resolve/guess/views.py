@@ -195,6 +195,12 @@ def _diagonal_of(which: str) -> Rule:
     return rule
 
 
+def _step(n: int, size: int, count: int) -> int:
+    """How far apart `count` windows of a size begin in `n` elements; 0 where they cannot be as many."""
+    step = (n - size) // (count - 1) if count > 1 else size
+    return step if step and (n - size) // step + 1 == count else 0
+
+
 def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str] | None:
     """Dimension, size and step of windows, and why: what is read next has their number in the place of the dimension,
     and their size behind."""
@@ -208,8 +214,7 @@ def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str]
         for d, (n, count) in enumerate(zip(shape, meta.shape, strict=False)):
             if (*shape[:d], count, *shape[d + 1 :], size) != meta.shape or not 0 < size <= n or count < 1:
                 continue
-            step = (n - size) // (count - 1) if count > 1 else size
-            if step and (n - size) // step + 1 == count:
+            if step := _step(n, size, count):
                 return {"dimension": d, "size": size, "step": step}, _reads(reader, meta.shape)
     return None
 

@@ -230,16 +230,21 @@ def _names(entry: UserExecutor, count: int) -> list[str]:
     return names + [f"arg{i}" for i in range(len(names), count)]
 
 
+def _tensor_argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumption]) -> ReplayArg:
+    """A tensor or a list of tensors; a type that is not recorded is the trace's most frequent one."""
+    if not all(meta is None or meta.dtype for meta in rec.metas):
+        notes.append(Assumption(argument=name, what=f"{context.float_dtype}: the most frequent type of the trace"))
+    kind = "Tensor" if rec.kind == "tensor" else "Tensor[]"
+    arg = ReplayArg(name=name, type=kind, tensors=rec.metas, value=None if rec.metas else ())
+    return with_dtypes(arg, [context.float_dtype] * len(rec.metas))
+
+
 def _argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumption]) -> ReplayArg:
     """A recorded argument under the name that the callable has for it. Raises Unbound where its value is missing."""
     if rec.kind == "tensors" and rec.tensors is None:
         raise Unbound(Reason("metadata missing", f"shapes of tensor list {name}"))
     if rec.kind in ("tensor", "tensors"):
-        if not all(meta is None or meta.dtype for meta in rec.metas):
-            notes.append(Assumption(argument=name, what=f"{context.float_dtype}: the most frequent type of the trace"))
-        kind = "Tensor" if rec.kind == "tensor" else "Tensor[]"
-        arg = ReplayArg(name=name, type=kind, tensors=rec.metas, value=None if rec.metas else ())
-        return with_dtypes(arg, [context.float_dtype] * len(rec.metas))
+        return _tensor_argument(name, rec, context, notes)
     if rec.kind == "absent":
         return ReplayArg(name=name, type="Tensor")
     if rec.value is MISSING:

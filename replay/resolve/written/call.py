@@ -19,6 +19,7 @@ from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName
 from opreplay.replay.ir.recorded_call import RecordedArg, plain_number
 from opreplay.replay.ops.catalog import LIBRARIES
+from opreplay.replay.ops.kin import kin_of
 from opreplay.replay.resolve.bind import Unbound, argument_of
 from opreplay.replay.resolve.by_argument_name import resolve_named
 from opreplay.replay.resolve.guess.values import Context
@@ -88,17 +89,19 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
     """The op of a call that cannot run here, unresolved and without a reason: to be predicted alone.
 
     Completed, so that it could run, where only flags lack or one tensor stands for a list; with a schema where a
-    published one takes the call; else `ReplayOp.unfit`. None for a call without tensors that fits none, and for a name
-    that is nearly one of torch's or of a user's.
+    published one takes the call; else `ReplayOp.unfit`, with the names that the op of the nearest name has. None for a
+    call without tensors that fits none, and for a name that is nearly one of torch's or of a user's.
     """
     parts = split_name(call.name)
     if parts is None or _by_user_at_all(f"{parts[0]}::{parts[1]}"):
         return None
     base = f"{parts[0]}::{parts[1]}"
     specs = candidates(base, policy).specs or specs_of(base)  # what may not run may be predicted
-    fit = nearest(call, (*specs, *published_specs(base)))
+    own = (*specs, *published_specs(base))
+    kin = kin_of(base) if not own else None
+    fit = nearest(call, own or (kin and (*candidates(kin, policy).specs, *published_specs(kin))) or ())
     is_typo = not specs and parts[0] not in LIBRARIES and (parts[0] == "aten" or near_names(base))
-    fits = fit.spec is not None and not fit.misfits and not fit.absent
+    fits = kin is None and fit.spec is not None and not fit.misfits and not fit.absent
     if is_typo or not (fits or any(map(_has_tensors, fit.values.values()))):
         return None
     whole = completed(fit)

@@ -79,13 +79,19 @@ def as_list(kind: str, value: CallValue) -> CallValue:
 def _under(spec: OpSpec, call: CallText) -> Unfit:
     values: dict[str, CallValue] = {}
     misfits: list[str] = []
-    unfilled = [arg for arg in spec.args if arg.name not in call.kwargs]
+    unfilled = [arg for arg in spec.args if arg.name not in call.kwargs and not arg.out]
+    last: list[CallValue] = []
     for i, value in enumerate(call.args):
         place = next((at for at, arg in enumerate(unfilled) if takes(arg, value)), None)
+        if place is None and last and isinstance(value, TensorMeta):
+            last.append(value)
+            continue
         if place is None:
             values[f"arg{i}"] = value
             misfits.append(f"arg{i}")
             continue
+        value = as_list(unfilled[place].kind, value)
+        last = value if unfilled[place].kind == "Tensor[]" and isinstance(value, list) else []
         misfits += [arg.name for arg in unfilled[:place] if not arg.has_default]
         values[unfilled[place].name] = value
         unfilled = unfilled[place + 1 :]

@@ -62,13 +62,15 @@ def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise fail("shape", f"product of {list(a.shape)} and {list(b.shape)}")
     if acc is not None:
-        if not isinstance(acc, Tile) or acc.place != L0C:
-            raise fail(
-                "path", "a product is added to a tile in L0C", hint="acc = None at first, then what matmul gave."
-            )
-        if acc.shape != (a.shape[0], b.shape[1]):
-            raise fail("shape", f"product of {[a.shape[0], b.shape[1]]} is added to {list(acc.shape)}")
-        on.check_fresh(acc)
+        _check_sum(on, acc, (a.shape[0], b.shape[1]))
+
+
+def _check_sum(on: Core, acc: Any, shape: tuple[int, int]) -> None:
+    if not isinstance(acc, Tile) or acc.place != L0C:
+        raise fail("path", "a product is added to a tile in L0C", hint="acc = None at first, then what matmul gave.")
+    if acc.shape != shape:
+        raise fail("shape", f"product of {list(shape)} is added to {list(acc.shape)}")
+    on.check_fresh(acc)
 
 
 def _check_operand(on: Core, value: Any, name: str) -> None:

@@ -162,6 +162,9 @@ def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats 
     scheduler = _Scheduler(graph, durations_us, lags_us)
     release = graph.release_us.copy()
     main = graph.nodes.lane == graph.main_lane
+    # Of kernels that run one at a time those of other steps are in the way, too, which no copy knows of.
+    in_turns_us = float(np.array(scheduler.durations)[graph.nodes.kind == KERNEL].sum())
+    least_us = in_turns_us if graph.kernels_take_turns else 0.0
     for _ in range(MOST_COPIES):
         before = schedule
         host_us = float(before.end_us[main].max(initial=0.0))
@@ -169,7 +172,7 @@ def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats 
         starts, ends, cause, kind = scheduler.schedule(release)
         # A lane that still works off what it was behind is faster than the slowest one only for a while.
         later = (ends - before.end_us)[carried.source] + host_us
-        pace_us = max(float(ends[main].max(initial=0.0)), float(later.max()))
+        pace_us = max(float(ends[main].max(initial=0.0)), float(later.max()), least_us)
         begin_us = completion(graph, ends) - pace_us
         schedule = Schedule(
             start_us=starts, end_us=ends, cause=cause, cause_kind=kind, step_us=pace_us, begin_us=begin_us

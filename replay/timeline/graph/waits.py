@@ -116,6 +116,7 @@ def device_waits(
     task_of = {int(c): i for i, c in enumerate(tasks.correlation.tolist()) if c >= 0}
     on_device = np.array([device != HOST_DEVICE for device, _ in tasks.streams])[tasks.stream]
     first = float(tasks.start_us[on_device].min(initial=np.inf)) + _SKEW_US
+    synchronises = bool(np.isin(kinds, _WAITING).any())
     waits: list[HostWait] = []
     blocked_us = 0.0
     for events in threads:
@@ -152,8 +153,9 @@ def device_waits(
                 blocked_us += end - start if wait is None else 0.0
             if wait is not None:
                 waits.append(wait)
-        if not runtime.any():
-            more, lost_us = _waits_of_ops(trace, events, launched)
+        if not runtime.any() or not synchronises:
+            told = [wait.until_us for wait in waits if wait.track == events.track]
+            more, lost_us = _waits_of_ops(trace, events, launched, told)
             waits += more
             blocked_us += lost_us
     return waits, blocked_us
@@ -256,18 +258,20 @@ def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
     return [max(done, key=launched.ended_us)] if done else []
 
 
-def _waits_of_ops(trace: Trace, events: HostEvents, launched: Launched) -> tuple[list[HostWait], float]:
-    """(waits within ops that are known to block, on a thread whose calls of the runtime the trace does not record,
-    µs in long ones during which no task ended)."""
+def _waits_of_ops(
+    trace: Trace, events: HostEvents, launched: Launched, told: list[float]
+) -> tuple[list[HostWait], float]:
+    """(waits within ops that are known to block, in a trace that does not record the calls that do, µs in long ones
+    during which no task ended); none where a wait that ends inside is `told`."""
     blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures] or [False])
     rows = np.flatnonzero(events.op >= 0)
     rows = rows[blocking[trace.ops.signature[events.op[rows]]]] if len(rows) else rows
-    outer = set(events.parent.tolist())
+    outer = set(events.parent[events.op >= 0].tolist())
     waits: list[HostWait] = []
     blocked_us = 0.0
     for at in rows.tolist():
         start, end = float(events.start_us[at]), float(events.end_us[at])
-        if end - start < LONG_CALL_US or at in outer:
+        if end - start < LONG_CALL_US or at in outer or any(start < until <= end for until in told):
             continue
         wait = _last_inside(events.track, start, end, launched)
         if wait is not None and (end - start >= BLOCKED_US or end - wait.until_us <= 4 * _RETURN_US):

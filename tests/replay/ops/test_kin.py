@@ -17,6 +17,7 @@ from opreplay.replay.ops.table import cost_of
         ("npu::ai_infra_moe_init_routing_v3", "moe_init_routing"),
         ("npu::batch_norm_grad_v3", "batch_norm_backward"),
         ("aten::add_.Tensor", "add"),
+        ("aclnn::aclnnMoeInitRoutingV2", "moe_init_routing"),
     ],
 )
 def test_the_stem_leaves_out_libraries_versions_and_overloads(name: str, stem: str) -> None:

@@ -77,3 +77,19 @@ def test_without_collectives_kernels_are_as_quick_as_alone(tmp_path: Path) -> No
     assert changes[1].step_us == pytest.approx(alone, rel=0.02)
     assert any("of their speed" in note for note in changes[0].assumptions)
     assert changes[2].step_us < changes[0].step_us
+
+
+def test_an_op_left_out_takes_its_call_from_python_along(tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(2):
+        machine.begin()
+        for _ in range(20):
+            machine.host(1.0)
+            machine.op("aten::mul", 5.0)
+            machine.host(1.5)
+            machine.op("aten::add", 3.0)
+        machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    left_out, halved = timeline(trace, what_if=["aten::add=0", "aten::add=0.5x"]).timeline.what_if
+    assert left_out.gain_us == pytest.approx(20 * (3.0 + 1.0)), "1 µs is the least there is before an op"
+    assert halved.gain_us == pytest.approx(20 * 1.5)

@@ -73,11 +73,9 @@ def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
     """
     if not isinstance(value, torch.Tensor) or value.dim() or value.device.type != "cpu" or value.requires_grad:
         return value
-    beside = [other for other in args if isinstance(other, torch.Tensor) and other is not value]
-    is_float, is_int = value.dtype is torch.float64, value.dtype is torch.int64
-    if beside and (is_float or is_int) and all(other.dtype is not value.dtype for other in beside):
-        return value.item()
-    return value
+    dtypes = {other.dtype for other in args if isinstance(other, torch.Tensor) and other is not value}
+    is_number = value.dtype in (torch.float64, torch.int64)
+    return value.item() if dtypes and is_number and value.dtype not in dtypes else value
 
 
 def _without_defaults(

@@ -208,7 +208,11 @@ class Buffers:
             return self._pattern(0, start, count)
         if share.kind == "scatter":
             return self._pattern(share.root, me * share.outputs + start, count)
-        # Gathered or exchanged: pieces of each rank one after the other.
+        return self._gathered(start, count)
+
+    def _gathered(self, start: int, count: int) -> torch.Tensor:
+        """Of what is gathered or exchanged: pieces of each rank one after the other."""
+        share, me = self.share, self.me
         if share.matrix:
             pieces = [(who, sum(row[:me]), row[me]) for who, row in enumerate(share.matrix)]
         else:

@@ -15,11 +15,12 @@ PASSES = "no kernel of CANN does this: costed as a pass over all rows for each"
 
 
 def causal_convolution(op: OpView) -> Iterable[KernelCall]:
-    """A product and sum for each tap, and the activation: x (..., D, L), weight (D, taps)."""
+    """A product and sum for each tap, and the activation: x (..., D, L), weight (D, taps), or both turned on NPUs."""
     x, weight = op.need("x", at=0, rank=1), op.need("weight", rank=2)
-    op.assume(f"{PASSES} of {weight.shape[-1]} taps")
+    tap_count = max(1, min(weight.shape[-2:]))
+    op.assume(f"{PASSES} of {tap_count} taps")
     rows = spec(x.shape, x.dtype)
-    taps = kernel("Addcmul", [rows, rows, spec((*x.shape[:-1], 1), x.dtype)], [rows], max(1, weight.shape[-1]))
+    taps = kernel("Addcmul", [rows, rows, spec((*x.shape[:-1], 1), x.dtype)], [rows], tap_count)
     return [taps, kernel("Swish", [rows], [rows])] if op.flag("silu_activation") else [taps]
 
 

@@ -19,7 +19,9 @@ USUAL_WIDTH = 128
 @costs_like(r"fbgemm::(split|dense)_embedding\w*codegen_lookup_\w+")
 def tables(op: OpView) -> Iterable[KernelCall]:
     """EmbeddingBag over all tables, which lie behind each other: rows gathered and summed bag by bag."""
-    index = op.meta("indices") or max((t for t in op.tensors if t.dtype in _INTEGERS), key=elements)
+    index = op.meta("indices") or max((t for t in op.tensors if t.dtype in _INTEGERS), key=elements, default=None)
+    if index is None:
+        raise DoesNotFit("no indices are recorded")
     stored = op.meta("dev_weights", "uvm_weights")
     tables_of = op.meta("weights_offsets", "hash_size_cumsum")
     count = max(1, tables_of.shape[0] if tables_of is not None and tables_of.shape else 1)

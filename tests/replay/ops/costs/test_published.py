@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
+from random import Random
 
 import pytest
 
@@ -11,6 +13,7 @@ from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.simulate.op import simulate_op
 from opreplay.replay.ir.notation import CallText, CallValue
 from opreplay.replay.ops.declared import names_published
+from opreplay.replay.ops.kin import KIN
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.replay.resolve.written.call import op_of_written
@@ -83,3 +86,26 @@ def test_projections_to_a_latent_multiply_every_weight_once() -> None:
     weight = call.inputs[1]
     assert weight is not None
     assert prod(weight.shape) == pytest.approx(7168 * 1536 + 1536 * 24576 + 128 * 128 * 512 + 7168 * 576, rel=0.001)
+
+
+def test_no_arguments_break_a_rule() -> None:
+    drawn, device = Random(5), load_device("910b2")
+    dtypes = ("float32", "bfloat16", "int8", "int32", "bool", "float8_e4m3fn")
+
+    def tensor() -> TensorMeta:
+        shape = tuple(drawn.choice((1, 2, 3, 17, 64)) for _ in range(drawn.randrange(6)))
+        return TensorMeta(shape=shape, dtype=drawn.choice(dtypes))
+
+    def value() -> CallValue:
+        plain: tuple[CallValue, ...] = (None, 0, -1, 7, 0.5, True, "BSND", [], [1, 2], [tensor(), tensor()])
+        return tensor() if drawn.random() < 0.5 else drawn.choice(plain)
+
+    names = [*(n for space in ("npu", "_C_ascend", "torchvision") for n in names_published(space)), *UNKNOWN]
+    for name in names:
+        call = CallText(name=name, args=(tensor(), *(value() for _ in range(drawn.randrange(6)))))
+        simulated = simulate_op(op_of_written(call, Policy(), runnable=False), device)
+        assert 0 <= simulated.low_us <= simulated.time_us <= simulated.high_us, call
+
+
+UNKNOWN = tuple(f"nowhere::{re.sub(r'[^a-z_]', '', pattern.split('|')[0])}_new" for pattern, _ in KIN)
+"""Names in which each pattern finds its word."""

@@ -12,6 +12,7 @@ from opreplay.replay import plugins
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.notation import call_text, parse_call
+from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.report.snippet import snippet
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.written.call import op_of_written
@@ -183,11 +184,23 @@ def predicted(text: str) -> ReplayOp:
 def test_a_call_to_be_predicted_alone_needs_no_op_that_runs_here() -> None:
     op = predicted("npu::npu_no_such_matmul(f16[64,32], f16[32,16], transposed=True)")
     assert (op.resolved_by, op.reason, op.unfit) == (None, None, True)
-    assert [(arg.name, arg.value) for arg in op.args] == [("arg0", None), ("arg1", None), ("transposed", True)]
+    assert [(arg.name, arg.value) for arg in op.args] == [("self", None), ("other", None), ("transposed", True)]
     assert lower(op).kernels[0].type == "MatMulV3"
     assert lower(op).assumed
+    update = predicted("npu::ai_infra_scatter_nd_update_block(bf16[512,256], i32[64,1], bf16[64,256])")
+    assert [arg.name for arg in update.args] == ["self", "indices", "updates"]
     with pytest.raises(UsageError):
         plan_of_calls([Written(text="npu::npu_no_such_matmul(f16[64,32], f16[32,16])")], runnable=True)
+
+
+def test_from_python_it_is_simulated_and_not_measured() -> None:
+    text = "npu::npu_apply_adam_w(f32[8,64], f32[8,64], f32[8,64], f32[8,64])"
+    op = opreplay.op(text, runnable=False)
+    assert op.simulate("910b2").time_us > 0
+    with pytest.raises(NotReplayable, match="library missing"):
+        op.measure()
+    with pytest.raises(UsageError):
+        opreplay.op(text)
 
 
 def test_arguments_that_fit_no_overload_go_to_the_names_whose_types_they_have() -> None:
@@ -204,6 +217,7 @@ def test_flags_that_lack_are_false_and_a_tensor_stands_for_a_list() -> None:
     assert softmax.outputs is not None
     grouped = predicted("npu::npu_grouped_matmul(f16[64,32], f16[2,32,16], group_list=[32,64], split_item=2)")
     assert {arg.name: len(arg.tensors) for arg in grouped.args}["weight"] == 1
+    assert len(predicted("aten::stack(f32[4,8], f32[4,8])").args[0].tensors) == 2
 
 
 def test_what_only_a_stand_in_refuses_is_predicted_all_the_same() -> None:

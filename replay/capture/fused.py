@@ -1,0 +1,366 @@
+"""A captured plan as vLLM-Ascend and MindIE run it: norms, rotary embeddings, SwiGlu, attention and experts as the
+fused kernels of torch_npu, found by which call takes what another one made.
+
+Nothing is fused of which anything else needs a part; what the fused kernel takes must hold the same when it runs. Owns
+the rewriting of a plan; which calls are one kernel is `fusions`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.capture.calls.recorder import NOT_RECORDED
+from opreplay.replay.ir.captured import Capture
+from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.plan.passes import by_recorded_time
+from opreplay.replay.plan.step.linking import VIEWS, Memories
+from opreplay.replay.resolve.names import candidates
+from opreplay.replay.resolve.policy import Policy
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import TensorMeta
+
+UNFUSED = "attention, experts and norms run as transformers writes them in PyTorch: servers fuse them and take less"
+"""A note of plans of which nothing is fused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What a call takes or gives."""
+
+    storage: int
+    memory: int
+    """Number of the place where it begins."""
+    version: int
+    """How often its storage was written to."""
+    meta: TensorMeta = field(compare=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.meta.shape
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of the step that makes or writes memory."""
+
+    place: int
+    name: str
+    """With its overload: "aten::add.Tensor"."""
+    values: dict[str, Any]
+    """By argument: a Tensor, a list of such, or a plain value."""
+    results: list[Tensor]
+
+    def tensors(self) -> list[Tensor]:
+        return [each for value in self.values.values() for each in _tensors(value) if isinstance(each, Tensor)]
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class New:
+    """A tensor that no call before made."""
+
+    meta: TensorMeta
+    parts: tuple[Tensor, ...] = ()
+    """Parameters that were put into one when the model was loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A call of a fused kernel, or of what prepares its arguments."""
+
+    name: str
+    """"npu::npu_swiglu"."""
+    values: Mapping[str, Any]
+    """Its arguments."""
+    results: Sequence[Tensor | New]
+    """Those that other calls take, or what is new."""
+
+    def given(self) -> Iterable[Tensor | New]:
+        return [each for value in self.values.values() for each in _tensors(value)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """Calls that are one kernel."""
+
+    kernels: Sequence[Kernel]
+    """The last one is what they are fused to."""
+    calls: frozenset[Call]
+
+    @property
+    def place(self) -> int:
+        return max(call.place for call in self.calls)
+
+
+Matcher = Callable[["Graph", Call], "Fusion | None"]
+
+
+class Graph:
+    """Which call made what another takes, views left out."""
+
+    def __init__(self, plan: ReplayPlan) -> None:
+        assert plan.sequence is not None
+        assert plan.capture is not None
+        self.sequence = plan.sequence
+        self.ops = {op.id: op for op in plan.ops}
+        self.calls: list[Call] = []
+        self._writes: defaultdict[int, list[int]] = defaultdict(list)
+        self._maker: dict[tuple[int, int], Call] = {}
+        self._readers: defaultdict[tuple[int, int], list[Call]] = defaultdict(list)
+        self._outputs = {self.sequence.places[output.memory][0] for output in plan.capture.outputs}
+        for place in range(len(self.sequence.calls)):
+            self._add(place)
+
+    def op_at(self, place: int) -> ReplayOp:
+        return self.ops[self.sequence.ids[self.sequence.calls[place]]]
+
+    def _add(self, place: int) -> None:
+        op = self.op_at(place)
+        taken, given = self.sequence.memories[place]
+        memories = iter(taken)
+        values: dict[str, Any] = {}
+        for arg in op.args:
+            tensors = [self._tensor(next(memories), meta) for meta in arg.tensors if meta is not None]
+            plain = arg.value is not None or not arg.tensors
+            values[arg.name] = arg.value if plain else tensors if arg.type == "Tensor[]" else tensors[0]
+        if op.name in VIEWS:
+            return
+        mutated = {each.storage for arg in op.args if arg.mutated for each in _tensors(values[arg.name])}
+        call = Call(place, f"{op.name}.{op.overload}".rstrip("."), values, [])
+        for tensor in call.tensors():
+            self._readers[tensor.storage, tensor.version].append(call)
+        written = mutated | {self.sequence.places[memory][0] for memory in given}
+        for storage in written:
+            self._writes[storage].append(place)
+            self._maker[storage, len(self._writes[storage])] = call
+        metas = [meta for meta in op.outputs or () if meta is not None]
+        results = (self._tensor(memory, meta) for memory, meta in zip(given, metas, strict=False))
+        call.results += [result for result in results if result is not None]
+        self.calls.append(call)
+
+    def _tensor(self, memory: int, meta: TensorMeta) -> Tensor | None:
+        if memory < 0:
+            return None
+        storage = self.sequence.places[memory][0]
+        return Tensor(storage, memory, len(self._writes[storage]), meta)
+
+    def maker(self, tensor: Any, *names: str) -> Call | None:
+        """The call that made a tensor, where it is one of these names."""
+        call = self._maker.get((tensor.storage, tensor.version)) if isinstance(tensor, Tensor) else None
+        return call if call is not None and call.name in names else None
+
+    def readers(self, tensor: Tensor) -> list[Call]:
+        return self._readers[tensor.storage, tensor.version]
+
+    def reader(self, call: Call, *names: str) -> Call | None:
+        """The only call that takes the result of one, where it is one of these names."""
+        readers = set(self.readers(call.results[0]))
+        only = next(iter(readers)) if len(readers) == 1 else None
+        return only if only is not None and only.name in names else None
+
+    def is_sound(self, fusion: Fusion) -> bool:
+        """Whether nothing else needs a part of what is fused, and what it takes is still there at its place."""
+        results = [each for kernel in fusion.kernels for each in kernel.results if isinstance(each, Tensor)]
+        kept = {(each.storage, each.version) for each in results}
+        for tensor in (tensor for call in fusion.calls for tensor in call.results):
+            others = [reader for reader in self.readers(tensor) if reader not in fusion.calls]
+            if (tensor.storage, tensor.version) in kept:
+                if any(reader.place < fusion.place for reader in others):
+                    return False
+            elif others or tensor.storage in self._outputs:
+                return False
+        taken = [each for kernel in fusion.kernels for each in kernel.given() if isinstance(each, Tensor)]
+        return all(
+            sum(place < fusion.place for place in self._writes[each.storage]) == each.version or each in results
+            for each in taken
+        )
+
+    def is_output(self, memory: int) -> bool:
+        return self.sequence.places[memory][0] in self._outputs
+
+
+def _tensors(value: Any) -> list[Any]:
+    """Tensors of an argument, a list of such opened."""
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, Tensor | New)]
+
+
+def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
+    """The plan with fused kernels in place of the calls that they stand for, which its notes name.
+
+    Raises UsageError for a plan that does not hold all calls of its step.
+    """
+    if plan.sequence is None or plan.capture is None or plan.sequence.cut:
+        raise UsageError(f"{plan.source} does not hold every call of one step", hint="Capture a smaller one.")
+    counts: Counter[str] = Counter()
+    for matcher in matchers:  # each sees what those before it have made
+        graph, replaced = Graph(plan), set[Call]()
+        fusions: dict[int, Fusion] = {}
+        for call in graph.calls:
+            fusion = matcher(graph, call)
+            if fusion is not None and not replaced & fusion.calls and graph.is_sound(fusion):
+                replaced |= fusion.calls
+                fusions[fusion.place] = fusion
+                counts[fusion.kernels[-1].name] += 1
+        if fusions:
+            plan = _Rewriting(plan, graph).rewritten(fusions, {call.place for call in replaced})
+    if not counts:
+        return plan
+    capture = plan.capture
+    assert capture is not None
+    names = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    note = f"calls are fused as on Ascend servers: {names}; peak memory is that of the calls before"
+    notes = (*(each for each in capture.notes if each != UNFUSED), note)
+    return by_recorded_time(msgspec.structs.replace(plan, capture=msgspec.structs.replace(capture, notes=notes)))
+
+
+class _Rewriting:
+    """One plan on its way to another."""
+
+    def __init__(self, plan: ReplayPlan, graph: Graph) -> None:
+        self._plan, self._graph = plan, graph
+        self._places = list(graph.sequence.places)
+        self._storages = 1 + max((storage for storage, _ in self._places), default=-1)
+        self._memories: dict[New, int] = {}
+        self._merged: dict[frozenset[int], tuple[int, New]] = {}
+        """Parameters that are one now, by their storages."""
+        self._ops: dict[str, ReplayOp] = {}
+        self._rows: list[_Row] = []
+
+    def rewritten(self, fusions: Mapping[int, Fusion], replaced: set[int]) -> ReplayPlan:
+        sequence = self._graph.sequence
+        for place in range(len(sequence.calls)):
+            if place in fusions:
+                for number, kernel in enumerate(fusions[place].kernels):
+                    before = [self._graph.op_at(call.place).flops or 0 for call in fusions[place].calls]
+                    last = number == len(fusions[place].kernels) - 1
+                    op = _op(kernel, sum(before) or None if last else None)
+                    given = [each for arg in op.args for each in _tensors(kernel.values[arg.name])]
+                    memories = tuple(map(self._memory, given)), tuple(map(self._memory, kernel.results))
+                    self._append(place, op, memories)
+            elif place not in replaced:
+                self._append(place, self._graph.op_at(place), sequence.memories[place])
+        rows = self._without_unused_views()
+        counts = Counter(row.op.id for row in rows)
+        numbers = {id_: number for number, id_ in enumerate(counts)}
+
+        def at(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[row.place] for row in rows) if values else ()
+
+        new = msgspec.structs.replace(
+            sequence,
+            ids=tuple(counts),
+            calls=tuple(numbers[row.op.id] for row in rows),
+            memories=tuple(row.memories for row in rows),
+            host_us=at(sequence.host_us),
+            phases=at(sequence.phases),
+            modules=at(sequence.modules),
+            places=tuple(self._places),
+        )
+        ops = tuple(msgspec.structs.replace(self._ops[id_], count=count) for id_, count in counts.items())
+        return msgspec.structs.replace(self._plan, ops=ops, sequence=new, capture=self._capture(rows))
+
+    def _append(self, place: int, op: ReplayOp, memories: Memories) -> None:
+        self._rows.append(_Row(place, self._ops.setdefault(op.id, op), memories))
+
+    def _memory(self, tensor: Tensor | New) -> int:
+        if isinstance(tensor, Tensor):
+            return tensor.memory
+        if tensor.parts:
+            key = frozenset(part.storage for part in tensor.parts)
+            self._merged.setdefault(key, (self._storages, tensor))
+        if tensor not in self._memories:
+            self._memories[tensor] = len(self._places)
+            self._places.append((self._storages, 0))
+            self._storages += 1
+        return self._memories[tensor]
+
+    def _without_unused_views(self) -> list[_Row]:
+        """Views that nothing takes any more are left out, from the last call to the first."""
+        wanted: set[tuple[int, tuple[int, ...]]] = set()
+        rows: list[_Row] = []
+        for row in reversed(self._rows):
+            taken, given = row.memories
+            results = [
+                (memory, meta.shape)
+                for memory, meta in zip(given, (meta for meta in row.op.outputs or () if meta), strict=False)
+            ]
+            unused = row.op.name in VIEWS and not any(
+                result in wanted or self._graph.is_output(result[0]) for result in results
+            )
+            if not unused:
+                metas = [meta for arg in row.op.args for meta in arg.tensors if meta is not None]
+                wanted.update((memory, meta.shape) for memory, meta in zip(taken, metas, strict=True))
+                rows.append(row)
+        return rows[::-1]
+
+    def _capture(self, rows: Sequence[_Row]) -> Capture:
+        capture = self._plan.capture
+        assert capture is not None
+        used = {self._places[memory][0] for row in rows for memory in row.memories[0] if memory >= 0}
+        listed = {storage.storage: storage for storage in capture.storages}
+        for parts, (number, new) in self._merged.items():
+            whole = [listed[part] for part in parts]
+            listed[number] = msgspec.structs.replace(
+                whole[0],
+                storage=number,
+                names=(" + ".join(name for part in new.parts for name in listed[part.storage].names[:1]),),
+                size_bytes=sum(storage.size_bytes for storage in whole),
+            )
+        gone = {part for parts in self._merged for part in parts} - used
+        return msgspec.structs.replace(
+            capture, storages=tuple(storage for number, storage in listed.items() if number not in gone)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    place: int
+    """Of the call before."""
+    op: ReplayOp
+    memories: Memories
+
+
+def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
+    """The op of a kernel, by its schema: torch_npu's, or torch's."""
+    resolution = candidates(kernel.name, Policy())
+    overload = kernel.name.partition(".")[2]
+    spec = next(spec for spec in resolution.specs if spec.overload == overload)
+    storages = Counter(each.storage for each in kernel.given() if isinstance(each, Tensor))
+    shared = {storage: number for number, storage in enumerate(each for each in storages if storages[each] > 1)}
+    args: list[ReplayArg] = []
+    for arg in spec.args:
+        if arg.name not in kernel.values:
+            continue
+        value = kernel.values[arg.name]
+        tensors = _tensors(value)
+        metas = [
+            msgspec.structs.replace(each.meta, storage=shared.get(each.storage) if isinstance(each, Tensor) else None)
+            for each in tensors
+        ]
+        args.append(
+            ReplayArg(
+                name=arg.name,
+                type=arg.kind,
+                tensors=tuple(metas),
+                value=None if tensors else value,
+                keyword_only=arg.keyword_only,
+            )
+        )
+    return ReplayOp(
+        id=blake2b(msgspec.json.encode([spec.full_name, args]), digest_size=6).hexdigest(),
+        name=spec.name,
+        count=1,
+        recorded=NOT_RECORDED,
+        resolved_by=resolution.resolved_by,
+        via=resolution.via,
+        overload=spec.overload,
+        schema=spec.text,
+        args=tuple(args),
+        outputs=tuple(each.meta for each in kernel.results),
+        flops=flops,
+    )

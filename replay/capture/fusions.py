@@ -1,0 +1,304 @@
+"""Which calls of a captured plan are one kernel of torch_npu: what `fused` looks for, each by the call that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any
+
+import msgspec
+
+from opreplay.replay.capture.fused import Call, Fusion, Graph, Kernel, Matcher, New, Tensor
+from opreplay.replay.ir.sizes import itemsize
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+_ADD, _MUL, _SUB, _CAST = "aten::add.Tensor", "aten::mul.Tensor", "aten::sub.Tensor", "aten::_to_copy"
+_MM, _BMM, _CAT = "aten::mm", "aten::bmm", "aten::cat"
+
+
+def rms_norm(graph: Graph, call: Call) -> Fusion | None:
+    """x · rsqrt(mean(x²) + ε), in float32, · weight: with the sum that it is of, where that is one of two tensors."""
+    plus = graph.maker(call.values.get("self"), _ADD) if call.name == "aten::rsqrt" else None
+    mean = graph.maker(plus.values["self"], "aten::mean.dim") if plus else None
+    square = graph.maker(mean.values["self"], "aten::pow.Tensor_Scalar") if mean else None
+    scaled = graph.reader(call, _MUL)
+    if plus is None or mean is None or square is None or scaled is None or square.values["exponent"] != 2:
+        return None
+    wide, epsilon = square.values["self"], plus.values["other"]
+    if mean.values["dim"] != (-1,) or not mean.values.get("keepdim") or isinstance(epsilon, Tensor):
+        return None
+    calls = {call, plus, mean, square, scaled}
+    cast = graph.maker(wide, _CAST)
+    is_cast = cast is not None and set(graph.readers(wide)) == {square, scaled}
+    source = cast.values["self"] if cast is not None and is_cast else wide
+    narrow = graph.reader(scaled, _CAST) if is_cast else None
+    weighted = graph.reader(narrow or scaled, _MUL)
+    if weighted is None or (is_cast and narrow is None) or not _is_operand(scaled, wide):
+        return None
+    weight = _other(weighted, (narrow or scaled).results[0])
+    if weight is None or weight.shape != source.shape[-1:] or weight.meta.dtype != source.meta.dtype:
+        return None
+    calls |= {weighted} | ({cast, narrow} if cast is not None and narrow is not None else set())
+    result = weighted.results[0]
+    scale = New(_meta((*source.shape[:-1], 1), "float32"))
+    total = graph.maker(source, _ADD)
+    if total is not None and _is_sum_of_two(total, source):
+        values = {"x1": total.values["self"], "x2": total.values["other"], "gamma": weight, "epsilon": epsilon}
+        kernel = Kernel(name="npu::npu_add_rms_norm", values=values, results=[result, scale, total.results[0]])
+        fusion = Fusion(kernels=[kernel], calls=frozenset({*calls, total}))
+        if graph.is_sound(fusion):
+            return fusion
+    values = {"self": source, "gamma": weight, "epsilon": epsilon}
+    return Fusion(
+        kernels=[Kernel(name="npu::npu_rms_norm", values=values, results=[result, scale])], calls=frozenset(calls)
+    )
+
+
+def rotary(graph: Graph, call: Call) -> Fusion | None:
+    """x · cos + (−second half, first half) · sin."""
+    if call.name != _ADD:
+        return None
+    plain, turned = (graph.maker(call.values[name], _MUL) for name in ("self", "other"))
+    if plain is None or turned is None or plain is turned:
+        return None
+    for name, sine in (("self", "other"), ("other", "self")):
+        joined = graph.maker(turned.values[name], _CAT)
+        parts = joined.values["tensors"] if joined is not None else []
+        negated = graph.maker(parts[0], "aten::neg") if len(parts) == 2 else None
+        if joined is None or negated is None:
+            continue
+        for x, cosine in ((plain.values["self"], plain.values["other"]), (plain.values["other"], plain.values["self"])):
+            if isinstance(cosine, Tensor) and isinstance(x, Tensor) and _are_halves(graph, x, parts[1], negated):
+                values = {"self": x, "r1": cosine, "r2": turned.values[sine]}
+                kernel = Kernel(name="npu::npu_rotary_mul", values=values, results=[call.results[0]])
+                return Fusion(kernels=[kernel], calls=frozenset({call, plain, turned, joined, negated}))
+    return None
+
+
+def _are_halves(graph: Graph, x: Tensor, first: Tensor, negated: Call) -> bool:
+    second, half = negated.values["self"], x.shape[-1] // 2
+    return (
+        first.shape[-1] == half == second.shape[-1]
+        and {(each.storage, each.version) for each in (x, first, second)} == {(x.storage, x.version)}
+        and first.memory == x.memory
+        and _bytes_apart(graph, x, second) == half * itemsize(x.meta.dtype)
+    )
+
+
+def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
+    """(even · cos − odd · sin, odd · cos + even · sin), of pairs that lie side by side."""
+    parts = call.values["tensors"] if call.name == _CAT and call.values.get("dim") == -1 else []
+    if len(parts) != 2:
+        return None
+    difference, total = graph.maker(parts[0], _SUB), graph.maker(parts[1], _ADD)
+    if difference is None or total is None:
+        return None
+    products = [graph.maker(each.values[name], _MUL) for each in (difference, total) for name in ("self", "other")]
+    if any(product is None for product in products):
+        return None
+    (even, cosine), (odd, sine), (odd_, cosine_), (even_, sine_) = (
+        (product.values["self"], product.values["other"]) for product in products if product is not None
+    )
+    if (even, odd, cosine, sine) != (even_, odd_, cosine_, sine_) or not _is_doubled(graph, cosine):
+        return None
+    step = (even.meta.strides or contiguous_strides(even.shape))[-1]
+    if step != 2 or _bytes_apart(graph, even, odd) != itemsize(even.meta.dtype) or not _is_doubled(graph, sine):
+        return None
+    strides = (*(even.meta.strides or ())[:-1], 1)
+    whole = _widened(even, msgspec.structs.replace(even.meta, strides=strides))
+    values = {"x": whole, "cos": _widened(cosine, cosine.meta), "sin": _widened(sine, sine.meta)}
+    kernel = Kernel(name="npu::npu_interleave_rope", values=values, results=[call.results[0]])
+    return Fusion(
+        kernels=[kernel], calls=frozenset({call, difference, total, *(each for each in products if each is not None)})
+    )
+
+
+def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
+    """Whether a tensor is of one that holds each angle twice, as a half and another."""
+    at: Any = tensor
+    while (unary := graph.maker(at, _CAST, "aten::mul.Tensor", "aten::cos", "aten::sin")) is not None:
+        at = unary.values["self"]
+    joined = graph.maker(at, _CAT)
+    return joined is not None and len(set(joined.values["tensors"])) == 1 and len(joined.values["tensors"]) == 2
+
+
+def swiglu(graph: Graph, call: Call) -> Fusion | None:
+    """silu(gate) · up, of the two halves of one tensor, or of two products of one input, which are one then."""
+    if call.name != _MUL or not all(isinstance(call.values[name], Tensor) for name in ("self", "other")):
+        return None
+    silu = graph.maker(call.values["self"], "aten::silu") or graph.maker(call.values["other"], "aten::silu")
+    up = None if silu is None else _other(call, silu.results[0])
+    if silu is None or up is None:
+        return None
+    gate: Tensor = silu.values["self"]
+    swish = {"dim": -1}
+    if (gate.storage, gate.version) == (up.storage, up.version):
+        strides = gate.meta.strides or contiguous_strides(gate.shape)
+        if strides[-1] != 1 or _bytes_apart(graph, gate, up) != gate.shape[-1] * itemsize(gate.meta.dtype):
+            return None
+        kernels = [
+            Kernel(name="npu::npu_swiglu", values={"self": _widened(gate, gate.meta), **swish}, results=call.results)
+        ]
+        return Fusion(kernels=kernels, calls=frozenset({call, silu}))
+    first, second = graph.maker(gate, _MM), graph.maker(up, _MM)
+    if first is None or second is None or first.values["self"] != second.values["self"]:
+        return None
+    weights = first.values["mat2"], second.values["mat2"]
+    if weights[0].shape != weights[1].shape or any(weight.version for weight in weights):
+        return None
+    inner, width = weights[0].shape
+    weight = New(_meta((inner, 2 * width), weights[0].meta.dtype, (1, inner)), parts=weights)
+    both = New(_meta((first.results[0].shape[0], 2 * width), gate.meta.dtype))
+    kernels = [
+        Kernel(name="aten::mm", values={"self": first.values["self"], "mat2": weight}, results=[both]),
+        Kernel(name="npu::npu_swiglu", values={"self": both, **swish}, results=call.results),
+    ]
+    return Fusion(kernels=kernels, calls=frozenset({call, silu, first, second}))
+
+
+def attention(graph: Graph, call: Call) -> Fusion | None:
+    """Attention of torch, in one kernel already, with the mask that it makes of booleans."""
+    values = call.values
+    if call.name != "aten::_scaled_dot_product_flash_attention_for_cpu" or values.get("dropout_p"):
+        return None
+    query, key = values["query"], values["key"]
+    mask, calls, kernels = values.get("attn_mask"), {call}, []
+    arguments = {
+        "query": query,
+        "key": key,
+        "value": values["value"],
+        "num_heads": query.shape[1],
+        "scale": values.get("scale") or 1 / sqrt(query.shape[-1]),
+        "input_layout": "BNSD",
+        "num_key_value_heads": key.shape[1],
+        "sparse_mode": 3 if values.get("is_causal") else 0,
+    }
+    if mask is not None:
+        chosen = graph.maker(mask, "aten::where.self")
+        ends = (
+            []
+            if chosen is None
+            else [graph.maker(chosen.values[name], "aten::scalar_tensor") for name in ("self", "other")]
+        )
+        if chosen is None or [end and end.values["s"] for end in ends] != [0.0, "-inf"]:
+            return None
+        visible = chosen.values["condition"]
+        hidden = New(msgspec.structs.replace(visible.meta, strides=None, storage=None, storage_offset=0))
+        kernels.append(Kernel(name="aten::logical_not", values={"self": visible}, results=[hidden]))
+        arguments["atten_mask"] = hidden
+        calls |= {chosen, *(end for end in ends if end is not None)}
+    kernels.append(_attending(arguments, call.results[0]))
+    return Fusion(kernels=kernels, calls=frozenset(calls))
+
+
+def latent_attention(graph: Graph, call: Call) -> Fusion | None:
+    """Attention to latents (`latent`): scores of latents and rotary parts, softmax, and the latents again."""
+    if call.name != _BMM:
+        return None
+    narrow, rounded = _before_cast(graph, call.values["self"])
+    softmax = graph.maker(narrow, "aten::_softmax")
+    plain, widened = _before_cast(graph, softmax.values["self"] if softmax else None)
+    masked = graph.maker(plain, "aten::masked_fill.Scalar")
+    scores = graph.maker(masked.values["self"] if masked else plain, "aten::baddbmm")
+    turned = graph.maker(scores.values["self"], _BMM) if scores else None
+    if softmax is None or scores is None or turned is None:
+        return None
+    latents, scale = call.values["mat2"], scores.values.get("alpha", 1)
+    if scores.values["batch2"].storage != latents.storage or scores.values.get("beta", 1) != scale:
+        return None
+    query, rotary, key = scores.values["batch1"], turned.values["self"], turned.values["mat2"]
+    cache = _single_head(latents)
+    arguments = {
+        "query": _with_rows(query),
+        "key": cache,
+        "value": cache,
+        "query_rope": _with_rows(rotary),
+        "key_rope": _single_head(_swapped(key)),
+        "num_heads": query.shape[1],
+        "scale": scale,
+        "input_layout": "BNSD",
+        "num_key_value_heads": 1,
+    }
+    calls = {call, softmax, scores, turned, *rounded, *widened}
+    if masked is not None:
+        mask: Tensor = masked.values["mask"]
+        strides = mask.meta.strides or contiguous_strides(mask.shape)
+        if (mask.shape[1] > 1 and strides[1] != 0) or masked.values["value"] != "-inf":
+            return None
+        batch, _, keys = mask.shape
+        arguments["atten_mask"] = _seen(mask, (batch, 1, 1, keys), (strides[0], keys, keys, strides[2]))
+        calls.add(masked)
+    return Fusion(kernels=[_attending(arguments, _with_rows(call.results[0]))], calls=frozenset(calls))
+
+
+def _before_cast(graph: Graph, tensor: Any) -> tuple[Any, set[Call]]:
+    """What a tensor was cast of, and the call that did; the tensor itself where none did."""
+    cast = graph.maker(tensor, _CAST)
+    return (tensor, set()) if cast is None else (cast.values["self"], {cast})
+
+
+def _attending(arguments: dict[str, Any], result: Tensor) -> Kernel:
+    return Kernel(
+        name="npu::npu_fused_infer_attention_score", values=arguments, results=[result, New(_meta((1,), "float32"))]
+    )
+
+
+MATCHERS: Sequence[Matcher] = (rotary, rotary_of_pairs, latent_attention, attention, swiglu, rms_norm)
+
+
+def _meta(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> TensorMeta:
+    return TensorMeta(shape=shape, dtype=dtype, strides=strides or contiguous_strides(shape))
+
+
+def _seen(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    meta = msgspec.structs.replace(tensor.meta, shape=shape, strides=strides)
+    return Tensor(tensor.storage, tensor.memory, tensor.version, meta)
+
+
+def _widened(tensor: Tensor, meta: TensorMeta) -> Tensor:
+    """The tensor with twice as many elements in its last dimension."""
+    return _seen(tensor, (*meta.shape[:-1], 2 * meta.shape[-1]), meta.strides or contiguous_strides(meta.shape))
+
+
+def _with_rows(tensor: Tensor) -> Tensor:
+    """[batch, heads, width] as [batch, heads, 1, width]."""
+    batch, heads, width = tensor.shape
+    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    return _seen(tensor, (batch, heads, 1, width), (strides[0], strides[1], strides[1], strides[2]))
+
+
+def _single_head(tensor: Tensor) -> Tensor:
+    """[batch, keys, width] as [batch, 1, keys, width]."""
+    batch, keys, width = tensor.shape
+    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    return _seen(tensor, (batch, 1, keys, width), (strides[0], strides[0], strides[1], strides[2]))
+
+
+def _swapped(tensor: Tensor) -> Tensor:
+    """With the last two dimensions swapped."""
+    *outer, rows, columns = tensor.shape
+    *before, first, second = tensor.meta.strides or contiguous_strides(tensor.shape)
+    return _seen(tensor, (*outer, columns, rows), (*before, second, first))
+
+
+def _bytes_apart(graph: Graph, first: Tensor, second: Tensor) -> int:
+    places = graph.sequence.places
+    return places[second.memory][1] - places[first.memory][1]
+
+
+def _is_operand(call: Call, tensor: Tensor) -> bool:
+    return tensor in (call.values["self"], call.values["other"])
+
+
+def _other(call: Call, tensor: Tensor) -> Tensor | None:
+    """The other operand of a product, where it is a tensor."""
+    first, second = call.values["self"], call.values["other"]
+    rest = second if first == tensor else first if second == tensor else None
+    return rest if isinstance(rest, Tensor) else None
+
+
+def _is_sum_of_two(call: Call, total: Tensor) -> bool:
+    terms = call.values["self"], call.values["other"]
+    return call.values.get("alpha", 1) == 1 and all(
+        isinstance(term, Tensor) and (term.shape, term.meta.dtype) == (total.shape, total.meta.dtype) for term in terms
+    )

@@ -1,0 +1,66 @@
+"""Latent attention (MLA) with its projection absorbed: queries go to the latents, which are never expanded.
+
+For models of transformers, whose modules expand a cache of latents by `expand_kv`. It is what servers run in decode:
+the bytes read for a token are those of the latents, 1/57 of the expanded keys and values of DeepSeek-V3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+NAME = "opreplay_absorbed"
+NOTE = "latent attention (MLA) is absorbed, as servers decode: --mla expanded is what transformers writes"
+EXPANDED = (
+    "each token expands the latents of all cached ones to keys and values: servers that absorb that projection into "
+    "the query (MLA) take many times less"
+)
+
+
+def absorb(model: Any) -> bool:
+    """Let each module of latent attention attend to the latents; whether the model has such modules."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # pyright: ignore
+    from transformers.masking_utils import sdpa_mask  # pyright: ignore
+
+    modules = [module for module in model.modules() if hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj")]
+    if not modules:
+        return False
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    for module in modules:
+        module.config._attn_implementation = NAME
+        module.expand_kv = _latents
+    return True
+
+
+def _latents(latents: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[batch, 1, keys, rank] and [batch, 1, keys, rotary], as they are in the cache."""
+    return latents, rotary
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Of queries [batch, heads, 1, nope + rotary] to `key`, the latents, and `value`, their rotary part."""
+    batch, heads, tokens, width = query.shape
+    rank, rotary = key.shape[-1], value.shape[-1]
+    weight = module.kv_b_proj.weight.view(heads, -1, rank)
+    to_key, to_value = weight[:, : width - rotary], weight[:, width - rotary :]
+    plain, turned = query.transpose(0, 1).reshape(heads, batch * tokens, width).split([width - rotary, rotary], -1)
+    asked = torch.bmm(plain, to_key).view(heads, batch, tokens, rank).permute(1, 0, 2, 3).reshape(batch, -1, rank)
+    turned = turned.reshape(heads, batch, tokens, rotary).permute(1, 0, 2, 3).reshape(batch, -1, rotary)
+    scores = torch.baddbmm(torch.bmm(turned, value[:, 0].mT), asked, key[:, 0].mT, beta=scaling, alpha=scaling)
+    if attention_mask is not None:
+        hidden = (~attention_mask).expand(batch, heads, tokens, -1).reshape(scores.shape)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    seen = torch.bmm(scores.softmax(-1, dtype=torch.float32).to(key.dtype), key[:, 0])
+    seen = seen.view(batch, heads, tokens, rank).transpose(0, 1).reshape(heads, batch * tokens, rank)
+    result = torch.bmm(seen, to_value.mT).view(heads, batch, tokens, -1)
+    return result.permute(1, 2, 0, 3), None

@@ -1,0 +1,163 @@
+"""Fused kernels of a captured plan compute what the calls before did; nothing is fused that something else needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from opreplay.replay.capture.capture import capture_made
+from opreplay.replay.capture.check import compared
+from opreplay.replay.capture.fused import fused
+from opreplay.replay.capture.fusions import MATCHERS
+from opreplay.replay.capture.record import Recording, record
+from opreplay.replay.capture.replay import Replay
+from opreplay.replay.capture.step import named_tensors, step_of
+from opreplay.replay.ir.model import ReplayPlan
+
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+MODELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "qwen2": (SIZES, {
+        "npu_rotary_mul": 4, "npu_add_rms_norm": 4, "npu_rms_norm": 1, "npu_swiglu": 2,
+        "npu_fused_infer_attention_score": 2,
+    }),
+    "deepseek_v3": (
+        {
+            **SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 2,
+        },
+        {
+            "npu_interleave_rope": 4, "npu_add_rms_norm": 4, "npu_rms_norm": 5, "npu_swiglu": 2,
+            "npu_fused_infer_attention_score": 2,
+        },
+    ),
+}  # fmt: skip
+
+
+def summed(plan: ReplayPlan) -> dict[str, int]:
+    """Calls of each fused kernel."""
+    names = {op.name for op in plan.ops if op.name.startswith("npu::")}
+    return {name.removeprefix("npu::"): sum(op.count for op in plan.ops if op.name == name) for name in names}
+
+
+def largest_difference(make: Callable[[], Any], plan: ReplayPlan, before: ReplayPlan) -> float:
+    """Of what a fused plan gives on the model's values from what the model gives."""
+    contents: dict[int, torch.UntypedStorage] = {}
+
+    def look(storages: Any) -> Any:
+        def seen(_: int, inputs: list[Tensor], result: Any) -> None:
+            for tensor in inputs if result is None else ():
+                number = storages.number(tensor)
+                if storages.is_outside(number) and number not in contents:
+                    contents[number] = tensor.untyped_storage().clone()
+
+        return seen
+
+    recording: Recording = record(make, real=True, look=look)
+    assert before.sequence is not None
+    assert before.capture is not None
+    assert plan.capture is not None
+    known = {storage.storage for storage in before.capture.storages}
+    taken = [before.sequence.places[at][0] for inputs, _ in before.sequence.memories for at in inputs if at >= 0]
+    order = [number for number in dict.fromkeys(taken) if number in known]
+    given = dict(zip(order, (contents[number] for number in recording.recorder.outside), strict=True))
+    of_name = {
+        name: given[each.storage] for each in before.capture.storages for name in each.names if each.storage in given
+    }
+    for storage in plan.capture.storages:
+        if storage.storage not in known:
+            parts = [torch.tensor([], dtype=torch.uint8).set_(of_name[name]) for name in storage.names[0].split(" + ")]
+            given[storage.storage] = torch.cat(parts).untyped_storage()
+    replay = Replay(plan, given)
+    replay.run()
+    pairs = zip(named_tensors(recording.returned), plan.capture.outputs, strict=True)
+    return max(compared(name, tensor, replay.output(output)).largest_error for (name, tensor), output in pairs)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed (extra hf)")
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_decode_step_is_fused_and_computes_the_same(tmp_path: Path, kind: str) -> None:
+    from opreplay.replay.capture.from_config import Shape, maker
+
+    sizes, expected = MODELS[kind]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **sizes}))
+    make = maker(str(path), Shape(phase="decode", batch=3, context=17, dtype="float32"))
+    before = capture_made(make, source=kind)
+    plan = fused(before, MATCHERS)
+    assert summed(plan) == expected
+    assert plan.capture is not None
+    assert len(plan.capture.notes) == 1
+    assert largest_difference(make, plan, before) < 1e-5
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+
+def sum_that_is_used(x: Tensor, y: Tensor, weight: Tensor) -> Any:
+    total = x + y
+    return norm(total, weight), total
+
+
+def square_that_is_used(x: Tensor, y: Tensor, weight: Tensor) -> Any:
+    square = x.pow(2)
+    return x * torch.rsqrt(square.mean(-1, keepdim=True) + 1e-5) * weight, square + y
+
+
+def overwritten(x: Tensor, y: Tensor, weight: Tensor) -> Any:
+    x = x.clone()
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    result = x * scale
+    x.add_(y)
+    return result * weight, x
+
+
+def halves(x: Tensor, y: Tensor, weight: Tensor) -> Any:
+    first, second = (x + y).chunk(2, -1)
+    return F.silu(first) * second * weight[:4]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (sum_that_is_used, {"npu_add_rms_norm": 1}),
+        (square_that_is_used, {}),
+        (overwritten, {}),
+        (halves, {"npu_swiglu": 1}),
+        (lambda x, y, weight: F.silu(x) * y, {}),
+    ],
+)
+def test_what_something_else_needs_stays(step: Any, expected: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
+
+    def make() -> Any:
+        return step_of((step, values))
+
+    before = capture_made(make, source="here")
+    plan = fused(before, MATCHERS)
+    assert summed(plan) == expected
+    assert largest_difference(make, plan, before) < 1e-5
+
+
+def test_what_a_backward_needs_is_not_fused() -> None:
+    net, weight = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 1)), nn.Parameter(torch.randn(8))
+
+    def step(x: Tensor) -> Tensor:
+        loss = (net(x) * norm(x, weight)).sum()
+        loss.backward()
+        return loss
+
+    before = capture_made(lambda: (step, (torch.randn(3, 8),)), source="here")
+    assert fused(before, MATCHERS) is before

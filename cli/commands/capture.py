@@ -53,6 +53,19 @@ if TYPE_CHECKING:
     help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens.  [default: 1]",
 )
 @click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of hf:CONFIG: split heads, widths and vocabulary over N ranks, which sum results.  [default: 1]",
+)
+@click.option(
+    "--pipeline-parallel",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of hf:CONFIG: split layers over N stages, which send each other hidden states; --rank R is in stage R // "
+    "tensor ranks.  [default: 1]",
+)
+@click.option(
     "--mla",
     type=click.Choice(["absorbed", "expanded"]),
     help="Of hf:CONFIG, decode of latent attention: attend to the latents, as servers do, or to keys and values of "
@@ -92,6 +105,8 @@ def command(
     context: int | None,
     dtype: str | None,
     expert_parallel: int | None,
+    tensor_parallel: int | None,
+    pipeline_parallel: int | None,
     mla: str | None,
     fused: str | None,
     world_size: int | None,
@@ -127,6 +142,8 @@ def command(
         "context": context,
         "dtype": dtype,
         "expert_parallel": expert_parallel,
+        "tensor_parallel": tensor_parallel,
+        "pipeline_parallel": pipeline_parallel,
         "mla": mla,
     }
     named = target_of(target, {name: value for name, value in shape.items() if value is not None}, trust=trust)

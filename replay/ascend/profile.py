@@ -208,7 +208,9 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Factor up and down that covers 80 % of held-out short kernels in networks."""
 
 
-When = Literal["always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "like"]
+When = Literal[
+    "always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "one column", "like"
+]
 How = Literal["factor", "lines", "steps", "serial"]
 
 
@@ -227,6 +229,8 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Cycles an element: of one core's share ("lines", "steps"), or of all ("serial")."""
     row_cycles: float = 0.0
     """Cycles a line of the inner dimensions ("lines"), or a step along the dimension ("steps")."""
+    start_us: float = 0.0
+    """Of "lines" and "steps": before the first."""
     dtype: str = ""
     """Of "like": dtype of the first operand."""
     elements: tuple[float, float] = (0.0, 0.0)
@@ -298,6 +302,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     vector_width: float = 1.0
     """Of a vector core's instructions, relative to the 128 bytes a cycle that constants were fitted at."""
+    plain_convolution: float | None = None
+    """How much longer a convolution takes that reads plain layouts itself; None where they are converted for it."""
     server_dies: int = 8
     """Dies that `link` connects with each other."""
     peer_bytes_per_s: float | None = None

@@ -97,7 +97,7 @@ def capture_target(
     """The plan of what the command line names. Raises UsageError for ranks other than those that it is spread over."""
     if target.world_size is not None and world_size not in (None, target.world_size):
         raise UsageError(
-            f"--world-size {world_size} and experts spread over {target.world_size}", hint="Leave --world-size out."
+            f"--world-size {world_size} and a model spread over {target.world_size}", hint="Leave --world-size out."
         )
     ranks = target.world_size or world_size
     return capture_made(

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from opreplay.replay.capture import latent
 from opreplay.replay.capture.experts import spread_experts
 from opreplay.replay.capture.fused import UNFUSED
+from opreplay.replay.capture.parallel import Stage, split_model
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
@@ -42,8 +43,23 @@ class Shape:
     """Of the parameters."""
     expert_parallel: int = 1
     """Ranks that the experts of a mixture are spread over."""
+    tensor_parallel: int = 1
+    """Ranks that heads, widths and the vocabulary are split over."""
+    pipeline_parallel: int = 1
+    """Stages that the layers are split over."""
     mla: Mla = "absorbed"
     """How decode attends to a cache of latents."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job. Raises UsageError for splits that do not go together."""
+        split = self.tensor_parallel * self.pipeline_parallel
+        if split > 1 and self.expert_parallel > 1:
+            raise UsageError(
+                "--expert-parallel with --tensor-parallel or --pipeline-parallel",
+                hint="Choose one: tensor ranks share the experts' widths.",
+            )
+        return split * self.expert_parallel
 
 
 def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
@@ -60,7 +76,11 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     notes = [UNFUSED]
     if shape.phase == "decode" and getattr(_config(config_file(path_text)), "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
-    if shape.phase == "train" and shape.expert_parallel > 1:
+    if shape.pipeline_parallel > 1:
+        notes.append(
+            f"one micro-batch in one of {shape.pipeline_parallel} stages: others wait for it, or have their own"
+        )
+    if shape.phase == "train" and shape.ranks > 1:
         notes.append("gradients of what the ranks have in common are not exchanged")
     return tuple(notes)
 
@@ -126,10 +146,11 @@ def _step(config: Any, shape: Shape) -> Step:
     model = _model(config, shape)
     if shape.expert_parallel > 1:
         spread_experts(model, shape.expert_parallel)
+    stage = split_model(model, shape.tensor_parallel, shape.pipeline_parallel)
     if shape.phase == "train":
-        return _training(model, shape)
+        return _training(model, shape, stage)
     model.eval()
-    return _decoding(model, config, shape) if shape.phase == "decode" else _prefill(model, shape)
+    return _decoding(model, config, shape, stage) if shape.phase == "decode" else _prefill(model, shape, stage)
 
 
 def _model(config: Any, shape: Shape) -> Any:
@@ -214,7 +235,7 @@ def _spectrogram(config: Any) -> tuple[int, int]:
     return int(bins), 2 * int(positions)  # the first convolutions halve the frames
 
 
-def _training(model: Any, shape: Shape) -> Step:
+def _training(model: Any, shape: Shape, stage: Stage) -> Step:
     model.train()
     if model.main_input_name != "input_ids":
         raise UsageError(
@@ -225,37 +246,37 @@ def _training(model: Any, shape: Shape) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 
     def run() -> Any:
-        output = model(input_ids=ids, labels=ids, use_cache=False)
-        output.loss.backward()
+        output = stage.forward(model, input_ids=ids, labels=ids, use_cache=False)
+        stage.backward(output)
         optimizer.step()
-        return output.logits, output.loss
+        return (output.logits, output.loss) if stage.is_last else output
 
     return Step(run=run, inputs={"input_ids": ids}, root=model, trains=True)
 
 
-def _prefill(model: Any, shape: Shape) -> Step:
+def _prefill(model: Any, shape: Shape, stage: Stage) -> Step:
     inputs: dict[str, Any] = dict(_inputs(model, shape))
     if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False):
         inputs |= {"past_key_values": _cache(model.config, shape.context), "use_cache": True, "logits_to_keep": 1}
 
     def run() -> Any:
         with torch.no_grad():
-            return model(**inputs)
+            return stage.forward(model, **inputs)
 
     return Step(run=run, inputs=inputs, root=model)
 
 
-def _decoding(model: Any, config: Any, shape: Shape) -> Step:
+def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
     """One more token of each sequence. The cache is filled by a prefill that is not part of the step."""
     if not model.can_generate() or model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
         raise UsageError(
             f"{config.model_type} does not generate one token after the other from text alone",
             hint="Capture it with --phase prefill, or write it as FILE.py:make.",
         )
-    cache = _cache(config, shape.context + 1)
+    cache = _cache(model.config, shape.context + 1)
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     with torch.no_grad():
-        model(input_ids=_ids(shape.batch, shape.context), **options)
+        stage.forward(model, input_ids=_ids(shape.batch, shape.context), **options)
     if shape.mla == "absorbed" and not latent.absorb(model) and getattr(config, "kv_lora_rank", None):
         raise UsageError(
             f"this transformers has latent attention of {config.model_type} in a form that cannot be absorbed",
@@ -265,7 +286,7 @@ def _decoding(model: Any, config: Any, shape: Shape) -> Step:
 
     def run() -> Any:
         with torch.no_grad():
-            return model(input_ids=ids, **options)
+            return stage.forward(model, input_ids=ids, **options)
 
     return Step(run=run, inputs={"input_ids": ids, "cache": cache}, root=model)
 

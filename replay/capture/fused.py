@@ -22,6 +22,7 @@ from opreplay.replay.plan.passes import by_recorded_time
 from opreplay.replay.plan.step.linking import VIEWS, Memories
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy
+from opreplay.replay.resolve.schema import named_after_gaps
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
@@ -89,7 +90,7 @@ class Fusion:
     """Calls that are one kernel."""
 
     kernels: Sequence[Kernel]
-    """The last one is what they are fused to."""
+    """In order."""
     calls: frozenset[Call]
 
     @property
@@ -205,7 +206,7 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
             if fusion is not None and not replaced & fusion.calls and graph.is_sound(fusion):
                 replaced |= fusion.calls
                 fusions[fusion.place] = fusion
-                counts[fusion.kernels[-1].name] += 1
+                counts.update(kernel.name for kernel in fusion.kernels if kernel.name.startswith("npu::"))
         if fusions:
             plan = _Rewriting(plan, graph).rewritten(fusions, {call.place for call in replaced})
     if not counts:
@@ -360,7 +361,7 @@ def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
         via=resolution.via,
         overload=spec.overload,
         schema=spec.text,
-        args=tuple(args),
+        args=tuple(named_after_gaps(spec, args)),
         outputs=tuple(each.meta for each in kernel.results),
         flops=flops,
     )

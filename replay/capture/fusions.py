@@ -13,6 +13,7 @@ from opreplay.replay.ir.sizes import itemsize
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _ADD, _MUL, _SUB, _CAST = "aten::add.Tensor", "aten::mul.Tensor", "aten::sub.Tensor", "aten::_to_copy"
+_INDEX, _GROUPED = "aten::index.Tensor", "aten::_grouped_mm"
 _MM, _BMM, _CAT = "aten::mm", "aten::bmm", "aten::cat"
 
 
@@ -231,6 +232,105 @@ def latent_attention(graph: Graph, call: Call) -> Fusion | None:
     return Fusion(kernels=[_attending(arguments, _with_rows(call.results[0]))], calls=frozenset(calls))
 
 
+def gating(graph: Graph, call: Call) -> Fusion | None:
+    """The experts of each token: the largest of a softmax over all."""
+    values = call.values
+    softmax = graph.maker(values.get("self"), "aten::_softmax") if call.name == "aten::topk" else None
+    if softmax is None or softmax.values["dim"] not in (-1, len(values["self"].shape) - 1):
+        return None
+    if values.get("dim", -1) not in (-1, len(values["self"].shape) - 1) or values.get("largest") is False:
+        return None
+    weights, chosen = call.results
+    narrow = New(_meta(chosen.shape, "int32"))
+    kernels = [
+        Kernel(
+            name="npu::npu_moe_gating_top_k_softmax",
+            values={"x": softmax.values["self"], "k": values["k"]},
+            results=[weights, narrow, New(_meta(chosen.shape, "int32"))],
+        ),
+        Kernel(name="aten::_to_copy", values={"self": narrow, "dtype": "torch.int64"}, results=[chosen]),
+    ]
+    return Fusion(kernels=kernels, calls=frozenset({call, softmax}))
+
+
+def experts(graph: Graph, call: Call) -> Fusion | None:
+    """A mixture: rows in the order of experts, two products of groups around SwiGlu, and rows weighed and summed up."""
+    back = graph.maker(call.values.get("self"), _INDEX) if call.name == "aten::sum.dim_IntList" else None
+    weighed = graph.maker(back.values["self"], _MUL) if back else None
+    inverse = graph.maker(back.values["indices"][0], "aten::index_put_") if back else None
+    second = graph.maker(weighed.values["self"], _GROUPED) if weighed else None
+    scales = graph.maker(weighed.values["other"], _INDEX) if weighed else None
+    swiglu = graph.maker(second.values["self"], "npu::npu_swiglu") if second else None
+    first = graph.maker(swiglu.values["self"], _GROUPED) if swiglu else None
+    rows = graph.maker(first.values["self"], _INDEX) if first else None
+    if not (back and weighed and inverse and second and scales and swiglu and first and rows):
+        return None
+    place = graph.maker(rows.values["indices"][0], "aten::floor_divide")
+    sort = graph.maker(place.values["self"], "aten::sort") if place else None
+    ends = graph.maker(first.values["offs"], "aten::cumsum")
+    counted = graph.maker(ends.values["self"], "aten::histc") if ends else None
+    wide = graph.maker(counted.values["self"], _CAST) if counted else None
+    empty = graph.maker(inverse.values["self"], "aten::empty_like")
+    numbers = graph.maker(inverse.values["values"], "aten::arange")
+    if not (place and sort and ends and counted and wide and empty and numbers):
+        return None
+    order, tokens = sort.results[1], rows.values["self"]
+    top_k = place.values["other"]
+    if wide.values["self"] != sort.results[0] or second.values["offs"] != first.values["offs"]:
+        return None
+    if inverse.values["indices"] != [order] or scales.values["indices"] != [order] or call.values["dim"] != (1,):
+        return None
+    if sort.values["self"].shape[0] != tokens.shape[0] * top_k:
+        return None
+    chosen, casts = _before_cast(graph, sort.values["self"])
+    count, shape = sort.values["self"].shape[0], (tokens.shape[0], top_k)
+    number = first.values["mat2"].shape[0]
+    sorted_rows, ends_of, moved = (
+        New(_meta(each, dtype))
+        for each, dtype in (((count, tokens.shape[1]), tokens.meta.dtype), ((number,), "int64"), ((count,), "int32"))
+    )
+    both, halved, expanded = (New(each.results[0].meta) for each in (first, swiglu, second))
+    groups = {"group_list": ends_of, "split_item": 2, "group_type": 0, "group_list_type": 0}
+    scale = New(_meta((count,), "float32"))
+    kernels = [
+        Kernel(
+            name="npu::npu_moe_init_routing_v2",
+            values={
+                "x": tokens,
+                "expert_idx": _seen(chosen, shape, contiguous_strides(shape)),
+                "active_num": count,
+                "expert_num": number,
+                "expert_tokens_num_flag": True,
+            },
+            results=[sorted_rows, moved, ends_of, scale],
+        ),
+        Kernel(
+            name="npu::npu_grouped_matmul",
+            values={"x": [sorted_rows], "weight": [first.values["mat2"]], **groups},
+            results=[both],
+        ),
+        Kernel(name="npu::npu_swiglu", values={"self": both, "dim": -1}, results=[halved]),
+        Kernel(
+            name="npu::npu_grouped_matmul",
+            values={"x": [halved], "weight": [second.values["mat2"]], **groups},
+            results=[expanded],
+        ),
+        Kernel(
+            name="npu::npu_moe_finalize_routing",
+            values={
+                **dict.fromkeys(("skip1", "skip2", "bias", "export_for_source_row")),
+                "expanded_permuted_rows": expanded,
+                "scales": _seen(scales.values["self"], shape, contiguous_strides(shape)),
+                "expanded_src_to_dst_row": moved,
+                "drop_pad_mode": 2,
+            },
+            results=call.results,
+        ),
+    ]
+    calls = {call, back, weighed, inverse, second, scales, swiglu, first, rows, place, sort, ends, counted, wide, empty}
+    return Fusion(kernels=kernels, calls=frozenset({*calls, numbers, *casts}))
+
+
 def _before_cast(graph: Graph, tensor: Any) -> tuple[Any, set[Call]]:
     """What a tensor was cast of, and the call that did; the tensor itself where none did."""
     cast = graph.maker(tensor, _CAST)
@@ -243,7 +343,7 @@ def _attending(arguments: dict[str, Any], result: Tensor) -> Kernel:
     )
 
 
-MATCHERS: Sequence[Matcher] = (rotary, rotary_of_pairs, latent_attention, attention, swiglu, rms_norm)
+MATCHERS: Sequence[Matcher] = (rotary, rotary_of_pairs, latent_attention, attention, swiglu, gating, experts, rms_norm)
 
 
 def _meta(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> TensorMeta:

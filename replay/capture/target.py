@@ -62,7 +62,7 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
     return Target(
         make=maker(path, wanted),
         source=f"{Path(path).name} ({form})",
-        world_size=wanted.expert_parallel if spread else None,
+        world_size=wanted.ranks if wanted.ranks > 1 else None,
         notes=(*notes_of(path, wanted), *((NOTE,) if spread else ())),
     )
 

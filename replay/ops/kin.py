@@ -22,6 +22,8 @@ KIN: tuple[tuple[str, str], ...] = (
     (r"flash_attn|flash_attention_forward", "aten::_flash_attention_forward"),
     (r"sparse.*(attention|attn)", "npu::npu_sparse_flash_attention"),
     (r"attention|\battn|_attn|sdpa|flash|\bfia", "npu::npu_fused_infer_attention_score"),
+    (r"delta_rule|(^|_)gdn$", "npu::npu_chunk_gated_delta_rule"),
+    (r"(^|_)m?hc_|hyper_connection", "npu::npu_mhc_post"),
     (r"lightning_indexer", "npu::npu_lightning_indexer"),
     (r"mla_prolog|mla_preprocess", "npu::npu_mla_prolog_v3"),
     (r"(grouped_mat_?mul|gmm).*swiglu", "npu::npu_grouped_matmul_swiglu_quant"),

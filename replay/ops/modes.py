@@ -84,7 +84,8 @@ INERT: dict[str, str] = {
         fb::rms_norm.flag
     """,
     "holds what is computed again, or what is not needed": """
-        aiter::ck_moe_stage2.activation fbgemm::bounds_check_indices.weights gating_output softmax_in
+        aiter::ck_moe_stage2.activation fbgemm::bounds_check_indices.weights gating_output
+        npu::npu_moe_init_routing_v2.expert_tokens_num_flag softmax_in
     """,
     "has one meaning in all shapes that the stand-in takes": """
         npu::npu_apply_rotary_pos_emb.layout npu::npu_scatter_pa_kv_cache_functional.cache_mode split_item

@@ -101,6 +101,74 @@ def test_experts_are_spread_over_ranks(console: Console, config: Any, tmp_path: 
     assert "--world-size 8" in wrong
 
 
+def collectives(plan: Path) -> dict[tuple[str, int], int]:
+    """Calls by kind and ranks."""
+    calls: dict[tuple[str, int], int] = {}
+    for op in json.loads(plan.read_text())["ops"]:
+        if (collective := op.get("collective")) is not None:
+            key = collective["kind"], op["ranks"]
+            calls[key] = calls.get(key, 0) + op["count"]
+    return calls
+
+
+@pytest.mark.parametrize("phase", ["decode", "train"])
+def test_widths_are_split_over_tensor_ranks(console: Console, config: Any, tmp_path: Path, phase: str) -> None:
+    target, plan = config(LLAMA), tmp_path / "plan.json"
+    shape = ("--phase", phase, "--batch", "2", "--context", "16")
+    whole = captured(console, target, *shape)
+    half = captured(console, target, *shape, "--tensor-parallel", "2", "-o", plan)
+    assert 2 * half["flops"]["forward"] == whole["flops"]["forward"]
+    # Norms alone are on every rank: two a layer and the last.
+    norms = 5 * 64 * 2
+    parameters, part = (found["peaks"][0]["by_kind"]["parameter"] for found in (whole, half))
+    assert 2 * (part - norms) == parameters - norms
+    # Of the embedding and after attention and MLP of two layers; as many before them and the head come back.
+    assert collectives(plan) == {("all_reduce", 2): 5 if phase == "decode" else 10, ("all_gather", 2): 1}
+    shown = console("timeline", plan, "--soc", "910c", "--format", "json").stdout
+    assert json.loads(shown)["socs"]["910c"]["communication_us"] > 0
+
+
+def test_experts_and_latent_heads_are_split_over_tensor_ranks(console: Console, config: Any, tmp_path: Path) -> None:
+    target, plan = config(MIXTURE), tmp_path / "plan.json"
+    shape = ("--phase", "decode", "--context", "16")
+    whole = captured(console, target, *shape)
+    half = captured(console, target, *shape, "--tensor-parallel", "2", "-o", plan)
+    gone = whole["peaks"][0]["by_kind"]["parameter"] - half["peaks"][0]["by_kind"]["parameter"]
+    attention = 3 * 4 * (24 * 24 + 16 * 32 + 16 * 64)  # layers, heads: queries, keys and values, output
+    widths = 3 * 64 * (96 + 2 * 32 + 2 * 16 * 32)  # one dense layer, two of a shared and 16 chosen experts
+    assert gone == 2 * (attention + widths + 2 * 128 * 64) // 2
+    # The embedding, three attentions, one MLP, and chosen and shared experts of two layers.
+    assert collectives(plan) == {("all_reduce", 2): 9, ("all_gather", 2): 1}
+
+
+def test_layers_are_split_over_stages(console: Console, config: Any, tmp_path: Path) -> None:
+    target, plan = config({**LLAMA, "num_hidden_layers": 3}), tmp_path / "plan.json"
+    ranks = ("--tensor-parallel", "2", "--pipeline-parallel", "2")
+    shape = ("--phase", "train", "--context", "16", *ranks, "--force", "-o", plan)
+    whole = captured(console, target, "--phase", "train", "--context", "16", "--tensor-parallel", "2")
+    first = captured(console, target, *shape)
+    assert collectives(plan)["send", 4] == collectives(plan)["recv", 4] == 1
+    last = captured(console, target, *shape, "--rank", "3")
+    assert collectives(plan)["send", 4] == collectives(plan)["recv", 4] == 1
+    sums = first["flops"]["forward"] + last["flops"]["forward"]
+    assert sums == whole["flops"]["forward"]
+    parts = sum(found["peaks"][0]["by_kind"]["parameter"] for found in (first, last))
+    assert parts == whole["peaks"][0]["by_kind"]["parameter"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--tensor-parallel", "3"),
+        ("--pipeline-parallel", "4"),
+        ("--tensor-parallel", "2", "--expert-parallel", "2"),
+        ("--tensor-parallel", "2", "--world-size", "8"),
+    ],
+)
+def test_what_does_not_divide_is_refused(console: Console, config: Any, options: tuple[str, ...]) -> None:
+    assert "Traceback" not in console("capture", config(MIXTURE), *options, code=2).stderr
+
+
 @pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "minicpm3"])
 def test_absorbed_latent_attention_gives_what_the_expanded_one_gives(config: Any, kind: str) -> None:
     """Logits of both forms; `hf:` names a file of its own."""

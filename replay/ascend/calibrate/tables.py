@@ -122,8 +122,8 @@ def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurem
 
 def soc_in(name: str, known: Iterable[str]) -> str | None:
     """The device that a file's name tells: "kernelbench_910b2_large.csv" is of the 910b2; None where it tells none."""
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    return next((soc for soc in known if soc in words), None)
+    words = re.sub(r"[^a-z0-9]+", "-", f" {name.lower()} ")
+    return max((soc for soc in known if f"-{soc}-" in words), key=len, default=None)
 
 
 def groups_of_tables(tables: Iterable[tuple[Measurements, str]]) -> list[Group]:

@@ -103,8 +103,9 @@ PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
 
 def variant(call: KernelCall, device: DeviceProfile) -> str:
     """The kernel type; "AiCpu" for what runs on the control processors, "HostCopy" for copies over the bus; with the
-    direction for TransData, whose cost depends on the two formats; with the dtype for float32 products, whose operands
-    are loaded at another pace; "Reduce:across" for reductions of which several cores have a part of each result.
+    direction for TransData, whose cost depends on the two formats, and "View" where the cube needs none; with
+    the dtype for float32 products, whose operands are loaded at another pace; "Reduce:across" for reductions of which
+    several cores have a part of each result.
     """
     if call.attrs and (core := call.attrs.get("core")) in PLACES:
         return PLACES[core]
@@ -114,6 +115,8 @@ def variant(call: KernelCall, device: DeviceProfile) -> str:
         return "Reduce:across" if _is_across(call, device) else call.type
     if call.type != "TransData":
         return call.type
+    if call.attrs and call.attrs.get("forward") and device.plain_convolution is not None:
+        return "View"
     source, target = (specs[0].format if specs and specs[0] else "ND" for specs in (call.inputs, call.outputs))
     for mark, word in (("NC1HWC0", "5HD"), ("FRACTAL_Z", "FZ"), ("FRACTAL_NZ", "NZ")):
         if target.startswith(mark):
@@ -259,7 +262,7 @@ def _slowed(
     if path.how == "factor":
         return {**terms, "slow path": (path.factor - 1) * sum(terms.values())}
     cores = device.aiv_cores
-    taken = slow_cycles(call, path, cores) / device.freq_hz * 1e6 / family.scale
+    taken = (slow_cycles(call, path, cores) / device.freq_hz * 1e6 + path.start_us) / family.scale
     return {"launch": terms.get("launch", 0.0), "slow path": max(taken, sum(terms.values()) - terms.get("launch", 0.0))}
 
 

@@ -74,12 +74,14 @@ OPTIONAL: dict[str, str] = {
     "far_link_bytes_per_s": "byte/s",
     "far_link_latency": "us",
     "vector_bytes": "byte/cycle/core",
+    "plain_convolution": "ratio",
     "macs_float8_e4m3fn": "MAC/cycle/core",
     "macs_float8_e5m2": "MAC/cycle/core",
     "macs_float4_e2m1fn_x2": "MAC/cycle/core",
 }
 """Datasheet entries that a device may have: dies of a server, links beside `link`, the width of a vector core's
-instructions where it is not 128, and dtypes that only some cubes multiply. A dtype without an entry `macs_` has no path
+instructions where it is not 128, how much longer a convolution takes that reads plain layouts (without one, layouts are
+converted for it), and dtypes that only some cubes multiply. A dtype without an entry `macs_` has no path
 through the cube; none has one for float64."""
 
 NUMBERS = (
@@ -384,6 +386,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         hbm_bytes=number["hbm_bytes"],
         hbm_bytes_per_s=number["hbm_bytes_per_s"],
         link=Link(bytes_per_s=number["link_bytes_per_s"], latency_us=number["link_latency"]),
+        plain_convolution=number.get("plain_convolution"),
         vector_width=number.get("vector_bytes", 128.0) / 128.0,
         server_dies=int(number.get("server_dies", 8)),
         peer_bytes_per_s=number.get("peer_bytes_per_s"),
@@ -455,12 +458,15 @@ def _shipped(name: str) -> DeviceFile:
 
 def canonical_name(name: str) -> str | None:
     """The shipped device that a name or alias means, whatever its case; None when there is none."""
-    wanted = name.strip().lower().replace(" ", "").replace("-", "_")
+    wanted = _plain(name)
     for known in list_devices():
-        file = _shipped(known)
-        if wanted in {known, *(a.lower() for a in file.aliases)}:
+        if wanted in {_plain(known), *map(_plain, _shipped(known).aliases)}:
             return known
     return None
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace(" ", "").replace("-", "_")
 
 
 _loaded: set[str] = set()
@@ -473,7 +479,11 @@ def is_known(name: str) -> bool:
 
 
 def no_such_device(name: str) -> tuple[str, str]:
-    """(message, hint) for a name that is none."""
+    """(message, hint) for a name that is none, or that several devices share the beginning of."""
+    wanted = _plain(name).removeprefix("ascend")
+    meant = [known for known in list_devices() if wanted and _plain(known).startswith(wanted)]
+    if meant:
+        return f"{name!r} may be any of {', '.join(meant)}", "name one of them: they differ in cores, clock and memory"
     return f"no simulated device {name!r}", f"{_known()}; or the path of a .toml file"
 
 

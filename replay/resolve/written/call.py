@@ -90,19 +90,21 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
 
     Completed, so that it could run, where only flags lack or one tensor stands for a list; with a schema where a
     published one takes the call; else `ReplayOp.unfit`, with the names that the op of the nearest name has. None for a
-    call without tensors that fits none, and for a name that is nearly one of torch's or of a user's.
+    call without tensors that fits none, and for a name that is nearly one of torch's or of a user's,
+    or a user's own.
     """
     parts = split_name(call.name)
-    if parts is None or _by_user_at_all(f"{parts[0]}::{parts[1]}"):
+    if parts is None:
         return None
     base = f"{parts[0]}::{parts[1]}"
     specs = candidates(base, policy).specs or specs_of(base)  # what may not run may be predicted
     own = (*specs, *published_specs(base))
     kin = kin_of(base) if not own else None
     fit = nearest(call, own or (kin and (*candidates(kin, policy).specs, *published_specs(kin))) or ())
+    is_users = CONVERSIONS.find(base) is not None or EXECUTORS.find(base) is not None
     is_typo = not specs and parts[0] not in LIBRARIES and (parts[0] == "aten" or near_names(base))
     fits = kin is None and fit.spec is not None and not fit.misfits and not fit.absent
-    if is_typo or not (fits or any(map(_has_tensors, fit.values.values()))):
+    if is_typo or (is_users and not specs) or not (fits or any(map(_has_tensors, fit.values.values()))):
         return None
     whole = completed(fit)
     if whole is not None and fit.spec is not None and fit.spec in specs:
@@ -123,10 +125,6 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
         assumptions=(Assumption(argument="*", what=str(error)),),
         unfit=not fits,
     )
-
-
-def _by_user_at_all(base: str) -> bool:
-    return CONVERSIONS.find(base) is not None or EXECUTORS.find(base) is not None
 
 
 def _has_tensors(value: CallValue) -> bool:

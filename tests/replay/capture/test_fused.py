@@ -31,6 +31,14 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         "npu_rotary_mul": 4, "npu_add_rms_norm": 4, "npu_rms_norm": 1, "npu_swiglu": 2,
         "npu_fused_infer_attention_score": 2,
     }),
+    "qwen3_moe": (
+        {**SIZES, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        {
+            "npu_rotary_mul": 4, "npu_add_rms_norm": 4, "npu_rms_norm": 5, "npu_swiglu": 2,
+            "npu_fused_infer_attention_score": 2, "npu_moe_gating_top_k_softmax": 2, "npu_moe_init_routing_v2": 2,
+            "npu_grouped_matmul": 4, "npu_moe_finalize_routing": 2,
+        },
+    ),
     "deepseek_v3": (
         {
             **SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8,

@@ -7,6 +7,7 @@ CANN has no kernel of these: they are costed as passes over all rows, one for ea
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ops.op_view import OpView, kernel, spec
@@ -31,3 +32,37 @@ def selective_scan(op: OpView) -> Iterable[KernelCall]:
     op.assume(f"{PASSES} of {states} states")
     rows = spec(u.shape, "float32")
     return [kernel("Exp", [rows], [rows], states), kernel("Addcmul", [rows, rows, rows], [rows], 2 * states)]
+
+
+CHUNK = 64
+"""Tokens that a chunk of the delta rule has."""
+
+
+def delta_rule(op: OpView) -> Iterable[KernelCall]:
+    """The gated delta rule: step by step every sequence's state passes once; in chunks products within each and with
+    the states between them, at the pace of attention."""
+    q, v = op.need("query", "q", at=0, rank=3), op.need("value", "v", "u", at=2, rank=3)
+    k = op.need("key", "k", at=1, rank=3)
+    rows, out = prod(v.shape[:-1]), op.output(spec(v.shape, v.dtype))
+    operands = [spec(meta.shape, meta.dtype) for meta in (q, k, v)]
+    state = op.meta("state", "recurrent_state")
+    op.assume("costed as passes over states, or attention within chunks: the kernel was never measured")
+    if state is not None and len(state.shape) > 2:
+        passed = spec((min(state.shape[0], prod(q.shape[:-2])), *state.shape[1:]), state.dtype)
+        return [kernel("Addcmul", [*operands, passed], [out, passed])]
+    sizes = q.shape[-1], v.shape[-1]
+    # A token meets half of its chunk twice, for the inverse and for the result, and its state twice.
+    pairs = rows * (CHUNK + 2 * prod(sizes) / max(1, sum(sizes)))
+    attrs = {"rows": rows, "head_dim": sizes[0], "value_dim": sizes[1]}
+    return [kernel("FlashAttentionScore", operands, [out], pairs=float(pairs), **attrs)]
+
+
+def mixed_streams(op: OpView) -> Iterable[KernelCall]:
+    """Hyper-connections: streams (..., n, D) mixed into one, or one spread over them; every tensor passes once."""
+    x = op.widest(rank=2)
+    wide = spec(x.shape, x.dtype)
+    one = spec((*x.shape[:-2], x.shape[-1]), x.dtype)
+    op.assume("every tensor passes once: the kernel was never measured")
+    return [
+        kernel("Addcmul", [op.packed(meta) for meta in op.tensors], op.outputs(one if "_pre" in op.op.name else wide))
+    ]

@@ -110,6 +110,11 @@ def trans_data(source: TensorSpec, target: TensorSpec) -> KernelCall:
     return kernel("TransData", [source], [target])
 
 
+def _for_forward(source: TensorSpec, target: TensorSpec) -> KernelCall:
+    """A change of layout for a convolution forward, which cubes that read plain layouts do without."""
+    return kernel("TransData", [source], [target], forward=True)
+
+
 @costs(*FORWARD)
 def forward(op: OpView) -> Iterable[KernelCall]:
     """TransData of input and weight, the convolution, TransData of the result; bias rides along."""
@@ -120,10 +125,10 @@ def forward(op: OpView) -> Iterable[KernelCall]:
     x, w, y = sizes.blocked(sizes.source), sizes.fractal(), sizes.blocked(sizes.result)
     kind = "Conv3D" if len(sizes.kernel) == 3 else "Conv2DTranspose" if sizes.transposed else "Conv2D"
     kernels = [
-        trans_data(sizes.plain(sizes.source), x),
-        trans_data(sizes.weight(), w),
+        _for_forward(sizes.plain(sizes.source), x),
+        _for_forward(sizes.weight(), w),
         kernel(kind, [x, w, *extra], [y]),
-        trans_data(y, sizes.plain(sizes.result)),
+        _for_forward(y, sizes.plain(sizes.result)),
     ]
     if "relu" in op.op.name:
         y_plain = sizes.plain(sizes.result)

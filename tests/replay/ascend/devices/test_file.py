@@ -11,7 +11,7 @@ from opreplay.replay.ascend.devices.file import compile_device, load_file, load_
 from opreplay.replay.ascend.devices.text import device_text
 from opreplay.traces.errors import FormatError, UsageError
 
-SHIPPED = ["910b1", "910b2", "910b3", "910b4", "910c", "950pr"]
+SHIPPED = ["910b1", "910b2", "910b3", "910b4", "910b4-1", "910c", "950pr"]
 
 
 def test_shipped_devices() -> None:
@@ -33,7 +33,7 @@ def test_golden_totals() -> None:
     for name in SHIPPED:
         device = load_device(name)
         peaks[name] = round(2 * device.macs_per_cycle["bfloat16"] * device.aic_cores * device.freq_hz / 1e12, 1)
-    assert peaks == {"910b1": 363.7, "910b2": 353.9, "910b3": 294.9, "910b4": 270.3, "910c": 353.9, "950pr": 432.5}
+    assert [peaks[name] for name in SHIPPED] == [363.7, 353.9, 294.9, 270.3, 270.3, 353.9, 432.5]
     assert load_device("910b4").l2_bytes == 96 * 2**20
     assert load_device("910b4").hbm_bytes_per_s == 0.8e12
 
@@ -43,6 +43,24 @@ def test_golden_totals() -> None:
 )
 def test_names_and_aliases_in_any_case(name: str) -> None:
     assert load_device(name).name == "910b3"
+
+
+@pytest.mark.parametrize("name", ["910b4-1", "Ascend910B4-1", "910B4_1"])
+def test_the_chip_of_64_gb_has_twice_the_bandwidth(name: str) -> None:
+    device, small = load_device(name), load_device("910b4")
+    assert (device.name, device.hbm_bytes / small.hbm_bytes, device.hbm_bytes_per_s / small.hbm_bytes_per_s) == (
+        "910b4-1",
+        2.0,
+        2.0,
+    )
+    assert not any(family.samples for family in device.families.values())
+
+
+@pytest.mark.parametrize("name", ["910b", "Ascend910B"])
+def test_a_name_without_its_number_asks_which(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_device(name)
+    assert "910b1, 910b2, 910b3, 910b4, 910b4-1" in str(caught.value)
 
 
 def test_unknown_name_lists_the_known_ones() -> None:

@@ -105,6 +105,7 @@ def test_a_folder_is_read_with_the_soc_of_each_file(tmp_path: Path) -> None:
     groups = groups_of_tables(found)
     assert {g.table for g in groups} == {"problems_910b4", "unnamed"}
     assert soc_in("kernelbench_910b2_large.csv", list_devices()) == "910b2"
+    assert soc_in("mm_910b4-1.csv", list_devices()) == "910b4-1"
     assert soc_in("step_times.csv", list_devices()) is None
 
 

@@ -78,6 +78,21 @@ def test_sparse_attention_meets_the_chosen_keys_alone() -> None:
     assert lowered(text.format(n=64)).kernels[0].attrs["pairs"] == 8 * 4 * 128 * 64
 
 
+def test_a_step_of_the_delta_rule_passes_over_the_states_of_its_tokens_alone() -> None:
+    text = "npu::npu_recurrent_gated_delta_rule({0}, {0}, bf16[64,32,128], bf16[{1},32,128,128])"
+    (call,) = lowered(text.format("bf16[64,16,128]", 512)).kernels
+    assert call == lowered(text.format("bf16[64,16,128]", 64)).kernels[0]
+    assert call.outputs[1] is not None
+    assert call.outputs[1].shape == (64, 32, 128, 128)
+
+
+def test_streams_are_mixed_into_one_and_spread_again() -> None:
+    (pre,) = lowered("npu::npu_mhc_pre(bf16[1024,4,512], f32[24,2048], f32[3], f32[24])").kernels
+    (post,) = lowered("npu::npu_mhc_post(bf16[1024,4,512], f32[1024,4,4], bf16[1024,512], f32[1024,4])").kernels
+    shapes = [call.outputs[0] and call.outputs[0].shape for call in (pre, post)]
+    assert shapes == [(1024, 512), (1024, 4, 512)]
+
+
 def test_projections_to_a_latent_multiply_every_weight_once() -> None:
     x, cos = "bf16[{t},7168]", "bf16[{t},64]"
     weights = "bf16[7168,1536], bf16[1536,24576], bf16[128,128,512], bf16[7168,576], bf16[1536], bf16[512]"

@@ -1,0 +1,279 @@
+"""One rank of a model of transformers that is split over many: layers over pipeline stages, widths over tensor ranks.
+
+Ranks of one stage follow each other. Products are split as Megatron and vLLM split them: by columns, then by rows with
+an all-reduce of the result; the embedding and the head by the vocabulary.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+
+from opreplay.replay.capture.experts import is_experts
+from opreplay.traces.errors import UsageError
+
+COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"})
+ROWS = frozenset({"o_proj", "down_proj"})
+WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "router", "shared_expert_gate"})
+"""Every rank computes them."""
+_REDUCE = torch.ops._c10d_functional
+
+
+@dataclass(slots=True)
+class Stage:
+    """Some layers of a model, between those of the ranks before and after."""
+
+    number: int
+    stages: int
+    before: int
+    """Rank that sends."""
+    after: int
+    """Rank that gets."""
+    received: torch.Tensor | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.stages - 1
+
+    def forward(self, model: Any, **inputs: Any) -> Any:
+        """What the model gives, or what the next stage is sent."""
+        if self.is_last:
+            return model(**inputs)
+        import torch.distributed as dist
+
+        taken = {name: value for name, value in inputs.items() if name not in ("labels", "logits_to_keep")}
+        hidden = model.base_model(**taken).last_hidden_state
+        dist.send(hidden.detach(), self.after)
+        return hidden
+
+    def backward(self, output: Any) -> None:
+        """Gradients of this stage, of the loss or of what was sent on."""
+        import torch.distributed as dist
+
+        if self.is_last:
+            output.loss.backward()
+        else:
+            gradient = torch.empty_like(output)
+            dist.recv(gradient, self.after)
+            output.backward(gradient)
+        if self.received is not None and self.received.grad is not None:
+            dist.send(self.received.grad, self.before)
+
+
+def split_model(model: Any, tensor_ranks: int, stages: int) -> Stage:
+    """Leave a model what this process's rank has of it. Raises UsageError for one that cannot be split so."""
+    import torch.distributed as dist
+
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    stage = Stage(number=rank // tensor_ranks, stages=stages, before=rank - tensor_ranks, after=rank + tensor_ranks)
+    if tensor_ranks * stages == 1:
+        return stage
+    base = model.base_model
+    if not all(hasattr(base, name) for name in ("layers", "embed_tokens", "norm")) or not hasattr(model, "lm_head"):
+        raise UsageError(
+            f"{type(model).__name__} is no decoder of embeddings, layers and a head, which alone is split over ranks",
+            hint="Write it as FILE.py:make with --world-size.",
+        )
+    if stages > 1:
+        _keep_stage(model, stage)
+    if tensor_ranks > 1:
+        first = stage.number * tensor_ranks
+        group = dist.new_group(list(range(first, first + tensor_ranks)))
+        _split_widths(model, tensor_ranks, group)
+    return stage
+
+
+def _keep_stage(model: Any, stage: Stage) -> None:
+    base, config = model.base_model, model.config
+    layers = len(base.layers)
+    if stage.stages > layers:
+        raise UsageError(f"{layers} layers over {stage.stages} stages", hint="Choose no more stages than layers.")
+    share, more = divmod(layers, stage.stages)
+    begin = stage.number * share + min(stage.number, more)
+    end = begin + share + (stage.number < more)
+    base.layers = torch.nn.ModuleList(list(base.layers)[begin:end])
+    modules: list[Any] = list(base.layers.modules())
+    for module in modules:
+        if hasattr(module, "layer_idx"):
+            module.layer_idx -= begin
+    if getattr(config, "layer_types", None):
+        config.layer_types = list(config.layer_types)[begin:end]
+    config.num_hidden_layers = end - begin
+    if stage.number:
+        base.embed_tokens = _Received(stage, int(config.hidden_size), model.dtype)
+    if not stage.is_last:
+        base.norm, model.lm_head = torch.nn.Identity(), torch.nn.Identity()
+
+
+class _Received(torch.nn.Module):
+    """In place of the embedding: hidden states of the stage before."""
+
+    def __init__(self, stage: Stage, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.stage, self.width, self.dtype = stage, width, dtype
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """[batch, tokens] → [batch, tokens, hidden]"""
+        import torch.distributed as dist
+
+        hidden = torch.empty(*ids.shape, self.width, dtype=self.dtype)
+        dist.recv(hidden, self.stage.before)
+        self.stage.received = hidden.requires_grad_() if self.training else hidden
+        return hidden
+
+
+def _split_widths(model: Any, ranks: int, group: Any) -> None:
+    base, config = model.base_model, model.config
+    heads = int(config.num_attention_heads)
+    if heads % ranks:
+        raise UsageError(f"{heads} attention heads over {ranks} ranks", hint="Choose ranks that divide them.")
+    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    if key_heads % ranks and ranks % key_heads:
+        raise UsageError(
+            f"{key_heads} heads of keys and values over {ranks} ranks", hint="Choose ranks that divide them."
+        )
+    for name, module in base.layers.named_modules():
+        last = name.rpartition(".")[2]
+        if is_experts(module):
+            _split_experts(module, ranks, group)
+        elif isinstance(module, torch.nn.Linear):
+            if last not in COLUMNS | ROWS | WHOLE:
+                raise UsageError(
+                    f"nothing tells how layers.{name} is split over {ranks} ranks",
+                    hint="Write the model as FILE.py:make with --world-size.",
+                )
+            if last in ROWS:
+                _shrink(module, "weight", 1, _share(module.in_features, ranks, name))
+                module.register_forward_hook(lambda _, __, result: _ReduceForward.apply(result, group))
+            elif last in COLUMNS:
+                # Fewer heads of keys than ranks: each has one, as some others do.
+                parts = min(ranks, key_heads) if last in ("k_proj", "v_proj") else ranks
+                _shrink(module, "weight", 0, _share(module.out_features, parts, name))
+                if module.bias is not None:
+                    _shrink(module, "bias", 0, module.out_features // parts)
+        if hasattr(module, "k_proj") and hasattr(module, "num_key_value_groups"):
+            attention: Any = module
+            attention.num_key_value_groups = (heads // ranks) // max(1, key_heads // ranks)
+        _enter_together([child for key, child in module.named_children() if key in COLUMNS], group)
+    _split_vocabulary(model, ranks, group)
+
+
+def _share(size: int, ranks: int, what: str) -> int:
+    if size % ranks:
+        raise UsageError(f"the {size} features of layers.{what} over {ranks} ranks", hint="Choose ranks that divide.")
+    return size // ranks
+
+
+def _shrink(module: Any, name: str, dim: int, size: int) -> None:
+    """Leave a parameter `size` along one dimension."""
+    whole = getattr(module, name)
+    shape = [size if at == dim else length for at, length in enumerate(whole.shape)]
+    part = torch.empty(shape, dtype=whole.dtype)
+    setattr(module, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
+
+
+def _split_experts(experts: Any, ranks: int, group: Any) -> None:
+    """Each rank has a part of the inner width of every expert."""
+    width_name = next((name for name in ("intermediate_dim", "intermediate_size") if hasattr(experts, name)), None)
+    if width_name is None:
+        raise UsageError(f"{type(experts).__name__} does not tell its inner width", hint="Use --expert-parallel.")
+    width = int(getattr(experts, width_name))
+    part = _share(width, ranks, "experts")
+    for name, parameter in list(experts.named_parameters(recurse=False)):
+        gated = name.startswith("gate_up")
+        inner, share = (2 * width, 2 * part) if gated else (width, part)
+        if inner in parameter.shape[1:] and (gated or parameter.dim() == 3):  # a bias of `down` has the outer width
+            of_rows = parameter.dim() == 2 or gated != bool(getattr(experts, "is_transposed", False))
+            _shrink(experts, name, 1 if of_rows else 2, share)
+    setattr(experts, width_name, part)
+    experts.register_forward_pre_hook(lambda _, given: (_ReduceBackward.apply(given[0], group), *given[1:]))
+    experts.register_forward_hook(lambda _, __, result: _ReduceForward.apply(result, group))
+
+
+def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
+    """Embedding and head of this rank's tokens, rounded up; logits are gathered."""
+    embedding, head = model.base_model.embed_tokens, model.lm_head
+    tied = isinstance(embedding, torch.nn.Embedding) and getattr(head, "weight", None) is embedding.weight
+    if isinstance(embedding, torch.nn.Embedding):
+        part = -(-embedding.num_embeddings // ranks)
+        _shrink(embedding, "weight", 0, part)
+        first = group.rank() * part
+
+        def looked_up(self: Any, ids: torch.Tensor) -> torch.Tensor:
+            elsewhere = (ids < first) | (ids >= first + part)
+            rows = torch.nn.functional.embedding((ids - first).masked_fill(elsewhere, 0), self.weight)
+            return _ReduceForward.apply(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), group)
+
+        embedding.forward = MethodType(looked_up, embedding)
+    if isinstance(head, torch.nn.Linear):
+        whole = head.out_features
+        if tied:
+            head.weight = embedding.weight
+        else:
+            _shrink(head, "weight", 0, -(-whole // ranks))
+        head.register_forward_pre_hook(lambda _, given: (_ReduceBackward.apply(given[0], group),))
+        head.register_forward_hook(lambda _, __, logits: _Gathered.apply(logits, group)[..., :whole])
+
+
+def _enter_together(linears: list[Any], group: Any) -> None:
+    """Sum the gradient of what several products take once for all of them."""
+    entered: list[Any] = [lambda: None, lambda: None]
+
+    def hook(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        if not (torch.is_grad_enabled() and given[0].requires_grad):
+            return None
+        shared = entered[1]()
+        if entered[0]() is not given[0] or shared is None:
+            shared = _ReduceBackward.apply(given[0], group)
+            entered[:] = weakref.ref(given[0]), weakref.ref(shared)
+        return shared, *given[1:]
+
+    for linear in linears:
+        linear.register_forward_pre_hook(hook)
+
+
+def _summed(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    return _REDUCE.wait_tensor(_REDUCE.all_reduce(tensor.contiguous(), "sum", group.group_name))
+
+
+class _ReduceForward(torch.autograd.Function):
+    """Partial results summed over the ranks; the gradient is the same on all."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:
+        return _summed(partial, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class _ReduceBackward(torch.autograd.Function):
+    """The same on all ranks; its gradients are partial and summed."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _summed(gradients[0], ctx.group), None
+
+
+class _Gathered(torch.autograd.Function):
+    """Parts of all ranks side by side in the last dimension; each keeps the gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group, ctx.width = group, part.shape[-1]
+        gathered = _REDUCE.all_gather_into_tensor(part.contiguous(), group.size(), group.group_name)
+        return torch.cat(_REDUCE.wait_tensor(gathered).chunk(group.size()), dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0].narrow(-1, ctx.group.rank() * ctx.width, ctx.width), None

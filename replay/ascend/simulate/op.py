@@ -10,7 +10,16 @@ import msgspec
 
 from opreplay.replay.ascend.cost.correction import Correction, Traits, octaves, shipped, warmth
 from opreplay.replay.ascend.cost.cube import gemm_of
-from opreplay.replay.ascend.cost.predict import BOUNDS, DOUBLES, MOVING, UNLIKE_CORES, family_of, least_us, only_moves
+from opreplay.replay.ascend.cost.predict import (
+    BOUNDS,
+    DOUBLES,
+    MOVES_ALL,
+    MOVING,
+    UNLIKE_CORES,
+    family_of,
+    least_us,
+    only_moves,
+)
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
 from opreplay.replay.ascend.cost.sizes import tally_of, total_bytes
@@ -332,15 +341,17 @@ def _is_double(parts: Parts) -> bool:
 
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
-    """No call is quicker: its kernels as `least_us` says; the bytes that L2 cannot hold, at the peak of HBM."""
+    """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM."""
     bare = datasheet_only(device)
+    read = max((tally_of(call).read for call, _ in parts if family_of(call, bare).form in MOVES_ALL), default=0)
     floor_us = sum(
         call.count * least_us(family_of(call, bare), bare, tally_of(call), gemm_of(call))
         for call, _ in parts
         if family_of(call, bare).form not in UNLIKE_CORES
     )
+    read_us, held_us = (size / bare.hbm_bytes_per_s * 1e6 for size in (read, bare.l2_bytes))
     moving_us = simulated.terms_us.get("hbm", 0.0) * bare.rates.hbm_efficiency
-    return max(floor_us, moving_us - bare.l2_bytes / bare.hbm_bytes_per_s * 1e6)
+    return max(floor_us, max(read_us, moving_us) - held_us)
 
 
 def _confidence(correction: Correction, fitted: Simulated) -> Confidence:

@@ -188,7 +188,7 @@ class Learned:
 
         key = tuple(int(code) for code in group[1:4])
         if key not in self._inverses:
-            self._inverses[key] = np.linalg.inv(self._noisy(order))
+            self._inverses[key] = np.linalg.inv(self._noisy(order)).astype(np.float64)
         return self._inverses[key]
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -77,11 +77,15 @@ def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str,
 
 def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut], *, width: int) -> RenderableType:
     """Cross-validated figures by type and overall, in percent."""
+    return Group(*_crossed(_cross(across, elsewhere), width))
+
+
+def _crossed(left_out: Mapping[str, Figures], width: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for name, figures in _cross(across, elsewhere).items():
+    for name, figures in left_out.items():
         rows = [*figures.families.items(), ("all", figures.overall)]
         parts += [Text(TITLES[name], style="bold"), *terminal(errors_table("kernel type", rows), width)[1:], Text()]
-    return Group(*parts)
+    return parts
 
 
 def facts(validation: Validation, *, worst: int) -> dict[str, Any]:
@@ -178,10 +182,8 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
         Text(f"{validation.figures.overall.n} unique kernels in {rows}{dropped}", style="bold"),
         *(Text(note, style="dim") for note in notes),
         *terminal(errors_table("kernel type", [*validation.figures.families.items(), *socs, *overall]), width),
+        *_crossed(validation.cross, width),
     ]
-    for name, figures in validation.cross.items():
-        rows = [*figures.families.items(), ("all", figures.overall)]
-        parts += terminal(errors_table(TITLES[name], rows), width)
     return Group(*parts, *terminal(_worst_table(validation.compared, worst), width))
 
 

@@ -59,7 +59,7 @@ def test_an_op_by_its_bytes_alone_has_the_widest_band(l2: str, tmp_path: Path, c
     assert untold.high_us / untold.time_us == pytest.approx(MOST_BY_BYTES)
     for other in others:
         assert untold.high_us / untold.time_us > other.high_us / other.time_us, other.by
-        # Downwards its bytes are a bound of their own: a band of what an op computes, measured nowhere, may reach further.
+        # Downwards its bytes are a bound of their own: the band of what an op computes may reach further.
         assert untold.time_us / untold.low_us >= other.time_us / other.low_us * 0.9, other.by
 
 

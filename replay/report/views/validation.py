@@ -84,7 +84,7 @@ def _crossed(left_out: Mapping[str, Figures], width: int) -> list[RenderableType
     parts: list[RenderableType] = []
     for name, figures in left_out.items():
         rows = [*figures.families.items(), ("all", figures.overall)]
-        parts += [Text(TITLES[name], style="bold"), *terminal(errors_table("kernel type", rows), width)[1:], Text()]
+        parts += [Text(), Text(TITLES[name], style="bold"), *terminal(errors_table("kernel type", rows), width)[1:]]
     return parts
 
 

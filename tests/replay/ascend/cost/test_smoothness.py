@@ -111,7 +111,7 @@ def test_what_lies_inside_a_middle_dimension_is_dealt_out_where_there_is_much_of
         )
         return predict_kernel(least, device, None, "cold").time_us
 
-    assert took(4096) < took(4096 * 40) < 10 * took(4096)
+    assert took(4096 * 40) == pytest.approx(took(4096), rel=0.1)
 
 
 @pytest.mark.parametrize("images", [8, 16, 20, 32])

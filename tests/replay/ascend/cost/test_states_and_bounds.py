@@ -90,8 +90,8 @@ def test_slow_paths_are_named() -> None:
     middle = predict_kernel(call("ArgMinV2", (16, 256, 256), (16, 256), cols=256, inner=256), DEVICE, 0.0, "cold")
     inner = predict_kernel(call("ArgMinV2", (16, 256, 256), (16, 256), cols=256), DEVICE, 0.0, "cold")
     assert middle.bound == "slow path"
-    assert middle.slow_path == "extremum's index over a middle dimension"
-    assert middle.time_us > 3 * inner.time_us
+    assert middle.slow_path == "minimum's index over a middle dimension"
+    assert middle.time_us > 10 * inner.time_us
     assert not inner.slow_path
     product = predict_kernel(call("Cumprod", (512, 4096)), load_device("910b2"))
     assert product.bound == "slow path"

@@ -251,7 +251,7 @@ def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, st
     assumed: dict[str, str] = {}
     for name in TABLES:
         table = context.tensor(name)
-        if table is None or table.dim() != 2 or table.shape[0] != len(counts):
+        if table is None or tuple(table.shape[:-1]) != (len(counts),):
             continue
         if not fill.is_integer(table.dtype):
             raise InitializerError(f"{context.op}: {name} holds no whole numbers")

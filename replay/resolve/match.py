@@ -96,7 +96,7 @@ def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | Non
     if extra < 0:
         may_lack = all((arg.has_default or arg.optional) and not arg.out for arg in spec.args[extra:])
         return _matched(spec, recorded, CHANGED_ARITY - DEFAULTED_ARGUMENT * extra) if may_lack else None
-    to_out = SKIPPED_TO_OUT if spec.has_out else 0.0
+    to_out = SKIPPED_TO_OUT * spec.has_out
     match = _matched(spec, recorded[extra:], CHANGED_ARITY + SKIPPED_ARGUMENT * extra + to_out, skipped=extra)
     # A dropped tensor would make another op of it.
     if match is not None or any(rec.kind in ("tensor", "tensors") for rec in recorded[wanted:]):

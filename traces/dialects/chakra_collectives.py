@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from opreplay.traces.activity.model import Collective, ListedCollective
@@ -29,7 +30,7 @@ def listed_collective(node: Node, row: int) -> ListedCollective | None:
             name=kind,
             dtype=dtype,
             elements=max(0, size) // width,
-            group=str(attrs.get("pg_name") or attrs.get("comm_group") or "")[:200] or None,
+            group=_group_name(attrs),
             group_size=_known(attrs.get("group_size")),
             source=_known(attrs.get("comm_src")),
             target=_known(attrs.get("comm_dst")),
@@ -40,6 +41,10 @@ def listed_collective(node: Node, row: int) -> ListedCollective | None:
         of_bytes=True,
         dur_us=_duration_us(node),
     )
+
+
+def _group_name(attrs: Mapping[str, Any]) -> str | None:
+    return str(attrs.get("pg_name") or attrs.get("comm_group") or "")[:200] or None
 
 
 def _duration_us(node: Node) -> float:

@@ -219,6 +219,12 @@ def tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tu
     return _tensors_of(shapes, types, formats)
 
 
+def _layout(text: str) -> str:
+    """A format as kernels have it; ND where none is told."""
+    name = text.strip("'\"").upper().split(":")[0].removeprefix("FORMAT_")[:MAX_SPELLING]
+    return "ND" if name in _NOT_THERE else FORMATS.get(name, name)
+
+
 @lru_cache(maxsize=4096)
 def _tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tuple[TensorSpec | None, ...]:
     shape_parts, type_parts, format_parts = _split(shapes), _split(types) or [], _split(formats) or ["ND"]
@@ -231,9 +237,7 @@ def _tensors_of(shapes: str | None, types: str | None, formats: str | None) -> t
     for i in range(n):
         sizes = _shape(shape_parts[i]) if i < len(shape_parts) else ()
         kind = dtype_of(type_parts[min(i, len(type_parts) - 1)]) if type_parts else "float32"
-        layout = format_parts[min(i, len(format_parts) - 1)]
-        layout = layout.strip("'\"").upper().split(":")[0].removeprefix("FORMAT_")[:MAX_SPELLING]
-        layout = "ND" if layout in _NOT_THERE else FORMATS.get(layout, layout)
+        layout = _layout(format_parts[min(i, len(format_parts) - 1)])
         out.append(None if kind is None else TensorSpec(shape=sizes, dtype=kind, format=layout))
     return tuple(out)
 

@@ -20,6 +20,8 @@ ACCUMULATORS = 32768
 """float32 accumulators that the 128 KiB of L0C hold: the largest base tile, rows times columns."""
 
 
+LEAST_ROWS = 80
+"""Rows that decide how wide a tile of fewer is: 64 rows, as wide as L0C allows, would take another wave than 65."""
 FLOATS = frozenset({"float32", "float64"})
 """Types whose operands are rearranged on loading; float64, which the cube lacks, is never quicker than float32."""
 MOST_OF_HBM = 0.95
@@ -32,36 +34,31 @@ and four of 64 rows can; the root lies between."""
 SPLIT_LEAST = 4096
 """Least depth of the pieces of a K that is dealt out to cores; assumed: pieces of 1024 would make products measured
 with K = 7168 half as long as they were, and nothing measured tells 2048 from more."""
-ENOUGH_CORES = 5 / 6
-"""Share of the cores that a tile may keep busy instead of being halved once more: 21 tiles on 24 cores take one wave,
-the 49 of half the size three."""
 
 
 def base_tiles(gemm: Gemm, cores: int) -> tuple[tuple[int, int], ...]:
-    """Base tiles (rows, columns) to choose from: as large as L0C and the product allow, one side halved after the other
-    while cores lie idle."""
+    """Base tiles (rows, columns) to choose from: as large as L0C and the product allow, and all that halving one side
+    after the other makes while cores lie idle. More cores have more to choose from, so they are never slower."""
     return tuple((rows, cols) for rows, cols, _ in _plans(gemm, cores, split=False))
 
 
-def _shrunk(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
-    """The first tile that leaves no core idle, after the one before if that keeps enough of them busy."""
+def _halved(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
+    """A tile, and all that halving it makes until no core is idle: large ones on fewer cores load less in all."""
     m, n, batch = gemm.m, gemm.n, gemm.batch
     across, tall = -(-n // cols), batch * -(-m // rows)
-    before = rows, cols, 1
-    earlier, tiles = 0, tall * across
+    out = [(rows, cols, 1)]
     min_tile = FLOAT32_TILE * sqrt(gemm.k) if gemm.dtype in FLOATS else 0
-    while tiles < cores and (rows >= 32 or cols >= 32):
+    while tall * across < cores and (rows >= 32 or cols >= 32):
         if min_tile and (rows <= FLOAT32_ROWS or cols > 16) and (rows if rows > 32 else 32) * cols <= min_tile:
             break
-        before, earlier = (rows, cols, 1), tiles
         if rows < 32 or (cols >= 32 and (cols >= rows if columns_first else rows <= 32)):
             cols = cols // 32 * 16 or 16
             across = -(-n // cols)
         else:
             rows = rows // 32 * 16 or 16
             tall = batch * -(-m // rows)
-        tiles = tall * across
-    return [before, (rows, cols, 1)] if earlier >= ENOUGH_CORES * cores else [(rows, cols, 1)]
+        out.append((rows, cols, 1))
+    return out
 
 
 def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int, int]]:
@@ -71,16 +68,16 @@ def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int
     out: list[tuple[int, int, int]] = []
     for most_rows in (128, 256):
         rows = whole_m if whole_m < most_rows else most_rows
-        cols = ACCUMULATORS // (rows if rows > 64 else 64) // 16 * 16
+        cols = ACCUMULATORS // (rows if rows > LEAST_ROWS else LEAST_ROWS) // 16 * 16
         if whole_n < cols:
             cols = whole_n
         if batch * -(-m // rows) * -(-n // cols) >= cores:
             out.append((rows, cols, 1))
         else:
-            out += _shrunk(gemm, rows, cols, cores, columns_first=True)
+            out += _halved(gemm, rows, cols, cores, columns_first=True)
             # Of few rows the columns are halved in either order.
             if rows >= 32 and cols >= 32:
-                out += [tile for tile in _shrunk(gemm, rows, cols, cores, columns_first=False) if tile not in out]
+                out += [tile for tile in _halved(gemm, rows, cols, cores, columns_first=False) if tile not in out]
         if rows < most_rows:
             break
     if k >= 2 * SPLIT_LEAST and split and gemm.dtype not in FLOATS:

@@ -53,18 +53,12 @@ def attend_sequences(
             out, lse = _masked(q, k, v, scale, ~hidden, need_lse=need_lse)
             if maxima is not None:
                 maxima.append(_scores(q, k, scale, ~hidden).amax(-1))
-        elif sparse_mode == 2:
-            # Top-left causal is bottom-right causal on the keys that any query sees.
-            k, v, rules = k[: q.shape[0]], v[: q.shape[0]], Rules(scale=scale, causal=True)
-            out, lse = attend(q, k, v, rules, need_lse=need_lse)
-            if maxima is not None:
-                maxima.append(row_maxima(q, k, rules))
         else:
-            causal = sparse_mode == 3
-            band = sparse_mode == 4
-            before = pre_tokens if band and pre_tokens < _LARGE else -1
-            after = next_tokens if band and next_tokens < _LARGE else -1
-            rules = Rules(scale=scale, causal=causal, window=(before, after))
+            if sparse_mode == 2:
+                # Top-left causal is bottom-right causal on the keys that any query sees.
+                k, v = k[: q.shape[0]], v[: q.shape[0]]
+            before, after = (n if sparse_mode == 4 and n < _LARGE else -1 for n in (pre_tokens, next_tokens))
+            rules = Rules(scale=scale, causal=sparse_mode in (2, 3), window=(before, after))
             out, lse = attend(q, k, v, rules, need_lse=need_lse)
             if maxima is not None:
                 maxima.append(row_maxima(q, k, rules))

@@ -119,14 +119,17 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
         return _lengths_of_ends(listed) if ends else listed
     pages = find(context, ("kv_indptr",))
     if pool is not None and pages is not None:
-        page_counts = whole(pages).diff()
-        last = find(context, ("kv_last_page_lens",))
-        tokens = page_counts * pool.page
-        if last is None or last.numel() != len(page_counts):
-            return tokens
-        return torch.where(page_counts > 0, tokens - pool.page + whole(last), 0)
+        return _tokens_in_pages(whole(pages).diff(), pool.page, find(context, ("kv_last_page_lens",)))
     edges = find(context, (*CUMULATIVE_SEEN, *CUMULATIVE_NEW))
     return None if edges is None else whole(edges).diff()
+
+
+def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None) -> torch.Tensor:
+    """Tokens in so many pages of each sequence, of which the last one may hold fewer."""
+    tokens = counts * page
+    if last is None or last.numel() != len(counts):
+        return tokens
+    return torch.where(counts > 0, tokens - page + whole(last), 0)
 
 
 def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tensor) -> torch.Tensor:
@@ -155,7 +158,7 @@ def _query_rows(context: InitContext) -> int | None:
     if query.dim() == 1 or (query.dim() < 4 and "input_layout" not in context.args):
         return query.shape[0]
     if query.dim() == 4:
-        return query.shape[0] * query.shape[2 if _layout(context) == "BNSD" and "input_layout" in context.args else 1]
+        return query.shape[0] * query.shape[2 if _layout(context) == "BNSD" else 1]
     layout = _layout(context)
     return query.shape[0] if layout == "TND" else query.shape[1] if layout == "NTD" else query[..., 0].numel()
 

@@ -159,10 +159,7 @@ def element_types(shapes: Sequence[Shape], op: str, known: Known, context: Conte
     around = context.relatives()
     if op.startswith("_fused_"):
         return _gradient_types(shapes, around)
-    by_name: dict[str, list[TensorMeta]] = {}
-    for meta, name in first_tensors(around.inside if op == "cartesian_prod" else around.children):
-        if meta.dtype:
-            by_name.setdefault(name, []).append(meta)
+    by_name = _typed_by_name(around.inside if op == "cartesian_prod" else around.children)
     for name, metas in by_name.items():
         if (dtypes := _dtypes_by_shape(shapes, metas)) is not None:
             return dtypes, f"the tensors of {name} inside"
@@ -172,6 +169,15 @@ def element_types(shapes: Sequence[Shape], op: str, known: Known, context: Conte
         return _broadcast_types(shapes, by_name.get("aten::expand", []), around)
     read = joined(shapes, op, known, around)
     return None if read is None else ((read[1],) * len(shapes), f"{read[2]} reads the result")
+
+
+def _typed_by_name(calls: Sequence[OpSignature]) -> dict[str, list[TensorMeta]]:
+    """The first tensors of calls whose types are recorded, by the calls' names."""
+    by_name: dict[str, list[TensorMeta]] = {}
+    for meta, name in first_tensors(calls):
+        if meta.dtype:
+            by_name.setdefault(name, []).append(meta)
+    return by_name
 
 
 def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tuple[str, ...] | None:

@@ -252,7 +252,7 @@ def test_times_that_say_the_opposite_of_the_ratio_are_told_apart(before: Path, t
 def test_what_is_no_result_is_refused(before: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "t.json"
     wrong.write_text('{"traceEvents": []}\n')
-    assert run(before, wrong).exit_code == 2, "a trace without any time"
+    assert run(before, wrong).exit_code == 3, "a trace without any time"
     wrong.write_text("[1, 2]")
     assert run(before, wrong).exit_code == 3
     assert run(before, tmp_path / "none.jsonl").exit_code == 3

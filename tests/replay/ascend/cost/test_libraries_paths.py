@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
 import pytest
 
 from opreplay.replay.ascend import load_device
@@ -55,3 +58,36 @@ def test_the_950pr_converts_no_layouts_for_a_convolution_forward(text: str, meas
 def test_output_channels_are_dealt_out_where_pixels_are_few() -> None:
     text = "aten::conv2d(bf16[2,2048,16,16],bf16[2048,2048,1,1],bf16[2048],[1,1],[0,0],[1,1],1)"
     assert convolution(text, "950pr")["Conv2D"] < 40.0
+
+
+SIZES = (64, 3584, 4095, 11008)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rows", [1, 16, 65, 129, 1024, 4096])
+def test_cores_and_clock_make_no_product_slower(rows: int, dtype: str) -> None:
+    """With the constants of one chip: what a chip was measured to differ by is not in question."""
+    small = load_device("910b3")
+    large = msgspec.structs.replace(small, aic_cores=24, freq_hz=1.8e9)
+    for columns, depth in itertools.product(SIZES, SIZES):
+        operands = TensorSpec(shape=(rows, depth), dtype=dtype), TensorSpec(shape=(depth, columns), dtype=dtype)
+        call = KernelCall(type="MatMulV3", inputs=operands, outputs=(TensorSpec(shape=(rows, columns), dtype=dtype),))
+        fewer, more = (predict_kernel(call, device, state="warm").time_us for device in (small, large))
+        assert more <= 1.01 * fewer, (columns, depth)
+
+
+@pytest.mark.parametrize("columns", SIZES)
+@pytest.mark.parametrize("depth", SIZES)
+def test_64_rows_are_not_dearer_than_65(columns: int, depth: int) -> None:
+    device = load_device("910b4-1")
+    times = [
+        predict_kernel(
+            KernelCall(
+                type="MatMulV3", inputs=(half(rows, depth), half(depth, columns)), outputs=(half(rows, columns),)
+            ),
+            device,
+            state="warm",
+        ).time_us
+        for rows in (64, 65)
+    ]
+    assert times[0] <= 1.05 * times[1]

@@ -42,6 +42,8 @@ def test_no_product_beats_the_datasheet_and_large_ones_come_near_it(name: str) -
 def test_twice_a_size_is_never_cheaper_but_for_tiles(name: str, axis: int) -> None:
     device = load_device(name)
     for sizes in product(SIZES, repeat=3):
+        if axis == 1 and sizes[1] == 1:
+            continue  # One column takes a path of the library of its own, measured slower than two.
         twice = [size * (1 + (i == axis)) for i, size in enumerate(sizes)]
         before, after = (predict_time_us(gemm(*at), device) for at in (sizes, twice))
         # From one tile to two a product goes to other cores; above that only waves and measured neighbours step.

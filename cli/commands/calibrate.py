@@ -63,6 +63,8 @@ def command(
         if name is not None:
             raise UsageError("--name and --shipped exclude each other")
         refit_shipped(measured, Path(output), version=shipped, format_=format_)
+        if Path(kernel_details[0]).is_dir():
+            learn_shipped(kernel_details[0], Path(output))
         return
 
     from opreplay.cli.outputs import write_file
@@ -106,14 +108,24 @@ def check_target(path: Path, *, force: bool, folder: bool) -> None:
     check_writable(path, force=force)
 
 
+def learn_shipped(folder: str, output: Path) -> None:
+    """Write the measured calls of a folder's tables that correct predictions of calls alone."""
+    from opreplay.cli.outputs import write_file
+    from opreplay.replay.ascend.calibrate.calls import calls_in, learned_text
+    from opreplay.replay.ascend.cost.correction import FILE
+
+    write_file(output / FILE, learned_text(calls_in(folder)), force=True)
+
+
 def refit_shipped(measured: list[Measured], folder: Path, *, version: str, format_: str) -> None:
     """Fit all shipped devices together and write their files; prints the cross-validated figures."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend import list_devices, load_device
-    from opreplay.replay.ascend.calibrate.calibrate import calibrate, datasheet_only
+    from opreplay.replay.ascend.calibrate.calibrate import calibrate
     from opreplay.replay.ascend.calibrate.files import shipped_texts
     from opreplay.replay.ascend.calibrate.validate import groups_of
+    from opreplay.replay.ascend.devices.file import datasheet_only
     from opreplay.replay.report.views import validation as view
 
     groups = groups_of(measured)

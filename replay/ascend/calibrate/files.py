@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.calibrate.calibrate import Group, datasheet_only
+from opreplay.replay.ascend.calibrate.calibrate import Group
 from opreplay.replay.ascend.calibrate.recalibrate import Recalibration
-from opreplay.replay.ascend.devices.file import SCHEMA_VERSION, DeviceFile
+from opreplay.replay.ascend.devices.file import SCHEMA_VERSION, DeviceFile, datasheet_only
 from opreplay.replay.ascend.devices.text import device_text
 from opreplay.replay.ascend.profile import DeviceProfile
 

@@ -129,7 +129,7 @@ def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
     if source is None:
         return 0.0
     if path.how == "serial":
-        return prod(source.shape) * min(path.cycles, SCALAR_CYCLES)
+        return prod(source.shape) * path.cycles
     cut = lines_of(call)
     if cut is None:
         return 0.0

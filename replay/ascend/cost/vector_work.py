@@ -20,8 +20,8 @@ SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "Reduc
 SUMMED_ALONE = 300e3
 """Bytes of a row that a core reduces by itself: reading them takes it as long as it takes several cores to tell each
 other (7 us, the difference of the fitted families). Assumed: measured are rows of 64 KB, and 2 MB and more."""
-SUMMED_ALONE_WIDE = 70e3
-"""The same for 8-byte integers, which take a core so much longer that several cores are quicker from 9,000 on."""
+SUMMED_ALONE_WIDE = 25e3
+"""The same for 8-byte integers, which take a core so much longer that several cores are quicker from about 3,000 on."""
 
 
 def summed_alone(dtype: str) -> float:
@@ -240,10 +240,24 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     return Work(blocks, levels, ceil(rows / blocks), tally.read, tally.write)
 
 
+BLOCKED_CHANNELS = 16
+"""Channels that a block of the format NC1HWC0 holds, whether an image has them or not: interpolation of one channel
+takes as long as of 16 on a 910B2, not on a 950PR (hicann/cann-bench)."""
+RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
+
+
 def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     main = first(call.inputs)
     if main is None:
         return Work(1, 0, 0, 0, 0)
+    work = _pooled(call, device, main)
+    if call.type in RESIZED and device.vector_width == 1.0 and len(main.shape) >= 4 and main.shape[1]:
+        padding = ceil(main.shape[1] / BLOCKED_CHANNELS) * BLOCKED_CHANNELS / main.shape[1]
+        return msgspec.structs.replace(work, elements=work.elements * padding)
+    return work
+
+
+def _pooled(call: KernelCall, device: DeviceProfile, main: TensorSpec) -> Work:
     images = prod(main.shape[:2]) if len(main.shape) >= 4 else 1
     n = max(_numel(first(call.inputs)), _numel(first(call.outputs)))
     # Images are dealt out whole; where they are too few, their rows are.

@@ -8,7 +8,7 @@ model `devices/_model.toml`. It may start from another device with `base = "910b
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -294,7 +294,7 @@ def pipes_of(file: DeviceFile) -> dict[str, Quantity]:
     return out
 
 
-def _paths_by_type(paths: Sequence[SlowPath]) -> dict[str, tuple[SlowPath, ...]]:
+def _paths_by_type(paths: Iterable[SlowPath]) -> dict[str, tuple[SlowPath, ...]]:
     out: dict[str, tuple[SlowPath, ...]] = {}
     for path in paths:
         for kernel_type in path.types:
@@ -396,10 +396,35 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         pipes=Pipes(**{name: quantity.value for name, quantity in pipes_of(file).items()}),
         families=families,
         types=type_table(model),
-        slow_paths=_paths_by_type((*file.slow_paths, *(base.slow_paths if base else ()), *shared_slow_paths())),
+        slow_paths=_paths_by_type(
+            path
+            for path in (*file.slow_paths, *(base.slow_paths if base else ()), *shared_slow_paths())
+            if path.vector_bytes in (0.0, number.get("vector_bytes", 128.0))
+        ),
         own_slow_paths=(*file.slow_paths, *(base.slow_paths if base else ())),
         datasheet=datasheet,
+        is_own_fit=bool(file.rates or file.families or file.slow_paths) and canonical_name(file.name) is None,
     )
+
+
+def datasheet_only(device: DeviceProfile) -> DeviceProfile:
+    """The device before any calibration: its datasheet, and the shared model's starting values."""
+    key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
+    bare = _bare.get(key)
+    if bare is None:
+        file = DeviceFile(
+            schema_version=SCHEMA_VERSION,
+            name=device.name,
+            title=device.title,
+            version=device.version,
+            aliases=device.aliases,
+            datasheet=device.datasheet,
+        )
+        bare = _bare[key] = compile_device(file)
+    return bare
+
+
+_bare: dict[object, DeviceProfile] = {}
 
 
 def _family(name: str, form: Form, layers: Sequence[FamilyEntry]) -> FamilyCost:

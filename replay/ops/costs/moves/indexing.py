@@ -169,6 +169,7 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     by_rows = "index_" in op.op.name
     single = _accesses(n, _length(op, table), table.dtype)
     moved = (elements(source) if source is not None and source.shape else n) * itemsize(table.dtype)
+    moved += sum(elements(tensor) * itemsize(tensor.dtype) for tensor in index)
     out = spec(table.shape, table.dtype)
     kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate" if by_rows else "ScatterElements"
     taken = n if by_rows and len(table.shape) > 1 else single

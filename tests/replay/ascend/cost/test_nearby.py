@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, load_device
-from opreplay.replay.ascend.calibrate.calibrate import Group, datasheet_only, with_nearby
+from opreplay.replay.ascend.calibrate.calibrate import Group, with_nearby
 from opreplay.replay.ascend.cost.nearby import (
     MAX_NEIGHBOURS,
     MOST,
@@ -22,7 +22,7 @@ from opreplay.replay.ascend.cost.nearby import (
     spot,
 )
 from opreplay.replay.ascend.cost.predict import predict_kernel, predict_time_us
-from opreplay.replay.ascend.devices.file import compile_device, load_file, read_device_file
+from opreplay.replay.ascend.devices.file import compile_device, datasheet_only, load_file, read_device_file
 from opreplay.replay.ascend.devices.text import device_text
 from opreplay.replay.ascend.measured.accuracy import Launch
 from opreplay.replay.ascend.measured.kernel_tables import KernelRow

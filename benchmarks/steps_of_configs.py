@@ -1,4 +1,4 @@
-"""Steps of large models captured from their config alone: processor time, memory, tokens/s, and public times of servers.
+"""Steps of large models captured from their config alone: processor time, memory, tokens/s, and public times.
 
     python -m benchmarks.steps_of_configs [--large | --exam] [--table ../shared/ascend/e2e.csv]
 

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.from_config import PREFIX, Shape
 from opreplay.replay.capture.fused import fused as fused_plan
 from opreplay.replay.capture.fusions import MATCHERS
 from opreplay.replay.capture.target import target_of
+from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.timeline.served import ServedStep, served
 from opreplay.traces.errors import UsageError
 
@@ -53,7 +55,7 @@ def swept(
         notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
         rows += served(
             plan,
-            devices,
+            simulate_plan(plan, devices, expected_contents()),
             batch=wanted.batch,
             context=wanted.context,
             decodes=wanted.phase == "decode",

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.ir.model import ReplayPlan
-from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.timeline.captured import GRAPH, captured_timeline
 
 
@@ -39,7 +37,7 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 def served(
     plan: ReplayPlan,
-    devices: Sequence[DeviceProfile],
+    steps: Sequence[Step],
     *,
     batch: int,
     context: int,
@@ -47,11 +45,11 @@ def served(
     stages: int = 1,
     replicas: int = 1,
 ) -> list[ServedStep]:
-    """A captured step on each device; `stages` take a token one after the other, `replicas` ranks have own sequences.
+    """A captured step on devices, whose predictions `steps` are.
 
+    `stages` take a token one after the other, `replicas` ranks have own sequences.
     Raises UsageError for a plan that was not captured.
     """
-    steps = simulate_plan(plan, devices, expected_contents())
     timeline = captured_timeline(plan, steps, what_if=GRAPH[:1])
     tokens = batch * (1 if decodes else context)
     a_token = stages / (1 if decodes else tokens) / 1e3

@@ -2,7 +2,8 @@
 """Reads and checks device files (TOML): schema, units, known names; compiles them into a `DeviceProfile`.
 
 A device file holds datasheet values and, optionally, rates and family constants that replace those of the shared cost
-model `devices/_model.toml`. It may start from another device with `base = "910b3"`.
+model `devices/_model.toml`; those of shipped devices stand in one table for all (see `fitted`). A file may start from a
+shipped device with `base = "910b3"`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from opreplay.replay.ascend.cost.nearby import spot
+from opreplay.replay.ascend.devices.fitted import Row, sections_of, shipped_rows
 from opreplay.replay.ascend.profile import (
     DeviceProfile,
     FamilyCost,
@@ -205,7 +207,7 @@ def list_devices() -> list[str]:
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and not n.startswith("_"))
 
 
-def _decode(text: bytes, kind: type[Any], where: str) -> Any:
+def _decode(text: bytes, kind: type[Any], where: str, fitted: tuple[Row, ...] = ()) -> Any:
     if len(text) > MAX_FILE_BYTES:
         raise FormatError(f"{where}: {len(text)} bytes, over the limit of {MAX_FILE_BYTES} for a device file")
     try:
@@ -218,6 +220,8 @@ def _decode(text: bytes, kind: type[Any], where: str) -> Any:
             f"{where}: schema_version is {version!r}, this opreplay reads 1 to {SCHEMA_VERSION}",
             hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
         )
+    if fitted:
+        raw |= sections_of(raw["name"], fitted, {name: rate.unit for name, rate in load_model().rates.items()})
     for section, entry_kind in (
         ("datasheet", Quantity),
         ("rates", Quantity),
@@ -356,9 +360,12 @@ def _check_family(where: str, entry: FamilyEntry) -> None:
         raise FormatError(f"{where}: form and types belong to the shared model")
 
 
-def read_device_file(text: bytes, where: str) -> DeviceFile:
-    """Decode and check a device file's text. Raises FormatError naming the key, or the line for broken TOML."""
-    return _checked(_decode(text, DeviceFile, where), where)
+def read_device_file(text: bytes, where: str, fitted: tuple[Row, ...] = ()) -> DeviceFile:
+    """Decode and check a device file's text, and what a table of fitted constants says of it.
+
+    Raises FormatError naming the key, or the line for broken TOML.
+    """
+    return _checked(_decode(text, DeviceFile, where, fitted), where)
 
 
 def compile_device(file: DeviceFile) -> DeviceProfile:
@@ -453,7 +460,7 @@ def _optional_link(number: dict[str, float], name: str) -> Link | None:
 
 @lru_cache(maxsize=32)
 def _shipped(name: str) -> DeviceFile:
-    return read_device_file((_folder() / f"{name}.toml").read_bytes(), f"{name}.toml")
+    return read_device_file((_folder() / f"{name}.toml").read_bytes(), f"{name}.toml", shipped_rows())
 
 
 def canonical_name(name: str) -> str | None:

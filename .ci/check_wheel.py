@@ -12,6 +12,7 @@ REQUIRED = (
     "opreplay/tracelens.py",
     "traces/samples/transformer_infer.json.gz",
     "replay/ascend/devices/910b3.toml",
+    "replay/ascend/devices/fitted.csv",
     "cli/main.py",
 )
 

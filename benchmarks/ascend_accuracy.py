@@ -21,12 +21,11 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     bands,
     calibrate,
     cross_validate,
-    datasheet_only,
 )
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.cost.predictor import Predictor
-from opreplay.replay.ascend.devices.file import list_devices, load_device
+from opreplay.replay.ascend.devices.file import datasheet_only, list_devices, load_device
 from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
 
 ROOT = Path(__file__).parents[1]

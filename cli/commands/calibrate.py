@@ -63,6 +63,8 @@ def command(
         if name is not None:
             raise UsageError("--name and --shipped exclude each other")
         refit_shipped(measured, Path(output), version=shipped, format_=format_)
+        if Path(kernel_details[0]).is_dir():
+            learn_shipped(kernel_details[0], Path(output))
         return
 
     from opreplay.cli.outputs import write_file
@@ -93,35 +95,45 @@ def measured_in(folder: str) -> list[Measured]:
 def check_target(path: Path, *, force: bool, folder: bool) -> None:
     """Raises UsageError for what cannot be written, before any work is done."""
     from opreplay.cli.outputs import check_writable
+    from opreplay.replay.ascend.devices.fitted import FILE
     from opreplay.traces.errors import UsageError
 
     if folder:
         if not path.is_dir():
-            raise UsageError(f"{path} is no folder", hint="--shipped writes a file for each device into a folder.")
-        if any(path.glob("*.toml")) and not force:
-            raise UsageError(f"{path} holds device files", hint="Overwrite them with --force.")
+            raise UsageError(f"{path} is no folder", hint="--shipped writes the table of all devices into a folder.")
+        check_writable(path / FILE, force=force)
         return
     if path.suffix != ".toml":
         raise UsageError(f"{path}: a device file ends in .toml")
     check_writable(path, force=force)
 
 
+def learn_shipped(folder: str, output: Path) -> None:
+    """Write the measured calls of a folder's tables that correct predictions of calls alone."""
+    from opreplay.cli.outputs import write_file
+    from opreplay.replay.ascend.calibrate.calls import calls_in, learned_text
+    from opreplay.replay.ascend.cost.correction import FILE
+
+    write_file(output / FILE, learned_text(calls_in(folder)), force=True)
+
+
 def refit_shipped(measured: list[Measured], folder: Path, *, version: str, format_: str) -> None:
-    """Fit all shipped devices together and write their files; prints the cross-validated figures."""
+    """Fit all shipped devices together and write their table; prints the cross-validated figures."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend import list_devices, load_device
-    from opreplay.replay.ascend.calibrate.calibrate import calibrate, datasheet_only
-    from opreplay.replay.ascend.calibrate.files import shipped_texts
+    from opreplay.replay.ascend.calibrate.calibrate import calibrate
+    from opreplay.replay.ascend.calibrate.files import shipped_table
     from opreplay.replay.ascend.calibrate.validate import groups_of
+    from opreplay.replay.ascend.devices.file import datasheet_only
+    from opreplay.replay.ascend.devices.fitted import FILE
     from opreplay.replay.report.views import validation as view
 
     groups = groups_of(measured)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
     fitted, held_out = calibrate(groups, devices, on_step=console.narrate)
     across, elsewhere = held_out["folds"], held_out["unseen_soc"]
-    for name, text in shipped_texts(groups, fitted, version=version).items():
-        write_file(folder / f"{name}.toml", text, force=True)
+    write_file(folder / FILE, shipped_table(groups, fitted, version=version), force=True)
     if format_ == "json":
         console.write(console.json_text(view.cross_facts(across, elsewhere)))
     else:

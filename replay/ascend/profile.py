@@ -209,7 +209,15 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 When = Literal[
-    "always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "one column", "like"
+    "short rows",
+    "inside of four dimensions",
+    "always",
+    "middle dimension",
+    "innermost dimension",
+    "long rows",
+    "unaligned float32 operands",
+    "one column",
+    "like",
 ]
 How = Literal["factor", "lines", "steps", "serial"]
 
@@ -237,6 +245,8 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of "like": least and most elements of the first operand."""
     lengths: tuple[float, float] = (0.0, 0.0)
     """Least and most elements along the dimension at which it was measured; 0 where the length does not matter."""
+    vector_bytes: float = 0.0
+    """Of devices whose vector instructions take so many bytes; 0 where it is not known to depend on them."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,6 +305,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """CANN kernel type → slow paths of the library that it may take."""
     own_slow_paths: tuple[SlowPath, ...] = ()
     """Those that the device's own file gives."""
+    is_own_fit: bool = False
+    """Whether a user's file gives constants of its own: then no measured calls of others correct them."""
     aliases: tuple[str, ...] = ()
     vector_width: float = 1.0
     """Of a vector core's instructions, relative to the 128 bytes a cycle that constants were fitted at."""

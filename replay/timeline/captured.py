@@ -129,7 +129,7 @@ def captured_timeline(
     ops = {op.id: op for op in plan.ops}
     called = [ops[sequence.ids[index]] for index in sequence.calls]
     calls = {step.device: _calls(called, step, host_scale, host) for step in steps}
-    if host is not None and not any((one.host_band == 1.0).any() for one in calls.values()):
+    if host is not None and not any((of_device.host_band == 1.0).any() for of_device in calls.values()):
         raise UsageError(
             "the results of --host hold none of the host times of this step",
             hint="Measure the plan itself: `opreplay run PLAN --output HOST.jsonl`.",
@@ -264,12 +264,12 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
             folded = tuple(part for part in path[:depth] if not part.isdigit())
             spent[folded] += us
             modules[folded].add(name)
-    made: list[ModuleTime] = []
+    times: list[ModuleTime] = []
 
     def add(prefix: tuple[str, ...]) -> None:
         inside = [path for path in spent if len(path) == len(prefix) + 1 and path[: len(prefix)] == prefix]
         for path in sorted(inside, key=lambda path: (-spent[path], path)):
-            made.append(
+            times.append(
                 ModuleTime(
                     name=path[-1], count=len(modules[path]), depth=len(prefix), device_us=spent[path], path_us=0.0
                 )
@@ -277,15 +277,17 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
             add(path)
 
     add(())
-    return tuple(made)
+    return tuple(times)
 
 
 def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
     """A captured graph, or other times of ops whose names match."""
     if text.strip().lower() in GRAPH:
-        changed = {name: msgspec.structs.replace(one, host_us=np.zeros(len(called))) for name, one in calls.items()}
+        changed = {name: msgspec.structs.replace(soc, host_us=np.zeros(len(called))) for name, soc in calls.items()}
         return CapturedChange(
-            change=text, matched=len(called), socs_us={name: _scheduled(one)[0] for name, one in changed.items()}
+            change=text,
+            matched=len(called),
+            socs_us={name: _scheduled(soc)[0] for name, soc in changed.items()},
         )
     pattern, equals, value = text.strip().rpartition("=")
     if not equals or not pattern:
@@ -295,11 +297,11 @@ def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> 
     socs_us = {
         name: _scheduled(
             msgspec.structs.replace(
-                one,
-                device_us=np.where(hit, one.device_us * number if is_factor else number, one.device_us),
+                soc,
+                device_us=np.where(hit, soc.device_us * number if is_factor else number, soc.device_us),
             )
         )[0]
-        for name, one in calls.items()
+        for name, soc in calls.items()
     }
     return CapturedChange(change=text, matched=int(hit.sum()), socs_us=socs_us)
 

@@ -49,8 +49,8 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
             "before the first task": self.idle_before_first,
             "after the last task": self.idle_after_last,
         }
-        told = [f"{_percent(us / step_us)} {name}" for name, us in parts.items() if us >= _TOLD * step_us]
-        return f"{_percent(self.idle_for_host / step_us)} of the step for the host ({', '.join(told)})"
+        named = [f"{_percent(us / step_us)} {name}" for name, us in parts.items() if us >= _TOLD * step_us]
+        return f"{_percent(self.idle_for_host / step_us)} of the step for the host ({', '.join(named)})"
 
 
 _TOLD = 0.0005
@@ -180,8 +180,8 @@ def _host_waited(graph: StepGraph, schedule: Schedule, task: int, since_us: floa
 def union(starts: Floats, ends: Floats, low: float, high: float) -> Floats:
     """[n, 2]: the intervals within [low, high] merged, in order."""
     starts, ends = np.clip(starts, low, high), np.clip(ends, low, high)
-    kept = ends > starts
-    starts, ends = starts[kept], ends[kept]
+    inside = ends > starts
+    starts, ends = starts[inside], ends[inside]
     if not len(starts):
         return np.empty((0, 2))
     order = np.argsort(starts, kind="stable")

@@ -146,10 +146,10 @@ def edited(
         )
     if not out.overlap and (graph.nodes.kind == COLLECTIVE).any() and graph.on_device:
         lost = graph.lost_beside_collectives
-        told = (
+        loss = (
             f"{lost:.0%} of their speed, as the steps of the trace tell" if lost >= WORTH else "nothing that is known"
         )
-        out.notes.append(f"kernels beside collectives lose {told}")
+        out.notes.append(f"kernels beside collectives lose {loss}")
     return out
 
 
@@ -171,7 +171,7 @@ def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
     }.get(word, "No launch of device work is recorded in it: there is nothing to capture.")
 
 
-def _followers(names: Names, graph: StepGraph, most: int = 3) -> list[str]:
+def _followers(names: Names, graph: StepGraph, count: int = 3) -> list[str]:
     """Pairs of ops whose kernels follow each other on a stream, as `fuse` takes them, those with most time first."""
     nodes, edges = graph.nodes, graph.edges
     spent: defaultdict[str, float] = defaultdict(float)
@@ -182,10 +182,10 @@ def _followers(names: Names, graph: StepGraph, most: int = 3) -> list[str]:
         first, second = (names.op(int(nodes.owner[node])) for node in pair)
         if first != second:
             spent[f"'fuse {first},{second}'"] += float(nodes.dur_us[pair].sum())
-    return sorted(spent, key=lambda pair: -spent[pair])[:most]
+    return sorted(spent, key=lambda pair: -spent[pair])[:count]
 
 
-def heaviest_names(names: Names, graph: StepGraph, most: int = 6) -> list[str]:
+def heaviest_names(names: Names, graph: StepGraph, count: int = 6) -> list[str]:
     """Names with most time in a step: of its device tasks, else of ops on its host."""
     spent: defaultdict[str, float] = defaultdict(float)
     tasks = np.flatnonzero(graph.nodes.name >= 0)
@@ -196,31 +196,31 @@ def heaviest_names(names: Names, graph: StepGraph, most: int = 6) -> list[str]:
         of_op = np.bincount(ops[ops >= 0], weights=graph.slices.dur_us[ops >= 0])
         for row in np.flatnonzero(of_op).tolist():
             spent[names.op(row)] += float(of_op[row])
-    return [name[:60] for name in sorted(spent, key=lambda name: -spent[name])[:most]]
+    return [name[:60] for name in sorted(spent, key=lambda name: -spent[name])[:count]]
 
 
-def nearest_names(names: Names, graph: StepGraph, change: str, most: int = 3) -> list[str]:
+def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -> list[str]:
     """Names of the step's ops and kernels that look most like the patterns of a change."""
     rows = graph.slices.op[graph.slices.op >= 0]
     tasks = np.flatnonzero(graph.nodes.name >= 0).tolist()
     there = {names.op(row) for row in np.unique(rows).tolist()}
     there |= {names.task(node) for node in tasks} | {names.kernel(node) for node in tasks}
     plain = {name.rpartition("::")[2].lower()[:60]: name[:60] for name in sorted(there)}
-    found: list[str] = []
+    near: list[str] = []
     for part in change.removeprefix("fuse ").split(","):
         word = part.partition("=")[0].strip(" *?").rpartition("::")[2].lower()
-        found += [plain[one] for one in get_close_matches(word, list(plain), most, 0.5)] if word else []
-    return list(dict.fromkeys(found))[:most]
+        near += [plain[word_near] for word_near in get_close_matches(word, list(plain), count, 0.5)] if word else []
+    return list(dict.fromkeys(near))[:count]
 
 
 def parsed_value(value: str) -> tuple[float, bool]:
     """(number, whether it is a factor); a bare 0 is a time."""
-    found = _FACTOR.match(value)
-    if not found or (found[2] is None and float(found[1]) != 0.0):
+    match = _FACTOR.match(value)
+    if not match or (match[2] is None and float(match[1]) != 0.0):
         raise TraceError(f"{value!r} is neither a factor such as 0.5x nor a time such as 120us", hint=_HINT)
-    if found[2] == "x":
-        return float(found[1]), True
-    return float(found[1]) * _UNIT_US.get(found[2] or "us", 1.0), False
+    if match[2] == "x":
+        return float(match[1]), True
+    return float(match[1]) * _UNIT_US.get(match[2] or "us", 1.0), False
 
 
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
@@ -257,27 +257,27 @@ def _scale_inside(
     if not len(tasks) or not ops.any():
         return ops
     graph, slices = out.graph, out.graph.slices
-    left = np.zeros(len(ops), bool)
-    left[graph.nodes.owner[graph.nodes.owner >= 0]] = True
-    inside = _covered(names, left)
+    off_host = np.zeros(len(ops), bool)
+    off_host[graph.nodes.owner[graph.nodes.owner >= 0]] = True
+    inside = _covered(names, off_host)
     rows = np.flatnonzero((slices.op >= 0) & inside[np.maximum(slices.op, 0)])
-    top = outermost(names, left)[slices.op[rows]]
+    top = outermost(names, off_host)[slices.op[rows]]
     whole = np.bincount(top, weights=slices.dur_us[rows], minlength=len(ops))
     part = np.bincount(top, weights=slices.dur_us[rows] * ops[slices.op[rows]], minlength=len(ops))
     share = (part / np.maximum(whole, 1e-9))[graph.nodes.owner[tasks]]
     chosen, share = tasks[share > 0.0], share[share > 0.0]
     if len(chosen):
         around = sorted({names.task(node) for node in chosen.tolist()})
-        told = f"{pattern} runs inside {', '.join(around[:3])}{' and others' if around[3:] else ''}"
+        where = f"{pattern} runs inside {', '.join(around[:3])}{' and others' if around[3:] else ''}"
         if factor or number == 0.0:
             out.durations_us[chosen] *= 1.0 + share * (number - 1.0)
             out.matched += len(chosen)
             out.notes.append(
-                f"{told} there, predicted as one: its share of the recorded time, {share.min():.0%} to "
+                f"{where} there, predicted as one: its share of the recorded time, {share.min():.0%} to "
                 f"{share.max():.0%}, is taken for that of the device work"
             )
         else:
-            out.notes.append(f"{told} there, predicted as one: give a factor instead of a time")
+            out.notes.append(f"{where} there, predicted as one: give a factor instead of a time")
     return ops & ~inside
 
 
@@ -301,9 +301,9 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
     inside = (slices.op >= 0) & ops[np.maximum(slices.op, 0)]
     if not inside.any():
         return
-    own = inside & ~_labels(names)[np.maximum(slices.op, 0)]
-    if own.any():  # Python inside a label is no work of the ops that are meant
-        inside = own
+    unlabelled = inside & ~_labels(names)[np.maximum(slices.op, 0)]
+    if unlabelled.any():  # Python inside a label is no work of the ops that are meant
+        inside = unlabelled
     scaled = base.copy()
     if factor:
         scaled[inside] *= number

@@ -112,28 +112,28 @@ def _of_hbm(
     return Slowed(durations_us=now, note=note)
 
 
-def _of_links(found: Schedule, durations_us: Floats, transports: Mapping[int, frozenset[str]]) -> Floats:
+def _of_links(schedule: Schedule, durations_us: Floats, transports: Mapping[int, frozenset[str]]) -> Floats:
     """How much longer each collective takes that shares its links."""
     lost = np.zeros(len(durations_us))
-    nodes = sorted((node for node, used in transports.items() if used), key=lambda node: float(found.start_us[node]))
+    nodes = sorted((node for node, used in transports.items() if used), key=lambda node: float(schedule.start_us[node]))
     running: list[int] = []
     for node in nodes:
-        begin = float(found.start_us[node])
-        running = [other for other in running if found.start_us[other] + durations_us[other] > begin]
+        begin = float(schedule.start_us[node])
+        running = [other for other in running if schedule.start_us[other] + durations_us[other] > begin]
         for other in running:
             if transports[node] & transports[other]:
-                end = min(begin + durations_us[node], found.start_us[other] + durations_us[other])
+                end = min(begin + durations_us[node], schedule.start_us[other] + durations_us[other])
                 lost[[node, other]] += max(0.0, float(end) - begin)
         running.append(node)
     return lost
 
 
-def _drawn(found: Schedule, collectives: Bools, rates: Floats) -> Floats:
+def _drawn(schedule: Schedule, collectives: Bools, rates: Floats) -> Floats:
     """Bytes a second that collectives draw on the average of each task's time."""
     out = np.zeros(len(rates))
-    lasts = np.maximum(found.end_us - found.start_us, 1e-9)
+    lasts = np.maximum(schedule.end_us - schedule.start_us, 1e-9)
     for node in np.flatnonzero(collectives & (rates > 0)).tolist():
-        begin, end = found.start_us[node], found.end_us[node]
-        overlap = np.minimum(found.end_us, end) - np.maximum(found.start_us, begin)
+        begin, end = schedule.start_us[node], schedule.end_us[node]
+        overlap = np.minimum(schedule.end_us, end) - np.maximum(schedule.start_us, begin)
         out += rates[node] * np.clip(overlap, 0.0, None) / lasts
     return out

@@ -89,8 +89,8 @@ class _Export:
         return float(self.schedule.end_us[node])
 
     def _end_of(self, number: int) -> float:
-        one = self.nodes[number - 1]
-        return one.start_us + one.duration_us
+        node = self.nodes[number - 1]
+        return node.start_us + node.duration_us
 
     def _latency(self, node: int, cause: int, waits: tuple[int, ...], since: float, start: float) -> ChakraNode:
         name = self.names.wait(int(self.schedule.cause_kind[node])) if cause >= 0 else "(earlier step)"

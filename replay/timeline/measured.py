@@ -41,11 +41,11 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 def measured_ops(file: ResultFile) -> MeasuredOps:
     """The times of a result file."""
-    done = [one for one in file.results if one.measured_us and one.collective is None]
-    caches = Counter(one.measurement.cache for one in done if one.measurement is not None)
+    done = [result for result in file.results if result.measured_us and result.collective is None]
+    caches = Counter(result.measurement.cache for result in done if result.measurement is not None)
     event_us = file.header.environment.get("profiler_event_us")
     return MeasuredOps(
-        us={one.id: one.measured_us for one in done if one.measured_us},
+        us={result.id: result.measured_us for result in done if result.measured_us},
         collectives=_transfers(file),
         caches=dict(caches),
         profiler_event_us=float(event_us) if isinstance(event_us, int | float) else None,
@@ -58,9 +58,9 @@ def _transfers(file: ResultFile) -> dict[tuple[str, int, str], float]:
         facts = result.collective
         if facts is None or facts.replayed is None or not result.measured_us:
             continue
-        one = facts.collective
+        collective = facts.collective
         us = result.measured_us if facts.replayed.transfer_us is None else facts.replayed.transfer_us
-        out.setdefault((one.kind, one.in_elements, one.dtype), us)
+        out.setdefault((collective.kind, collective.in_elements, collective.dtype), us)
     return out
 
 
@@ -75,17 +75,21 @@ class MeasuredHost(msgspec.Struct, frozen=True, kw_only=True):
 
 def measured_host(file: ResultFile) -> MeasuredHost:
     """Host times of a result file. Raises UsageError for one that holds none."""
-    done = [(one.id, one.measurement) for one in file.results if one.measurement is not None and one.measured_us]
+    done = [
+        (timing.id, timing.measurement)
+        for timing in file.results
+        if timing.measurement is not None and timing.measured_us
+    ]
     host = MeasuredHost(
-        launch_us={id_: one.host_us for id_, one in done if one.host_us},
-        call_us={id_: one.median_us for id_, one in done if file.header.environment.get("device") == "cpu"},
+        launch_us={id_: timing.host_us for id_, timing in done if timing.host_us},
+        call_us={id_: timing.median_us for id_, timing in done if file.header.environment.get("device") == "cpu"},
     )
     if not host.launch_us and not host.call_us:
         raise UsageError("the results hold no host time", hint="Measure the plan here: `opreplay run PLAN -o H.jsonl`.")
     return host
 
 
-def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> MeasuredStep:
+def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> MeasuredStep:
     """A step of the host with measured times in place of the recorded ones.
 
     Of nested ops the outermost measured one counts; its slices keep their shares. To each is added what the profiler of
@@ -97,9 +101,9 @@ def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> Measure
     if graph.on_device:
         raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
     ops = names.trace.ops
-    us = np.array([given.us.get(signature_id(one), np.nan) for one in names.trace.signatures] or [np.nan])
+    us = np.array([results.us.get(signature_id(call), np.nan) for call in names.trace.signatures] or [np.nan])
     by_row = us[ops.signature] if len(ops) else np.empty(0)
-    inside_us = np.asarray((given.profiler_event_us or 0.0) * rows_inside(op_parents(names.trace)), np.float64)
+    inside_us = np.asarray((results.profiler_event_us or 0.0) * rows_inside(op_parents(names.trace)), np.float64)
     durations, matched = with_op_times(names, graph, by_row + inside_us)
     if not matched:
         raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
@@ -108,25 +112,25 @@ def with_measured(names: Names, graph: StepGraph, given: MeasuredOps) -> Measure
     return MeasuredStep(
         edited=Edited(graph, durations, graph.edges.lag_us.copy(), matched=matched),
         profiler_us=float(inside_us[calls[known[calls]]].sum()),
-        notes=tuple(_notes(given)),
+        notes=tuple(_notes(results)),
     )
 
 
-def _notes(given: MeasuredOps) -> list[str]:
+def _notes(results: MeasuredOps) -> list[str]:
     """What these times lack."""
     notes: list[str] = []
-    total = sum(given.caches.values())
+    total = sum(results.caches.values())
     for state in ("cold", "warm"):
-        if count := given.caches.get(state, 0):
+        if count := results.caches.get(state, 0):
             notes.append(
                 f"measured: {count} of {total} ops with {state} caches, which a step has for some arguments only: "
                 "`run --cache step` has each as far away as the step leaves it"
             )
-    if given.profiler_event_us is None:
+    if results.profiler_event_us is None:
         notes.append("measured: without the profiler's own time for ops inside others, which `run --cache step` finds")
     else:
         notes.append(
-            f"measured: {given.profiler_event_us:.2f} µs for each op inside another are the profiler's, which a step "
+            f"measured: {results.profiler_event_us:.2f} µs for each op inside another are the profiler's, which a step "
             "that is not recorded does not spend"
         )
     notes.append("measured: first touches of fresh memory are in recorded times and not in measured ones")

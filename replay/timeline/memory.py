@@ -85,16 +85,16 @@ def memory_of(
     inside &= table.device == numbers[counts.argmax()]
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(table.time_ns[rows], kind="stable")]
-    change, told = table.bytes[rows], table.allocated_bytes[rows]
+    change, in_use = table.bytes[rows], table.allocated_bytes[rows]
     # Where the allocator does not say how much is in use, only what the step adds is known.
-    live = told if (told >= 0).all() else np.cumsum(change)
+    live = in_use if (in_use >= 0).all() else np.cumsum(change)
     peak = int(live.argmax())
     by_op = _live_by_op(trace, rows[: peak + 1])
     before = int(live[peak]) - sum(by_op.values())
     if before > 0:
         by_op[BEFORE] = before
-    told_of = None if plan is None else inferred_memory(plan, (), on_device=on_device)
-    pool = 0 if told_of is None else min(int(live[peak]), told_of.pool_bytes)
+    of_plan = None if plan is None else inferred_memory(plan, (), on_device=on_device)
+    pool = 0 if of_plan is None else min(int(live[peak]), of_plan.pool_bytes)
     return MemoryUse(
         on_device=on_device,
         begin_bytes=int(live[0] - change[0]),
@@ -119,8 +119,8 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     if sequence is None or not sequence.calls:
         return None
     ops, calls, linked = linked_step(plan.ops, sequence)
-    made = [[0 if meta is None else _block(tensor_bytes(meta)) for meta in results_of(op)] for op in ops]
-    given = [[0 if meta is None else _block(tensor_bytes(meta)) for _, _, meta in tensors_of(op)] for op in ops]
+    results = [[0 if meta is None else _block(tensor_bytes(meta)) for meta in results_of(op)] for op in ops]
+    taken = [[0 if meta is None else _block(tensor_bytes(meta)) for _, _, meta in tensors_of(op)] for op in ops]
     aliases = [makes_no_memory(op) for op in ops]
     owned = lifetimes(ops, linked)
     root, until = owned.within, owned.until
@@ -130,49 +130,49 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     passing = _passing(ops, linked)
     live, peak, peak_at, low = 0, 0, 0, 0
     for at, index in enumerate(calls):
-        fresh = [v for output in range(len(made[index])) if root[v := Value(at, output)] == v]
-        live += sum(made[index][v.output] for v in fresh)
+        fresh = [v for output in range(len(results[index])) if root[v := Value(at, output)] == v]
+        live += sum(results[index][v.output] for v in fresh)
         if live > peak:
             peak, peak_at = live, at
         numbers = {s.number for s in linked.sources[at] if s.kind == "outside" and s.number in passing}
         low = max(low, live + sum(passing[number] for number in numbers))
         for value in ends[at]:
-            live -= made[calls[value.call]][value.output]
+            live -= results[calls[value.call]][value.output]
     pools = {
         number
-        for number, one in enumerate(linked.outside)
-        if tensors_of(ops[one.op])[one.argument][0] in _caches(ops[one.op])
+        for number, source in enumerate(linked.outside)
+        if tensors_of(ops[source.op])[source.argument][0] in _caches(ops[source.op])
     }
     everything = set(range(len(linked.outside)))
     pool = _least_outside(ops, linked, everything - pools)
-    outside = pool + sum(given[linked.outside[n].op][linked.outside[n].argument] for n in everything - pools)
-    least = pool + _least_outside(ops, linked, pools | passing.keys(), repeated=True)
-    high = outside + sum(made[calls[value.call]][value.output] for value in until)
-    lowest, most = min(low + least, peak + outside), peak + outside
+    outside = pool + sum(taken[linked.outside[n].op][linked.outside[n].argument] for n in everything - pools)
+    shared_bytes = pool + _least_outside(ops, linked, pools | passing.keys(), repeated=True)
+    high = outside + sum(results[calls[value.call]][value.output] for value in until)
+    lowest, whole = min(low + shared_bytes, peak + outside), peak + outside
     by_op: defaultdict[str, int] = defaultdict(int)
     for value in (v for v, last in until.items() if v.call <= peak_at <= last):
-        by_op[ops[calls[value.call]].name] += made[calls[value.call]][value.output]
+        by_op[ops[calls[value.call]].name] += results[calls[value.call]][value.output]
     by_op[OUTSIDE] = outside
-    unknown = sum(not made[index] and not aliases[index] for index in calls)
+    unknown = sum(not results[index] and not aliases[index] for index in calls)
     notes = [f"the results of {unknown} of {len(calls)} calls are not known: they count as nothing"] if unknown else []
     notes.append(_NOT_INFERRED)
-    nothing = unknown > 0 and not any(any(made[index]) for index in calls)
-    verdicts = {device.name: _verdict(device.hbm_bytes, lowest, most, max(high, most), pool) for device in devices}
-    fits: dict[str, bool | None] = {device.name: most <= device.hbm_bytes for device in devices}
+    nothing = unknown > 0 and not any(any(results[index]) for index in calls)
+    verdicts = {device.name: _verdict(device.hbm_bytes, lowest, whole, max(high, whole), pool) for device in devices}
+    fits: dict[str, bool | None] = {device.name: whole <= device.hbm_bytes for device in devices}
     if nothing:  # what does not fit without them does not fit with them
-        fits = {name: None if one else False for name, one in fits.items()}
+        fits = {name: None if source else False for name, source in fits.items()}
         verdicts = {name: verdict if fits[name] is False else UNKNOWN for name, verdict in verdicts.items()}
     return MemoryUse(
         source="inferred",
         on_device=on_device,
         begin_bytes=outside,
-        peak_bytes=most,
+        peak_bytes=whole,
         low_bytes=lowest,
-        high_bytes=max(high, most),
+        high_bytes=max(high, whole),
         pool_bytes=pool,
         peak_at_us=None,
         end_bytes=live + outside,
-        allocations=sum(value == own for value, own in root.items()),
+        allocations=sum(value == base for value, base in root.items()),
         at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
         fits=fits,
         verdicts=verdicts,
@@ -211,10 +211,10 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
     Such a one is no parameter by its argument's name, and its op does not write it.
     """
     out: dict[int, int] = {}
-    for number, one in enumerate(linked.outside):
-        name, written, meta = tensors_of(ops[one.op])[one.argument]
-        weight = name in NO_VIEWS and ops[one.op].name not in PRODUCTS
-        if meta is not None and not weight and not written and one.memory < 0:
+    for number, tensor in enumerate(linked.outside):
+        name, written, meta = tensors_of(ops[tensor.op])[tensor.argument]
+        weight = name in NO_VIEWS and ops[tensor.op].name not in PRODUCTS
+        if meta is not None and not weight and not written and tensor.memory < 0:
             out[number] = tensor_bytes(meta)
     return out
 
@@ -231,24 +231,24 @@ def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[
     named: set[tuple[tuple[int, ...], str]] = set()
     known: set[int] = set()
     total = 0
-    for number, one in enumerate(linked.outside):
-        name, _, meta = tensors_of(ops[one.op])[one.argument]
+    for number, tensor in enumerate(linked.outside):
+        name, _, meta = tensors_of(ops[tensor.op])[tensor.argument]
         if meta is None or number in left_out:
             continue
-        if one.memory >= 0:
-            total += tensor_bytes(meta) if one.memory not in known else 0
-            known.add(one.memory)
+        if tensor.memory >= 0:
+            total += tensor_bytes(meta) if tensor.memory not in known else 0
+            known.add(tensor.memory)
             continue
         key = meta.shape, meta.dtype
         size[key] = tensor_bytes(meta)
         if name in NO_VIEWS:
             named.add(key)
-        count[key, one.op] += 1
-    most: defaultdict[tuple[tuple[int, ...], str], int] = defaultdict(int)
+        count[key, tensor.op] += 1
+    needed: defaultdict[tuple[tuple[int, ...], str], int] = defaultdict(int)
     for (key, _), n in count.items():
-        most[key] = max(most[key], n)
-    passes = max(1, gcd(*(most[key] for key in named))) if repeated else 1
-    return total + sum(n * size[key] for key, n in most.items()) // passes
+        needed[key] = max(needed[key], n)
+    passes = max(1, gcd(*(needed[key] for key in named))) if repeated else 1
+    return total + sum(n * size[key] for key, n in needed.items()) // passes
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:
@@ -261,16 +261,16 @@ def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:
             live[int(table.address[row])] = row
         else:
             live.pop(int(table.address[row]), None)
-    kept = np.array(sorted(live.values()), np.int64)
+    alive = np.array(sorted(live.values()), np.int64)
     out: defaultdict[str, int] = defaultdict(int)
-    for track in np.unique(table.track[kept]):
-        here = kept[table.track[kept] == track]
+    for track in np.unique(table.track[alive]):
+        here = alive[table.track[alive] == track]
         of_track = np.flatnonzero(ops.track == track)
-        found = np.full(len(here), -1, np.int64)
+        owner = np.full(len(here), -1, np.int64)
         if len(of_track):
-            found = innermost_at(
+            owner = innermost_at(
                 table.time_ns[here], of_track, ops.start_ns[of_track], ops.dur_ns[of_track].astype(np.int64)
             )
-        for row, op in zip(here.tolist(), found.tolist(), strict=True):
+        for row, op in zip(here.tolist(), owner.tolist(), strict=True):
             out[trace.signatures[int(ops.signature[op])].name if op >= 0 else PYTHON] += int(table.bytes[row])
     return dict(out)

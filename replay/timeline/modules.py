@@ -60,13 +60,13 @@ def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) ->
             times[folded][0] += device
             times[folded][1] += path
             modules[folded].add(label)
-    made: list[ModuleTime] = []
+    tree: list[ModuleTime] = []
 
     def add(prefix: tuple[str, ...]) -> None:
         inside = [path for path in times if len(path) == len(prefix) + 1 and path[: len(prefix)] == prefix]
         for path in sorted(inside, key=lambda path: (-times[path][0], -times[path][1], path)):
             device, on_path = times[path]
-            made.append(
+            tree.append(
                 ModuleTime(
                     name=path[-1], count=len(modules[path]), depth=len(prefix), device_us=device, path_us=on_path
                 )
@@ -74,7 +74,7 @@ def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) ->
             add(path)
 
     add(())
-    return tuple(made)
+    return tuple(tree)
 
 
 def _around(call: int, labels: tuple[str, ...], parents: Ints) -> list[str]:

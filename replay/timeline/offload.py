@@ -54,15 +54,15 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     activity = trace.activity
     assert activity is not None
     assert not len(trace.kernels)
-    planned = [ops.get(signature_id(one)) for one in trace.signatures]
+    planned = [ops.get(signature_id(op)) for op in trace.signatures]
     leaves = np.array(
         [
-            one is not None and not is_collective(signature) and (has_own_cost(one) or bool(lower(one).kernels))
-            for signature, one in zip(trace.signatures, planned, strict=True)
+            op is not None and not is_collective(signature) and (has_own_cost(op) or bool(lower(op).kernels))
+            for signature, op in zip(trace.signatures, planned, strict=True)
         ],
         bool,
     )
-    known = np.array([one is not None for one in planned], bool)
+    known = np.array([op is not None for op in planned], bool)
     rows = _outermost(trace, known)
     counters = optimizer_counters(trace)
     rows = rows[leaves[trace.ops.signature[rows]] & ~counters[rows]] if len(rows) else rows
@@ -80,7 +80,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     zeros = np.zeros(n, np.int64)
     # A wait begins just after the launch of its own op, whose result it is for.
     lasting = np.maximum(table.dur_ns[waits].astype(np.int64) - 1, 1)
-    made = dataclasses.replace(
+    calls_made = dataclasses.replace(
         calls,
         name=np.concatenate(
             [calls.name, np.full(n, len(activity.names)), np.full(len(waits), len(activity.names) + 1)]
@@ -109,7 +109,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
             activity=dataclasses.replace(
                 activity,
                 names=(*activity.names, "(launches)", _SYNCHRONISE),
-                calls=made,
+                calls=calls_made,
                 correlation=ids,
                 collective=np.full(n, -1, np.int64),
             ),
@@ -123,7 +123,7 @@ def _outermost(trace: Trace, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.int
     table = trace.ops
     if not len(table):
         return np.empty(0, np.int64)
-    own = known[table.signature]
+    planned = known[table.signature]
     parents = innermost_parent(table)
-    alone = outermost_of(parents, own) == np.arange(len(table))
+    alone = outermost_of(parents, planned) == np.arange(len(table))
     return np.flatnonzero(alone & (table.dur_ns > 0))

@@ -94,9 +94,9 @@ def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tupl
     for place in range(len(path) - 1, -1, -1):
         node, wait = path[place], float(waits[place])
         start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
-        left = max(0.0, end - max(start, begin)) - owed
-        owed = max(0.0, -left)
-        spent[place] = max(0.0, left)
+        rest = max(0.0, end - max(start, begin)) - owed
+        owed = max(0.0, -rest)
+        spent[place] = max(0.0, rest)
         if wait < 0.0:
             owed -= wait
         else:
@@ -122,13 +122,13 @@ def slack_of_ops(names: Names, graph: StepGraph, schedule: Schedule, lags_us: Fl
         np.stack([signature, np.where(owned, 0, graph.nodes.name[off])]), axis=1, return_inverse=True
     )
     spent = np.bincount(index.reshape(-1), weights=(schedule.end_us - schedule.start_us)[off], minlength=kinds.shape[1])
-    least = np.full(kinds.shape[1], np.inf)
-    np.minimum.at(least, index.reshape(-1), slack[off])
+    smallest = np.full(kinds.shape[1], np.inf)
+    np.minimum.at(smallest, index.reshape(-1), slack[off])
     by_name: dict[str, tuple[float, float]] = {}
-    for (op, kernel), us, free in zip(kinds.T.tolist(), spent.tolist(), least.tolist(), strict=True):
+    for (op, kernel), us, free in zip(kinds.T.tolist(), spent.tolist(), smallest.tolist(), strict=True):
         name = names.trace.signatures[int(op)].name if op >= 0 else names.trace.kernel_names[int(kernel)]
         before = by_name.get(name, (0.0, np.inf))
         by_name[name] = (before[0] + us, min(before[1], free))
     where = DEVICE if graph.on_device else HOST
-    found = [Slack(name=name, us=us, slack_us=free, where=where) for name, (us, free) in by_name.items()]
-    return sorted(found, key=lambda item: (-item.us, item.name))
+    slacks = [Slack(name=name, us=us, slack_us=free, where=where) for name, (us, free) in by_name.items()]
+    return sorted(slacks, key=lambda item: (-item.us, item.name))

@@ -39,15 +39,15 @@ def python_on_path(
     """
     total = sum(part.us for part in parts if part.name == PYTHON)
     path, _ = critical_path(graph, schedule)
-    found = _by_name(trace, *_between_ops(graph, path[graph.nodes.slices[path] > 0]))
-    spent = sum(found.values())
-    if not any(found) or spent <= 0.0:
+    us_by_name = _by_name(trace, *_between_ops(graph, path[graph.nodes.slices[path] > 0]))
+    spent = sum(us_by_name.values())
+    if not any(us_by_name) or spent <= 0.0:
         return ()
-    named = {name: us * total / spent for name, us in found.items() if name}
+    named = {name: us * total / spent for name, us in us_by_name.items() if name}
     return tuple(sorted(named.items(), key=lambda item: (-item[1], item[0])))
 
 
-def idle_notes(trace: Trace, graph: StepGraph, made: Categories, step_us: float) -> list[str]:
+def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float) -> list[str]:
     """What the thread that marks the step did while the device had no task of it yet, or no more, as far as Python."""
     device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
     tasks = np.flatnonzero(device & (graph.nodes.row >= 0))
@@ -59,13 +59,13 @@ def idle_notes(trace: Trace, graph: StepGraph, made: Categories, step_us: float)
     track, begin, end = _between_ops(graph, rows)
     notes: list[str] = []
     for where, idle_us, low, high in (
-        ("before the first task", made.idle_before_first, first - made.idle_before_first, first),
-        ("after the last task", made.idle_after_last, last, last + made.idle_after_last),
+        ("before the first task", times.idle_before_first, first - times.idle_before_first, first),
+        ("after the last task", times.idle_after_last, last, last + times.idle_after_last),
     ):
         if idle_us < LEAST_IDLE * step_us:
             continue
-        found = _by_name(trace, track, *_within(graph, begin, end, low, high))
-        name, us = max(found.items(), key=lambda item: (bool(item[0]), item[1]), default=("", 0.0))
+        us_by_name = _by_name(trace, track, *_within(graph, begin, end, low, high))
+        name, us = max(us_by_name.items(), key=lambda item: (bool(item[0]), item[1]), default=("", 0.0))
         if name and us >= LEAST_NAMED * idle_us:
             notes.append(
                 f"{where} the device idles {100 * idle_us / step_us:.1f} % of the step, the host is then mostly in "
@@ -84,9 +84,9 @@ def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
     before = np.append(0.0, until)[ahead] if len(nodes) else np.empty(0)
     end_us = until - np.repeat(before, counts) + np.repeat(graph.nodes.start_us[nodes], counts)
     tracks = np.array([lane.track for lane in graph.lanes] or [-1])[graph.nodes.lane[nodes]]
-    kept = (graph.slices.op[rows] == NO_OP) & (lengths > 0.0)
-    end = graph.step.start_ns + np.round(1e3 * end_us[kept]).astype(np.int64)
-    return np.repeat(tracks, counts)[kept], end - np.round(1e3 * lengths[kept]).astype(np.int64), end
+    outside = (graph.slices.op[rows] == NO_OP) & (lengths > 0.0)
+    end = graph.step.start_ns + np.round(1e3 * end_us[outside]).astype(np.int64)
+    return np.repeat(tracks, counts)[outside], end - np.round(1e3 * lengths[outside]).astype(np.int64), end
 
 
 def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: float) -> tuple[Ints, Ints]:
@@ -127,26 +127,26 @@ def _named(trace: Trace) -> _Named | None:
     """Frames of Python, else the user's ranges; None where there are neither."""
     if trace.activity is not None:
         calls = trace.activity.calls
-        kept = np.flatnonzero(np.isin(calls.kind, FRAMES))
-        if len(kept):
+        frames = np.flatnonzero(np.isin(calls.kind, FRAMES))
+        if len(frames):
             return _Named(
                 names=trace.activity.names,
                 label=calls.name.astype(np.int64),
                 start_ns=calls.start_ns,
                 dur_ns=calls.dur_ns.astype(np.int64),
                 track=calls.track.astype(np.int64),
-            ).rows(kept)
+            ).rows(frames)
     notes = trace.annotations
     if not isinstance(notes, AnnotationTable) or not len(notes):
         return None
-    told = np.array([step_number(name) is None and batch_context(name) is None for name in notes.names])
+    by_user = np.array([step_number(name) is None and batch_context(name) is None for name in notes.names])
     return _Named(
         names=notes.names,
         label=notes.name.astype(np.int64),
         start_ns=notes.start_ns,
         dur_ns=notes.dur_ns.astype(np.int64),
         track=notes.track.astype(np.int64),
-    ).rows(np.flatnonzero(told[notes.name]))
+    ).rows(np.flatnonzero(by_user[notes.name]))
 
 
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
@@ -178,9 +178,9 @@ def _around(out: defaultdict[str, float], rest: Sequence[tuple[int, int]], named
     pairs = np.array([pair for pair in rest if pair[1] > pair[0]], np.int64).reshape(-1, 2)
     if not len(pairs):
         return
-    found = np.full(len(pairs), -1, np.int64)
+    inner = np.full(len(pairs), -1, np.int64)
     if len(named.label):
         middle = pairs[:, 0] + (pairs[:, 1] - pairs[:, 0]) // 2
-        found = innermost_at(middle, np.arange(len(named.label)), named.start_ns, named.dur_ns)
-    for row, us in zip(found.tolist(), ((pairs[:, 1] - pairs[:, 0]) / 1e3).tolist(), strict=True):
+        inner = innermost_at(middle, np.arange(len(named.label)), named.start_ns, named.dur_ns)
+    for row, us in zip(inner.tolist(), ((pairs[:, 1] - pairs[:, 0]) / 1e3).tolist(), strict=True):
         out[named.names[int(named.label[row])] if row >= 0 else ""] += us

@@ -145,14 +145,14 @@ def predict(
     ops: Mapping[str, ReplayOp],
     *,
     contents: ContentsOf | None = None,
-    held: Mapping[str, Sequence[Held]] | None = None,
+    resident: Mapping[str, Sequence[Held]] | None = None,
     host_scale: float = 1.0,
     host_us: Floats | None = None,
     dispatch_us: Floats | None = None,
     slices_us: Floats | None = None,
     world_size: int | None = None,
 ) -> Predicted:
-    """Durations of all nodes on `device`. `ops` are the plan's by id, `held` what the caches hold of them.
+    """Durations of all nodes on `device`. `ops` are the plan's by id, `resident` what the caches hold of them.
     Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops,
     and `slices_us` those of the host's slices.
 
@@ -176,7 +176,7 @@ def predict(
     out.contention = Contention.of(len(nodes), device)
     _collectives(trace, graph, predictor, world_size or trace.info.world_size, out, done)
     _recorded_kernels(trace, graph, predictor, out, done)
-    _lowered_ops(trace, graph, predictor, ops, contents, held, out, done)
+    _lowered_ops(trace, graph, predictor, ops, contents, resident, out, done)
     _rest(trace, graph, tasks, out, done)
     _latencies(trace, graph, out)
     return out
@@ -187,31 +187,31 @@ def step_on(
     graph: StepGraph,
     names: Names,
     device: DeviceProfile,
-    made: Predicted,
+    on: Predicted,
     *,
     structure_error: float,
     host_scale: float = 1.0,
 ) -> tuple[SocStep, Schedule]:
     """The step with the durations that `predict` made; `structure_error` is the graph's own, a share."""
-    slowed = contended(graph, made.durations_us, made.contention, lambda us: paced(graph, us, made.lags_us))
+    slowed = contended(graph, on.durations_us, on.contention, lambda us: paced(graph, us, on.lags_us))
     if slowed is not None:
-        made.notes.append(slowed.note)
-        made.durations_us = slowed.durations_us
-    schedule = paced(graph, made.durations_us, made.lags_us)
+        on.notes.append(slowed.note)
+        on.durations_us = slowed.durations_us
+    schedule = paced(graph, on.durations_us, on.lags_us)
     low = high = None
-    computing = made.predicted_recorded_us - made.collectives_us[0]
-    share = computing / every if (every := computing + made.scaled_recorded_us) > 0.0 else float(bool(made.families))
+    computing = on.predicted_recorded_us - on.collectives_us[0]
+    share = computing / every if (every := computing + on.scaled_recorded_us) > 0.0 else float(bool(on.families))
     if share >= LEAST_PREDICTED:
-        low, high = _band(graph, made, schedule.step_us)
+        low, high = _band(graph, on, schedule.step_us)
         error = max(abs(structure_error), LEAST_BAND)
         low, high = min(low, schedule.step_us / (1.0 + error)), max(high, schedule.step_us * (1.0 + error))
-    found = categories(graph, schedule)
+    times = categories(graph, schedule)
     parts, _ = path_parts(names, graph, schedule)
-    predicted = sum(float(us.sum()) for us in made.families.values())
-    idle_host = found.idle_for_host
+    predicted = sum(float(us.sum()) for us in on.families.values())
+    idle_host = times.idle_for_host
     host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
-    notes = list(made.notes)
-    recorded_us, made_us = made.collectives_us
+    notes = list(on.notes)
+    recorded_us, made_us = on.collectives_us
     if recorded_us > 0.0:
         notes.append(
             f"collectives take {made_us / 1e3:,.2f} ms by the link model, {recorded_us / 1e3:,.2f} ms as recorded: "
@@ -220,10 +220,10 @@ def step_on(
         )
     if host_bound:
         notes.append(
-            f"host-bound: the device idles {found.host_idle_text(schedule.step_us)}, with "
+            f"host-bound: the device idles {times.host_idle_text(schedule.step_us)}, with "
             f"{'the time' if host_scale == 1.0 else f'{host_scale:g} times the time'} that was recorded"
         )
-    by_family = {name: float(us.sum()) for name, us in made.families.items()}
+    by_family = {name: float(us.sum()) for name, us in on.families.items()}
     return (
         SocStep(
             device=device.name,
@@ -231,15 +231,15 @@ def step_on(
             step_us=schedule.step_us,
             low_us=low,
             high_us=high,
-            categories_us=found,
+            categories_us=times,
             critical_path=tuple(parts),
             by_family_us=dict(sorted(by_family.items(), key=lambda item: -item[1])),
-            predicted_share=made.predicted_recorded_us / made.recorded_us if made.recorded_us else 0.0,
+            predicted_share=on.predicted_recorded_us / on.recorded_us if on.recorded_us else 0.0,
             computing_predicted_share=share,
-            uncalibrated_share=made.uncalibrated_us / predicted if predicted else 0.0,
-            invented_share=made.invented_recorded_us / made.recorded_us if made.recorded_us else 0.0,
-            scaled_us=made.scaled_us,
-            kept_us=made.kept_us,
+            uncalibrated_share=on.uncalibrated_us / predicted if predicted else 0.0,
+            invented_share=on.invented_recorded_us / on.recorded_us if on.recorded_us else 0.0,
+            scaled_us=on.scaled_us,
+            kept_us=on.kept_us,
             host_scale=host_scale,
             host_bound=host_bound,
             notes=tuple(notes),
@@ -269,35 +269,37 @@ def _collectives(
     """Collectives of known size by the link model; a recorded one has waited for other ranks, this one does not."""
     assert trace.activity is not None
     nodes, device = graph.nodes, predictor.device
-    kept = assumed = 0
+    unknown = assumed = 0
     small: list[str] = []
     recorded_us = made_us = 0.0
     parents = innermost_parent(trace.ops)
     for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.name >= 0)).tolist():
-        told = trace.activity.collectives[int(nodes.collective[node])] if nodes.collective[node] >= 0 else None
-        call = None if told is None else collective_call(told, world)
-        group = None if told is None else told.group_size
+        recorded = trace.activity.collectives[int(nodes.collective[node])] if nodes.collective[node] >= 0 else None
+        call = None if recorded is None else collective_call(recorded, world)
+        group = None if recorded is None else recorded.group_size
         if call is None and nodes.owner[node] >= 0:
             by_ops = _told_by_ops(trace, int(nodes.owner[node]), parents, world)
             call = None if by_ops is None else kernel_of(by_ops)
             group = None if by_ops is None else by_ops.group_size
         if call is None:
             out.kept_us += float(nodes.dur_us[node])
-            kept += 1
+            unknown += 1
             done[node] = True
             continue
         assumed += group is None and world is None
-        made = predictor(call)
+        result = predictor(call)
         small += filter(None, [lacking(call.attrs.get("world_size"), device)])
-        recorded_us, made_us = recorded_us + float(nodes.dur_us[node]), made_us + made.time_us
+        recorded_us, made_us = recorded_us + float(nodes.dur_us[node]), made_us + result.time_us
         family = family_of(call, device)
-        _add(out, [node], family.name, family.band, made.time_us)
-        _finish(graph, out, done, [node], made.time_us)
+        _add(out, [node], family.name, family.band, result.time_us)
+        _finish(graph, out, done, [node], result.time_us)
         assert out.contention is not None
-        out.contention.draws(node, call, made.time_us, made.algorithm)
+        out.contention.draws(node, call, result.time_us, result.algorithm)
     out.collectives_us = recorded_us, made_us
-    if kept:
-        out.notes.append(f"{kept} collectives of unknown size are as recorded, their waiting for other ranks included")
+    if unknown:
+        out.notes.append(
+            f"{unknown} collectives of unknown size are as recorded, their waiting for other ranks included"
+        )
     if small:
         out.notes.append(
             f"{len(small)} collectives are of larger groups than the cluster ({max(small, key=len)}): predicted "
@@ -312,14 +314,14 @@ def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> 
     around = [trace.signatures[int(trace.ops.signature[owner])]]
     if (above := int(parents[owner])) >= 0:
         around.insert(0, trace.signatures[int(trace.ops.signature[above])])
-    around = [one for one in around if is_collective(one)]
-    return collective_of(Records(names=[one.name for one in around], signatures=around), world)[0] if around else None
+    around = [s for s in around if is_collective(s)]
+    return collective_of(Records(names=[s.name for s in around], signatures=around), world)[0] if around else None
 
 
-def collective_call(told: Collective, world: int | None) -> KernelCall | None:
+def collective_call(recorded: Collective, world: int | None) -> KernelCall | None:
     """The kernel of a collective as the trace tells it; None where its size or kind is not known."""
-    one = of_record(told, world)
-    return None if one is None else kernel_of(one)
+    known = of_record(recorded, world)
+    return None if known is None else kernel_of(known)
 
 
 def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out: Predicted, done: Bools) -> None:
@@ -330,36 +332,36 @@ def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out:
     rows = np.flatnonzero((nodes.row >= 0) & ~done)
     rows = rows[details.kind[nodes.row[rows]] >= 0]
     calls: list[KernelCall | None] = []
-    made: dict[int, KernelCall | None] = {}
+    by_kind: dict[int, KernelCall | None] = {}
     for node in rows.tolist():
         kind = int(details.kind[nodes.row[node]])
-        if kind not in made:
-            made[kind] = _call_of(trace, kind)
-        calls.append(made[kind])
-    kept = codes_kept(calls)
-    for node, call, touches, loaded in zip(rows.tolist(), calls, reuse_distances(calls), kept, strict=True):
+        if kind not in by_kind:
+            by_kind[kind] = _call_of(trace, kind)
+        calls.append(by_kind[kind])
+    loads = codes_kept(calls)
+    for node, call, touches, loaded in zip(rows.tolist(), calls, reuse_distances(calls), loads, strict=True):
         if call is None:
             continue
-        one = predictor(call, resident_of(touches, predictor.device), loaded=loaded)
+        result = predictor(call, resident_of(touches, predictor.device), loaded=loaded)
         if out.contention is not None:
-            out.contention.needs([node], one.terms_us, one.time_us)
+            out.contention.needs([node], result.terms_us, result.time_us)
         family = family_of(call, predictor.device)
-        _add(out, [node], family.name, family.band, one.time_us)
-        _finish(graph, out, done, [node], one.time_us)
-        out.uncalibrated_us += one.time_us if one.confidence == "uncalibrated" else 0.0
+        _add(out, [node], family.name, family.band, result.time_us)
+        _finish(graph, out, done, [node], result.time_us)
+        out.uncalibrated_us += result.time_us if result.confidence == "uncalibrated" else 0.0
 
 
 def _call_of(trace: Trace, kind: int) -> KernelCall | None:
     assert trace.details is not None
-    told = trace.details.kinds[kind]
-    if not told.inputs and not told.outputs:
+    row = trace.details.kinds[kind]
+    if not row.inputs and not row.outputs:
         return None
     try:
-        outputs = told.outputs if told.outputs or not told.inputs else complete_outputs(told.type, told.inputs)
+        outputs = row.outputs if row.outputs or not row.inputs else complete_outputs(row.type, row.inputs)
     except (ValueError, OverflowError):
         return None
-    on_host = told.core.upper() in ("AI_CPU", "AICPU")
-    return KernelCall(type=told.type, inputs=told.inputs, outputs=outputs, attrs={"core": "AI_CPU"} if on_host else {})
+    on_host = row.core.upper() in ("AI_CPU", "AICPU")
+    return KernelCall(type=row.type, inputs=row.inputs, outputs=outputs, attrs={"core": "AI_CPU"} if on_host else {})
 
 
 def _lowered_ops(
@@ -368,7 +370,7 @@ def _lowered_ops(
     predictor: Predictor,
     ops: Mapping[str, ReplayOp],
     contents: ContentsOf | None,
-    held: Mapping[str, Sequence[Held]] | None,
+    resident: Mapping[str, Sequence[Held]] | None,
     out: Predicted,
     done: Bools,
 ) -> None:
@@ -392,31 +394,31 @@ def _lowered_ops(
             op = ops.get(signature_id(trace.signatures[signature]))
             known[signature] = None
             if op is not None and (op.reason is None or op.reason.kind != "metadata missing"):
-                of_kernels = held.get(op.id, ()) if held is not None else ()
+                of_kernels = resident.get(op.id, ()) if resident is not None else ()
                 amounts = contents(op) if contents is not None else None
                 try:
-                    one, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
+                    simulated, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
                 except CustomOpError as error:
                     out.notes.append(f"{op.name} is not predicted: {error}")
                     continue
-                if one.time_us > 0.0 or (op.reason is None and one.by != "nothing"):
-                    known[signature] = one, families
-        found = known[signature]
-        if found is None:
+                if simulated.time_us > 0.0 or (op.reason is None and simulated.by != "nothing"):
+                    known[signature] = simulated, families
+        prediction = known[signature]
+        if prediction is None:
             continue
-        one, families = found
+        simulated, families = prediction
         if out.contention is not None:
-            out.contention.needs(of_it, one.terms_us, one.time_us)
+            out.contention.needs(of_it, simulated.terms_us, simulated.time_us)
         recorded = nodes.dur_us[of_it]
         total = float(recorded.sum())
         share = recorded / total if total else np.full(len(of_it), 1.0 / len(of_it))
-        more = TASK_GAP_US * max(0, max(1, len(one.kernels)) - len(of_it))
+        more = TASK_GAP_US * max(0, max(1, len(simulated.kernels)) - len(of_it))
         for name, us in families.items():
             band = device.families[name if name in device.families else "Unknown"].band
             _add(out, of_it, name, HOST_COPY.band if name == HOST_COPY.name else band, us * share)
-        _finish(graph, out, done, of_it, (one.time_us + more) * share)
-        out.uncalibrated_us += one.time_us if one.confidence == "uncalibrated" else 0.0
-        out.invented_recorded_us += total if one.by == "invented sizes" else 0.0
+        _finish(graph, out, done, of_it, (simulated.time_us + more) * share)
+        out.uncalibrated_us += simulated.time_us if simulated.confidence == "uncalibrated" else 0.0
+        out.invented_recorded_us += total if simulated.by == "invented sizes" else 0.0
 
 
 def _host_copies(trace: Trace, graph: StepGraph) -> Bools:
@@ -430,10 +432,10 @@ def _host_copies(trace: Trace, graph: StepGraph) -> Bools:
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
     """Tasks without a prediction: copies between host and device as recorded, others scaled as the predicted ones."""
     nodes = graph.nodes
-    left = tasks[~done[tasks]]
-    copies = left[nodes.kind[left] == COPY]
+    rest = tasks[~done[tasks]]
+    copies = rest[nodes.kind[rest] == COPY]
     out.kept_us += float(nodes.dur_us[copies].sum())
-    others = left[nodes.kind[left] != COPY]
+    others = rest[nodes.kind[rest] != COPY]
     if not len(others):
         return
     compute = done & (nodes.kind != COLLECTIVE) & (nodes.name >= 0)
@@ -469,30 +471,30 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
     )
 
 
-def _band(graph: StepGraph, made: Predicted, step_us: float) -> tuple[float, float]:
+def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float]:
     """80 % band of the step: each family's error is followed through the graph, their effects add in quadrature."""
-    order = sorted(made.families, key=lambda name: -float(made.families[name].sum()) * math.log(made.above[name]))
+    order = sorted(on.families, key=lambda name: -float(on.families[name].sum()) * math.log(on.above[name]))
     groups = [[name] for name in order[:MOST_FAMILIES]]
     if order[MOST_FAMILIES:]:
         groups.append(order[MOST_FAMILIES:])
     up = down = 0.0
     for group in groups:
-        more, less = made.durations_us.copy(), made.durations_us.copy()
+        more, less = on.durations_us.copy(), on.durations_us.copy()
         for name in group:
-            more += made.families[name] * (made.above[name] - 1.0)
-            less -= made.families[name] * (1.0 - 1.0 / made.bands[name])
-        up += max(0.0, paced(graph, more, made.lags_us).step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), made.lags_us).step_us) ** 2
-    if made.dispatch_us is not None:
-        more = made.durations_us + made.dispatch_us * (DISPATCH_BAND - 1.0)
-        less = np.maximum(0.0, made.durations_us - made.dispatch_us * (1.0 - 1.0 / DISPATCH_BAND))
-        up += max(0.0, paced(graph, more, made.lags_us).step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, less, made.lags_us).step_us) ** 2
-    if made.latencies_assumed:
+            more += on.families[name] * (on.above[name] - 1.0)
+            less -= on.families[name] * (1.0 - 1.0 / on.bands[name])
+        up += max(0.0, paced(graph, more, on.lags_us).step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), on.lags_us).step_us) ** 2
+    if on.dispatch_us is not None:
+        more = on.durations_us + on.dispatch_us * (DISPATCH_BAND - 1.0)
+        less = np.maximum(0.0, on.durations_us - on.dispatch_us * (1.0 - 1.0 / DISPATCH_BAND))
+        up += max(0.0, paced(graph, more, on.lags_us).step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, less, on.lags_us).step_us) ** 2
+    if on.latencies_assumed:
         lags = graph.edges.kind == LAUNCH
         lags |= graph.edges.kind == STREAM
-        more = np.where(lags, np.maximum(made.lags_us, 0.0) * LATENCY_BAND, made.lags_us)
-        less = np.where(lags, np.maximum(made.lags_us, 0.0) / LATENCY_BAND, made.lags_us)
-        up += max(0.0, paced(graph, made.durations_us, more).step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, made.durations_us, less).step_us) ** 2
+        more = np.where(lags, np.maximum(on.lags_us, 0.0) * LATENCY_BAND, on.lags_us)
+        less = np.where(lags, np.maximum(on.lags_us, 0.0) / LATENCY_BAND, on.lags_us)
+        up += max(0.0, paced(graph, on.durations_us, more).step_us - step_us) ** 2
+        down += max(0.0, step_us - paced(graph, on.durations_us, less).step_us) ** 2
     return max(0.0, step_us - math.sqrt(down)), step_us + math.sqrt(up)

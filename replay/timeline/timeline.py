@@ -171,7 +171,7 @@ def timeline(
     names = Names(trace, graph)
     schedule = paced(graph)
     recorded = recorded_schedule(graph)
-    made = categories(graph, recorded)
+    times = categories(graph, recorded)
     parts, by_row = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(paced(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
@@ -187,14 +187,14 @@ def timeline(
         timeline=Timeline(
             source=file_name(trace.info.path),
             step=step_report(
-                trace, chosen, graph, schedule, made, tuple(parts), _steps_on(simulated), asked=step is not None
+                trace, chosen, graph, schedule, times, tuple(parts), _steps_on(simulated), asked=step is not None
             ),
             recorded_step_us=graph.recorded_us,
             retimed_step_us=schedule.step_us,
             structure_error=error,
             structure_error_typical=typical,
             other_steps=_on_other_steps(trace, graph) if others else None,
-            categories_us=made,
+            categories_us=times,
             critical_path=tuple(parts),
             critical_path_modules_us=path_modules(names, by_row),
             modules=module_tree(names, graph, {row: us for row, us in by_row.items() if isinstance(row, int)}),
@@ -204,7 +204,7 @@ def timeline(
             unexplained_waits=graph.unexplained.waits,
             unexplained_us=graph.unexplained.us,
             dropped_edges=graph.dropped_edges,
-            socs={name: one.step for name, one in simulated.items()},
+            socs={name: on_device.step for name, on_device in simulated.items()},
             memory=memory,
             measured_step_us=None if timed is None else timed.step_us,
             measured_ops=0 if with_times is None else with_times.edited.matched,
@@ -212,7 +212,7 @@ def timeline(
             what_if=changes,
             what_if_together=_together(names, changing, what_if, schedule, simulated),
             notes=(
-                *idle_notes(trace, graph, made, graph.recorded_us),
+                *idle_notes(trace, graph, times, graph.recorded_us),
                 *_notes(trace, chosen, graph),
                 *(with_times.notes if with_times is not None else ()),
             ),
@@ -265,23 +265,23 @@ def _on_devices(
         without, _ = with_op_times(names, graph, np.where(np.isnan(host_by_row), np.nan, 0.0))
         dispatch_us = host_us - without
     out: dict[str, OnDevice] = {}
-    for device, held in zip(devices, caches, strict=True):
-        made = predict(
+    for device, resident in zip(devices, caches, strict=True):
+        predicted = predict(
             trace,
             graph,
             device,
             ops,
             contents=contents,
-            held=held,
+            resident=resident,
             host_scale=host_scale,
             host_us=host_us,
             dispatch_us=dispatch_us,
             slices_us=slices_us,
         )
         step, schedule = step_on(
-            trace, graph, names, device, made, structure_error=structure_error, host_scale=host_scale
+            trace, graph, names, device, predicted, structure_error=structure_error, host_scale=host_scale
         )
-        out[device.name] = OnDevice(step=step, graph=graph, names=names, made=made, schedule=schedule)
+        out[device.name] = OnDevice(step=step, graph=graph, names=names, made=predicted, schedule=schedule)
     return out
 
 
@@ -291,7 +291,7 @@ def what_if_of(
     """One change, from recorded durations, and from those of simulated devices."""
     on_devices = _changed([change], simulated or {})
     try:
-        made = edited(names, graph, change)
+        changed = edited(names, graph, change)
     except Unmatched as nothing:
         why = f"{nothing}. {nothing.hint}"
         if simulated and not graph.on_device and change.split()[0] == "fuse":
@@ -311,9 +311,9 @@ def what_if_of(
             assumptions=there,
             socs_us=on_devices.steps_us,
         )
-    after = made.schedule()
-    gain, work = before.step_us - after.step_us, float((graph.nodes.dur_us - made.durations_us).sum())
-    gains = _gains(graph, made, gain)
+    after = changed.schedule()
+    gain, work = before.step_us - after.step_us, float((graph.nodes.dur_us - changed.durations_us).sum())
+    gains = _gains(graph, changed, gain)
     return WhatIf(
         change=change,
         step_us=after.step_us,
@@ -321,8 +321,8 @@ def what_if_of(
         high_us=before.step_us - min(gains),
         gain_us=gain,
         work_gain_us=work,
-        matched=made.matched,
-        assumptions=tuple(dict.fromkeys((*made.notes, *_why_little(graph, before, after, work), *on_devices.notes))),
+        matched=changed.matched,
+        assumptions=tuple(dict.fromkeys((*changed.notes, *_why_little(graph, before, after, work), *on_devices.notes))),
         socs_us=on_devices.steps_us,
     )
 
@@ -341,12 +341,12 @@ def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: fl
     gain = before.step_us - after.step_us
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
-    made = categories(graph, after)
-    waits = made.idle_for_host
-    told = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
+    times = categories(graph, after)
+    waits = times.idle_for_host
+    gain_text = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
     if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
-        return [f"{told}: host-bound, the device then idles {made.host_idle_text(after.step_us)}"]
-    return [f"{told}: the rest runs beside other work, or while the device would wait for something else"]
+        return [f"{gain_text}: host-bound, the device then idles {times.host_idle_text(after.step_us)}"]
+    return [f"{gain_text}: the rest runs beside other work, or while the device would wait for something else"]
 
 
 class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -362,35 +362,35 @@ def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDe
     """The step on each simulated device after changes."""
     out: dict[str, float] = {}
     notes: list[str] = []
-    most = 0
-    for name, one in simulated.items():
-        names, graph = one.names, one.graph
-        durations, lags, overlap, matched = one.made.durations_us, one.made.lags_us, False, 0
+    matched_most = 0
+    for name, device in simulated.items():
+        names, graph = device.names, device.graph
+        durations, lags, overlap, matched = device.made.durations_us, device.made.lags_us, False, 0
         for change in changes:
             try:
-                made = edited(
+                change_made = edited(
                     names,
                     graph,
                     change,
                     durations_us=durations,
                     lags_us=lags,
-                    slices_us=one.made.slices_us,
-                    offloaded=one.made.dispatch_us is not None,
+                    slices_us=device.made.slices_us,
+                    offloaded=device.made.dispatch_us is not None,
                 )
             except Unmatched as nothing:
                 notes.append(f"on {name} it changes nothing: {nothing.hint}")
                 continue
-            durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
-            matched += made.matched
-            notes += made.notes
-        most = max(most, matched)
+            durations, lags, overlap = change_made.durations_us, change_made.lags_us, overlap or change_made.overlap
+            matched += change_made.matched
+            notes += change_made.notes
+        matched_most = max(matched_most, matched)
         if not matched:
             continue
         if overlap:
             out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
         else:
             out[name] = paced(graph, durations, lags).step_us
-    return _OnDevices(steps_us=out, notes=tuple(dict.fromkeys(notes)), matched=most)
+    return _OnDevices(steps_us=out, notes=tuple(dict.fromkeys(notes)), matched=matched_most)
 
 
 def _together(
@@ -400,20 +400,20 @@ def _together(
         return None
     notes: list[str] = []
     durations, lags, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, 0, False
-    made = None
+    last_edit = None
     for change in changes:
         try:
-            made = edited(names, graph, change, durations_us=durations, lags_us=lags)
+            last_edit = edited(names, graph, change, durations_us=durations, lags_us=lags)
         except Unmatched:  # said by its own line
             continue
-        durations, lags, overlap = made.durations_us, made.lags_us, overlap or made.overlap
-        notes += made.notes
-        matched += made.matched
-    if made is None:
+        durations, lags, overlap = last_edit.durations_us, last_edit.lags_us, overlap or last_edit.overlap
+        notes += last_edit.notes
+        matched += last_edit.matched
+    if last_edit is None:
         return None
-    made.overlap = overlap
-    after = made.schedule()
-    gains = _gains(graph, made, before.step_us - after.step_us)
+    last_edit.overlap = overlap
+    after = last_edit.schedule()
+    gains = _gains(graph, last_edit, before.step_us - after.step_us)
     return WhatIf(
         change=" and ".join(changes),
         step_us=after.step_us,

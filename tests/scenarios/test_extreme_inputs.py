@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.main import UNBEARABLE, opreplay
-from opreplay.replay.ascend.devices import file as device_files
+from opreplay.replay.ascend.devices.text import shipped_text
 from opreplay.replay.ir.extremes import extreme
 from opreplay.traces.samples import catalog
 
@@ -95,7 +95,7 @@ def test_results_with_any_number_anywhere(files: dict[str, Path], tmp_path: Path
 
 
 def test_device_files_and_options_with_any_value_anywhere(tmp_path: Path) -> None:
-    shipped = Path(device_files.__file__).with_name("910b3.toml").read_text()
+    shipped = shipped_text("910b3")
     values = [line for line in shipped.splitlines() if "=" in line]
     rng, device, options = random.Random(2), tmp_path / "device.toml", tmp_path / "options.toml"
     toml = [one for one in (*NUMBERS, "inf", "nan", "[" * 100_000) if one != "null"]

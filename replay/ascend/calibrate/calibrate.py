@@ -20,7 +20,6 @@ from opreplay.replay.ascend.calibrate.fit import Sample, fit
 from opreplay.replay.ascend.cost.nearby import Place, drawn, largest, learned, place_of
 from opreplay.replay.ascend.cost.predict import AROUND, NEAR, family_of, unsteadiness
 from opreplay.replay.ascend.cost.residency import resident_of
-from opreplay.replay.ascend.devices.file import SCHEMA_VERSION, DeviceFile, compile_device
 from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group, percentile
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import State
@@ -118,19 +117,6 @@ def with_widths(unwidened: Bands, folds: Sequence[HeldOut], left_out: Sequence[H
     for less, more in itertools.pairwise(WIDTHS):
         out[more] = max(out[more], out[less])
     return msgspec.structs.replace(unwidened, widths=out)
-
-
-def datasheet_only(device: DeviceProfile) -> DeviceProfile:
-    """The device before any calibration: its datasheet, and the shared model's starting values."""
-    file = DeviceFile(
-        schema_version=SCHEMA_VERSION,
-        name=device.name,
-        title=device.title,
-        version=device.version,
-        aliases=device.aliases,
-        datasheet=device.datasheet,
-    )
-    return compile_device(file)
 
 
 def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:

@@ -18,14 +18,13 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     Group,
     HeldOut,
     bands,
-    datasheet_only,
     hold_out,
     with_widths,
 )
 from opreplay.replay.ascend.calibrate.communication import of_folder
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, soc_in
 from opreplay.replay.ascend.cost.predict import family_of
-from opreplay.replay.ascend.devices.file import list_devices, load_device
+from opreplay.replay.ascend.devices.file import datasheet_only, list_devices, load_device
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors, compare_group, errors_of
 
 PRODUCTS = frozenset({"MatMul", "MatMulFloat32", "BatchMatMul", "QuantMatMul", "GroupedMatMul"})

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The device files that calibration writes: a user's own device, and those that ship; owns headers and sources."""
+"""What calibration writes: the file of a user's own device, the table of those that ship; owns headers and sources."""
 
 from __future__ import annotations
 
@@ -8,24 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.calibrate.calibrate import Group, datasheet_only
+from opreplay.replay.ascend.calibrate.calibrate import Group
 from opreplay.replay.ascend.calibrate.recalibrate import Recalibration
-from opreplay.replay.ascend.devices.file import SCHEMA_VERSION, DeviceFile
-from opreplay.replay.ascend.devices.text import device_text
+from opreplay.replay.ascend.devices.text import device_text, fitted_text
 from opreplay.replay.ascend.profile import DeviceProfile
-
-SHIPPED_COMMAND = "opreplay calibrate --shipped"
-
-
-def _file(device: DeviceProfile) -> DeviceFile:
-    return DeviceFile(
-        schema_version=SCHEMA_VERSION,
-        name=device.name,
-        title=device.title,
-        version=device.version,
-        aliases=device.aliases,
-        datasheet=device.datasheet,
-    )
 
 
 def own_device_text(fit: Recalibration, *, name: str) -> str:
@@ -39,21 +25,11 @@ def own_device_text(fit: Recalibration, *, name: str) -> str:
         f"{kernels} measured kernels\nby `opreplay calibrate`. Use it by its path: --soc FILE."
     )
     source = f"{fit.before.name} {fit.before.version}, fitted to {kernels} kernels of a user's profile"
-    return device_text(_file(device), device, header=header, source=source, model=datasheet_only(device))
+    return device_text(device, header=header, source=source)
 
 
-def shipped_texts(groups: Sequence[Group], fitted: dict[str, DeviceProfile], *, version: str) -> dict[str, str]:
-    """The TOML text of every shipped device by name, fitted together to public measurements."""
+def shipped_table(groups: Sequence[Group], fitted: dict[str, DeviceProfile], *, version: str) -> str:
+    """The table of what was fitted of all shipped devices together, to public measurements."""
     counts = Counter(group.soc for group in groups)
     what = ", ".join(f"{n} of the {soc}" for soc, n in sorted(counts.items()))
-    out: dict[str, str] = {}
-    for name, device in fitted.items():
-        header = (
-            f"{device.title}: datasheet values, and constants fitted to public kernel measurements\n"
-            f"({what}) by `{SHIPPED_COMMAND}`. Do not edit by hand."
-        )
-        dated = msgspec.structs.replace(device, version=version)
-        out[name] = device_text(
-            _file(dated), dated, header=header, source=f"fitted to {what}", model=datasheet_only(device)
-        )
-    return out
+    return fitted_text(fitted, source=f"fitted to {what}", version=version)

@@ -16,12 +16,12 @@ from opreplay.replay.ascend.calibrate.calibrate import (
     Group,
     HeldOut,
     bands,
-    datasheet_only,
     hold_out,
 )
 from opreplay.replay.ascend.calibrate.tables import Measurements, groups_of_tables, read_measurements
 from opreplay.replay.ascend.cost.nearby import is_learned
 from opreplay.replay.ascend.cost.predict import family_of
+from opreplay.replay.ascend.devices.file import datasheet_only
 from opreplay.replay.ascend.measured.accuracy import (
     Compared,
     Errors,
@@ -61,6 +61,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     measured_rows: int
     fitted_to: int
     """Unique kernels of just the sizes of measured neighbours of the device: their errors tell nothing of others."""
+    by_others: int = 0
+    """Measured calls that the correction was learned from, each predicted by what other sources measured."""
     dropped: dict[str, int]
     """Reason → rows that could not be read."""
     cross: dict[str, Figures] = {}

@@ -20,8 +20,8 @@ SUMS = frozenset({"ReduceSum", "ReduceSumD", "ReduceMean", "ReduceMeanD", "Reduc
 SUMMED_ALONE = 300e3
 """Bytes of a row that a core reduces by itself: reading them takes it as long as it takes several cores to tell each
 other (7 us, the difference of the fitted families). Assumed: measured are rows of 64 KB, and 2 MB and more."""
-SUMMED_ALONE_WIDE = 70e3
-"""The same for 8-byte integers, which take a core so much longer that several cores are quicker from 9,000 on."""
+SUMMED_ALONE_WIDE = 25e3
+"""The same for 8-byte integers, which take a core so much longer that several cores are quicker from about 3,000 on."""
 
 
 def summed_alone(dtype: str) -> float:
@@ -152,6 +152,11 @@ def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     return Work(blocks, n / blocks, rows / blocks, read, write)
 
 
+TURNED_TOGETHER = 64
+"""Elements that a block to be turned reads and writes together, of however many dimensions: [67, 67, 17, 13, 11]
+float16 backwards takes 125 us on a 910B2, which single rows of 11 would make 420 (hicann/cann-bench)."""
+
+
 def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     source, out = first(call.inputs), first(call.outputs)
     n = max(_numel(source), _numel(out))
@@ -163,9 +168,10 @@ def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
         same = source is not None and out is not None and last_dim(source) == last_dim(out)
         run = last_dim(source) if same and source is not None else 1
     blocks = blocks_for(size, device)
-    # Short runs are not moved one by one: blocks of 16 x 16 are turned in the core, and rows read and written as they
-    # lie. What is quicker is taken: of float32 that is moving from about 25 elements on, of halves from about 50.
-    rows = sum(n / max(1, last_dim(spec)) for spec in (source, out) if spec is not None)
+    # Short runs are not moved one by one: blocks of 16 x 16 are turned in the core, and what lies together there is
+    # read and written together. What is quicker is taken: of float32 that is moving from about 25 elements on, of
+    # halves from about 50.
+    rows = sum(n / max(TURNED_TOGETHER, last_dim(spec)) for spec in (source, out) if spec is not None)
     turning = n * family.cycles * dtype_factor(call, family) / device.vector_width
     if turning < (n / run - rows) * family.row_cycles:
         return Work(blocks, n / blocks, rows / blocks, size, size)
@@ -240,10 +246,24 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     return Work(blocks, levels, ceil(rows / blocks), tally.read, tally.write)
 
 
+BLOCKED_CHANNELS = 16
+"""Channels that a block of the format NC1HWC0 holds, whether an image has them or not: interpolation of one channel
+takes as long as of 16 on a 910B2, not on a 950PR (hicann/cann-bench)."""
+RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
+
+
 def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     main = first(call.inputs)
     if main is None:
         return Work(1, 0, 0, 0, 0)
+    work = _pooled(call, device, main)
+    if call.type in RESIZED and device.vector_width == 1.0 and len(main.shape) >= 4 and main.shape[1]:
+        padding = ceil(main.shape[1] / BLOCKED_CHANNELS) * BLOCKED_CHANNELS / main.shape[1]
+        return msgspec.structs.replace(work, elements=work.elements * padding)
+    return work
+
+
+def _pooled(call: KernelCall, device: DeviceProfile, main: TensorSpec) -> Work:
     images = prod(main.shape[:2]) if len(main.shape) >= 4 else 1
     n = max(_numel(first(call.inputs)), _numel(first(call.outputs)))
     # Images are dealt out whole; where they are too few, their rows are.

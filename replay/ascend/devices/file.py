@@ -2,13 +2,14 @@
 """Reads and checks device files (TOML): schema, units, known names; compiles them into a `DeviceProfile`.
 
 A device file holds datasheet values and, optionally, rates and family constants that replace those of the shared cost
-model `devices/_model.toml`. It may start from another device with `base = "910b3"`.
+model `devices/_model.toml`; those of shipped devices stand in one table for all (see `fitted`). A file may start from a
+shipped device with `base = "910b3"`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from opreplay.replay.ascend.cost.nearby import spot
+from opreplay.replay.ascend.devices.fitted import Row, sections_of, shipped_rows
 from opreplay.replay.ascend.profile import (
     DeviceProfile,
     FamilyCost,
@@ -205,7 +207,7 @@ def list_devices() -> list[str]:
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and not n.startswith("_"))
 
 
-def _decode(text: bytes, kind: type[Any], where: str) -> Any:
+def _decode(text: bytes, kind: type[Any], where: str, fitted: tuple[Row, ...] = ()) -> Any:
     if len(text) > MAX_FILE_BYTES:
         raise FormatError(f"{where}: {len(text)} bytes, over the limit of {MAX_FILE_BYTES} for a device file")
     try:
@@ -218,6 +220,8 @@ def _decode(text: bytes, kind: type[Any], where: str) -> Any:
             f"{where}: schema_version is {version!r}, this opreplay reads 1 to {SCHEMA_VERSION}",
             hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
         )
+    if fitted:
+        raw |= sections_of(raw["name"], fitted, {name: rate.unit for name, rate in load_model().rates.items()})
     for section, entry_kind in (
         ("datasheet", Quantity),
         ("rates", Quantity),
@@ -294,7 +298,7 @@ def pipes_of(file: DeviceFile) -> dict[str, Quantity]:
     return out
 
 
-def _paths_by_type(paths: Sequence[SlowPath]) -> dict[str, tuple[SlowPath, ...]]:
+def _paths_by_type(paths: Iterable[SlowPath]) -> dict[str, tuple[SlowPath, ...]]:
     out: dict[str, tuple[SlowPath, ...]] = {}
     for path in paths:
         for kernel_type in path.types:
@@ -356,9 +360,12 @@ def _check_family(where: str, entry: FamilyEntry) -> None:
         raise FormatError(f"{where}: form and types belong to the shared model")
 
 
-def read_device_file(text: bytes, where: str) -> DeviceFile:
-    """Decode and check a device file's text. Raises FormatError naming the key, or the line for broken TOML."""
-    return _checked(_decode(text, DeviceFile, where), where)
+def read_device_file(text: bytes, where: str, fitted: tuple[Row, ...] = ()) -> DeviceFile:
+    """Decode and check a device file's text, and what a table of fitted constants says of it.
+
+    Raises FormatError naming the key, or the line for broken TOML.
+    """
+    return _checked(_decode(text, DeviceFile, where, fitted), where)
 
 
 def compile_device(file: DeviceFile) -> DeviceProfile:
@@ -396,10 +403,35 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         pipes=Pipes(**{name: quantity.value for name, quantity in pipes_of(file).items()}),
         families=families,
         types=type_table(model),
-        slow_paths=_paths_by_type((*file.slow_paths, *(base.slow_paths if base else ()), *shared_slow_paths())),
+        slow_paths=_paths_by_type(
+            path
+            for path in (*file.slow_paths, *(base.slow_paths if base else ()), *shared_slow_paths())
+            if path.vector_bytes in (0.0, number.get("vector_bytes", 128.0))
+        ),
         own_slow_paths=(*file.slow_paths, *(base.slow_paths if base else ())),
         datasheet=datasheet,
+        is_own_fit=bool(file.rates or file.families or file.slow_paths) and canonical_name(file.name) is None,
     )
+
+
+def datasheet_only(device: DeviceProfile) -> DeviceProfile:
+    """The device before any calibration: its datasheet, and the shared model's starting values."""
+    key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
+    bare = _bare.get(key)
+    if bare is None:
+        file = DeviceFile(
+            schema_version=SCHEMA_VERSION,
+            name=device.name,
+            title=device.title,
+            version=device.version,
+            aliases=device.aliases,
+            datasheet=device.datasheet,
+        )
+        bare = _bare[key] = compile_device(file)
+    return bare
+
+
+_bare: dict[object, DeviceProfile] = {}
 
 
 def _family(name: str, form: Form, layers: Sequence[FamilyEntry]) -> FamilyCost:
@@ -428,7 +460,7 @@ def _optional_link(number: dict[str, float], name: str) -> Link | None:
 
 @lru_cache(maxsize=32)
 def _shipped(name: str) -> DeviceFile:
-    return read_device_file((_folder() / f"{name}.toml").read_bytes(), f"{name}.toml")
+    return read_device_file((_folder() / f"{name}.toml").read_bytes(), f"{name}.toml", shipped_rows())
 
 
 def canonical_name(name: str) -> str | None:

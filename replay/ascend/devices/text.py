@@ -1,14 +1,28 @@
 # pyright: strict
-"""Writes device files: datasheet, rates and family constants as TOML that `file` reads back."""
+"""Writes what calibration fitted: a user's device as TOML that `file` reads back, shipped ones as one table."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from opreplay.replay.ascend.cost.nearby import sizes_at
-from opreplay.replay.ascend.devices.file import NUMBERS, SCHEMA_VERSION, DeviceFile, load_model
+from opreplay.replay.ascend.devices.file import (
+    NUMBERS,
+    SCHEMA_VERSION,
+    datasheet_only,
+    load_device,
+    load_file,
+    load_model,
+)
+from opreplay.replay.ascend.devices.fitted import COLUMNS, COUNTS, Row, source_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Quantity, Rates, SlowPath
+
+Constants = dict[str, float | tuple[str, ...]]
 
 
 def _number(value: float) -> str:
@@ -17,47 +31,55 @@ def _number(value: float) -> str:
     return f"{value:.5g}" if "e" not in f"{value:.5g}" else repr(float(f"{value:.5g}"))
 
 
-def _quantity(section: str, name: str, quantity: Quantity) -> str:
+def _shown(name: str, value: float | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return f"{value:.0f}" if name in COUNTS else _number(value)
+
+
+def _quantity(name: str, quantity: Quantity) -> str:
     return (
-        f"[{section}.{name}]\nvalue = {_number(quantity.value)}\nunit = {json.dumps(quantity.unit)}\n"
-        f"source = {json.dumps(quantity.source)}\nconfidence = {json.dumps(quantity.confidence)}\n"
+        f"{name} = {{ value = {_number(quantity.value)}, unit = {json.dumps(quantity.unit)}, "
+        f"source = {json.dumps(quantity.source)}, confidence = {json.dumps(quantity.confidence)} }}\n"
     )
+
+
+def _rates(rates: Rates, defaults: Rates) -> dict[str, float]:
+    values = {name: (getattr(rates, name), getattr(defaults, name)) for name in Rates.__struct_fields__}
+    return {name: value for name, (value, default) in values.items() if not math.isclose(value, default, rel_tol=5e-5)}
+
+
+def _constants(family: FamilyCost, default: FamilyCost) -> Constants:
+    """What was fitted of a family, neighbours apart."""
+    values = {name: (getattr(family, name), getattr(default, name)) for name in NUMBERS}
+    out: Constants = {k: v for k, (v, default) in values.items() if not math.isclose(v, default, rel_tol=5e-5)}
+    if family.most_elements > 0:
+        out |= {name: getattr(family, name) for name in ("least_elements", "most_elements", "dtypes")}
+    if family.states:
+        out["states"] = family.states
+    return {**out, "samples": family.samples, "samples_elsewhere": family.samples_elsewhere}
+
+
+def _nearby(family: FamilyCost) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """(kind, sizes, pull) of each neighbour."""
+    for kind, neighbours in family.nearby.items():
+        for rows, columns, depth, pull in neighbours:
+            yield kind, sizes_at((rows, columns, depth), family.form), f"{pull:.4f}"
 
 
 def _family(family: FamilyCost, default: FamilyCost, source: str) -> str:
     lines = [f"[families.{family.name}]"]
-    for name in NUMBERS:
-        value = getattr(family, name)
-        if not math.isclose(value, getattr(default, name), rel_tol=1e-4):
-            lines.append(f"{name} = {_number(value)}")
-    if family.most_elements > 0:
-        lines.append(f"least_elements = {_number(family.least_elements)}")
-        lines.append(f"most_elements = {_number(family.most_elements)}")
-        lines.append(f"dtypes = {json.dumps(list(family.dtypes))}")
-    if family.states:
-        lines.append(f"states = {json.dumps(list(family.states))}")
-    lines.append(f"samples = {family.samples}")
-    lines.append(f"samples_elsewhere = {family.samples_elsewhere}")
-    if family.samples:
-        lines.append(f'source = {json.dumps(source)}\nconfidence = "fitted"')
-    elif family.samples_elsewhere:
-        lines.append('source = "fitted to other SoCs"\nconfidence = "fitted"')
-    else:
-        lines.append('source = "shared model; the band from all families"\nconfidence = "assumed"')
-    return "\n".join([*lines, *_nearby(family)]) + "\n"
-
-
-def _nearby(family: FamilyCost) -> list[str]:
-    if not family.nearby:
-        return []
-    lines = [f"[families.{family.name}.nearby]"]
-    for kind, neighbours in family.nearby.items():
-        entries = ", ".join(
-            f"{{ sizes = {list(sizes_at((rows, columns, depth), family.form))}, pull = {pull:.4f} }}"
-            for rows, columns, depth, pull in neighbours
-        )
-        lines.append(f"{json.dumps(kind)} = [{entries}]")
-    return lines
+    for name, value in _constants(family, default).items():
+        lines.append(f"{name} = {json.dumps(list(value)) if isinstance(value, tuple) else _shown(name, value)}")
+    for name, text in source_of(family.samples, family.samples_elsewhere, source).items():
+        lines.append(f"{name} = {json.dumps(text)}")
+    by_kind: dict[str, list[str]] = {}
+    for kind, sizes, pull in _nearby(family):
+        by_kind.setdefault(kind, []).append(f"{{ sizes = {list(sizes)}, pull = {pull} }}")
+    if by_kind:
+        lines.append(f"[families.{family.name}.nearby]")
+    lines += [f"{json.dumps(kind)} = [{', '.join(entries)}]" for kind, entries in by_kind.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _slow_path(path: SlowPath) -> str:
@@ -74,26 +96,62 @@ def _slow_path(path: SlowPath) -> str:
     return "\n".join(lines) + "\n"
 
 
-def device_text(file: DeviceFile, device: DeviceProfile, *, header: str, source: str, model: DeviceProfile) -> str:
-    """The TOML text of a calibrated device.
-
-    `file` gives name, title, version, aliases and datasheet, `device` the fitted constants, `model` the same device
-    before calibration: only constants that differ from it are written. `header` becomes comment lines.
-    """
-    shared = load_model()
+def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
+    """The TOML text of a calibrated device: what differs from the shared model. `header` becomes comment lines."""
+    shared, model = load_model(), datasheet_only(device)
     parts = ["".join(f"# {line}\n" for line in header.splitlines())]
-    aliases = ", ".join(json.dumps(a) for a in file.aliases)
+    aliases = ", ".join(json.dumps(a) for a in device.aliases)
     parts.append(
-        f"schema_version = {SCHEMA_VERSION}\nname = {json.dumps(file.name)}\ntitle = {json.dumps(file.title)}\n"
-        f"version = {json.dumps(file.version)}\naliases = [{aliases}]\n"
+        f"schema_version = {SCHEMA_VERSION}\nname = {json.dumps(device.name)}\ntitle = {json.dumps(device.title)}\n"
+        f"version = {json.dumps(device.version)}\naliases = [{aliases}]\n"
     )
-    parts += [_quantity("datasheet", name, quantity) for name, quantity in device.datasheet.items()]
-    for name in Rates.__struct_fields__:
-        value = getattr(device.rates, name)
-        if not math.isclose(value, getattr(model.rates, name), rel_tol=1e-4):
-            rate = Quantity(value=value, unit=shared.rates[name].unit, source=source, confidence="fitted")
-            parts.append(_quantity("rates", name, rate))
+    rates = {
+        name: Quantity(value=value, unit=shared.rates[name].unit, source=source, confidence="fitted")
+        for name, value in _rates(device.rates, model.rates).items()
+    }
+    for section, quantities in (("datasheet", device.datasheet), ("rates", rates)):
+        parts.append("".join([f"[{section}]\n", *(_quantity(*named) for named in quantities.items())]))
     for name, family in device.families.items():
         parts.append(_family(family, model.families[name], source))
     parts += [_slow_path(path) for path in device.own_slow_paths]
     return "\n".join(parts)
+
+
+def shipped_text(name: str) -> str:
+    """A shipped device as a file of one's own would spell it: complete."""
+    device = load_device(name)
+    header = f"{device.title}: datasheet values, and constants fitted by `opreplay calibrate --shipped`."
+    source = next(rate.source for rate in load_file(name).rates.values())
+    return device_text(device, header=header, source=source)
+
+
+def fitted_text(devices: Mapping[str, DeviceProfile], *, source: str, version: str) -> str:
+    """The table of all that was fitted of shipped devices, by name: what most have once, and rows of the others."""
+    bare = {soc: datasheet_only(device) for soc, device in devices.items()}
+    first = next(iter(devices.values()))
+    rows: list[Row] = [("", "", "version", "", version), ("", "", "source", "", source)]
+    rows += _rows("", {s: _rates(d.rates, bare[s].rates) for s, d in devices.items()}, bare[first.name].rates)
+    for name in first.families:
+        constants = {s: _constants(d.families[name], bare[s].families[name]) for s, d in devices.items()}
+        for of_device in constants.values():
+            del of_device["samples_elsewhere"]
+        rows += _rows(name, constants, bare[first.name].families[name])
+        for soc, device in devices.items():
+            for kind, sizes, pull in _nearby(device.families[name]):
+                rows.append((name, soc, kind, " ".join(map(str, sizes)), pull))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+    return text.getvalue()
+
+
+def _rows(family: str, by_soc: Mapping[str, Mapping[str, float | tuple[str, ...]]], default: object) -> Iterator[Row]:
+    """One row for the value that most devices have, unless it is the shared model's, and one for each other device."""
+    for constant in dict.fromkeys(name for constants in by_soc.values() for name in constants):
+        before = _shown(constant, getattr(default, constant))
+        values = {s: _shown(constant, v[constant]) if constant in v else before for s, v in by_soc.items()}
+        usual = Counter(values.values()).most_common(1)[0][0]
+        if usual != before:
+            yield family, "", constant, "", usual
+        for soc, value in values.items():
+            if value != usual:
+                yield family, soc, constant, "", value

@@ -8,20 +8,36 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.cost.predict import BOUNDS, MOVING, family_of, only_moves, predict_kernel
+from opreplay.replay.ascend.cost.correction import Correction, Traits, octaves, shipped, warmth
+from opreplay.replay.ascend.cost.cube import gemm_of
+from opreplay.replay.ascend.cost.predict import (
+    BOUNDS,
+    DOUBLES,
+    MOVES_ALL,
+    MOVING,
+    UNLIKE_CORES,
+    family_of,
+    least_us,
+    only_moves,
+)
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
+from opreplay.replay.ascend.cost.sizes import tally_of, total_bytes
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
+from opreplay.replay.ascend.devices.file import datasheet_only
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
+from opreplay.replay.ir.kernel import HALF, Confidence, KernelCall, KernelPrediction, State, TensorSpec
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
 from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.results.records import By, L2State, Simulated
 from opreplay.traces.errors import OpReplayError, internal_error
 from opreplay.traces.model import MOST_ELEMENTS
+
+Parts = list[tuple[KernelCall, KernelPrediction]]
+"""The kernels of an op, and what each takes."""
 
 _RANK: dict[Confidence, int] = {"calibrated": 0, "other SoC": 1, "uncalibrated": 2}
 
@@ -74,9 +90,7 @@ def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
     return op.reason is None or simulated.time_us > 0
 
 
-def _combine(
-    parts: list[tuple[KernelCall, KernelPrediction]], lowering: Lowering, l2: L2State, device: DeviceProfile
-) -> Simulated:
+def _combine(parts: Parts, lowering: Lowering, l2: L2State, device: DeviceProfile) -> Simulated:
     terms: dict[str, float] = {}
     for call, cost in parts:
         moves = "vector" in cost.terms_us and only_moves(family_of(call, device))
@@ -216,24 +230,146 @@ def _by_kernels(
     lowering = lower(op, contents)
     if any(_is_absurd_kernel(call) for call in lowering.kernels):
         return _NOTHING, {}
-    cached = cached if len(cached) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
-    state = state_of(l2)
-    if state != "network":
-        cached = [Held(resident_of(touches, device)) for touches in touches_in(lowering.kernels, state)]
-    parts = [
-        (call, predict(call, cache.resident, state, cache.loaded))
-        for call, cache in zip(lowering.kernels, cached, strict=True)
-    ]
+    parts, simulated = _together(op, lowering, device, predict, cached, l2)
     families: dict[str, float] = {}
     for call, cost in parts:
         name = family_of(call, device).name
         families[name] = families.get(name, 0.0) + cost.time_us * call.count
-    simulated = _combine(parts, lowering, l2, device)
     if lowering.source:
         simulated = msgspec.structs.replace(simulated, taken_for=_taken_for(lowering, device))
     if op.refuted and simulated.by in ("rule", "invented sizes", "bytes"):
         return msgspec.structs.replace(_NOTHING, source=op.assumptions[-1].what), {}
     return _marked(simulated, missing_path(op, lowering, device)), families
+
+
+def _together(
+    op: ReplayOp, lowering: Lowering, device: DeviceProfile, predict: Predictor, cached: Sequence[Held], l2: L2State
+) -> tuple[Parts, Simulated]:
+    """The kernels of an op with what each takes, and the op: in a network by the device's fitted constants, alone by
+    its datasheet and what measured calls make of that."""
+    state = state_of(l2)
+    if state != "network":
+        parts = _started(lowering.kernels, predict, state)
+    else:
+        cached = cached if len(cached) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
+        parts = [
+            (call, predict(call, cache.resident, state, cache.loaded))
+            for call, cache in zip(lowering.kernels, cached, strict=True)
+        ]
+    simulated = _combine(parts, lowering, l2, device)
+    if state == "network" or simulated.by != "rule" or simulated.time_us <= 0 or device.is_own_fit:
+        return parts, simulated
+    return _corrected(op, lowering, device, simulated) or (parts, simulated)
+
+
+def _started(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
+    """The kernels of an op that starts in a state alone, with what each takes."""
+    touched = touches_in(kernels, state)
+    return [
+        (call, predict(call, resident_of(touches, predict.device), state))
+        for call, touches in zip(kernels, touched, strict=True)
+    ]
+
+
+NOT_CORRECTED = frozenset({"collective", "host", "free", "attention"})
+"""Forms of cost that measured calls say nothing of, or too little: contents decide what attention reads."""
+
+
+def uncorrected(op: ReplayOp, device: DeviceProfile, l2: L2State) -> tuple[Traits, Simulated, Parts] | None:
+    """What measured calls are compared by: traits of a call alone, and what the datasheet and the cost forms give.
+
+    None for an op that is not lowered by a rule of ours, or whose time they say nothing of.
+    """
+    lowering = lower(op)
+    return _uncorrected(op, lowering, device, l2) if _by(lowering) == "rule" else None
+
+
+def _uncorrected(
+    op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2State
+) -> tuple[Traits, Simulated, Parts] | None:
+    if not lowering.kernels:
+        return None
+    predict = Predictor(datasheet_only(device))
+    parts_of = {state: _started(lowering.kernels, predict, state) for state in ("cold", "warm")}
+    cold, warm = (_combine(parts, lowering, l2, predict.device) for parts in parts_of.values())
+    simulated = warm if l2 == "warm" else cold
+    call = max(lowering.kernels, key=lambda call: total_bytes(call.inputs) + total_bytes(call.outputs))
+    family, tally = family_of(call, predict.device), tally_of(call)
+    if family.form in NOT_CORRECTED or simulated.time_us <= 0:
+        return None
+    shape = tally.widest.shape if tally.widest is not None else ()
+    shares = {name: us / simulated.time_us for name, us in simulated.terms_us.items()}
+    traits = Traits(
+        op=op.name.split(".")[0].rstrip("_"),
+        family=family.name,
+        form=family.form,
+        dtype="half" if tally.dtype in HALF else "float32" if tally.dtype in DOUBLES else tally.dtype,
+        generation="910" if device.vector_width == 1.0 else "950",
+        log_time=octaves(simulated.time_us),
+        log_elements=octaves(tally.elements),
+        log_row=octaves(shape[-1] if shape else 1),
+        launch=shares.get("launch", 0.0),
+        vector=shares.get("vector", 0.0) + shares.get(MOVING, 0.0),
+        caches=warmth(cold.time_us, warm.time_us),
+    )
+    return traits, simulated, parts_of["warm" if l2 == "warm" else "cold"]
+
+
+def _corrected(
+    op: ReplayOp, lowering: Lowering, device: DeviceProfile, fitted: Simulated
+) -> tuple[Parts, Simulated] | None:
+    """The prediction of a call alone as measured calls of its kind correct it; None where they say nothing."""
+    known = _uncorrected(op, lowering, device, fitted.l2)
+    if known is None:
+        return None
+    traits, simulated, parts = known
+    correction = shipped().ask(traits)
+    factor = max(correction.factor, _least_us(simulated, parts, device) / simulated.time_us)
+    return [(call, _scaled(cost, factor)) for call, cost in parts], msgspec.structs.replace(
+        simulated,
+        time_us=simulated.time_us * factor,
+        terms_us={name: us * factor for name, us in simulated.terms_us.items()},
+        low_us=simulated.time_us * factor / correction.band,
+        high_us=simulated.time_us * factor * correction.band,
+        confidence="uncalibrated" if lowering.assumed or _is_double(parts) else _confidence(correction, fitted),
+        extrapolated=correction.nearest == "nothing" and fitted.extrapolated,
+    )
+
+
+def _is_double(parts: Parts) -> bool:
+    return any(spec.dtype in DOUBLES for call, _ in parts for spec in call.inputs if spec is not None)
+
+
+def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
+    """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM."""
+    bare = datasheet_only(device)
+    read = max((tally_of(call).read for call, _ in parts if family_of(call, bare).form in MOVES_ALL), default=0)
+    floor_us = sum(
+        call.count * least_us(family_of(call, bare), bare, tally_of(call), gemm_of(call))
+        for call, _ in parts
+        if family_of(call, bare).form not in UNLIKE_CORES
+    )
+    read_us, held_us = (size / bare.hbm_bytes_per_s * 1e6 for size in (read, bare.l2_bytes))
+    moving_us = simulated.terms_us.get("hbm", 0.0) * bare.rates.hbm_efficiency
+    return max(floor_us, max(read_us, moving_us) - held_us)
+
+
+def _confidence(correction: Correction, fitted: Simulated) -> Confidence:
+    """Calibrated is what two origins measured: calls of this op on this generation, and another one's or its kernels in
+    networks on this SoC."""
+    if correction.nearest == "op here" and (correction.sources > 1 or fitted.confidence == "calibrated"):
+        return "calibrated"
+    return max(fitted.confidence, "other SoC", key=_RANK.__getitem__)
+
+
+def _scaled(cost: KernelPrediction, factor: float) -> KernelPrediction:
+    return msgspec.structs.replace(
+        cost,
+        time_us=cost.time_us * factor,
+        low_us=cost.low_us * factor,
+        high_us=cost.high_us * factor,
+        terms_us={name: us * factor for name, us in cost.terms_us.items()},
+    )
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
@@ -328,11 +464,7 @@ def explain_op(
     """The kernels that `op` becomes on `device`, each with its tensors, terms, bound, confidence and band."""
     simulated = simulate_op(op, device, contents, l2)
     lowering = lower(op, contents)
-    state = state_of(l2)
-    parts = [
-        (call, predict_kernel(call, device, resident_of(touches, device), state))
-        for call, touches in zip(lowering.kernels, touches_in(lowering.kernels, state), strict=True)
-    ]
+    parts, _ = _together(op, lowering, device, Predictor(device), (), l2)
     if simulated.taken_for:
         note = f"kernels named by a rule of yours, {simulated.source}: {simulated.taken_for}"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))

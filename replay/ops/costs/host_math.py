@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import log2, prod
 
 from opreplay.replay.ir.kernel import KernelCall
-from opreplay.replay.ops.op_view import OpView, kernel, spec
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ops.table import costs
 
 DECOMPOSITIONS: dict[str, float] = {
@@ -21,7 +21,7 @@ DECOMPOSITIONS: dict[str, float] = {
     "linalg_lu_factor": 2 / 3, "linalg_lu_factor_ex": 2 / 3, "_lu_with_info": 2 / 3, "linalg_ldl_factor": 2 / 3,
     "linalg_ldl_factor_ex": 2 / 3, "linalg_ldl_solve": 2, "linalg_lu_solve": 2, "lu_solve": 2, "linalg_solve": 8 / 3,
     "linalg_solve_ex": 8 / 3, "_linalg_solve_ex": 8 / 3, "linalg_tensorsolve": 8 / 3, "_spsolve": 8 / 3,
-    "linalg_solve_triangular": 1, "triangular_solve": 1, "lu_unpack": 1, "linalg_qr": 4 / 3, "qr": 4 / 3,
+    "lu_unpack": 1, "linalg_qr": 4 / 3, "qr": 4 / 3,
     "geqrf": 4 / 3,
     "linalg_householder_product": 4 / 3, "orgqr": 4 / 3, "ormqr": 2, "linalg_eigh": 9, "_linalg_eigh": 9,
     "linalg_eigvalsh": 4 / 3, "linalg_eig": 25, "linalg_eigvals": 10, "_linalg_eigvals": 10, "linalg_svd": 22,
@@ -41,6 +41,22 @@ def decomposition(op: OpView) -> Iterable[KernelCall]:
     name = op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")
     flops = DECOMPOSITIONS[name] * rows * cols * min(rows, cols) * matrices
     return _on_host(op, flops)
+
+
+STEP_OPERATIONS = 3400.0
+"""Operations in whose time a row of a triangular system is reached: 0.85 us, as solving 256 to 2048 rows for one column
+takes 317 to 4917 us on a 910B2 (blas-ops_bench of botcanlearn/cann-bench-upstream)."""
+
+
+@costs("aten::linalg_solve_triangular aten::triangular_solve")
+def triangular(op: OpView) -> Iterable[KernelCall]:
+    """Rows one after the other, each with the products of the ones before it."""
+    sides = [t for t in op.tensors if len(t.shape) >= 2]
+    if len(sides) < 2:
+        raise DoesNotFit("a triangular system has a matrix and right-hand sides")
+    rows = op.need("A", at=1 if op.op.name.startswith("aten::triangular") else 0, rank=2).shape[-1]
+    columns = max(1, elements(op.need("B", "self", at=1 if "linalg" in op.op.name else 0, rank=2)) // max(1, rows))
+    return _on_host(op, 2.0 * rows * rows * columns + STEP_OPERATIONS * rows)
 
 
 def _on_host(op: OpView, flops: float) -> list[KernelCall]:

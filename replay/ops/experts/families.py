@@ -87,11 +87,16 @@ family(
         _C::moe_align_block_size like=_moe_C::moe_align_block_size inputs=moe_routing role=chosen
         _C::get_cutlass_batched_moe_mm_data _C::get_cutlass_pplx_moe_mm_data inputs=row_numbers role=full_experts
         _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets inputs=row_numbers role=equal_experts
-        npu::npu_moe_re_routing inputs=row_numbers role=rank_tokens
         sgl_kernel::ep_moe_pre_reorder inputs=row_numbers role=pre_reorder
         sglang::moe_permute_prepare_out inputs=row_numbers role=permuted_tokens
     """,
     cost=moe.routing,
+)
+family(
+    "experts",
+    "routing by rank",
+    "npu::npu_moe_re_routing inputs=row_numbers role=rank_tokens",
+    cost=moe.re_routing,
 )
 family(
     "experts",

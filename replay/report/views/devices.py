@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from rich.text import Text
 from opreplay.replay.ascend import DeviceProfile
 from opreplay.replay.ascend.cost.nearby import sizes_at
 from opreplay.replay.ascend.devices.file import canonical_name, load_file, load_model
+from opreplay.replay.ascend.devices.fitted import counts_of, shipped_rows
+from opreplay.replay.ascend.devices.text import shipped_text
 from opreplay.replay.ascend.profile import FamilyCost, Quantity
 from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
 from opreplay.replay.report.text import digits, safe
@@ -51,8 +52,14 @@ COLUMNS = [
 
 def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
     """One row a device, as many columns as there is room for; those that are left out are named below."""
-    hint = Text("`opreplay devices --show NAME` says where each number comes from", style="dim", overflow="fold")
-    return Group(*terminal(Table("Devices", COLUMNS, devices), width)[1:], Text(), hint)
+    n = counts_of(shipped_rows())
+    fitted = f"fitted: {n['shared']} constants of all devices, {n['of_single_devices']} of single ones"
+    lines = (
+        f"{fitted}; beside them {n['pulls']} measured kernels correct others of nearly their sizes",
+        "`opreplay devices --show NAME` says where each number comes from",
+    )
+    hints = [Text(line, style="dim", overflow="fold") for line in lines]
+    return Group(*terminal(Table("Devices", COLUMNS, devices), width)[1:], Text(), *hints)
 
 
 def details(device: DeviceProfile) -> RenderableType:
@@ -100,8 +107,7 @@ def file_text(name_or_path: str) -> str:
     file = load_file(name_or_path)
     if canonical_name(name_or_path) is None:
         return Path(name_or_path).read_text(encoding="utf-8")
-    folder = resources.files("opreplay.replay.ascend.devices")
-    return (folder / f"{file.name}.toml").read_text(encoding="utf-8")
+    return shipped_text(file.name)
 
 
 def _rates(device: DeviceProfile) -> dict[str, Quantity]:

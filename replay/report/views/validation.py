@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -24,6 +24,8 @@ TITLES = {
     "folds": "kernels that no fit has seen (5 folds)",
     "unseen_table": "tables that no fit has seen (one left out)",
     "unseen_soc": "SoCs that no fit has seen (one left out)",
+    "unseen_op": "ops that nothing was learned of (one left out)",
+    "unseen_source": "sources that nothing was learned of (one left out)",
 }
 WIDEST_SHAPES = 48
 
@@ -75,11 +77,15 @@ def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str,
 
 def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut], *, width: int) -> RenderableType:
     """Cross-validated figures by type and overall, in percent."""
+    return Group(*_crossed(_cross(across, elsewhere), width))
+
+
+def _crossed(left_out: Mapping[str, Figures], width: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for name, figures in _cross(across, elsewhere).items():
+    for name, figures in left_out.items():
         rows = [*figures.families.items(), ("all", figures.overall)]
-        parts += [Text(TITLES[name], style="bold"), *terminal(errors_table("kernel type", rows), width)[1:], Text()]
-    return Group(*parts)
+        parts += [Text(), Text(TITLES[name], style="bold"), *terminal(errors_table("kernel type", rows), width)[1:]]
+    return parts
 
 
 def facts(validation: Validation, *, worst: int) -> dict[str, Any]:
@@ -88,6 +94,7 @@ def facts(validation: Validation, *, worst: int) -> dict[str, Any]:
     out["socs"] = {name: errors_facts(errors) for name, errors in validation.socs.items()}
     out["rows"] = {"read": validation.rows, "measured": validation.measured_rows, "dropped": validation.dropped}
     out["fitted_to"] = validation.fitted_to
+    out["predicted_by_other_sources"] = validation.by_others
     out["worst"] = [kernel_facts(kernel) for kernel in worst_kernels(validation.compared, worst)]
     if validation.cross:
         out["cross_validation"] = {name: figures_facts(figures) for name, figures in validation.cross.items()}
@@ -163,19 +170,20 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
     overall = [("all", validation.figures.overall)]
     socs = list(validation.socs.items()) if len(validation.socs) > 1 else []
     notes = ["errors in percent; WAPE and total are over all rows, the others over unique kernels"]
-    if validation.fitted_to:
+    if validation.fitted_to or validation.by_others:
         notes.append(
             f"the device was fitted to {validation.fitted_to} of these kernels: their errors tell nothing of others "
             "(--cross-validate does)"
+            if not validation.by_others
+            else f"{validation.by_others} of these calls were learned from: each is predicted by what other sources "
+            "measured"
         )
     parts: list[RenderableType] = [
         Text(f"{validation.figures.overall.n} unique kernels in {rows}{dropped}", style="bold"),
         *(Text(note, style="dim") for note in notes),
         *terminal(errors_table("kernel type", [*validation.figures.families.items(), *socs, *overall]), width),
+        *_crossed(validation.cross, width),
     ]
-    for name, figures in validation.cross.items():
-        rows = [*figures.families.items(), ("all", figures.overall)]
-        parts += terminal(errors_table(TITLES[name], rows), width)
     return Group(*parts, *terminal(_worst_table(validation.compared, worst), width))
 
 

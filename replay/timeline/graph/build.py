@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +17,8 @@ from opreplay.replay.timeline.graph.model import (
     NEVER,
     THREAD,
     WOKEN,
-    Bools,
     Carried,
-    Edges,
+    EdgeList,
     Floats,
     Ints,
     Lane,
@@ -31,6 +31,7 @@ from opreplay.replay.timeline.graph.streams import TaskEdges, task_edges
 from opreplay.replay.timeline.graph.tasks import HOST_DEVICE, Earlier, Tasks, tasks_of
 from opreplay.replay.timeline.graph.threads import Blocks, HostEvents, blocks_of, homes, host_events, main_track
 from opreplay.replay.timeline.graph.waits import (
+    Handover,
     HostWait,
     as_wait,
     collective_waits,
@@ -67,18 +68,14 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     waits, blocked_us = device_waits(trace, threads, tasks, earlier)
     waits += collective_waits(threads, tasks)
     for until in [wait.until_us for wait in waits if wait.earlier]:
-        first = int(tasks.stream[np.argmin(np.where(_on_device(tasks), tasks.start_us, np.inf))])
+        first = int(tasks.stream[np.argmin(np.where(tasks.on_device, tasks.start_us, np.inf))])
         earlier.until_us[first] = max(until, earlier.until_us.get(first, 0.0))
-    for stream, until in device.busy_before_us.items():
-        earlier.until_us[stream] = until
-    starts: list[_Start] = []
-    if threads:
-        more, starts = _between_threads(trace, step, threads, end_us)
-        waits += more
+    earlier.until_us.update(device.busy_before_us)
+    more, starts = _between_threads(trace, step, threads, end_us) if threads else ([], [])
+    waits += more
     lanes = [_Thread(events, _blocks(events, tasks, waits, starts, end_us, main)) for events in threads]
-    if step.marked:
-        for stream in range(len(tasks.streams)):
-            earlier.number(stream)
+    for stream in range(len(tasks.streams) if step.marked else 0):
+        earlier.number(stream)
     parts = _parts(lanes, tasks, device, earlier)
     graph = _assemble(trace, step, parts, waits, starts, end_us)
     return replace(graph, recorded_us=_recorded_us(trace, graph), blocked_us=blocked_us)
@@ -101,11 +98,7 @@ def _recorded_us(trace: Trace, graph: StepGraph) -> float:
     return min(length_us, max(device_us, host_need(graph, nodes.start_us, ends, begin)))
 
 
-def _on_device(tasks: Tasks) -> Bools:
-    return np.array([device != HOST_DEVICE for device, _ in tasks.streams], bool)[tasks.stream]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Start:
     """Another thread begins to work at `at_us` because of a point on a thread; it idled since `idle_us`."""
 
@@ -131,42 +124,38 @@ def _between_threads(
 ) -> tuple[list[HostWait], list[_Start]]:
     """Waits of the main thread for others, and what made the others begin after being idle."""
     main, others = threads[0], threads[1:]
-    given = handovers(main, others, 0.0, end_us)
-    waits = [as_wait(handover, main.track) for handover in given]
-    released = {(handover.track, handover.first_us): handover for handover in given}
+    gaps = handovers(main, others, 0.0, end_us)
+    waits = [as_wait(handover, main.track) for handover in gaps]
+    released = {(handover.track, handover.first_us): handover for handover in gaps}
     arrows = queue_arrows(trace, step, {events.track for events in threads})
-    starts: list[_Start] = []
-    for events in others:
-        begins, ends = top_level(events)
-        if not len(begins):
+    return waits, [start for events in others for start in _starts_of(events, main.track, arrows, released)]
+
+
+def _starts_of(
+    events: HostEvents,
+    main: int,
+    arrows: Mapping[tuple[int, float], tuple[int, float]],
+    released: Mapping[tuple[int, float], Handover],
+) -> Iterator[_Start]:
+    """What made a thread go on after each time at which it had nothing to do."""
+    begins, ends = top_level(events)
+    latest = np.concatenate([[-np.inf], np.maximum.accumulate(ends)])[:-1]
+    calls = [arrows.get((events.track, begin)) for begin in begins.tolist()]
+    delays = [begin - call[1] for begin, call in zip(begins.tolist(), calls, strict=True) if call is not None]
+    typical = float(np.median(delays)) if delays else 0.0
+    for begin, previous, call in zip(begins.tolist(), latest.tolist(), calls, strict=True):
+        if call is not None:
+            delay = begin - call[1]
+            by_it = call[1] + typical >= previous
+            lag, after = (delay, 0.0) if by_it else (min(delay, typical), begin - previous)
+            cause = call, lag, after, CROSS_THREAD, True
+        elif (handover := released.get((events.track, begin))) is not None:
+            cause = (main, handover.start_us), begin - handover.start_us, 0.0, CROSS_THREAD, False
+        elif begin - previous > _WOKEN_US:
+            cause = (main, begin), 0.0, None, WOKEN, False
+        else:
             continue
-        latest = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
-        asked = [arrows.get((events.track, begin)) for begin in begins.tolist()]
-        delays = [begin - told[1] for begin, told in zip(begins.tolist(), asked, strict=True) if told is not None]
-        typical = float(np.median(delays)) if delays else 0.0
-        for begin, previous, told in zip(begins.tolist(), latest.tolist(), asked, strict=True):
-            handover = released.get((events.track, begin))
-            common = {"track": events.track, "idle_us": max(previous, -1.0), "at_us": begin}
-            if told is not None:
-                by_it = told[1] + typical >= previous
-                delay = begin - told[1] if by_it else min(begin - told[1], typical)
-                own = 0.0 if by_it else begin - previous
-                starts.append(
-                    _Start(**common, source=told, lag_us=delay, after_previous_us=own, kind=CROSS_THREAD, recorded=True)
-                )
-            elif handover is not None:
-                source, delay = (main.track, handover.start_us), begin - handover.start_us
-                starts.append(
-                    _Start(
-                        **common, source=source, lag_us=delay, after_previous_us=0.0, kind=CROSS_THREAD, recorded=False
-                    )
-                )
-            elif begin - previous > _WOKEN_US:
-                source = (main.track, begin)
-                starts.append(
-                    _Start(**common, source=source, lag_us=0.0, after_previous_us=None, kind=WOKEN, recorded=False)
-                )
-    return waits, starts
+        yield _Start(events.track, max(previous, -1.0), begin, *cause)
 
 
 def _blocks(
@@ -183,43 +172,10 @@ def _blocks(
     points += [wait.start_us for wait in waits if wait.track == events.track]
     begin, end = 0.0, end_us
     if events.track != main:
-        own = [*points, *events.start_us.tolist()[:1]]
-        begin = min(own, default=0.0)
+        starts_here = [*points, *events.start_us.tolist()[:1]]
+        begin = min(starts_here, default=0.0)
         end = max([*points, float(events.end_us.max(initial=begin))], default=begin)
     return blocks_of(events, begin, end, points, idle)
-
-
-class _Edges:
-    """Edges between rows of nodes before these are put in order."""
-
-    def __init__(self) -> None:
-        self.source: list[int] = []
-        self.target: list[int] = []
-        self.lag: list[float] = []
-        self.kind: list[int] = []
-        self.recorded: list[bool] = []
-        self.unknown: list[float] = []
-        self.possible: list[float] = []
-
-    def add(self, source: int, target: int, lag: float, kind: int, recorded: bool) -> None:
-        self.source.append(source)
-        self.target.append(target)
-        self.lag.append(lag)
-        self.kind.append(kind)
-        self.recorded.append(recorded)
-        self.unknown.append(0.0)
-        self.possible.append(np.nan)
-
-    def extend(
-        self, source: Ints, target: Ints, lag: Floats, kind: int, recorded: bool, unknown: Floats | None = None
-    ) -> None:
-        self.source += source.tolist()
-        self.target += target.tolist()
-        self.lag += lag.tolist()
-        self.kind += [kind] * len(source)
-        self.recorded += [recorded] * len(source)
-        self.unknown += [0.0] * len(source) if unknown is None else unknown.tolist()
-        self.possible += [np.nan] * len(source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,17 +224,11 @@ def _assemble(
     trace: Trace, step: Step, parts: _Parts, waits: list[HostWait], starts: list[_Start], end_us: float
 ) -> StepGraph:
     tasks, device, total, first_task = parts.tasks, parts.device, parts.total, parts.first_task
-    edges = _Edges()
+    edges = EdgeList()
     for thread in parts.threads:
         _thread_edges(thread, parts.first_block[thread.events.track], starts, edges)
         _launch_edges(parts, thread, edges)
-    edges.source += [parts.first_task + s for s in device.source]
-    edges.target += [parts.first_task + t for t in device.target]
-    edges.lag += device.lag_us
-    edges.kind += device.kind
-    edges.recorded += device.recorded
-    edges.unknown += device.unknown_us
-    edges.possible += device.possible_us
+    edges.join(device.edges, first_task)
     _wait_edges(parts, waits, starts, edges)
     _earlier_edges(parts, edges)
     # Clocks of host and device differ a little: for the order alone, no task starts before its launch.
@@ -292,7 +242,7 @@ def _assemble(
     release = np.zeros(total)
     first_earlier, asked = parts.first_earlier, range(len(parts.earlier.asked))
     release[first_earlier:] = [parts.earlier.ended_us(len(tasks) + at) for at in asked]
-    binding = forward & np.isnan(np.array(edges.possible)) & ((source < first_earlier) | (release[source] > 0.0))
+    binding = forward & np.isnan(np.array(edges.possible_us)) & ((source < first_earlier) | (release[source] > 0.0))
     loose = np.ones(total, bool)
     loose[target[binding]] = False
     loose[parts.first_earlier :] = False
@@ -306,15 +256,7 @@ def _assemble(
     return StepGraph(
         step=step,
         nodes=nodes,
-        edges=Edges(
-            source=rank[source[picked]],
-            target=rank[target[picked]],
-            lag_us=np.array(edges.lag, np.float64)[picked],
-            kind=np.array(edges.kind, np.uint8)[picked],
-            recorded=np.array(edges.recorded, bool)[picked],
-            unknown_us=np.array(edges.unknown, np.float64)[picked],
-            possible_us=np.array(edges.possible, np.float64)[picked],
-        ),
+        edges=edges.in_order(rank[source], rank[target], picked),
         slices=Slices(
             dur_us=_joined([part.dur_us for part in slices], np.float64),
             op=_joined([part.op for part in slices], np.int64),
@@ -364,7 +306,7 @@ def _nodes(parts: _Parts, place: Ints) -> Nodes:
     )
 
 
-def _launch_edges(parts: _Parts, thread: _Thread, edges: _Edges) -> None:
+def _launch_edges(parts: _Parts, thread: _Thread, edges: EdgeList) -> None:
     """From the block that ends with the launch to each task that the thread launched."""
     tasks, blocks = parts.tasks, thread.blocks
     launched = np.flatnonzero(tasks.launch_track == thread.events.track)
@@ -374,10 +316,11 @@ def _launch_edges(parts: _Parts, thread: _Thread, edges: _Edges) -> None:
     late = tasks.launch_us[launched] - blocks.end_us[at]
     source = parts.first_block[thread.events.track] + at
     lag, unknown = parts.device.launch_lag_us[launched] + late, parts.device.launch_unknown_us[launched]
-    edges.extend(source, parts.first_task + launched, lag, LAUNCH, True, unknown)
+    target = (parts.first_task + launched).tolist()
+    edges.extend(source.tolist(), target, lag.tolist(), LAUNCH, unknown_us=unknown.tolist())
 
 
-def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edges: _Edges) -> None:
+def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edges: EdgeList) -> None:
     """What threads wait for, and what sets idle ones to work."""
     by_track = {thread.events.track: thread for thread in parts.threads}
     first = parts.first_block
@@ -385,20 +328,21 @@ def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edge
         target = _starting_at(by_track[wait.track].blocks, first[wait.track], wait.until_us)
         for task in wait.tasks:
             lag = wait.until_us - parts.earlier.ended_us(task)
-            edges.add(parts.first_task + task, target, lag if -_SKEW_US < lag < 0.0 else 0.0, wait.kind, wait.recorded)
+            lag = lag if -_SKEW_US < lag < 0.0 else 0.0
+            edges.add(parts.first_task + task, target, lag, wait.kind, recorded=wait.recorded)
         if wait.thread is not None:
             source = _ending_at(by_track[wait.thread[0]].blocks, first[wait.thread[0]], wait.thread[1])
-            edges.add(source, target, 0.0, wait.kind, wait.recorded)
+            edges.add(source, target, 0.0, wait.kind, recorded=wait.recorded)
     for start in starts:
         target = _starting_at(by_track[start.track].blocks, first[start.track], start.at_us)
         source = _ending_at(by_track[start.source[0]].blocks, first[start.source[0]], start.source[1])
         ended = float(parts.end[source])
         if ended <= start.at_us:  # else the other thread was idle as well: nothing known woke this one
             lag = start.at_us - ended if start.kind == WOKEN else start.lag_us
-            edges.add(source, target, lag, start.kind, start.recorded)
+            edges.add(source, target, lag, start.kind, recorded=start.recorded)
 
 
-def _earlier_edges(parts: _Parts, edges: _Edges) -> None:
+def _earlier_edges(parts: _Parts, edges: EdgeList) -> None:
     """The first task of each stream after the last one that the stream had of the step before."""
     tasks, device, earlier = parts.tasks, parts.device, parts.earlier
     first_of = dict(zip(*(column.tolist() for column in np.unique(tasks.stream, return_index=True)), strict=True))
@@ -410,10 +354,10 @@ def _earlier_edges(parts: _Parts, edges: _Edges) -> None:
             if ended_us > NEVER:
                 lag = min(lag, max(0.0, float(tasks.start_us[task]) - ended_us))
             recorded = stream not in device.busy_before_us
-            edges.add(parts.first_earlier + at, parts.first_task + task, lag, EARLIER, recorded)
+            edges.add(parts.first_earlier + at, parts.first_task + task, lag, EARLIER, recorded=recorded)
 
 
-def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: _Edges) -> None:
+def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeList) -> None:
     """Each block after the one before; a thread that was idle and then woken does not wait for its own past."""
     n = len(thread.blocks.start_us)
     if n < 2:
@@ -429,7 +373,7 @@ def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: _Edge
                 else:
                     lags[at - 1] = start.after_previous_us
     rows = np.flatnonzero(keep)
-    edges.extend(base + rows, base + rows + 1, lags[rows], THREAD, True)
+    edges.extend((base + rows).tolist(), (base + rows + 1).tolist(), lags[rows].tolist(), THREAD)
 
 
 def _starting_at(blocks: Blocks, base: int, time_us: float) -> int:

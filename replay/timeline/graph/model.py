@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,6 +87,67 @@ class Edges:
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+@dataclass(slots=True)
+class EdgeList:
+    """Columns of `Edges` before these are put in order."""
+
+    source: list[int] = field(default_factory=list[int])
+    target: list[int] = field(default_factory=list[int])
+    lag_us: list[float] = field(default_factory=list[float])
+    kind: list[int] = field(default_factory=list[int])
+    recorded: list[bool] = field(default_factory=list[bool])
+    unknown_us: list[float] = field(default_factory=list[float])
+    possible_us: list[float] = field(default_factory=list[float])
+
+    def add(
+        self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool, possible: bool = False
+    ) -> None:
+        """One more edge; a `possible` one binds nothing unless it is asked what if it did."""
+        self.extend([source], [target], [NEVER if possible else lag_us], kind, recorded=recorded)
+        self.possible_us[-1] = lag_us if possible else np.nan
+
+    def extend(
+        self,
+        source: Sequence[int],
+        target: Sequence[int],
+        lag_us: Sequence[float],
+        kind: int,
+        *,
+        recorded: bool = True,
+        unknown_us: Sequence[float] | None = None,
+    ) -> None:
+        """Edges of one kind."""
+        self.source += source
+        self.target += target
+        self.lag_us += lag_us
+        self.kind += [kind] * len(source)
+        self.recorded += [recorded] * len(source)
+        self.unknown_us += [0.0] * len(source) if unknown_us is None else unknown_us
+        self.possible_us += [np.nan] * len(source)
+
+    def join(self, other: EdgeList, offset: int) -> None:
+        """Adds others, between rows that stand so many further on here."""
+        self.source += [row + offset for row in other.source]
+        self.target += [row + offset for row in other.target]
+        self.lag_us += other.lag_us
+        self.kind += other.kind
+        self.recorded += other.recorded
+        self.unknown_us += other.unknown_us
+        self.possible_us += other.possible_us
+
+    def in_order(self, source: Ints, target: Ints, chosen: Ints) -> Edges:
+        """The chosen ones, in that order, with the rows that theirs have become."""
+        return Edges(
+            source=source[chosen],
+            target=target[chosen],
+            lag_us=np.array(self.lag_us, np.float64)[chosen],
+            kind=np.array(self.kind, np.uint8)[chosen],
+            recorded=np.array(self.recorded, bool)[chosen],
+            unknown_us=np.array(self.unknown_us, np.float64)[chosen],
+            possible_us=np.array(self.possible_us, np.float64)[chosen],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,18 +51,18 @@ class Beside:
 
     def lasting(self, start_us: float, work_us: float, lost: float) -> float:
         """How long work takes from then on that goes on at 1 - `lost` of its speed beside collectives."""
-        now, left = start_us, work_us
+        now, rest = start_us, work_us
         for at in range(int(np.searchsorted(self.ends, start_us, side="right")), len(self.begins)):
             begin, end = float(self.begins[at]), float(self.ends[at])
-            if now + left <= begin:
+            if now + rest <= begin:
                 break
-            left -= max(0.0, begin - now)
+            rest -= max(0.0, begin - now)
             now = max(now, begin)
             beside = (end - now) * (1.0 - lost)
-            if left <= beside:
-                return now + left / (1.0 - lost) - start_us
-            now, left = end, left - beside
-        return now + left - start_us
+            if rest <= beside:
+                return now + rest / (1.0 - lost) - start_us
+            now, rest = end, rest - beside
+        return now + rest - start_us
 
 
 def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, apart: bool = False) -> Schedule:

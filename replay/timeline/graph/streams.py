@@ -11,10 +11,10 @@ from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     CROSS_STREAM,
     KERNEL,
-    NEVER,
     SHARED,
     STREAM,
     Bools,
+    EdgeList,
     Floats,
     Ints,
     Unexplained,
@@ -42,37 +42,19 @@ _EVENT_RECORDS = ("eventrecord",)
 
 @dataclass(slots=True)
 class TaskEdges:
-    """Edges into tasks. `launch_*` come from the thread at the task's launch; `source` as `Earlier.number` has it."""
+    """Edges into tasks. `launch_*` come from the thread at the task's launch; sources as `Earlier.number` has them."""
 
     launch_lag_us: Floats
     """Per task; NaN where no launch is known."""
     launch_unknown_us: Floats
     """Per task: part of that lag which nothing explains."""
-    source: list[int] = field(default_factory=list[int])
-    target: list[int] = field(default_factory=list[int])
-    lag_us: list[float] = field(default_factory=list[float])
-    kind: list[int] = field(default_factory=list[int])
-    recorded: list[bool] = field(default_factory=list[bool])
-    unknown_us: list[float] = field(default_factory=list[float])
-    possible_us: list[float] = field(default_factory=list[float])
+    edges: EdgeList = field(default_factory=EdgeList)
     latency_us: float = 0.0
     gap_us: float = 0.0
     kernels_take_turns: bool = False
     unexplained: Unexplained = field(default_factory=Unexplained)
     busy_before_us: dict[int, float] = field(default_factory=dict[int, float])
     """Stream → until when it must have been busy with work that the file does not hold."""
-
-    def add(
-        self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool, possible: bool = False
-    ) -> None:
-        """One more edge between tasks; a `possible` one binds nothing unless it is asked what if it did."""
-        self.source.append(source)
-        self.target.append(target)
-        self.lag_us.append(NEVER if possible else lag_us)
-        self.kind.append(kind)
-        self.recorded.append(recorded)
-        self.unknown_us.append(0.0)
-        self.possible_us.append(lag_us if possible else np.nan)
 
 
 def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> TaskEdges:
@@ -102,7 +84,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
     # Two tasks of one stream follow at once where the later one was waiting; a gap that was the fault of a launch or of
     # another stream is not one.
     queued = known & ~np.isnan(ended) & (tasks.launch_us + out.latency_us < ended)
-    queued[out.target] = False
+    queued[out.edges.target] = False
     turns = _waited_for_kernels(tasks, np.fmax(tasks.launch_us + out.latency_us, ended))
     out.kernels_take_turns = bool(turns.any())
     queued &= ~turns
@@ -110,7 +92,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
     if queued.sum() < _FEW:  # a wait may be one of so few
         out.gap_us = min(out.gap_us, _GAP_MARGIN_US)
     explained = np.full(n, -np.inf)
-    for source, target, lag in zip(out.source, out.target, out.lag_us, strict=True):
+    for source, target, lag in zip(out.edges.source, out.edges.target, out.edges.lag_us, strict=True):
         explained[target] = max(explained[target], earlier.ended_us(source) + lag)
     ready_launch = np.where(known, tasks.launch_us + out.latency_us, -np.inf)
     ready_stream = np.where(np.isnan(ended), -np.inf, ended + out.gap_us)
@@ -122,7 +104,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
     late &= known | ~np.isnan(ended)
     late |= turns
     explained[turns] = np.inf
-    own = np.where(late, typical, slack)  # what binds keeps its recorded time, where that is plausible
+    lag_us = np.where(late, typical, slack)  # what binds keeps its recorded time, where that is plausible
     unknown = np.zeros(n)
     late &= tasks.start_us - explained > np.maximum(margin, 4 * typical)
     ends = _Ends(tasks, earlier)
@@ -130,26 +112,21 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
         ready = float(max(ready_launch[task], ready_stream[task]))
         if (cause := ends.just_before(task, ready)) >= 0:
             lag = max(0.0, float(tasks.start_us[task]) - earlier.ended_us(cause))
-            out.add(cause, task, lag, CROSS_STREAM, recorded=False)
+            out.edges.add(cause, task, lag, CROSS_STREAM, recorded=False)
         elif (cause := ends.in_the_way(task, ready)) >= 0:
-            out.add(cause, task, float(tasks.start_us[task] - tasks.end_us[cause]), SHARED, recorded=False)
+            out.edges.add(cause, task, float(tasks.start_us[task] - tasks.end_us[cause]), SHARED, recorded=False)
         else:
             # Kept, for something held it back; what waits beside another known cause keeps what that leaves.
             unknown[task] = max(0.0, float(tasks.start_us[task]) - max(ready, float(explained[task])))
-            own[task] = slack[task]
+            lag_us[task] = slack[task]
     out.unexplained = Unexplained(waits=int((unknown > 0).sum()), us=float(unknown.sum()))
-    out.launch_lag_us = np.where(known, np.where(by_launch, own, np.minimum(from_launch, out.latency_us)), np.nan)
+    out.launch_lag_us = np.where(known, np.where(by_launch, lag_us, np.minimum(from_launch, out.latency_us)), np.nan)
     out.launch_unknown_us = np.where(by_launch, unknown, 0.0)
-    stream_lag = np.where(by_launch, np.minimum(from_previous, out.gap_us), own)
+    stream_lag = np.where(by_launch, np.minimum(from_previous, out.gap_us), lag_us)
     after = np.flatnonzero(previous >= 0)
     lags = np.maximum(stream_lag[after], -(tasks.end_us[previous[after]] - tasks.start_us[previous[after]]))
-    out.source += previous[after].tolist()
-    out.target += after.tolist()
-    out.lag_us += lags.tolist()
-    out.kind += [STREAM] * len(after)
-    out.recorded += [True] * len(after)
-    out.unknown_us += np.where(by_launch, 0.0, unknown)[after].tolist()
-    out.possible_us += [np.nan] * len(after)
+    unknown = np.where(by_launch, 0.0, unknown)[after].tolist()
+    out.edges.extend(previous[after].tolist(), after.tolist(), lags.tolist(), STREAM, unknown_us=unknown)
     return out
 
 
@@ -225,7 +202,7 @@ class _StreamWaits:
         self.activity, self.tasks, self.earlier, self.out = trace.activity, tasks, earlier, out
         self.ready_us = np.fmax(np.where(np.isnan(ended), -np.inf, ended), tasks.launch_us + out.latency_us)
         self.call_us = (self.activity.calls.start_ns - origin_ns) / 1e3
-        self.launches = [_launch_order(tasks, stream) for stream in range(len(tasks.streams))]
+        self.launches = [tasks.by_launch(stream) for stream in range(len(tasks.streams))]
 
     def add_all(self) -> None:
         """The edges of all waits."""
@@ -239,25 +216,19 @@ class _StreamWaits:
         row_of = {c: i for i, c in enumerate(calls.correlation.tolist()) if c >= 0} if len(waits) else {}
         numbers = {stream: index for index, (_, stream) in enumerate(self.tasks.streams)}
         rows: set[int] = set()
-        for correlation, stream, source, record in zip(
-            waits.correlation.tolist(),
-            waits.stream.tolist(),
-            waits.waits_for_stream.tolist(),
-            waits.record_correlation.tolist(),
-            strict=True,
-        ):
-            if source < 0 or correlation not in row_of:
+        columns = (waits.correlation, waits.stream, waits.waits_for_stream, waits.record_correlation)
+        for correlation, stream, source, record in np.stack(columns, axis=1)[waits.waits_for_stream >= 0].tolist():
+            row = row_of.get(correlation)
+            if row is None:
                 continue
-            row = row_of[correlation]
             rows.add(row)
-            if source not in numbers or stream not in numbers or source == stream or self.call_us[row] < 0.0:
+            if not {source, stream} <= numbers.keys() or source == stream or self.call_us[row] < 0.0:
                 continue
-            marked_us = float(self.call_us[row_of[record]] if record in row_of else self.call_us[row])
-            before = self._last(numbers[source], marked_us)
+            before = self._last(numbers[source], float(self.call_us[row_of.get(record, row)]))
             after = self._first(numbers[stream], float(self.call_us[row]))
             if before is not None and after is not None and self._in_order(before, after):
                 # A wait that was over before the task could start has no latency of its own to keep.
-                self.out.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=True)
+                self.out.edges.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=True)
         return rows
 
     def _inferred(self, recorded: set[int]) -> None:
@@ -273,10 +244,10 @@ class _StreamWaits:
             shown = [pair for pair in pairs if self._shown(*pair)]
             if shown:
                 before, after = min(shown, key=lambda pair: self._delay_us(*pair))
-                self.out.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False)
+                self.out.edges.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False)
                 continue
             for before, after in pairs:
-                self.out.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False, possible=True)
+                self.out.edges.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False, possible=True)
 
     def _calls(self, words: tuple[str, ...]) -> list[int]:
         """Rows of the calls whose names hold one of the words, by time."""
@@ -320,16 +291,10 @@ class _StreamWaits:
         return follows and float(self.ready_us[after]) < self.earlier.ended_us(before) - _SKEW_US
 
 
-def _launch_order(tasks: Tasks, stream: int) -> tuple[Floats, Ints]:
-    rows = np.flatnonzero((tasks.stream == stream) & ~np.isnan(tasks.launch_us))
-    rows = rows[np.lexsort((rows, tasks.launch_us[rows]))]
-    return tasks.launch_us[rows], rows
-
-
 def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
     """A collective on a stream of its own waits for what was launched before it: its input."""
     talking = np.flatnonzero((tasks.kind == COLLECTIVE) & ~np.isnan(tasks.launch_us))
-    if not len(talking) or len(tasks.streams) < 2:
+    if len(tasks.streams) < 2:
         return
     order = np.flatnonzero((tasks.kind != COLLECTIVE) & ~np.isnan(tasks.launch_us))
     order = order[np.lexsort((order, tasks.launch_us[order]))]
@@ -343,7 +308,7 @@ def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
 def _input_of(tasks: Tasks, source: int, target: int, out: TaskEdges) -> None:
     delay = float(tasks.start_us[target] - tasks.end_us[source])
     if delay >= -_SKEW_US and tasks.start_us[source] <= tasks.start_us[target] and source < target:
-        out.add(source, target, min(max(delay, 0.0), _EVENT_US), CROSS_STREAM, recorded=False)
+        out.edges.add(source, target, min(max(delay, 0.0), _EVENT_US), CROSS_STREAM, recorded=False)
 
 
 _COVERED = 0.8

@@ -58,6 +58,17 @@ class Tasks:
     def __len__(self) -> int:
         return len(self.kind)
 
+    @property
+    def on_device(self) -> Bools:
+        """Whether each runs on a device, and is no collective of a thread of the host."""
+        return np.array([device != HOST_DEVICE for device, _ in self.streams], bool)[self.stream]
+
+    def by_launch(self, stream: int) -> tuple[Floats, Ints]:
+        """(launches, rows) of the tasks of a stream whose launch is known, in that order."""
+        rows = np.flatnonzero((self.stream == stream) & ~np.isnan(self.launch_us))
+        rows = rows[np.lexsort((rows, self.launch_us[rows]))]
+        return self.launch_us[rows], rows
+
 
 class Earlier:
     """Tasks launched before the step, by stream and by how many of their stream were launched after them ("back").
@@ -138,23 +149,23 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
     launch_ns, launch_home = _launches(
         trace, home, _with_arrows_ids(trace, correlation, start, stream), start, start + dur
     )
-    own = _own_device(device, (launch_home >= 0) & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns))
+    on_used = _own_device(device, (launch_home >= 0) & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns))
     kind = _kinds(trace, name, collective)
     known = launch_home >= 0
     before = known & (launch_ns < step.start_ns)
     inside = known & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns)
     # Work without a known launch belongs to the step unless it ran before anything that the step launched.
     first = _first_start(device, stream, start, inside)
-    loose = ~known & (start >= step.start_ns) & (start < step.end_ns) & own & (start >= first)
-    unknown_before = ~known & own & (start < np.minimum(first, step.end_ns))
+    loose = ~known & (start >= step.start_ns) & (start < step.end_ns) & on_used & (start >= first)
+    unknown_before = ~known & on_used & (start < np.minimum(first, step.end_ns))
     drop = np.concatenate([parts, np.zeros(len(spans), bool)])
-    still = ((before & own) | unknown_before) & (start + dur > step.start_ns) & ~drop
+    still = ((before & on_used) | unknown_before) & (start + dur > step.start_ns) & ~drop
     until: dict[tuple[int, int], float] = {}
     for at in np.flatnonzero(still).tolist():
         key = (int(device[at]), int(stream[at]))
         until[key] = max(until.get(key, 0.0), (int(start[at] + dur[at]) - step.start_ns) / 1e3)
     ended_us = (start + dur - step.start_ns) / 1e3
-    launches = _by_stream(device, stream, (launch_ns - step.start_ns) / 1e3, ended_us, before & own & ~drop)
+    launches = _by_stream(device, stream, (launch_ns - step.start_ns) / 1e3, ended_us, before & on_used & ~drop)
     rows = np.flatnonzero((inside | loose) & ~drop)
     rows = rows[np.lexsort((rows, start[rows] + dur[rows], start[rows]))]
     keys, places = np.unique(np.stack([device[rows], stream[rows]], axis=1), axis=0, return_inverse=True)
@@ -192,14 +203,14 @@ def _by_stream(
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
     """Per task: start of the first task that the step launched on its stream, else on its device; else the lowest."""
-    least = np.full(len(start), np.iinfo(np.int64).min)
+    first = np.full(len(start), np.iinfo(np.int64).min)
     for key in np.unique(device[inside]):
         on = device == key
-        least[on] = start[on & inside].min()
+        first[on] = start[on & inside].min()
         for number in np.unique(stream[on & inside]):
             here = on & (stream == number)
-            least[here] = start[here & inside].min()
-    return least
+            first[here] = start[here & inside].min()
+    return first
 
 
 def _own_device(device: Ints, inside: Bools) -> Bools:
@@ -255,10 +266,10 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Int
     order = np.lexsort((when, key))
     key, when, until, track = key[order], when[order], until[order], track[order]
     low, high = np.searchsorted(key, correlation), np.searchsorted(key, correlation, side="right")
-    found = (high > low) & (correlation >= 0)
+    known = (high > low) & (correlation >= 0)
     at = np.minimum(low, len(key) - 1)
     # Of several calls the first, unless they lie far apart: then ids repeat, and the last before the task counts.
-    several = np.flatnonzero(found & (high > low + 1))
+    several = np.flatnonzero(known & (high > low + 1))
     for task in several.tolist():
         of_it = when[low[task] : high[task]]
         if of_it[-1] - of_it[0] > _REPEATED_NS:
@@ -267,7 +278,7 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Int
     # A call that took long loaded the kernel's module, or waited for room in a queue, and launched at its end.
     # One that ended after its task waited for that.
     slow = (until[at] - when[at] > _SLOW_LAUNCH_NS) & (start >= until[at] - _SKEW_NS) & (end > until[at])
-    return np.where(found, np.where(slow, until[at], when[at]), -1), np.where(found, homes, -1)
+    return np.where(known, np.where(slow, until[at], when[at]), -1), np.where(known, homes, -1)
 
 
 _SLOW_LAUNCH_NS = 100_000
@@ -281,12 +292,12 @@ _REPEATED_NS = 50_000_000
 
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:
     """As `home`, and threads of a process that has no ops (CANN's under another number) by their thread id."""
-    own = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
+    by_thread = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
     busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
     out = home.copy()
     for index, (pid, tid) in enumerate(trace.tracks):
         if home[index] < 0 and pid not in busy and busy:
-            out[index] = own.get(tid, -1)
+            out[index] = by_thread.get(tid, -1)
     return out
 
 

@@ -63,14 +63,14 @@ def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEve
         ends = end[rows]
         for _ in range(8):  # a damaged trace: no event ends after the one around it
             ends = np.where(parent >= 0, np.minimum(ends, ends[parent]), ends)
-        kept = (op[rows] < 0) | ~_is_mark(trace, op[rows])
+        unmarked = (op[rows] < 0) | ~_is_mark(trace, op[rows])
         out.append(
             HostEvents(
                 track=at,
                 start_us=(start[rows] - step.start_ns) / 1e3,
                 end_us=(np.maximum(ends, start[rows]) - step.start_ns) / 1e3,
                 parent=parent,
-                op=np.where(kept, op[rows], -1),
+                op=np.where(unmarked, op[rows], -1),
                 call=call[rows],
             )
         )
@@ -96,13 +96,13 @@ def homes(trace: Trace, main: int) -> Ints:
     """Track → the track of the main process that it belongs to, or -1: CANN's threads are those of another process."""
     assert trace.activity is not None
     pid = trace.tracks[main][0]
-    own = {tid: index for index, (process, tid) in enumerate(trace.tracks) if process == pid}
+    by_thread = {tid: index for index, (process, tid) in enumerate(trace.tracks) if process == pid}
     home = np.full(len(trace.tracks), -1, np.int64)
     for index, (process, tid) in enumerate(trace.tracks):
         if process == pid:
             home[index] = index
         elif trace.activity.processes.get(process) == _CANN:
-            home[index] = own.get(tid, index)
+            home[index] = by_thread.get(tid, index)
     return home
 
 
@@ -159,18 +159,15 @@ def blocks_of(
     edges = np.array(sorted(cuts), np.float64)
     starts, ends = np.append(edges[:-1], end_us), np.append(edges[1:], end_us)
     middle = (starts + ends) / 2
-    waiting = np.zeros(len(starts), bool)
-    if waits:
-        at = np.searchsorted([w[0] for w in waits], middle, side="right") - 1
-        waiting = (at >= 0) & (middle < np.array([w[1] for w in waits])[at])
-        waiting[-1] = False
+    begins, until = np.array([(-np.inf, -np.inf), *waits]).T
+    waiting = middle < until[np.searchsorted(begins, middle, side="right") - 1]
+    waiting[-1] = False
     # slices: tiles cut at the edges of blocks as well
     lines = np.union1d(bound, edges)
-    tile = np.searchsorted(bound, lines[:-1], side="right") - 1 if len(lines) > 1 else np.empty(0, np.int64)
+    tile = np.searchsorted(bound, lines[:-1], side="right") - 1
     lengths = np.diff(lines)
     starts, ends = starts[~waiting], ends[~waiting]
-    first = np.searchsorted(lines[:-1], starts, side="left") if len(lengths) else np.zeros(len(starts), np.int64)
-    last = np.searchsorted(lines[:-1], ends, side="left") if len(lengths) else np.zeros(len(starts), np.int64)
+    first, last = np.searchsorted(lines[:-1], starts), np.searchsorted(lines[:-1], ends)
     event = owner[tile]
     op = events.enclosing_op()
     return Blocks(

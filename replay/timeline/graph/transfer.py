@@ -48,21 +48,21 @@ def _matched_tasks(graph: StepGraph, other: StepGraph) -> Ints:
     """[n, 2]: tasks of both that are the same kernel at the same place of their stream."""
     pairs: list[tuple[int, int]] = []
     for lane, theirs in _lanes(graph, other):
-        own, their = _tasks_of_lane(graph, lane), _tasks_of_lane(other, theirs)
-        names, their_names = graph.nodes.name[own].tolist(), other.nodes.name[their].tolist()
+        ours, their = _tasks_of_lane(graph, lane), _tasks_of_lane(other, theirs)
+        names, their_names = graph.nodes.name[ours].tolist(), other.nodes.name[their].tolist()
         for a, b, size in SequenceMatcher(None, names, their_names, autojunk=False).get_matching_blocks():
-            pairs += zip(own[a : a + size].tolist(), their[b : b + size].tolist(), strict=True)
+            pairs += zip(ours[a : a + size].tolist(), their[b : b + size].tolist(), strict=True)
     return np.array(sorted(pairs), np.int64).reshape(-1, 2)
 
 
 def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
     """Of the tasks of one stream."""
     out = np.zeros(len(graph.nodes))
-    own, their = _tasks_of_lane(graph, lane), _tasks_of_lane(other, theirs)
-    here = pairs[np.isin(pairs[:, 0], own)]
+    ours, their = _tasks_of_lane(graph, lane), _tasks_of_lane(other, theirs)
+    here = pairs[np.isin(pairs[:, 0], ours)]
     if not len(here):
-        if len(own):
-            out[own[0]] = float(other.nodes.dur_us[their].sum())
+        if len(ours):
+            out[ours[0]] = float(other.nodes.dur_us[their].sum())
         return out
     place = np.maximum(0, np.searchsorted(here[:, 1], their, side="right") - 1)
     np.add.at(out, here[place, 0], other.nodes.dur_us[their])
@@ -71,20 +71,20 @@ def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
     """Of the stretches of one thread: its working time between launches of matched tasks is that of the other."""
-    own, done = _work(graph, lane)
+    ours, done = _work(graph, lane)
     their, their_done = _work(other, theirs)
-    points, their_points = _launches(graph, own, done, pairs[:, 0]), _launches(other, their, their_done, pairs[:, 1])
+    points, their_points = _launches(graph, ours, done, pairs[:, 0]), _launches(other, their, their_done, pairs[:, 1])
     known = ~np.isnan(points) & ~np.isnan(their_points)
     order = np.lexsort((their_points[known], points[known]))
     at, to = points[known][order], np.maximum.accumulate(their_points[known][order])
     total, their_total = (float(done[-1]) if len(done) else 0.0), (float(their_done[-1]) if len(their_done) else 0.0)
     at, to = np.concatenate([[0.0], at, [total]]), np.concatenate([[0.0], to, [max(their_total, *to.tolist(), 0.0)]])
     out = np.zeros(len(graph.nodes))
-    if len(own):
+    if len(ours):
         # Several points at one time of the thread are the launches of one stretch: the last of them ends it.
         last = np.append(np.diff(at) > 0.0, True)
         ends = np.interp(done, at[last], to[last])
-        out[own] = np.diff(np.concatenate([[0.0], ends]))
+        out[ours] = np.diff(np.concatenate([[0.0], ends]))
     return out
 
 

@@ -65,11 +65,8 @@ class Launched:
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
-        self._by_stream: list[tuple[list[float], list[int]]] = []
-        for stream in range(len(tasks.streams)):
-            rows = np.flatnonzero((tasks.stream == stream) & ~np.isnan(tasks.launch_us))
-            rows = rows[np.lexsort((rows, tasks.launch_us[rows]))]
-            self._by_stream.append((tasks.launch_us[rows].tolist(), rows.tolist()))
+        by_stream = [tasks.by_launch(stream) for stream in range(len(tasks.streams))]
+        self._by_stream: list[tuple[list[float], list[int]]] = [(us.tolist(), rows.tolist()) for us, rows in by_stream]
         known = np.flatnonzero(~np.isnan(tasks.launch_us))
         self._all_launches = np.sort(tasks.launch_us[known]).tolist()
         self._all_starts = np.sort(tasks.start_us[known]).tolist()
@@ -105,65 +102,91 @@ def device_waits(
     trace: Trace, threads: list[HostEvents], tasks: Tasks, earlier: Earlier
 ) -> tuple[list[HostWait], float]:
     """(every wait of a host thread for the device, µs in calls that wait for it and of which nothing says for what)."""
-    activity = trace.activity
-    assert activity is not None
-    if not any(device != HOST_DEVICE for device, _ in tasks.streams):
+    if not tasks.on_device.any():
         return [], 0.0
-    launched = Launched(tasks, earlier)
-    kinds = np.array([_wait_kind(name) for name in activity.names] or [0])
-    within = np.array([_within_device(name) for name in trace.kernel_names] or [False])[tasks.name]
-    streams = _recorded_streams(trace, tasks)
-    task_of = {int(c): i for i, c in enumerate(tasks.correlation.tolist()) if c >= 0}
-    on_device = np.array([device != HOST_DEVICE for device, _ in tasks.streams])[tasks.stream]
-    first = float(tasks.start_us[on_device].min(initial=np.inf)) + _SKEW_US
-    synchronises = bool(np.isin(kinds, _WAITING).any())
-    waits: list[HostWait] = []
-    blocked_us = 0.0
+    of_trace = _DeviceWaits(trace, tasks, earlier)
     for events in threads:
-        calls = np.flatnonzero(events.call >= 0)
-        rows = events.call[calls]
-        lasting = events.end_us[calls] - events.start_us[calls]
-        name_kinds = kinds[activity.calls.name[rows]] if len(calls) else np.empty(0, np.int64)
-        runtime = activity.calls.kind[rows] == 0 if len(calls) else np.empty(0, bool)
-        for at in calls[runtime & ((name_kinds > 0) | (lasting >= LONG_CALL_US))].tolist():
-            row = int(events.call[at])
-            start, end = float(events.start_us[at]), float(events.end_us[at])
-            correlation, kind = int(activity.calls.correlation[row]), int(kinds[activity.calls.name[row]])
-            own = task_of.get(correlation, -1)
-            if kind == _COPY and own >= 0 and within[own]:
-                continue
-            wait = _one_wait(events.track, kind, start, end, own, streams.get(correlation), launched)
-            if (
-                kind in _WAITING
-                and end - start >= LONG_CALL_US
-                and end <= first
-                and not _ends_within(wait, start, launched)
-            ):
-                wait = HostWait(
-                    track=events.track,
-                    start_us=start,
-                    until_us=end,
-                    tasks=tuple(launched.last_of_all(start)),
-                    earlier=True,
-                    kind=SYNC,
-                    recorded=True,
-                )
-            if wait is None and end - start >= BLOCKED_US and (kind in _WAITING or (kind == _COPY and own < 0)):
-                wait = _last_inside(events.track, start, end, launched)
-                blocked_us += end - start if wait is None else 0.0
-            if wait is not None:
-                waits.append(wait)
-        if not runtime.any() or not synchronises:
-            told = [wait.until_us for wait in waits if wait.track == events.track]
-            more, lost_us = _waits_of_ops(trace, events, launched, told)
-            waits += more
-            blocked_us += lost_us
-    return waits, blocked_us
+        of_trace.add(events)
+    return of_trace.waits, of_trace.blocked_us
 
 
-def _ends_within(wait: HostWait | None, start: float, launched: Launched) -> bool:
-    """Whether something that is recorded ended after the wait began."""
-    return wait is not None and any(launched.ended_us(task) > start for task in wait.tasks)
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the runtime that may wait for the device."""
+
+    track: int
+    kind: int
+    start: float
+    end: float
+    copied: int
+    """The task that it launched, or -1."""
+    stream: int | None
+    """The stream that the trace says it waits for; -1: all."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits by its nature."""
+        return self.kind in _WAITING
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it took so long that it must have waited."""
+        return self.end - self.start >= BLOCKED_US and (self.waits or (self.kind == _COPY and self.copied < 0))
+
+
+class _DeviceWaits:
+    """Waits for the device, thread by thread."""
+
+    def __init__(self, trace: Trace, tasks: Tasks, earlier: Earlier) -> None:
+        assert trace.activity is not None
+        self.trace, self.activity = trace, trace.activity
+        self.launched = Launched(tasks, earlier)
+        self.kinds = np.array([_wait_kind(name) for name in self.activity.names] or [0])
+        self.within = np.array([_within_device(name) for name in trace.kernel_names] or [False])[tasks.name]
+        self.streams = _recorded_streams(trace, tasks)
+        self.task_of = {int(c): i for i, c in enumerate(tasks.correlation.tolist()) if c >= 0}
+        self.first = float(tasks.start_us[tasks.on_device].min(initial=np.inf)) + _SKEW_US
+        self.synchronises = bool(np.isin(self.kinds, _WAITING).any())
+        self.waits: list[HostWait] = []
+        self.blocked_us = 0.0
+
+    def add(self, events: HostEvents) -> None:
+        """Those of one thread."""
+        at = np.flatnonzero(events.call >= 0)
+        calls, rows = self.activity.calls, events.call[at]
+        runtime = calls.kind[rows] == 0
+        lasting = events.end_us[at] - events.start_us[at]
+        for place in at[runtime & ((self.kinds[calls.name[rows]] > 0) | (lasting >= LONG_CALL_US))].tolist():
+            row = int(events.call[place])
+            correlation, kind = int(calls.correlation[row]), int(self.kinds[calls.name[row]])
+            start, end = float(events.start_us[place]), float(events.end_us[place])
+            copied = self.task_of.get(correlation, -1)
+            if kind != _COPY or copied < 0 or not self.within[copied]:
+                self._add_call(_Call(events.track, kind, start, end, copied, self.streams.get(correlation)))
+        if not runtime.any() or not self.synchronises:
+            known = [wait.until_us for wait in self.waits if wait.track == events.track]
+            more, lost_us = _waits_of_ops(self.trace, events, self.launched, known)
+            self.waits += more
+            self.blocked_us += lost_us
+
+    def _add_call(self, call: _Call) -> None:
+        wait = _one_wait(call, self.launched)
+        lasting = call.end - call.start
+        ran = wait is not None and any(self.launched.ended_us(task) > call.start for task in wait.tasks)
+        if call.waits and lasting >= LONG_CALL_US and call.end <= self.first and not ran:
+            wait = HostWait(
+                track=call.track,
+                start_us=call.start,
+                until_us=call.end,
+                tasks=tuple(self.launched.last_of_all(call.start)),
+                earlier=True,
+                kind=SYNC,
+                recorded=True,
+            )
+        if wait is None and call.blocks:
+            wait = _last_inside(call.track, call.start, call.end, self.launched)
+            self.blocked_us += lasting if wait is None else 0.0
+        self.waits += [wait] if wait is not None else []
 
 
 def _last_inside(track: int, start: float, end: float, launched: Launched) -> HostWait | None:
@@ -212,44 +235,65 @@ def _recorded_streams(trace: Trace, tasks: Tasks) -> dict[int, int]:
     return out
 
 
-def _one_wait(
-    track: int, kind: int, start: float, end: float, own: int, stream: int | None, launched: Launched
-) -> HostWait | None:
+def _one_wait(call: _Call, launched: Launched) -> HostWait | None:
     """The wait that one call is, or None: it waited for nothing that is known."""
-    tasks, ended_us = launched.tasks, launched.ended_us
-    sources: list[int] = []
-    recorded = False
-    if kind == _COPY:
-        if own >= 0 and start < ended_us(own) <= end:
-            sources, recorded = [own], True
-    elif kind == _DEVICE:
-        sources, recorded = launched.last_of_all(start), True
-    elif kind == _STREAM:
-        if stream is not None and stream >= 0:
-            sources, recorded = [launched.last_on(stream, start)], True
-        else:
-            sources, recorded = _likely_stream(launched, start, end), len(tasks.streams) == 1
-    elif kind == _EVENT:
-        last = launched.ended_by(end + _SKEW_US)
-        sources = [last] if last >= 0 and tasks.launch_us[last] < start else []
-    elif kind == _NONE:
-        last = launched.ended_by(end)
-        if last >= 0 and ended_us(last) > start and end - ended_us(last) <= _RETURN_US:
-            itself = own >= 0 or tasks.launch_track[last] == track
-            if tasks.launch_us[last] >= start and last != own and itself:  # the call launched that one
-                return None
-            if launched.waiting(start) >= _FULL_QUEUE:
-                until = ended_us(last)
-                return HostWait(
-                    track=track, start_us=start, until_us=until, tasks=(last,), kind=QUEUE_FULL, recorded=False
-                )
-            if own < 0:  # cudaMalloc, cudaFree, cudaHostAlloc: they wait for the device without saying so
-                sources = [last]
-    sources = [task for task in sources if ended_us(task) <= end + _SKEW_US]
+    sources, recorded = _SOURCES[call.kind](call, launched)
+    full = call.kind == _NONE and bool(sources) and launched.waiting(call.start) >= _FULL_QUEUE
+    if call.kind == _NONE and not full and call.copied >= 0:
+        return None
+    sources = [task for task in sources if launched.ended_us(task) <= call.end + _SKEW_US]
     if not sources:
         return None
-    until = min(max(start, *(ended_us(task) for task in sources)), end)
-    return HostWait(track=track, start_us=start, until_us=until, tasks=tuple(sources), kind=SYNC, recorded=recorded)
+    until = min(max(call.start, *(launched.ended_us(task) for task in sources)), call.end)
+    kind = QUEUE_FULL if full else SYNC
+    return HostWait(
+        track=call.track, start_us=call.start, until_us=until, tasks=tuple(sources), kind=kind, recorded=recorded
+    )
+
+
+def _of_copy(call: _Call, launched: Launched) -> tuple[list[int], bool]:
+    waited = call.copied >= 0 and call.start < launched.ended_us(call.copied) <= call.end
+    return ([call.copied] if waited else []), waited
+
+
+def _of_device(call: _Call, launched: Launched) -> tuple[list[int], bool]:
+    return launched.last_of_all(call.start), True
+
+
+def _of_stream(call: _Call, launched: Launched) -> tuple[list[int], bool]:
+    if call.stream is not None and call.stream >= 0:
+        return [launched.last_on(call.stream, call.start)], True
+    return _likely_stream(launched, call.start, call.end), len(launched.tasks.streams) == 1
+
+
+def _of_event(call: _Call, launched: Launched) -> tuple[list[int], bool]:
+    last = launched.ended_by(call.end + _SKEW_US)
+    return ([last] if last >= 0 and launched.tasks.launch_us[last] < call.start else []), False
+
+
+def _of_times(call: _Call, launched: Launched) -> tuple[list[int], bool]:
+    """What a call that does not say that it waits (cudaMalloc, cudaFree, cudaHostAlloc, a launch) ends with."""
+    last, tasks = launched.ended_by(call.end), launched.tasks
+    if last < 0 or launched.ended_us(last) <= call.start or call.end - launched.ended_us(last) > _RETURN_US:
+        return [], False
+    itself = call.copied >= 0 or tasks.launch_track[last] == call.track
+    by_it = tasks.launch_us[last] >= call.start and last != call.copied and itself
+    return ([] if by_it else [last]), False
+
+
+def _of_nothing(call: _Call, launched: Launched) -> tuple[list[int], bool]:
+    return [], False
+
+
+_SOURCES = {
+    _NONE: _of_times,
+    _STREAM: _of_stream,
+    _DEVICE: _of_device,
+    _EVENT: _of_event,
+    _COPY: _of_copy,
+    _NEVER: _of_nothing,
+}
+"""Kind of call → the tasks that it may wait for, and whether the trace says so."""
 
 
 def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
@@ -259,24 +303,24 @@ def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
 
 
 def _waits_of_ops(
-    trace: Trace, events: HostEvents, launched: Launched, told: list[float]
+    trace: Trace, events: HostEvents, launched: Launched, known: list[float]
 ) -> tuple[list[HostWait], float]:
     """(waits within ops that are known to block, in a trace that does not record the calls that do, µs in long ones
-    during which no task ended); none where a wait that ends inside is `told`."""
-    blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures] or [False])
+    during which no task ended); none where a wait that ends inside is `known`."""
+    blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures], bool)
     rows = np.flatnonzero(events.op >= 0)
-    rows = rows[blocking[trace.ops.signature[events.op[rows]]]] if len(rows) else rows
+    rows = rows[blocking[trace.ops.signature[events.op[rows]]]]
     outer = set(events.parent[events.op >= 0].tolist())
     waits: list[HostWait] = []
     blocked_us = 0.0
     for at in rows.tolist():
         start, end = float(events.start_us[at]), float(events.end_us[at])
-        if end - start < LONG_CALL_US or at in outer or any(start < until <= end for until in told):
+        if end - start < LONG_CALL_US or at in outer or any(start < until <= end for until in known):
             continue
-        wait = _last_inside(events.track, start, end, launched)
-        if wait is not None and (end - start >= BLOCKED_US or end - wait.until_us <= 4 * _RETURN_US):
+        wait, long = _last_inside(events.track, start, end, launched), end - start >= BLOCKED_US
+        if wait is not None and (long or end - wait.until_us <= 4 * _RETURN_US):
             waits.append(wait)
-        elif end - start >= BLOCKED_US:
+        elif long:
             blocked_us += end - start
     return waits, blocked_us
 
@@ -337,24 +381,18 @@ _RESUMED_US = 500.0
 
 def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
     """Idle threads that go on just after a collective of the host ends, for which they had nothing else to do."""
-    on_host = np.array([device == HOST_DEVICE for device, _ in tasks.streams] or [False])
-    rows = np.flatnonzero(on_host[tasks.stream]) if len(tasks) else np.empty(0, np.int64)
-    if not len(rows):
-        return []
+    rows = np.flatnonzero(~tasks.on_device)
     rows = rows[np.argsort(tasks.end_us[rows], kind="stable")]
     ends = tasks.end_us[rows]
     out: list[HostWait] = []
     for events in threads:
         begins, until = top_level(events)
-        if not len(begins):
-            continue
         idle_from, idle_to = np.maximum.accumulate(until)[:-1], begins[1:]
         last = np.searchsorted(ends, idle_to, side="right") - 1
-        for low, high, at in zip(idle_from.tolist(), idle_to.tolist(), last.tolist(), strict=True):
-            if at < 0:
-                continue
-            task, end = int(rows[at]), float(ends[at])
-            asked = np.isnan(tasks.launch_us[task]) or tasks.launch_us[task] <= low
+        after = last >= 0
+        for low, high, at in np.stack([idle_from, idle_to, last], axis=1)[after].tolist():
+            task, end = int(rows[int(at)]), float(ends[int(at)])
+            asked = not tasks.launch_us[task] > low
             if asked and end - low >= _ASKED_US and high - end <= _RESUMED_US:
                 out.append(
                     HostWait(track=events.track, start_us=low, until_us=end, tasks=(task,), kind=SYNC, recorded=False)

@@ -68,9 +68,9 @@ class JobGraph:
     def lags(self, by_rank: Sequence[Floats] | None = None) -> Floats:
         """Lags of all edges, from those of each rank's graph (default: recorded)."""
         out = np.zeros(len(self.whole.edges))
-        for index, one in enumerate(self.ranks):
+        for index, rank in enumerate(self.ranks):
             mine = self.edge_rank == index
-            out[mine] = (one.graph.edges.lag_us if by_rank is None else by_rank[index])[self.edge_local[mine]]
+            out[mine] = (rank.graph.edges.lag_us if by_rank is None else by_rank[index])[self.edge_local[mine]]
         return out
 
     def durations(self, by_rank: Sequence[Floats] | None = None, waitless: Sequence[Floats] | None = None) -> Floats:
@@ -80,12 +80,12 @@ class JobGraph:
         1.0 or 0.0] all of it: their time is a prediction, which holds no waiting.
         """
         out = np.zeros(len(self.whole.nodes))
-        for index, one in enumerate(self.ranks):
-            given = one.graph.nodes.dur_us if by_rank is None else by_rank[index]
+        for index, rank in enumerate(self.ranks):
+            us = rank.graph.nodes.dur_us if by_rank is None else by_rank[index]
             share = self.transfer_share[index]
             if waitless is not None:
                 share = np.where(waitless[index] > 0, 1.0, share)
-            out[self.node[index]] = given * share
+            out[self.node[index]] = us * share
         return out
 
     def scheduled(
@@ -105,9 +105,9 @@ class JobGraph:
     def steps_us(self, schedule: Schedule) -> list[float]:
         """The step of each rank in a schedule of the whole."""
         out: list[float] = []
-        for index, one in enumerate(self.ranks):
+        for index, rank in enumerate(self.ranks):
             start, end = self.of_rank(index, schedule)
-            out.append(step_length(one.graph, start, end, one.graph.begin_us))
+            out.append(step_length(rank.graph, start, end, rank.graph.begin_us))
         return out
 
     def waiting_us(self, schedule: Schedule) -> float:
@@ -128,18 +128,20 @@ class _Joined:
 
     def __init__(self, ranks: Sequence[RankGraph]) -> None:
         self.ranks = ranks
-        self.base: list[int] = np.cumsum([0, *(len(one.graph.nodes) for one in ranks)]).tolist()
+        self.base: list[int] = np.cumsum([0, *(len(rank.graph.nodes) for rank in ranks)]).tolist()
         total = self.base[-1]
         self.rank: list[int] = np.concatenate(
-            [np.full(len(one.graph.nodes), i) for i, one in enumerate(ranks)]
+            [np.full(len(rank.graph.nodes), i) for i, rank in enumerate(ranks)]
         ).tolist()
-        self.local: list[int] = np.concatenate([np.arange(len(one.graph.nodes)) for one in ranks]).tolist()
-        self.start: list[float] = np.concatenate([one.graph.nodes.start_us + one.at_us for one in ranks]).tolist()
-        self.dur: list[float] = np.concatenate([one.graph.nodes.dur_us for one in ranks]).tolist()
-        lanes = np.cumsum([0, *(len(one.graph.lanes) for one in ranks)]).tolist()
-        self.lane: list[int] = np.concatenate([one.graph.nodes.lane + lanes[i] for i, one in enumerate(ranks)]).tolist()
-        self.release: list[float] = np.concatenate([one.graph.release_us + one.at_us for one in ranks]).tolist()
-        edges = [one.graph.edges for one in ranks]
+        self.local: list[int] = np.concatenate([np.arange(len(rank.graph.nodes)) for rank in ranks]).tolist()
+        self.start: list[float] = np.concatenate([rank.graph.nodes.start_us + rank.at_us for rank in ranks]).tolist()
+        self.dur: list[float] = np.concatenate([rank.graph.nodes.dur_us for rank in ranks]).tolist()
+        lanes = np.cumsum([0, *(len(rank.graph.lanes) for rank in ranks)]).tolist()
+        self.lane: list[int] = np.concatenate(
+            [rank.graph.nodes.lane + lanes[i] for i, rank in enumerate(ranks)]
+        ).tolist()
+        self.release: list[float] = np.concatenate([rank.graph.release_us + rank.at_us for rank in ranks]).tolist()
+        edges = [rank.graph.edges for rank in ranks]
         self.source: list[int] = np.concatenate([e.source + b for e, b in zip(edges, self.base, strict=False)]).tolist()
         self.target: list[int] = np.concatenate([e.target + b for e, b in zip(edges, self.base, strict=False)]).tolist()
         self.kind: list[int] = np.concatenate([e.kind for e in edges]).tolist()
@@ -147,7 +149,7 @@ class _Joined:
         self.edge_rank: list[int] = np.concatenate([np.full(len(e), i) for i, e in enumerate(edges)]).tolist()
         self.edge_local: list[int] = np.concatenate([np.arange(len(e)) for e in edges]).tolist()
         self.arrival = list(range(total))
-        self.share = [np.ones(len(one.graph.nodes)) for one in ranks]
+        self.share = [np.ones(len(rank.graph.nodes)) for rank in ranks]
         self.meeting: list[bool] = [False] * total
 
     def node(self, *, rank: int, lane: int, start: float) -> int:
@@ -170,13 +172,13 @@ class _Joined:
         self.edge_rank.append(-1)
         self.edge_local.append(-1)
 
-    def meet(self, found: Matched, members: Sequence[tuple[int, Member]]) -> None:
+    def meet(self, matched: Matched, members: Sequence[tuple[int, Member]]) -> None:
         """Members of one collective wait for each other: (index of the rank, member)."""
         arrived: dict[int, int] = {}
         nodes: list[int] = []
         for index, member in members:
-            own = self.ranks[index].node_of_call[member.call]
-            node = self.base[index] + own
+            local = self.ranks[index].node_of_call[member.call]
+            node = self.base[index] + local
             arrival = self.node(rank=index, lane=self.lane[node], start=self.start[node])
             self.release[arrival] = self.release[node]
             self.release[node] = -np.inf
@@ -184,11 +186,11 @@ class _Joined:
             arrived[node] = arrival
             dur = self.dur[node]
             share = member.transfer_us / dur if dur else 1.0
-            self.share[index][own] = min(1.0, share)
+            self.share[index][local] = min(1.0, share)
             self.start[node] += dur * (1.0 - min(1.0, share))
             nodes.append(node)
         meeting = self.node(rank=-1, lane=self.lane[nodes[0]], start=max(self.start[a] for a in arrived.values()))
-        recorded = found.how == "sequence"
+        recorded = matched.how == "sequence"
         for node, arrival in arrived.items():
             self.edge(arrival, node, kind=STREAM)
             self.edge(arrival, meeting, recorded=recorded)
@@ -204,17 +206,17 @@ class _Joined:
 
 def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGraph:
     """The graphs of several ranks as one. A collective with fewer than two members in these steps is left as it is."""
-    place = {one.rank: index for index, one in enumerate(ranks)}
+    place = {rank_graph.rank: index for index, rank_graph in enumerate(ranks)}
     joined = _Joined(ranks)
     met: list[int] = []
-    for at, found in enumerate(collectives.matched):
+    for at, matched in enumerate(collectives.matched):
         members = [
             (place[member.rank], member)
-            for member in found.members
+            for member in matched.members
             if member.rank in place and member.call in ranks[place[member.rank]].node_of_call
         ]
         if len(members) > 1:
-            joined.meet(found, members)
+            joined.meet(matched, members)
             met.append(at)
     joined.redirect()
     order, keep, dropped = _order(joined)
@@ -269,23 +271,26 @@ def _assembled(joined: _Joined, order: list[int], keep: list[bool], met: list[in
     row = np.empty(len(place), np.int64)
     row[place] = np.arange(len(place))
     rank, local = np.array(joined.rank, np.int64)[place], np.array(joined.local, np.int64)[place]
-    kept = np.flatnonzero(np.array(keep, bool))
-    source, target = row[np.array(joined.source, np.int64)[kept]], row[np.array(joined.target, np.int64)[kept]]
+    used = np.flatnonzero(np.array(keep, bool))
+    source, target = (
+        row[np.array(joined.source, np.int64)[used]],
+        row[np.array(joined.target, np.int64)[used]],
+    )
     picked = np.lexsort((source, target))
-    edge_rank = np.array(joined.edge_rank, np.int64)[kept][picked]
+    edge_rank = np.array(joined.edge_rank, np.int64)[used][picked]
     ranks, base = joined.ranks, joined.base
     blank = np.full(len(place), -1, np.int64)
     kind = np.full(len(place), COLLECTIVE, np.uint8)
     zeros = np.zeros(len(place), np.int64)
-    for index, one in enumerate(ranks):
-        own = (rank == index) & (local >= 0)
-        kind[own] = one.graph.nodes.kind[local[own]]
+    for index, rank_graph in enumerate(ranks):
+        of_rank = (rank == index) & (local >= 0)
+        kind[of_rank] = rank_graph.graph.nodes.kind[local[of_rank]]
     edges = Edges(
         source=source[picked],
         target=target[picked],
         lag_us=np.zeros(len(picked)),
-        kind=np.array(joined.kind, np.uint8)[kept][picked],
-        recorded=np.array(joined.recorded, bool)[kept][picked],
+        kind=np.array(joined.kind, np.uint8)[used][picked],
+        recorded=np.array(joined.recorded, bool)[used][picked],
         unknown_us=np.zeros(len(picked)),
         possible_us=np.full(len(picked), np.nan),
     )
@@ -302,9 +307,9 @@ def _assembled(joined: _Joined, order: list[int], keep: list[bool], met: list[in
         slices=zeros,
     )
     lanes = tuple(
-        Lane(device=lane.device, name=f"rank {one.rank}, {lane.name}", track=lane.track)
-        for one in ranks
-        for lane in one.graph.lanes
+        Lane(device=lane.device, name=f"rank {rank_graph.rank}, {lane.name}", track=lane.track)
+        for rank_graph in ranks
+        for lane in rank_graph.graph.lanes
     )
     first = ranks[0].graph
     whole = StepGraph(
@@ -316,25 +321,25 @@ def _assembled(joined: _Joined, order: list[int], keep: list[bool], met: list[in
         main_lane=-1,
         release_us=np.maximum(np.array(joined.release, np.float64)[place], -1e15),
         begin_us=0.0,
-        recorded_us=max(one.graph.recorded_us for one in ranks),
-        host_us=max(one.graph.host_us for one in ranks),
+        recorded_us=max(rank_graph.graph.recorded_us for rank_graph in ranks),
+        host_us=max(rank_graph.graph.host_us for rank_graph in ranks),
         launch_latency_us=first.launch_latency_us,
         stream_gap_us=first.stream_gap_us,
         carried=Carried(node=blank[:0], source=blank[:0]),
     )
     arrival = np.array(joined.arrival, np.int64)
-    made = JobGraph(
+    graph = JobGraph(
         ranks=tuple(ranks),
         whole=whole,
         rank=rank,
         local=local,
         edge_rank=edge_rank,
-        edge_local=np.array(joined.edge_local, np.int64)[kept][picked],
+        edge_local=np.array(joined.edge_local, np.int64)[used][picked],
         node=tuple(row[base[i] : base[i + 1]] for i in range(len(ranks))),
         arrival=tuple(row[arrival[base[i] : base[i + 1]]] for i in range(len(ranks))),
         transfer_share=tuple(joined.share),
         met=tuple(met),
         dropped=dropped,
     )
-    recorded = replace(nodes, dur_us=made.durations())
-    return replace(made, whole=replace(whole, nodes=recorded, edges=replace(edges, lag_us=made.lags())))
+    recorded = replace(nodes, dur_us=graph.durations())
+    return replace(graph, whole=replace(whole, nodes=recorded, edges=replace(edges, lag_us=graph.lags())))

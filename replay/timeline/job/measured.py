@@ -19,7 +19,7 @@ from opreplay.traces.links.collectives import RankCall
 
 
 def measured_job(
-    job: JobGraph, names: Sequence[Names], calls: Sequence[Sequence[RankCall]], given: MeasuredOps
+    job: JobGraph, names: Sequence[Names], calls: Sequence[Sequence[RankCall]], results: MeasuredOps
 ) -> JobMeasured:
     """The step of the job with measured times in place of recorded ones, by rank; ranks wait for each other anew.
 
@@ -30,24 +30,28 @@ def measured_job(
     waitless: list[Floats] = []
     lags: list[Floats] = []
     notes: list[str] = []
-    matched = measured = kept = 0
-    for one, own, of_rank in zip(job.ranks, names, calls, strict=True):
-        graph = one.graph
+    matched = measured = unmeasured = 0
+    for rank, named, of_rank in zip(job.ranks, names, calls, strict=True):
+        graph = rank.graph
         if graph.on_device:
             raise TraceError("measured times are for ranks on their hosts", hint="These have device work: try --soc.")
         taken, lag = graph.nodes.dur_us.copy(), graph.edges.lag_us.copy()
         try:
-            made = with_measured(own, graph, given)
+            step = with_measured(named, graph, results)
         except Unmatched:
-            notes.append(f"rank {one.rank}: none of its ops was measured, its calls are as recorded")
+            notes.append(f"rank {rank.rank}: none of its ops was measured, its calls are as recorded")
         else:
-            taken, lag, matched = made.edited.durations_us.copy(), made.edited.lags_us, matched + made.edited.matched
-            notes += made.notes
+            taken, lag, matched = (
+                step.edited.durations_us.copy(),
+                step.edited.lags_us,
+                matched + step.edited.matched,
+            )
+            notes += step.notes
         alone = np.zeros(len(taken))
-        for at, node in one.node_of_call.items():
-            us = given.collectives.get(_work(of_rank[at]))
+        for at, node in rank.node_of_call.items():
+            us = results.collectives.get(_work(of_rank[at]))
             if us is None:
-                kept += 1
+                unmeasured += 1
                 continue
             taken[node], alone[node] = us, 1.0
             measured += 1
@@ -60,19 +64,19 @@ def measured_job(
             hint="Give results of `run` on one of these traces, or of `batch` on all of them.",
         )
     schedule = job.scheduled(job.durations(durations, waitless), lags_us=job.lags(lags))
-    if kept:
+    if unmeasured:
         notes.append(
-            f"measured: {kept} of {kept + measured} collectives have no measured time and take the recorded transfer: "
-            "`run --ranks N --output` measures them"
+            f"measured: {unmeasured} of {unmeasured + measured} collectives have no measured time and take the "
+            "recorded transfer: `run --ranks N --output` measures them"
         )
     steps = job.steps_us(schedule)
     return JobMeasured(
         step_us=max(steps),
-        by_rank_us={str(one.rank): us for one, us in zip(job.ranks, steps, strict=True)},
+        by_rank_us={str(rank.rank): us for rank, us in zip(job.ranks, steps, strict=True)},
         waiting_us=job.waiting_us(schedule),
         ops=matched,
         collectives=measured,
-        collectives_recorded=kept,
+        collectives_recorded=unmeasured,
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -86,55 +86,55 @@ def job_timeline(
     traces = [traces[at] for at in order]
     calls = [collectives_of(trace) for _, trace in traces]
     origins = _origins([trace for _, trace in traces])
-    given = [
-        RankCalls(rank=rank, calls=own, origin_ns=origin)
-        for (rank, _), own, origin in zip(traces, calls, origins, strict=True)
+    rank_calls = [
+        RankCalls(rank=rank, calls=own_calls, origin_ns=origin)
+        for (rank, _), own_calls, origin in zip(traces, calls, origins, strict=True)
     ]
     try:
-        found = match(given)
+        matches = match(rank_calls)
     except ValueError as error:
         raise UsageError(str(error), hint="Give one recording of each rank.") from None
-    if not found.matched:
+    if not matches.matched:
         raise UsageError(
             "these traces share no collective", hint="Give traces of ranks of one job, recorded at the same time."
         )
     traces = [(rank, with_host_collectives(trace)) for rank, trace in traces]
-    moved = [origin + round(clock.shift_us * 1e3) for origin, clock in zip(origins, found.clocks, strict=True)]
+    moved = [origin + round(clock.shift_us * 1e3) for origin, clock in zip(origins, matches.clocks, strict=True)]
     steps = _steps([trace for _, trace in traces], moved, step)
-    graphs = [step_graph(trace, one) for (_, trace), one in zip(traces, steps, strict=True)]
+    graphs = [step_graph(trace, rank_step) for (_, trace), rank_step in zip(traces, steps, strict=True)]
     if devices and not all(graph.on_device for graph in graphs):
         raise UsageError(
             "these ranks ran on their hosts: such steps are put on a simulated device one at a time",
             hint="`opreplay timeline TRACE --soc` takes one of them.",
         )
-    zero = min(one.start_ns + ahead for one, ahead in zip(steps, moved, strict=True))
+    zero = min(rank_step.start_ns + ahead for rank_step, ahead in zip(steps, moved, strict=True))
     ranks = tuple(
-        RankStudy(rank=rank, trace=trace, step=one, names=Names(trace, graph), calls=own)
-        for (rank, trace), one, graph, own in zip(traces, steps, graphs, calls, strict=True)
+        RankStudy(rank=rank, trace=trace, step=rank_step, names=Names(trace, graph), calls=own_calls)
+        for (rank, trace), rank_step, graph, own_calls in zip(traces, steps, graphs, calls, strict=True)
     )
     job = job_graph(
         [
             RankGraph(
-                rank=one.rank,
+                rank=rank_step.rank,
                 graph=graph,
-                at_us=(one.step.start_ns + ahead - zero) / 1e3,
-                node_of_call=_nodes_of_calls(graph, one),
+                at_us=(rank_step.step.start_ns + ahead - zero) / 1e3,
+                node_of_call=_nodes_of_calls(graph, rank_step),
             )
-            for one, graph, ahead in zip(ranks, graphs, moved, strict=True)
+            for rank_step, graph, ahead in zip(ranks, graphs, moved, strict=True)
         ],
-        found,
+        matches,
     )
     schedule = job.scheduled()
-    made = {
+    predicted = {
         device.name: [_predicted(job, ranks, plans, i, device, contents, host_scale) for i in range(len(ranks))]
         for device in devices
     }
-    told = _told(job, ranks, found, schedule, zero, what_if, made)
+    looked_at = _told(job, ranks, matches, schedule, zero, what_if, predicted)
     if measured is not None:
-        on_hosts = measured_job(job, [one.names for one in ranks], calls, measured)
-        told = msgspec.structs.replace(told, measured=on_hosts)
+        on_hosts = measured_job(job, [rank_step.names for rank_step in ranks], calls, measured)
+        looked_at = msgspec.structs.replace(looked_at, measured=on_hosts)
     return JobStudy(
-        timeline=told,
+        timeline=looked_at,
         graph=job,
         ranks=ranks,
         schedule=schedule,
@@ -153,22 +153,22 @@ def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None)
     out = [first]
     for trace, ahead in zip(traces[1:], moved_ns[1:], strict=True):
         steps = steps_of(trace)
-        same = [one for one in steps if one.number is not None and one.number == first.number]
+        same = [candidate for candidate in steps if candidate.number is not None and candidate.number == first.number]
         if same:
             out.append(same[0])
         elif steps and first.marked:
-            out.append(max(steps, key=lambda one: _common(one, ahead, first, moved_ns[0])))
+            out.append(max(steps, key=lambda candidate: _common(candidate, ahead, first, moved_ns[0])))
         else:
             out.append(chosen_step(trace, None))
     return out
 
 
-def _common(one: Step, one_ns: int, other: Step, other_ns: int) -> int:
+def _common(step: Step, step_ns: int, other: Step, other_ns: int) -> int:
     """Time that two steps have in common, negative where they lie apart."""
-    return min(one.end_ns + one_ns, other.end_ns + other_ns) - max(one.start_ns + one_ns, other.start_ns + other_ns)
+    return min(step.end_ns + step_ns, other.end_ns + other_ns) - max(step.start_ns + step_ns, other.start_ns + other_ns)
 
 
-def _nodes_of_calls(graph: StepGraph, one: RankStudy) -> dict[int, int]:
+def _nodes_of_calls(graph: StepGraph, rank: RankStudy) -> dict[int, int]:
     """Position of each collective of the step among the rank's calls → its node."""
     nodes = graph.nodes
     rows = {int(row): node for node, row in enumerate(nodes.row.tolist()) if row >= 0}
@@ -177,8 +177,8 @@ def _nodes_of_calls(graph: StepGraph, one: RankStudy) -> dict[int, int]:
         for node in np.flatnonzero((nodes.kind == COLLECTIVE) & (nodes.row < 0)).tolist()
     }
     out: dict[int, int] = {}
-    for at, call in enumerate(one.calls):
-        node = rows.get(call.kernel) if call.kernel >= 0 else starts.get(call.start_ns - one.step.start_ns)
+    for at, call in enumerate(rank.calls):
+        node = rows.get(call.kernel) if call.kernel >= 0 else starts.get(call.start_ns - rank.step.start_ns)
         if node is not None and nodes.dur_us[node] > 0:
             out[at] = node
     return out
@@ -197,36 +197,36 @@ def _predicted(
     return predict(ranks[index].trace, job.ranks[index].graph, device, ops, contents=contents, host_scale=host_scale)
 
 
-def _waitless(made: Predicted) -> Floats:
+def _waitless(predicted: Predicted) -> Floats:
     """1.0 for tasks that have a prediction: a predicted collective is transfer alone."""
-    out = np.zeros(len(made.durations_us))
-    for us in made.families.values():
+    out = np.zeros(len(predicted.durations_us))
+    for us in predicted.families.values():
         out[us > 0.0] = 1.0
     return out
 
 
-def _on(job: JobGraph, made: Sequence[Predicted], changes: Sequence[Edited] | None = None) -> Schedule:
+def _on(job: JobGraph, predicted: Sequence[Predicted], changes: Sequence[Edited] | None = None) -> Schedule:
     """The job on one kind of simulated device, with changes of each rank's step."""
-    durations = [one.durations_us for one in (made if changes is None else changes)]
-    lags = [one.lags_us for one in (made if changes is None else changes)]
-    return job.scheduled(job.durations(durations, [_waitless(one) for one in made]), lags_us=job.lags(lags))
+    durations = [rank.durations_us for rank in (predicted if changes is None else changes)]
+    lags = [rank.lags_us for rank in (predicted if changes is None else changes)]
+    return job.scheduled(job.durations(durations, [_waitless(rank) for rank in predicted]), lags_us=job.lags(lags))
 
 
 def _told(
     job: JobGraph,
     ranks: Sequence[RankStudy],
-    found: JobCollectives,
+    matches: JobCollectives,
     schedule: Schedule,
     zero_ns: int,
     what_if: Sequence[str],
-    made: dict[str, list[Predicted]],
+    predicted: dict[str, list[Predicted]],
 ) -> JobTimeline:
-    recorded = max(one.graph.recorded_us for one in job.ranks)
+    recorded = max(rank.graph.recorded_us for rank in job.ranks)
     steps = job.steps_us(schedule)
     before = max(steps)
-    inside = [found.matched[at] for at in job.met]
-    parts = tuple(_rank_step(job, ranks, found, inside, index, steps[index]) for index in range(len(ranks)))
-    socs = {name: _soc(job, of_device) for name, of_device in made.items()}
+    inside = [matches.matched[at] for at in job.met]
+    parts = tuple(_rank_step(job, ranks, matches, inside, index, steps[index]) for index in range(len(ranks)))
+    socs = {name: _soc(job, of_device) for name, of_device in predicted.items()}
     return JobTimeline(
         world_size=max((r.trace.info.world_size for r in ranks if r.trace.info.world_size), default=None),
         recorded_step_us=recorded,
@@ -236,27 +236,27 @@ def _told(
         without_waiting_us=max(job.steps_us(job.scheduled(held_together=False))),
         waiting_us=sum(part.waiting_us for part in parts),
         ranks=parts,
-        collectives=tuple(_collective(one, zero_ns) for one in inside),
-        disagreements=found.disagreements,
+        collectives=tuple(_collective(rank, zero_ns) for rank in inside),
+        disagreements=matches.disagreements,
         critical_path=tuple(_path(job, ranks, schedule, before)),
         edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in job.whole.edge_counts().items()},
         least_common=_apart(job, ranks).common,
         dropped_collectives=job.dropped,
         socs=socs,
-        what_if=tuple(_change(job, ranks, change, before, made) for change in what_if),
-        notes=tuple(_notes(job, ranks, found, inside)),
+        what_if=tuple(_change(job, ranks, change, before, predicted) for change in what_if),
+        notes=tuple(_notes(job, ranks, matches, inside)),
     )
 
 
 def _rank_step(
-    job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, inside: Sequence[Matched], index: int, us: float
+    job: JobGraph, ranks: Sequence[RankStudy], matches: JobCollectives, inside: Sequence[Matched], index: int, us: float
 ) -> RankStep:
-    one, graph = ranks[index], job.ranks[index].graph
-    sums = sum_of_rank(inside, one.rank)
+    rank, graph = ranks[index], job.ranks[index].graph
+    sums = sum_of_rank(inside, rank.rank)
     return RankStep(
-        rank=one.rank,
-        source=file_name(one.trace.info.path),
-        step=one.step.name,
+        rank=rank.rank,
+        source=file_name(rank.trace.info.path),
+        step=rank.step.name,
         recorded_step_us=graph.recorded_us,
         retimed_step_us=us,
         structure_error=relative(us, graph.recorded_us),
@@ -266,8 +266,8 @@ def _rank_step(
         transfer_us=sums.transfer_us,
         late=sums.late,
         late_us=sums.late_us,
-        unmatched=found.unmatched[one.rank],
-        clock=next(clock for clock in found.clocks if clock.rank == one.rank),
+        unmatched=matches.unmatched[rank.rank],
+        clock=next(clock for clock in matches.clocks if clock.rank == rank.rank),
     )
 
 
@@ -277,21 +277,21 @@ def _mean(parts: Sequence[Categories]) -> Categories:
     )
 
 
-def _collective(one: Matched, zero_ns: int) -> StepCollective:
+def _collective(matched: Matched, zero_ns: int) -> StepCollective:
     return StepCollective(
-        kind=one.kind,
-        group=one.group,
-        group_size=one.group_size,
-        sequence=one.sequence,
-        elements=one.elements,
-        dtype=one.dtype,
-        matched_by=one.how,
-        skew_us=one.skew_us,
-        waiting_us=sum(member.waiting_us for member in one.members),
-        transfer_us=one.transfer_us,
-        late_rank=one.late_rank,
-        late_us=one.late_us,
-        missing=one.missing,
+        kind=matched.kind,
+        group=matched.group,
+        group_size=matched.group_size,
+        sequence=matched.sequence,
+        elements=matched.elements,
+        dtype=matched.dtype,
+        matched_by=matched.how,
+        skew_us=matched.skew_us,
+        waiting_us=sum(member.waiting_us for member in matched.members),
+        transfer_us=matched.transfer_us,
+        late_rank=matched.late_rank,
+        late_us=matched.late_us,
+        missing=matched.missing,
         members=tuple(
             CollectiveMember(
                 rank=member.rank,
@@ -300,7 +300,7 @@ def _collective(one: Matched, zero_ns: int) -> StepCollective:
                 waiting_us=member.waiting_us,
                 transfer_us=member.transfer_us,
             )
-            for member in one.members
+            for member in matched.members
         ),
     )
 
@@ -319,25 +319,25 @@ def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us
 
     for node, wait in zip(path.tolist(), waits.tolist(), strict=True):
         start, end = float(schedule.start_us[node]), float(schedule.end_us[node])
-        index, own = int(job.rank[node]), int(job.local[node])
+        index, node_of_rank = int(job.rank[node]), int(job.local[node])
         rank = ranks[index].rank if index >= 0 else None
         if schedule.cause[node] >= 0:
             label = ranks[max(index, 0)].names.wait(int(schedule.cause_kind[node]))
             add((rank, label, "wait"), min(wait, max(0.0, start - begin)))
-        if index < 0 or own < 0:
+        if index < 0 or node_of_rank < 0:
             continue
         spent = max(0.0, end - max(start, begin) + min(0.0, wait))
-        one = ranks[index]
-        if job.ranks[index].graph.lanes[int(job.ranks[index].graph.nodes.lane[own])].device:
-            add((rank, one.names.task(own), "device" if job.ranks[index].graph.on_device else "host"), spent)
+        study = ranks[index]
+        if job.ranks[index].graph.lanes[int(job.ranks[index].graph.nodes.lane[node_of_rank])].device:
+            add((rank, study.names.task(node_of_rank), "device" if job.ranks[index].graph.on_device else "host"), spent)
         else:
-            for name, share in _ops_of(one, job.ranks[index].graph, own):
+            for name, share in _ops_of(study, job.ranks[index].graph, node_of_rank):
                 add((rank, name, "host"), spent * share)
     parts = [RankPathPart(rank=r, name=n, us=v, where=w, times=times[r, n, w]) for (r, n, w), v in us.items()]
     return sorted(parts, key=lambda part: (-part.us, part.name, -1 if part.rank is None else part.rank))
 
 
-def _ops_of(one: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, float]]:
+def _ops_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, float]]:
     """What a stretch of a host thread consists of: (op, share)."""
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths = graph.slices.dur_us[low : low + count]
@@ -346,16 +346,16 @@ def _ops_of(one: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, floa
         return []
     shares: defaultdict[str, float] = defaultdict(float)
     for op, us in zip(graph.slices.op[low : low + count].tolist(), lengths.tolist(), strict=True):
-        shares[one.names.op(int(op))] += us / total
+        shares[rank.names.op(int(op))] += us / total
     return list(shares.items())
 
 
 def _change(
-    job: JobGraph, ranks: Sequence[RankStudy], change: str, before: float, made: dict[str, list[Predicted]]
+    job: JobGraph, ranks: Sequence[RankStudy], change: str, before: float, predicted: dict[str, list[Predicted]]
 ) -> JobChange:
     """A change on every rank that it means something on; one that matches nothing where that is none."""
     all_edits = [_edited(job, ranks, change, index, None) for index in range(len(ranks))]
-    edits = [one for one in all_edits if one is not None]
+    edits = [edit for edit in all_edits if edit is not None]
     if not edits:
         try:
             edited(ranks[0].names, job.ranks[0].graph, change)
@@ -370,19 +370,19 @@ def _change(
                 matched=0,
                 assumptions=(why,),
             )
-    if any(one.overlap for one in edits):
+    if any(edit.overlap for edit in edits):
         raise UsageError("'overlap comm' is for one rank", hint="`timeline` on one of the traces takes it.")
     complete = [
-        one if one is not None else Edited(r.graph, r.graph.nodes.dur_us, r.graph.edges.lag_us)
-        for one, r in zip(all_edits, job.ranks, strict=True)
+        edit if edit is not None else Edited(r.graph, r.graph.nodes.dur_us, r.graph.edges.lag_us)
+        for edit, r in zip(all_edits, job.ranks, strict=True)
     ]
-    durations_us = job.durations([one.durations_us for one in complete])
-    after = job.scheduled(durations_us, lags_us=job.lags([one.lags_us for one in complete]))
+    durations_us = job.durations([edit.durations_us for edit in complete])
+    after = job.scheduled(durations_us, lags_us=job.lags([edit.lags_us for edit in complete]))
     socs: dict[str, float] = {}
-    for name, of_device in made.items():
+    for name, of_device in predicted.items():
         on_it = [
-            _edited(job, ranks, change, index, one) or Edited(job.ranks[index].graph, one.durations_us, one.lags_us)
-            for index, one in enumerate(of_device)
+            _edited(job, ranks, change, index, edit) or Edited(job.ranks[index].graph, edit.durations_us, edit.lags_us)
+            for index, edit in enumerate(of_device)
         ]
         socs[name] = max(job.steps_us(_on(job, of_device, on_it)))
     step_us = max(job.steps_us(after))
@@ -393,48 +393,48 @@ def _change(
         low_us=before - max(gains),
         high_us=before - min(gains),
         gain_us=before - step_us,
-        matched=sum(one.matched for one in edits),
-        assumptions=tuple(dict.fromkeys(note for one in edits for note in one.notes)),
+        matched=sum(edit.matched for edit in edits),
+        assumptions=tuple(dict.fromkeys(note for edit in edits for note in edit.notes)),
         socs_us=socs,
     )
 
 
 def _other_gains(job: JobGraph, changed: Sequence[Edited], durations_us: Floats) -> list[float]:
     """What the change would gain if the waits and dependencies that are not known were others, on all ranks."""
-    recorded = [lag_bounds(one.graph, one.graph.edges.lag_us) for one in job.ranks]
-    after = [lag_bounds(one.graph, one.lags_us) for one in changed]
+    recorded = [lag_bounds(rank.graph, rank.graph.edges.lag_us) for rank in job.ranks]
+    after = [lag_bounds(rank.graph, rank.lags_us) for rank in changed]
     gains: list[float] = []
     for lags, changed_lags in zip(zip(*recorded, strict=True), zip(*after, strict=True), strict=True):
-        if any(lag is not one.graph.edges.lag_us for lag, one in zip(lags, job.ranks, strict=True)):
+        if any(lag is not rank.graph.edges.lag_us for lag, rank in zip(lags, job.ranks, strict=True)):
             without = job.steps_us(job.scheduled(lags_us=job.lags(lags)))
             gains.append(max(without) - max(job.steps_us(job.scheduled(durations_us, lags_us=job.lags(changed_lags)))))
     return gains
 
 
 def _edited(
-    job: JobGraph, ranks: Sequence[RankStudy], change: str, index: int, made: Predicted | None
+    job: JobGraph, ranks: Sequence[RankStudy], change: str, index: int, predicted: Predicted | None
 ) -> Edited | None:
     try:
         return edited(
             ranks[index].names,
             job.ranks[index].graph,
             change,
-            durations_us=None if made is None else made.durations_us,
-            lags_us=None if made is None else made.lags_us,
-            slices_us=None if made is None else made.slices_us,
+            durations_us=None if predicted is None else predicted.durations_us,
+            lags_us=None if predicted is None else predicted.lags_us,
+            slices_us=None if predicted is None else predicted.slices_us,
         )
     except Unmatched:
         return None
 
 
-def _soc(job: JobGraph, made: Sequence[Predicted]) -> JobSoc:
-    schedule = _on(job, made)
+def _soc(job: JobGraph, predicted: Sequence[Predicted]) -> JobSoc:
+    schedule = _on(job, predicted)
     steps = job.steps_us(schedule)
     return JobSoc(
         step_us=max(steps),
-        by_rank_us={str(one.rank): us for one, us in zip(job.ranks, steps, strict=True)},
+        by_rank_us={str(rank.rank): us for rank, us in zip(job.ranks, steps, strict=True)},
         waiting_us=job.waiting_us(schedule),
-        notes=tuple(dict.fromkeys(note for one in made for note in one.notes)),
+        notes=tuple(dict.fromkeys(note for rank in predicted for note in rank.notes)),
     )
 
 
@@ -451,8 +451,8 @@ class _Apart(msgspec.Struct, frozen=True, kw_only=True):
 
 def _apart(job: JobGraph, ranks: Sequence[RankStudy]) -> _Apart:
     spans = [
-        (graph.at_us, graph.at_us + (one.step.end_ns - one.step.start_ns) / 1e3, one)
-        for one, graph in zip(ranks, job.ranks, strict=True)
+        (graph.at_us, graph.at_us + (rank.step.end_ns - rank.step.start_ns) / 1e3, rank)
+        for rank, graph in zip(ranks, job.ranks, strict=True)
     ]
     # No two steps have less in common than the one that ends first and the one that begins last.
     first, last = min(spans, key=lambda span: span[1]), max(spans, key=lambda span: span[0])
@@ -473,30 +473,30 @@ def _apart_notes(apart: _Apart) -> list[str]:
     ]
 
 
-def _notes(job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, inside: Sequence[Matched]) -> list[str]:
+def _notes(job: JobGraph, ranks: Sequence[RankStudy], matches: JobCollectives, inside: Sequence[Matched]) -> list[str]:
     notes = _apart_notes(_apart(job, ranks))
-    guessed = sum(one.how != "sequence" for one in inside)
+    guessed = sum(item.how != "sequence" for item in inside)
     if guessed:
-        ways = sorted({one.how for one in inside if one.how != "sequence"})
+        ways = sorted({item.how for item in inside if item.how != "sequence"})
         notes.append(
             f"{guessed} of {len(inside)} collectives carry no sequence number: matched by "
             f"{' and '.join({'order': 'their order', 'overlap': 'overlap in time'}[way] for way in ways)} (inferred)"
         )
-    unnamed = sum(one.group is None for one in inside)
-    groups = max(one.trace.info.process_groups for one in ranks)
+    unnamed = sum(item.group is None for item in inside)
+    groups = max(item.trace.info.process_groups for item in ranks)
     if unnamed and groups > 1:
         notes.append(
             f"the job has {groups} process groups and {unnamed} of {len(inside)} collectives name none: they are taken "
             "for those of one group, so some pairs may be of different groups"
         )
     world = max((r.trace.info.world_size or 0 for r in ranks), default=0)
-    missing = max((one.missing for one in inside), default=0)
+    missing = max((item.missing for item in inside), default=0)
     if missing or world > len(ranks):
         notes.append(
             f"{len(ranks)} of {max(world, missing + len(ranks))} ranks were given: waiting for the others is "
             "in the transfer, so waiting is at least, and transfer at most, what is shown"
         )
-    for clock in found.clocks:
+    for clock in matches.clocks:
         if clock.corrected:
             notes.append(
                 f"the clock of rank {clock.rank} was moved by {clock.shift_us:+.1f} µs: {clock.by} collectives then "
@@ -507,12 +507,12 @@ def _notes(job: JobGraph, ranks: Sequence[RankStudy], found: JobCollectives, ins
                 f"the clock of rank {clock.rank} is as recorded: {clock.by} collectives end within "
                 f"{clock.spread_us:.1f} µs (median) of those of rank {clock.against}"
             )
-    alone = [clock.rank for clock in found.clocks[1:] if clock.against is None]
+    alone = [clock.rank for clock in matches.clocks[1:] if clock.against is None]
     if alone:
         notes.append(
             f"ranks {', '.join(map(str, alone))} share no collective with the first: their clocks are as recorded"
         )
-    lost = sum(found.unmatched.values())
+    lost = sum(matches.unmatched.values())
     if lost:
         notes.append(f"{lost} collectives of these traces have no counterpart on another rank given")
     if job.dropped:

@@ -80,7 +80,7 @@ def test_nothing_runs_without_measuring_and_the_second_time_is_the_same() -> Non
 
 
 def test_rows_say_what_their_numbers_rest_on() -> None:
-    shown = invoke(MM, "--vary", "n=64", "--no-measure", "--soc", "910b3", "--l2", "warm").stdout
+    shown = invoke("aten::cosh(bf16[64,n])", "--vary", "n=64", "--no-measure", "--soc", "910b3", "--l2", "warm").stdout
     assert shown.startswith("1 call: 1 predicted on 910b3\n")
     assert "a: 910b3 " in shown
     assert "caches (warm)" in shown

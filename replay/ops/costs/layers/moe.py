@@ -40,6 +40,14 @@ def routing(op: OpView) -> Iterable[KernelCall]:
     return [routing_call(n, width, dtype)]
 
 
+def re_routing(op: OpView) -> Iterable[KernelCall]:
+    """MoeInitRouting of tokens (T, H) that arrive by rank and leave by expert, a block of rows for each of both."""
+    tokens = op.need("tokens", at=0, rank=2)
+    out, counts = spec(tokens.shape, tokens.dtype), op.need("expert_token_num_per_rank", at=1)
+    size = elements(tokens) * itemsize(tokens.dtype)
+    return [kernel("MoeInitRouting", [out], [out], indices=max(1, elements(counts)), moved_bytes=size)]
+
+
 def combining(op: OpView) -> Iterable[KernelCall]:
     """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
     source = op.widest()

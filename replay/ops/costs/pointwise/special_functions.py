@@ -8,7 +8,7 @@ from opreplay.replay.ops.table import costs_by_kernel
 
 costs_by_kernel(
     """
-        Abs=absolute Trunc=fix Muls=deg2rad,rad2deg Pow=float_power,vander,linalg_vander FloorMod=gcd,lcm
+        Abs=absolute Trunc=fix Muls=deg2rad,rad2deg Pow=float_power,vander,linalg_vander Gcd=gcd FloorMod=lcm
         Add=nextafter,_add_relu,_philox_key_split,_philox_key_fold_in Neg=conj_physical,_conj_physical,_neg_view_copy
         BitwiseAnd=__lshift__,__rshift__,__ilshift__,__irshift__,__iand__ BitwiseXor=__xor__,__ixor__ BitwiseOr=__ior__
         MaskedScale=_masked_scale Threshold=hardshrink,softshrink ReluGrad=hardshrink_backward,softshrink_backward

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, load_device
-from opreplay.replay.ascend.calibrate.calibrate import Group, datasheet_only, with_nearby
+from opreplay.replay.ascend.calibrate.calibrate import Group, with_nearby
 from opreplay.replay.ascend.cost.nearby import (
     MAX_NEIGHBOURS,
     MOST,
@@ -22,7 +22,7 @@ from opreplay.replay.ascend.cost.nearby import (
     spot,
 )
 from opreplay.replay.ascend.cost.predict import predict_kernel, predict_time_us
-from opreplay.replay.ascend.devices.file import compile_device, load_file, read_device_file
+from opreplay.replay.ascend.devices.file import compile_device, read_device_file
 from opreplay.replay.ascend.devices.text import device_text
 from opreplay.replay.ascend.measured.accuracy import Launch
 from opreplay.replay.ascend.measured.kernel_tables import KernelRow
@@ -145,7 +145,7 @@ def test_places_without_sizes_have_no_neighbours() -> None:
 
 def test_files_keep_neighbours() -> None:
     device = learnt(measured(gemm(4096), 1.2), measured(norm(512), 0.9))
-    text = device_text(load_file("910b3"), device, header="x", source="y", model=datasheet_only(DEVICE))
+    text = device_text(device, header="x", source="y")
     again = compile_device(read_device_file(text.encode(), "x.toml"))
     for call in (gemm(4096), gemm(2048), norm(512)):
         assert factor(call, again) == pytest.approx(factor(call, device), rel=1e-3)

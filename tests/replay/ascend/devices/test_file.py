@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from opreplay.replay.ascend import list_devices, load_device
-from opreplay.replay.ascend.devices.file import compile_device, load_file, load_model, read_device_file
-from opreplay.replay.ascend.devices.text import device_text
+from opreplay.replay.ascend.devices.file import load_file, load_model, read_device_file
 from opreplay.traces.errors import FormatError, UsageError
 
 SHIPPED = ["910b1", "910b2", "910b3", "910b4", "910b4-1", "910c", "950pr"]
@@ -138,27 +137,6 @@ def test_unknown_base(tmp_path: Path) -> None:
     path.write_text(MINIMAL.replace('"910b3"', '"910z"'))
     with pytest.raises(FormatError, match="no shipped device"):
         load_device(path)
-
-
-def test_what_is_written_reads_back(tmp_path: Path) -> None:
-    file = load_file("910b2")
-    device = compile_device(file)
-    plain = compile_device(read_device_file(_bare("910b2").encode(), "bare"))
-    path = tmp_path / "again.toml"
-    path.write_text(device_text(file, device, header="again", source="test", model=plain))
-    again = load_device(path)
-    assert again.families.keys() == device.families.keys()
-    for name, family in device.families.items():
-        assert again.families[name].cycles == pytest.approx(family.cycles, rel=1e-3)
-        assert again.families[name].band == pytest.approx(family.band, rel=1e-3)
-    assert again.rates.launch_full_us == pytest.approx(device.rates.launch_full_us, rel=1e-3)
-
-
-def _bare(name: str) -> str:
-    text = [f'schema_version = 1\nname = "{name}"\n']
-    for key, q in load_file(name).datasheet.items():
-        text.append(f'[datasheet.{key}]\nvalue={q.value}\nunit="{q.unit}"\nsource="x"\nconfidence="{q.confidence}"\n')
-    return "\n".join(text)
 
 
 def test_model_is_sound() -> None:

@@ -1,0 +1,205 @@
+# pyright: strict
+"""Measured calls: predictions against them, the correction that is learned from them, and how it is judged.
+
+Judged is what was left out: single calls (5 folds), whole ops, whole sources. `cost.correction` owns the method.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import random
+from collections.abc import Callable, Hashable, Sequence, Set
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from opreplay.replay.ascend.calibrate.validate import Figures, Validation, figures_of, total_counts
+from opreplay.replay.ascend.cost.correction import Correction, Learned, Traits, learned_calls
+from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
+from opreplay.replay.ascend.measured.call_tables import (
+    CallTable,
+    MeasuredCall,
+    is_call_table,
+    read_call_table,
+)
+from opreplay.replay.ascend.simulate.op import simulate_op, uncorrected
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ir.sizes import tensors_of
+from opreplay.replay.ops.op_view import spec
+from opreplay.replay.results.records import L2State, Simulated
+from opreplay.traces.errors import Malformed
+
+ASSUMED_L2: L2State = "cold"
+"""What L2 is taken to hold where neither a table nor the user says it."""
+
+
+def validate_calls(
+    tables: Sequence[CallTable],
+    *,
+    l2: L2State | None = None,
+    cross: bool = False,
+    on_step: Callable[[str], None] | None = None,
+) -> Validation:
+    """Compare predictions with measured calls; `l2` is what caches hold where a row does not say.
+
+    `cross` predicts calls, ops and sources by what was learned from the others. Raises Malformed where no call of the
+    tables has a prediction.
+    """
+    tell: Callable[[str], None] = on_step or (lambda step: None)
+    calls = [call for table in tables for call in table.calls]
+    known = {row.key for row in learned_calls()}
+    compared = [(call, row) for call in calls if (row := _compared(call, l2, known)) is not None]
+    if not compared:
+        raise Malformed("no call of these tables has a prediction", hint="opreplay op CALL --soc NAME says why.")
+    socs = {soc: [row for call, row in compared if call.soc == soc] for soc in dict.fromkeys(c.soc for c in calls)}
+    unpredicted = len(calls) - len(compared)
+    return Validation(
+        figures=figures_of([row for _, row in compared]),
+        socs={soc: errors_of(rows) for soc, rows in socs.items() if rows},
+        compared=tuple(row for _, row in compared),
+        rows=sum(table.rows for table in tables),
+        measured_rows=len(calls),
+        fitted_to=0,
+        by_others=sum(call.key in known for call, _ in compared),
+        dropped={
+            **total_counts([table.dropped for table in tables]),
+            **dict([("no prediction", unpredicted)] if unpredicted else []),
+        },
+        cross=_cross(calls, l2, tell) if cross else {},
+    )
+
+
+def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str]) -> Compared | None:
+    """A call as predicted and measured; None where a part of it has no prediction.
+
+    One that the correction was learned from is predicted by what was learned of other sources.
+    """
+    if call.key in known:
+        return next((_corrected_row(k, _without(call.source).ask(k.traits)) for k in known_calls([call], l2)), None)
+    device, state = load_device(call.soc), call.l2 or l2 or ASSUMED_L2
+    parts = [simulate_op(op, device, l2=state) for op in call.ops]
+    if any(part.time_us <= 0 and part.bound != "none" for part in parts) or sum(part.time_us for part in parts) <= 0:
+        return None
+    return _row(call, parts)
+
+
+@lru_cache(maxsize=64)
+def _without(source: str) -> Learned:
+    """The correction that ships, without what one source measured."""
+    rows = [row for row in learned_calls() if row.source != source]
+    return Learned.of([row.traits for row in rows], [row.source for row in rows], [row.log_ratio for row in rows])
+
+
+def _row(call: MeasuredCall, parts: Sequence[Simulated]) -> Compared:
+    predicted = sum(part.time_us for part in parts)
+    metas = tensors_of(call.ops[0])
+    name = call.ops[0].name + (f" and {len(call.ops) - 1} more" if len(call.ops) > 1 else "")
+    return Compared(
+        call=KernelCall(type=name, inputs=tuple(spec(meta.shape, meta.dtype) for meta in metas), outputs=()),
+        measured_us=call.time_us,
+        predicted_us=predicted,
+        low_us=sum(part.low_us for part in parts),
+        high_us=sum(part.high_us for part in parts),
+        count=1,
+        total_us=call.time_us,
+        absolute_us=abs(predicted - call.time_us),
+        signed_us=predicted - call.time_us,
+        extrapolated=any(part.extrapolated for part in parts),
+    )
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A measured call, what it is compared by, and its prediction before any correction."""
+
+    call: MeasuredCall
+    traits: Traits
+    simulated: Simulated
+
+    @property
+    def log_ratio(self) -> float:
+        """Logarithm of measured over predicted."""
+        return math.log(self.call.time_us / self.simulated.time_us)
+
+
+def known_calls(calls: Sequence[MeasuredCall], l2: L2State | None = None) -> list[Known]:
+    """Single calls of which a correction can be learned."""
+    known: list[Known] = []
+    for call in calls:
+        if len(call.ops) == 1:
+            bare = uncorrected(call.ops[0], load_device(call.soc), call.l2 or l2 or ASSUMED_L2)
+            if bare is not None:
+                known.append(Known(call, bare[0], bare[1]))
+    return known
+
+
+def learn(known: Sequence[Known]) -> Learned:
+    """The correction that these calls make."""
+    return Learned.of([k.traits for k in known], [k.call.source for k in known], [k.log_ratio for k in known])
+
+
+FOLDS = 5
+
+
+def left_out(known: Sequence[Known], on_step: Callable[[str], None]) -> dict[str, list[tuple[Known, Correction]]]:
+    """Each call as corrected by others: "folds" of single calls, "unseen_op", "unseen_source"."""
+    deal = random.Random(0)
+    order = list(range(len(known)))
+    deal.shuffle(order)
+    fold_of = {id(known[i]): place % FOLDS for place, i in enumerate(order)}
+    labels: dict[str, Callable[[Known], Hashable]] = {
+        "folds": lambda k: fold_of[id(k)],
+        "unseen_op": lambda k: k.traits.op,
+        "unseen_source": lambda k: k.call.source,
+    }
+    out: dict[str, list[tuple[Known, Correction]]] = {}
+    for name, label in labels.items():
+        parts = list(dict.fromkeys(map(label, known)))
+        if len(parts) < 2:
+            continue
+        on_step(f"leaving out {len(parts)} parts: {name}")
+        out[name] = []
+        for part in parts:
+            learned = learn([k for k in known if label(k) != part])
+            out[name] += [(k, learned.ask(k.traits)) for k in known if label(k) == part]
+    return out
+
+
+def _cross(calls: Sequence[MeasuredCall], l2: L2State | None, on_step: Callable[[str], None]) -> dict[str, Figures]:
+    sets = left_out(known_calls(calls, l2), on_step)
+    return {name: figures_of([_corrected_row(k, c) for k, c in pairs]) for name, pairs in sets.items()}
+
+
+def _corrected_row(known: Known, correction: Correction) -> Compared:
+    time_us = known.simulated.time_us * correction.factor
+    part = msgspec.structs.replace(
+        known.simulated, time_us=time_us, low_us=time_us / correction.band, high_us=time_us * correction.band
+    )
+    return _row(known.call, [part])
+
+
+def learned_text(calls: Sequence[MeasuredCall]) -> str:
+    """The file of measured calls that ships: traits and errors, no times."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*Traits.__struct_fields__, "log_ratio", "source", "pull", "key"])
+    known = known_calls(calls)
+    learned = Learned([k.traits for k in known], [k.call.source for k in known], [0.0] * len(known))
+    for k, pull in zip(known, learned.pulls_of([k.log_ratio for k in known]), strict=True):
+        traits = [f"{value:.5g}" if isinstance(value, float) else value for value in msgspec.structs.astuple(k.traits)]
+        writer.writerow([*traits, f"{k.log_ratio:.5g}", k.call.source, f"{pull:.6g}", k.call.key])
+    return out.getvalue()
+
+
+def read_call_tables(paths: Sequence[str], soc: str | None) -> list[CallTable]:
+    """Several tables of calls; see `read_call_table`."""
+    return [read_call_table(path, soc=soc) for path in paths]
+
+
+def calls_in(folder: str | Path) -> list[MeasuredCall]:
+    """The calls of all tables of calls in a folder."""
+    paths = sorted(path for path in Path(folder).glob("*.csv") if is_call_table(path))
+    return [call for path in paths for call in read_call_table(path).calls]

@@ -1,0 +1,83 @@
+# pyright: strict
+"""The constants fitted to public measurements for the devices that ship: one table, `fitted.csv`, by family and SoC.
+
+A row without an SoC holds for all of them, one with an SoC for that alone; a row without a family is a rate; one with
+sizes is a measured kernel and how far it pulls (see `cost.nearby`). `text.fitted_text` writes it.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+FILE = "fitted.csv"
+COLUMNS = ("family", "soc", "constant", "sizes", "value")
+
+LISTS = frozenset({"dtypes", "states"})
+COUNTS = frozenset({"samples", "samples_elsewhere"})
+
+Row = tuple[str, str, str, str, str]
+
+
+def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, str]:
+    """Where a family's constants are from, and what that is worth, by how many kernels of it were measured."""
+    if samples:
+        return {"source": source, "confidence": "fitted"}
+    if samples_elsewhere:
+        return {"source": "fitted to other SoCs", "confidence": "fitted"}
+    return {"source": "shared model; the band from all families", "confidence": "assumed"}
+
+
+@lru_cache(maxsize=1)
+def shipped_rows() -> tuple[Row, ...]:
+    """All rows of the table that ships."""
+    return rows_of(resources.files("opreplay.replay.ascend.devices").joinpath(FILE).read_text(encoding="utf-8"))
+
+
+def rows_of(text: str) -> tuple[Row, ...]:
+    """All rows of a table."""
+    header, *rows = csv.reader(text.splitlines())
+    assert tuple(header) == COLUMNS, header
+    return tuple((family, soc, constant, sizes, value) for family, soc, constant, sizes, value in rows)
+
+
+def sections_of(soc: str, rows: tuple[Row, ...], units: dict[str, str]) -> dict[str, Any]:
+    """Version, rates and families of a device as its file would spell them; `units` are those of rates."""
+    alone: dict[str, str] = {}
+    families: dict[str, dict[str, Any]] = {}
+    for family, of, constant, sizes, value in rows:
+        if not family:
+            if of in ("", soc):
+                alone[constant] = value
+            continue
+        entry = families.setdefault(family, {"samples": 0, "samples_elsewhere": 0})
+        if constant == "samples":
+            entry["samples" if of == soc else "samples_elsewhere"] += int(value)
+        elif of not in ("", soc):
+            continue
+        elif sizes:
+            kernel = {"sizes": tuple(map(int, sizes.split())), "pull": float(value)}
+            entry.setdefault("nearby", {}).setdefault(constant, []).append(kernel)
+        else:
+            entry[constant] = value.split() if constant in LISTS else float(value)
+    source, version = alone.pop("source"), alone.pop("version")
+    for entry in families.values():
+        entry |= source_of(entry["samples"], entry["samples_elsewhere"], source)
+    rates = {
+        name: {"value": float(value), "unit": units[name], "source": source, "confidence": "fitted"}
+        for name, value in alone.items()
+    }
+    return {"version": version, "rates": rates, "families": families}
+
+
+FACTS = LISTS | COUNTS | {"version", "source", "least_elements", "most_elements"}
+"""What the table says of measurements, beside what was fitted to them."""
+
+
+def counts_of(rows: tuple[Row, ...]) -> dict[str, int]:
+    """How many numbers were fitted: those of all devices, those of single ones, and pulls of measured kernels."""
+    constants = [row for row in rows if not row[3] and row[2] not in FACTS]
+    shared = sum(not row[1] for row in constants)
+    return {"shared": shared, "of_single_devices": len(constants) - shared, "pulls": sum(bool(row[3]) for row in rows)}

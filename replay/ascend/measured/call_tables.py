@@ -1,0 +1,144 @@
+# pyright: strict
+"""Tables of measured calls: one row a call in opreplay's notation, with its time, the device, and what L2 held.
+
+Owns the columns and which rows are of use; what a call costs is `simulate`'s, which rows a fit takes `calibrate.calls`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from opreplay.replay.ascend.devices.file import list_devices
+from opreplay.replay.ascend.measured.op_tables import MAX_ROWS, header_of
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+from opreplay.replay.results.records import L2State
+from opreplay.traces.dialects.kernel_table import MAX_DURATION_US
+from opreplay.traces.errors import Malformed, OpReplayError, TooLarge
+
+TIMES = ("torch_us", "time_us", "us", "duration_us")
+"""Columns of which the first that a table has is the time of a call in microseconds."""
+BETWEEN = " ; "
+"""Between the calls of a composite, whose times were summed."""
+
+
+class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One row."""
+
+    text: str
+    ops: tuple[ReplayOp, ...]
+    """Several of a composite."""
+    soc: str
+    """As a device is called here; empty where the row does not say."""
+    l2: L2State | None
+    """None where the row does not say."""
+    time_us: float
+    source: str = ""
+    """Project and file, without the version."""
+
+    @property
+    def key(self) -> str:
+        """By which the call on this device is known wherever it is met."""
+        return blake2b(f"{self.text}|{self.soc}|{self.time_us:g}".encode(), digest_size=6).hexdigest()
+
+
+class CallTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table as read."""
+
+    path: str
+    calls: tuple[MeasuredCall, ...]
+    rows: int
+    dropped: dict[str, int]
+    """Reason → rows that could not be used."""
+
+
+def is_call_table(path: str | Path) -> bool:
+    """Whether a file's header is that of a table of calls. Raises TraceError when it cannot be read."""
+    header = set(header_of(path))
+    return "op" in header and any(name in header for name in TIMES) and not {"Type", "Name"} & header
+
+
+def read_call_table(path: str | Path, *, soc: str | None = None) -> CallTable:
+    """The calls of a table that say what was timed; `soc` is the device of rows that name none.
+
+    Left out with a reason: rows without a time, of a device that is not known, whose column `exact` is not "yes", or
+    that are no call. Raises TraceError when the file cannot be read, Malformed where it holds no call, TooLarge for
+    more than MAX_ROWS rows.
+    """
+    column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
+    dropped: Counter[str] = Counter()
+    calls: list[MeasuredCall] = []
+    read: dict[str, tuple[ReplayOp, ...] | str] = {}
+    rows = 0
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        for row in csv.DictReader(file):
+            rows += 1
+            if rows > MAX_ROWS:
+                raise TooLarge(f"{path}: more than {MAX_ROWS:,} rows", hint="Split the table.")
+            why = _unusable(row, column, soc)
+            if not why:
+                text = row["op"].strip()
+                ops = read.get(text)
+                if ops is None:
+                    ops = read[text] = _ops_of(text)
+                why = ops if isinstance(ops, str) else ""
+                if not isinstance(ops, str):
+                    calls.append(_call(row, text, ops, float(row[column]), soc))
+            if why:
+                dropped[why] += 1
+    if not calls:
+        reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
+        raise Malformed(f"{path}: no measured call ({reasons})", hint="Columns as in docs/ascend-model.md.")
+    return CallTable(path=str(path), calls=tuple(calls), rows=rows, dropped=dict(dropped))
+
+
+def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
+    """Why a row cannot be used; empty where it can."""
+    try:
+        time_us = float(row.get(column) or 0)
+    except ValueError:
+        return "a time that is no number"
+    if not 0 < time_us <= MAX_DURATION_US:
+        return "no time"
+    if (row.get("exact") or "yes").strip().lower() not in ("yes", "1", "true"):
+        return "not the very call that was timed (column exact)"
+    if _soc_of(row, soc) not in list_devices():
+        return f"device {row.get('soc') or 'not told'}: not one of {', '.join(list_devices())}"
+    return ""
+
+
+def _soc_of(row: Mapping[str, str], soc: str | None) -> str:
+    """The device that a row names; `soc` where it names none, or may mean several ("910b")."""
+    named = (row.get("soc") or "").strip().lower().removeprefix("ascend")
+    several = named not in list_devices() and any(device.startswith(named) for device in list_devices())
+    return soc if several and soc else named
+
+
+def _call(
+    row: Mapping[str, str], text: str, ops: tuple[ReplayOp, ...], time_us: float, soc: str | None
+) -> MeasuredCall:
+    said = (row.get("l2") or row.get("state") or "").strip().lower()
+    l2: L2State | None = "cold" if said == "cold" else "warm" if said == "warm" else None
+    source = (row.get("source") or "").split("@")[0].split("#")[0].strip()
+    return MeasuredCall(text=text, ops=ops, soc=_soc_of(row, soc), l2=l2, time_us=time_us, source=source)
+
+
+def _ops_of(text: str) -> tuple[ReplayOp, ...] | str:
+    """The ops of a call or a composite, or why it is none."""
+    ops: list[ReplayOp] = []
+    for part in text.split(BETWEEN):
+        try:
+            plan, ids = plan_of_calls([Written(text=part)])
+        except OpReplayError as error:
+            return f"{part.split('(')[0]}: {error}"
+        op = next(op for op in plan.ops if op.id == ids[0])
+        if op.reason is not None:
+            return f"{op.name}: {op.reason}"
+        ops.append(op)
+    return tuple(ops)

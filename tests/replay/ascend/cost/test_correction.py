@@ -1,0 +1,81 @@
+"""What measured calls say of others: values of small sets that can be thought through, and of the file that ships."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from opreplay.replay.ascend import load_device
+from opreplay.replay.ascend.cost.correction import Learned, Traits, learned_calls, shipped
+from opreplay.replay.ascend.simulate.op import simulate_op
+from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+
+MISH = Traits(
+    op="aten::mish", family="Activation", form="elementwise", dtype="float32", generation="910", log_time=5.0,
+    log_elements=20.0, log_row=10.0, launch=0.2, vector=0.1, caches=-0.5,
+)  # fmt: skip
+
+
+def changed(**traits: object) -> Traits:
+    return msgspec.structs.replace(MISH, **traits)
+
+
+def test_nothing_measured_changes_nothing() -> None:
+    correction = Learned.of([], [], []).ask(MISH)
+    assert correction.factor == 1.0
+    assert correction.nearest == "nothing"
+    assert correction.calls == 0
+
+
+def test_a_call_that_was_measured_is_nearly_as_measured() -> None:
+    learned = Learned.of([MISH, changed(log_elements=24.0, log_time=9.0)], ["a", "b"], [math.log(2.0)] * 2)
+    correction = learned.ask(MISH)
+    assert correction.factor == pytest.approx(2.0, rel=0.05)
+    assert (correction.nearest, correction.calls, correction.sources) == ("op here", 2, 2)
+
+
+def test_the_less_alike_the_less_is_learned_and_the_wider_the_band() -> None:
+    learned = Learned.of([changed(log_time=5.0 + i) for i in range(6)], ["a"] * 6, [math.log(3.0)] * 6)
+    asked = [
+        MISH,
+        changed(generation="950"),
+        changed(op="aten::celu"),
+        changed(op="aten::x", family="Sort", form="sort", generation="950"),
+    ]
+    corrections = [learned.ask(traits) for traits in asked]
+    factors = [correction.factor for correction in corrections]
+    assert factors == sorted(factors, reverse=True)
+    assert factors[0] > 2.5
+    assert factors[-1] == pytest.approx(1.0, abs=0.05)
+    assert [correction.nearest for correction in corrections] == ["op here", "op elsewhere", "family", "nothing"]
+    assert corrections[0].band < min(correction.band for correction in corrections[1:])
+
+
+def test_weights_of_the_file_are_those_of_its_calls() -> None:
+    rows = learned_calls()
+    learned = Learned([row.traits for row in rows], [row.source for row in rows], [0.0] * len(rows))
+    assert learned.pulls_of([row.log_ratio for row in rows]) == pytest.approx(
+        [row.pull for row in rows], rel=0.02, abs=0.05
+    )
+
+
+def test_the_same_call_measured_on_both_generations_goes_its_own_way() -> None:
+    """Sigmoid of half a million to four million elements takes 5 to 18 us on either (hicann/cann-bench)."""
+    plan, _ = plan_of_calls([Written(text="aten::sigmoid(f32[2048,1024])")])
+    times = {soc: simulate_op(plan.ops[0], load_device(soc), l2="cold") for soc in ("910b2", "950pr")}
+    assert 6 < times["910b2"].time_us < 14
+    assert 5 < times["950pr"].time_us < 12
+    assert all(t.low_us < t.time_us < t.high_us for t in times.values())
+    assert shipped().ask(MISH).calls > 0
+
+
+def test_in_a_network_nothing_is_corrected() -> None:
+    plan, _ = plan_of_calls([Written(text="aten::mm(bf16[512,1024],bf16[1024,1024])")])
+    device = load_device("910b2")
+    corrected = msgspec.structs.replace(device, is_own_fit=False)
+    own = msgspec.structs.replace(device, is_own_fit=True)
+    op = plan.ops[0]
+    assert simulate_op(op, corrected) == simulate_op(op, own)
+    assert simulate_op(op, corrected, l2="cold").time_us != simulate_op(op, own, l2="cold").time_us

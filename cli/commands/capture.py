@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from opreplay.cli.options.shared import force_option, format_option, seed_option
+from opreplay.cli.options.shared import cluster_option, force_option, format_option, seed_option
+from opreplay.cli.options.types import SocName
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
@@ -89,6 +90,15 @@ if TYPE_CHECKING:
     help="Whose defaults torch takes where they are known: optimizers take lists (foreach) on cuda and npu. Tensors "
     "are fake ones of the CPU all the same.",
 )
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="NAME=N,N,...",
+    help="Of hf:CONFIG: a table of each batch=1,8,32 and context=1k,8k on each --soc in place of one plan: ms a token, "
+    "tokens/s, memory, fits or not. Repeatable.",
+)
+@click.option("--soc", multiple=True, type=SocName(), metavar="NAME|FILE", help="With --vary: the devices. Repeatable.")
+@cluster_option
 @format_option("table", "json")
 @click.option("--output", "-o", metavar="FILE", help="Write the plan as JSON, for every command that takes a trace.")
 @force_option
@@ -112,6 +122,9 @@ def command(
     world_size: int | None,
     rank: int,
     device: LikeDevice,
+    vary: tuple[str, ...],
+    soc: tuple[str, ...],
+    cluster: str | None,
     format_: str,
     output: str | None,
     force: bool,
@@ -133,6 +146,7 @@ def command(
     from opreplay.replay.capture.fusions import MATCHERS
     from opreplay.replay.capture.target import target_of
     from opreplay.replay.report.step import captured as view
+    from opreplay.traces.errors import UsageError
 
     if output is not None:
         check_writable(Path(output), force=force)
@@ -146,7 +160,15 @@ def command(
         "pipeline_parallel": pipeline_parallel,
         "mla": mla,
     }
-    named = target_of(target, {name: value for name, value in shape.items() if value is not None}, trust=trust)
+    shape = {name: value for name, value in shape.items() if value is not None}
+    if vary:
+        if output is not None or check:
+            raise UsageError("--output and --check are of one plan", hint="Leave --vary out.")
+        _show_sizes(target, shape, vary, soc, cluster, rank, fused, format_)
+        return ExitCode.OK
+    if soc or cluster:
+        raise UsageError("--soc and --cluster are for --vary", hint="Simulate the plan: `opreplay timeline PLAN`.")
+    named = target_of(target, shape, trust=trust)
     plan = capture_target(
         named,
         via=via,
@@ -168,3 +190,32 @@ def command(
         console.show_line(view.head_line(plan))
         console.show(view.render(plan, check_result))
     return ExitCode.OK if check_result is None or check_result.equal else ExitCode.INCOMPLETE
+
+
+def _show_sizes(
+    target: str,
+    shape: dict[str, Any],
+    vary: tuple[str, ...],
+    soc: tuple[str, ...],
+    cluster: str | None,
+    rank: int,
+    fused: str | None,
+    format_: str,
+) -> None:
+    """The table of --vary."""
+    from functools import partial
+
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend.simulate.devices import load_socs
+    from opreplay.replay.capture.sweep import sizes_of, swept
+    from opreplay.replay.report.step import served as view
+    from opreplay.traces.errors import UsageError
+
+    if not soc:
+        raise UsageError("--vary without a device", hint="Name one: --soc 910b3.")
+    devices = list(load_socs(soc, cluster).values())
+    rows, notes = swept(target, shape, sizes_of(vary), devices, rank=rank, fused=fused is not None)
+    if format_ == "json":
+        console.write(console.json_text({"rows": rows, "notes": notes}))
+    else:
+        console.show_fitted(partial(view.render, rows, notes))

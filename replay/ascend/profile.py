@@ -209,7 +209,15 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 When = Literal[
-    "always", "middle dimension", "innermost dimension", "long rows", "unaligned float32 operands", "one column", "like"
+    "short rows",
+    "inside of four dimensions",
+    "always",
+    "middle dimension",
+    "innermost dimension",
+    "long rows",
+    "unaligned float32 operands",
+    "one column",
+    "like",
 ]
 How = Literal["factor", "lines", "steps", "serial"]
 

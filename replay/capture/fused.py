@@ -160,7 +160,7 @@ class Graph:
 
     def reader(self, call: Call, *names: str) -> Call | None:
         """The only call that takes the result of one, where it is one of these names."""
-        readers = set(self.readers(call.results[0]))
+        readers = set(self.readers(call.results[0])) if call.results else set[Call]()
         only = next(iter(readers)) if len(readers) == 1 else None
         return only if only is not None and only.name in names else None
 

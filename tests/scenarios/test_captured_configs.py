@@ -111,6 +111,36 @@ def collectives(plan: Path) -> dict[tuple[str, int], int]:
     return calls
 
 
+def test_sizes_are_what_timeline_says_of_each(console: Console, config: Any, tmp_path: Path) -> None:
+    target, plan = config(LLAMA), tmp_path / "plan.json"
+    vary = ("--vary", "batch=1,3", "--vary", "context=16,1k", "--soc", "910b3", "--soc", "910c")
+    options = ("--phase", "decode", "--fused", "ascend")
+    rows = json.loads(console("capture", target, *options, *vary, "--format", "json").stdout)["rows"]
+    assert [(row["batch"], row["context"], row["soc"]) for row in rows] == [
+        (batch, context, soc) for batch in (1, 3) for context in (16, 1024) for soc in ("910b3", "910c")
+    ]
+    assert all(row["fits"] for row in rows)
+    console("capture", target, *options, "--batch", "3", "--context", "1024", "-o", plan)
+    shown = console("timeline", plan, "--soc", "910c", "--what-if", "graph", "--format", "json").stdout
+    alone = json.loads(shown)
+    assert rows[-1]["token_ms"] == pytest.approx(alone["socs"]["910c"]["step_us"] / 1e3)
+    assert rows[-1]["tokens_per_s"] == pytest.approx(3e6 / alone["socs"]["910c"]["step_us"])
+    assert rows[-1]["graph_token_ms"] == pytest.approx(alone["what_if"][0]["socs_us"]["910c"] / 1e3)
+    assert "910c" in console("capture", target, *options, *vary[:2], "--soc", "910c").stdout
+    for wrong in ("batch=0", "heads=2", "batch", "batch=x"):
+        console("capture", target, "--vary", wrong, "--soc", "910c", code=2)
+    console("capture", target, "--vary", "batch=1", code=2)
+    # Stages take a token one after the other, and each has another batch.
+    console("capture", target, *options, "--pipeline-parallel", "2", "-o", plan, "--force")
+    varied = ("--pipeline-parallel", "2", "--vary", "batch=1", "--soc", "910c", "--format", "json")
+    (row,) = json.loads(console("capture", target, *options, *varied).stdout)["rows"]
+    step_us = json.loads(console("timeline", plan, "--soc", "910c", "--format", "json").stdout)["socs"]["910c"][
+        "step_us"
+    ]
+    assert row["token_ms"] == pytest.approx(2 * step_us / 1e3)
+    assert row["tokens_per_s"] == pytest.approx(1e6 / step_us)
+
+
 @pytest.mark.parametrize("phase", ["decode", "train"])
 def test_widths_are_split_over_tensor_ranks(console: Console, config: Any, tmp_path: Path, phase: str) -> None:
     target, plan = config(LLAMA), tmp_path / "plan.json"

@@ -21,6 +21,8 @@ SCALAR_CYCLES = 25.0
 UNDIVIDED = 4096
 """Elements inside of a middle dimension that a core takes as they are, the most that was measured; of more, parts are
 taken to be dealt out to cores, as no measurement has fewer than 16 outer slices."""
+SHORT_ROW_BYTES = 256
+"""Of a row that takes its own start whatever it holds: half of what a vector core moves in a transfer at full pace."""
 FEW_ROWS = 16
 """Rows of a product with one column that the cube still takes: 8 take 7 us, 32 take 17 on a 910B4-1."""
 ALIGNED = 32
@@ -82,11 +84,23 @@ def _like(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
     return path.elements[0] <= prod(source.shape) <= path.elements[1]
 
 
+def _short_rows(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
+    rows = first(call.outputs)
+    return rows is not None and len(rows.shape) > 1 and rows.shape[-1] * itemsize(rows.dtype) <= SHORT_ROW_BYTES
+
+
+def _many_dimensions(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
+    source, inner = first(call.inputs), call.attrs.get("inner")
+    return source is not None and len(source.shape) > 3 and isinstance(inner, int) and inner > 1
+
+
 CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
     "always": lambda call, path, gemm: True,
     "middle dimension": _middle,
     "innermost dimension": lambda call, path, gemm: not _middle(call, path, gemm),
     "long rows": _long_rows,
+    "short rows": _short_rows,
+    "inside of four dimensions": _many_dimensions,
     "unaligned float32 operands": _unaligned,
     "one column": _one_column,
     "like": _like,

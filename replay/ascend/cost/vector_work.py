@@ -152,6 +152,11 @@ def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     return Work(blocks, n / blocks, rows / blocks, read, write)
 
 
+TURNED_TOGETHER = 64
+"""Elements that a block to be turned reads and writes together, of however many dimensions: [67, 67, 17, 13, 11]
+float16 backwards takes 125 us on a 910B2, which single rows of 11 would make 420 (hicann/cann-bench)."""
+
+
 def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     source, out = first(call.inputs), first(call.outputs)
     n = max(_numel(source), _numel(out))
@@ -163,9 +168,10 @@ def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
         same = source is not None and out is not None and last_dim(source) == last_dim(out)
         run = last_dim(source) if same and source is not None else 1
     blocks = blocks_for(size, device)
-    # Short runs are not moved one by one: blocks of 16 x 16 are turned in the core, and rows read and written as they
-    # lie. What is quicker is taken: of float32 that is moving from about 25 elements on, of halves from about 50.
-    rows = sum(n / max(1, last_dim(spec)) for spec in (source, out) if spec is not None)
+    # Short runs are not moved one by one: blocks of 16 x 16 are turned in the core, and what lies together there is
+    # read and written together. What is quicker is taken: of float32 that is moving from about 25 elements on, of
+    # halves from about 50.
+    rows = sum(n / max(TURNED_TOGETHER, last_dim(spec)) for spec in (source, out) if spec is not None)
     turning = n * family.cycles * dtype_factor(call, family) / device.vector_width
     if turning < (n / run - rows) * family.row_cycles:
         return Work(blocks, n / blocks, rows / blocks, size, size)

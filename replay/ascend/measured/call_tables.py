@@ -109,13 +109,15 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
     if (row.get("exact") or "yes").strip().lower() not in ("yes", "1", "true"):
         return "not the very call that was timed (column exact)"
     if _soc_of(row, soc) not in list_devices():
-        return f"device {row.get('soc') or 'not told'}: none of these"
+        return f"device {row.get('soc') or 'not told'}: not one of {', '.join(list_devices())}"
     return ""
 
 
 def _soc_of(row: Mapping[str, str], soc: str | None) -> str:
+    """The device that a row names; `soc` where it names none, or may mean several ("910b")."""
     named = (row.get("soc") or "").strip().lower().removeprefix("ascend")
-    return named or soc or ""
+    several = named not in list_devices() and any(device.startswith(named) for device in list_devices())
+    return soc if several and soc else named
 
 
 def _call(

@@ -56,17 +56,19 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     n = elements(index)
     moved = n * itemsize(table.dtype)
     source = spec(table.shape, table.dtype)
-    taken = _accesses(n, _length(op, table), table.dtype)
+    taken = _accesses(n, _along(op, table)[0], table.dtype)
     if taken > n // 64 + 1:
         op.note("the dimension outgrows a core's memory: elements outside of it are taken one by one, never measured")
-    return [kernel("GatherElements", [source, spec(index.shape, "int64")], [out], indices=taken, moved_bytes=moved)]
+    inner = prod(_along(op, table)[1:])
+    inputs = [source, spec(index.shape, "int64")]
+    return [kernel("GatherElements", inputs, [out], indices=taken, moved_bytes=moved, inner=inner)]
 
 
-def _length(op: OpView, table: TensorMeta) -> int:
-    """Elements along the dimension that indices are of; of the whole table without one."""
-    if op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put", "aten::masked_scatter"):
-        return prod(table.shape)
-    return table.shape[op.integer("dim", default=0) % len(table.shape)] if table.shape else 1
+def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
+    """The dimension that indices are of, and those inside of it; the whole table as one without one."""
+    if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put", "aten::masked_scatter"):
+        return (prod(table.shape),)
+    return table.shape[op.integer("dim", default=0) % len(table.shape) :]
 
 
 def _accesses(n: int, along: int, dtype: str) -> int:
@@ -167,7 +169,7 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     source = op.meta("src", "source", "value")
     n = elements(index[0]) if index else 1
     by_rows = "index_" in op.op.name
-    single = _accesses(n, _length(op, table), table.dtype)
+    single = _accesses(n, _along(op, table)[0], table.dtype)
     moved = (elements(source) if source is not None and source.shape else n) * itemsize(table.dtype)
     moved += sum(elements(tensor) * itemsize(tensor.dtype) for tensor in index)
     out = spec(table.shape, table.dtype)

@@ -181,7 +181,9 @@ def _halves(op: OpView, kind: str) -> list[KernelCall]:
     if not metas:
         raise DoesNotFit("no tensor has halves")
     source = metas[0]
-    out = spec((*source.shape[:-1], source.shape[-1] // 2), source.dtype)
+    halved = op.integer("dim", default=-1) % len(source.shape)
+    shape = (*source.shape[:halved], source.shape[halved] // 2, *source.shape[halved + 1 :])
+    out = spec(shape, source.dtype)
     return [kernel(kind, [spec(source.shape, source.dtype)], [out])]
 
 

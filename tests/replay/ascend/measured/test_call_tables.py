@@ -42,6 +42,10 @@ def test_rows_are_taken_or_counted_with_a_reason(table) -> None:
     assert sum(read.dropped.values()) == 4
 
 
+def test_a_named_device_answers_for_rows_that_may_mean_several_and_for_no_other(table) -> None:
+    assert [call.soc for call in read_call_table(table, soc="910b4").calls] == ["910b2", "950pr", "910b2", "910b4"]
+
+
 def test_a_kernel_table_is_no_table_of_calls(tmp_path) -> None:
     path = tmp_path / "kernel_details.csv"
     path.write_text("Name,Type,Duration(us),Input Shapes\n")

@@ -1,0 +1,157 @@
+"""Steps of large models captured from their config alone: processor time, memory, tokens/s, and public times.
+
+    python -m benchmarks.steps_of_configs [--large | --exam] [--table ../shared/ascend/e2e.csv]
+
+Needs transformers. Sizes of models are those of their public configs. `--exam` puts the rows of a table of public
+end-to-end times, whose model, batch, context, ranks and type a config can state, beside `capture --vary --fused ascend`
+with the step as one graph (servers run one); other rows are named with the reason. Bars: 20 s of processor time and
+0.5 GB for each large model; median error of the exam 20 %, 70 % within the band.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).resolve().parents[1].parent / "shared" / "ascend" / "e2e.csv"
+CAPTURE = (sys.executable, "-c", "from opreplay.cli.main import main; main()", "capture")
+QWEN3 = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936, "max_position_embeddings": 131072}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama-3-405B": {
+        "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+        "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256,
+    },
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
+        "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
+        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+        "vocab_size": 129280,
+    },
+    "Qwen3-32B": {
+        **QWEN3, "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+    },
+    "Qwen3-30B-A3B": {
+        **QWEN3, "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    },
+}  # fmt: skip
+LARGE = (
+    ("Llama-3-405B", "train", 1, 4096, (), 1, "910b3", "-"),
+    ("Llama-3-405B", "train", 1, 8192, ("--tensor-parallel", "8", "--pipeline-parallel", "16"), 128, "910b3",
+     "Llama 3 (arXiv 2407.21783, table 4): 400 TFLOP/s a GPU on H100, about 160 tokens/s a GPU"),
+    ("DeepSeek-V3", "decode", 32, 4096, ("--expert-parallel", "64"), 64, "910c",
+     "CloudMatrix384 (arXiv 2506.12708): 1,943 tokens/s a 910C of two dies, int8, 320 ranks of experts, batch 96"),
+)  # fmt: skip
+SOCS = {"910b": "910b3", "910b4": "910b4-1"}
+"""Where the table names a family: the member of it that is taken. 65 GB of weights on two 910B4 need those of 64 GB."""
+
+
+def main() -> None:
+    """Print one table or both."""
+    parser = argparse.ArgumentParser(description="Steps of configs: cost, tokens/s, and public end-to-end times.")
+    parser.add_argument("--large", action="store_true", help="the large models alone")
+    parser.add_argument("--exam", action="store_true", help="the public times alone")
+    parser.add_argument("--table", type=Path, default=TABLE)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if not options.exam:
+            large(Path(folder))
+        if not options.large:
+            exam(Path(folder), options.table)
+
+
+def step_of(
+    folder: Path, model: str, phase: str, batch: int, context: int, ranks: tuple[str, ...], soc: str
+) -> tuple[dict[str, Any], float, float]:
+    """(the row of `--vary`, processor seconds, GB at most) of a process of its own."""
+    config = folder / f"{model}.json"
+    config.write_text(json.dumps(CONFIGS[model]))
+    sizes = ("--vary", f"batch={batch}", "--vary", f"context={context}", "--soc", soc)
+    fused = () if phase == "train" else ("--fused", "ascend")
+    command = [*CAPTURE, f"hf:{config}", "--phase", phase, *sizes, *ranks, *fused, "--format", "json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    text = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{model}: exit status {os.waitstatus_to_exitcode(status)}")
+    (row,) = json.loads(text)["rows"]
+    return row, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e6
+
+
+def large(folder: Path) -> None:
+    """Processor time, memory and tokens/s of the large models."""
+    for model, phase, batch, context, ranks, devices, soc, public in LARGE:
+        row, seconds, gigabytes = step_of(folder, model, phase, batch, context, ranks, soc)
+        print(
+            f"{model} {phase} {batch} x {context} {' '.join(ranks) or 'whole'} on {soc}: {seconds:.1f} s CPU, "
+            f"{gigabytes:.2f} GB; {row['token_ms']:.3f} ms a token (graph {row['graph_token_ms']:.3f}), "
+            f"{row['graph_tokens_per_s'] / devices:,.1f} tokens/s a device, {row['memory_bytes'] / 1e9:.1f} GB "
+            f"{'fit' if row['fits'] else 'do not fit'}; public: {public}",
+            flush=True,
+        )
+
+
+def exam(folder: Path, table: Path) -> None:
+    """Predicted by measured times of the rows that can be asked."""
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    ratios: list[float] = []
+    inside = 0
+    steps: dict[tuple[Any, ...], dict[str, Any]] = {}
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        measured_ms, ranks, reason = asked(row)
+        if reason:
+            reasons[f"{row['model']}: {reason}"] += 1
+            continue
+        soc = SOCS.get(row["soc"], row["soc"])
+        size = (row["model"], "decode", int(row["batch"]), int(row["context"]), ("--tensor-parallel", str(ranks)), soc)
+        if size not in steps:
+            steps[size] = step_of(folder, *size)[0]
+        step = steps[size]
+        predicted = step["graph_token_ms"]
+        low, high = (predicted * step[end] / step["token_ms"] for end in ("low_ms", "high_ms"))
+        ratios.append(predicted / measured_ms)
+        inside += low <= measured_ms <= high
+        print(
+            f"{row['model']} TP{ranks} {row['batch']} x {row['context']} on {soc}: measured {measured_ms:.1f} ms, "
+            f"predicted {predicted:.1f} ({low:.1f} to {high:.1f}), {ratios[-1]:.2f}; {row['note']}",
+            flush=True,
+        )
+    if ratios:
+        error = statistics.median(abs(ratio - 1) for ratio in ratios)
+        print(f"{len(ratios)} of {len(rows)} rows: median error {error:.0%}, {inside / len(ratios):.0%} in the band")
+    for reason, count in reasons.most_common():
+        print(f"not asked, {count} x {reason}")
+
+
+def asked(row: dict[str, str]) -> tuple[float, int, str]:
+    """(ms a token, tensor ranks, why the row cannot be asked or "")."""
+    told = re.search(r"1000/TPOT = (\d+) tok/s", row["note"])
+    ms = float(row["ms"]) if row["ms"] else 1000 / float(told.group(1)) if told else 0.0
+    ranks = re.search(r"\bTP(\d+)", row["parallelism"])
+    if row["dtype"].lower() != "bf16":
+        return ms, 0, f"weights of {row['dtype'] or 'no type told'}, capture has plain ones"
+    if not ms or row["phase"] != "decode":
+        return ms, 0, "no time of a decode step"
+    if not row["batch"].isdigit() or not row["context"].isdigit() or ranks is None:
+        return ms, 0, "batch, context or ranks not told"
+    return ms, int(ranks.group(1)), "" if row["model"] in CONFIGS else "no config here, or no way of splitting it"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""A model of a config file in several batches and contexts, each captured and put on devices."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.capture.capture import capture_target
+from opreplay.replay.capture.from_config import PREFIX, Shape
+from opreplay.replay.capture.fused import fused as fused_plan
+from opreplay.replay.capture.fusions import MATCHERS
+from opreplay.replay.capture.target import target_of
+from opreplay.replay.ops.work.expected import expected_contents
+from opreplay.replay.timeline.served import ServedStep, served
+from opreplay.traces.errors import UsageError
+
+VARIED = ("batch", "context")
+
+
+def sizes_of(texts: Sequence[str]) -> dict[str, list[int]]:
+    """ "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError for anything else."""
+    sizes: dict[str, list[int]] = {}
+    for text in itertools.chain.from_iterable(text.split() for text in texts):
+        name, _, values = text.partition("=")
+        if name not in VARIED or not re.fullmatch(r"[1-9]\d*k?(,[1-9]\d*k?)*", values):
+            raise UsageError(f"{text!r} varies nothing", hint="Write batch=1,8,32 or context=1k,8k.")
+        sizes[name] = [int(value.removesuffix("k")) * (1024 if value[-1] == "k" else 1) for value in values.split(",")]
+    return sizes
+
+
+def swept(
+    target: str,
+    shape: Mapping[str, Any],
+    sizes: Mapping[str, Sequence[int]],
+    devices: Sequence[DeviceProfile],
+    *,
+    rank: int = 0,
+    fused: bool = False,
+) -> tuple[list[ServedStep], tuple[str, ...]]:
+    """Each size on each device, and what was assumed of all. `shape` has the other fields of `from_config.Shape`."""
+    if not target.startswith(PREFIX):
+        raise UsageError("--vary is for hf:CONFIG.json", hint="A file's make() has its own sizes.")
+    rows: list[ServedStep] = []
+    notes: dict[str, None] = {}
+    for values in itertools.product(*sizes.values()):
+        wanted = Shape(**{**shape, **dict(zip(sizes, values, strict=True))})
+        fields = {name: getattr(wanted, name) for name in Shape.__dataclass_fields__}
+        plan = capture_target(target_of(target, fields), rank=rank)
+        if fused:
+            plan = fused_plan(plan, MATCHERS)
+        notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
+        rows += served(
+            plan,
+            simulate_plan(plan, devices, expected_contents()),
+            batch=wanted.batch,
+            context=wanted.context,
+            decodes=wanted.phase == "decode",
+            stages=wanted.pipeline_parallel,
+            replicas=wanted.expert_parallel,
+        )
+    return rows, tuple(notes)

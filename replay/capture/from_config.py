@@ -54,15 +54,22 @@ class Shape:
     """How decode attends to a cache of latents."""
 
     @property
+    def spreads(self) -> bool:
+        """Whether ranks of experts have tokens of their own, which they exchange."""
+        return self.expert_parallel > 1 and self.tensor_parallel == 1
+
+    @property
     def ranks(self) -> int:
         """Ranks of the job. Raises UsageError for splits that do not go together."""
         split = self.tensor_parallel * self.pipeline_parallel
-        if split > 1 and self.expert_parallel > 1:
+        if split == 1 or self.expert_parallel == 1:
+            return split * self.expert_parallel
+        if self.expert_parallel != self.tensor_parallel:
             raise UsageError(
-                "--expert-parallel with --tensor-parallel or --pipeline-parallel",
-                hint="Choose one: tensor ranks share the experts' widths.",
+                f"--expert-parallel {self.expert_parallel} over {self.tensor_parallel} tensor ranks",
+                hint="Give both the same number: tensor ranks then have whole experts. Or choose one of them.",
             )
-        return split * self.expert_parallel
+        return split
 
 
 def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
@@ -147,9 +154,10 @@ def _transformers() -> Any:
 def _step(config: Any, shape: Shape) -> Step:
     """The step, made where tensors are fake."""
     model = _model(config, shape)
-    if shape.expert_parallel > 1:
+    if shape.spreads:
         spread_experts(model, shape.expert_parallel)
-    stage = split_model(model, shape.tensor_parallel, shape.pipeline_parallel)
+    whole_experts = shape.expert_parallel > 1
+    stage = split_model(model, shape.tensor_parallel, shape.pipeline_parallel, whole_experts=whole_experts)
     if shape.phase == "train":
         return _training(model, shape, stage)
     model.eval()

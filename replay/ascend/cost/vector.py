@@ -31,7 +31,7 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
     return rates.resident_share / (1.0 + relative**rates.resident_sharpness)
 
 
-def memory_us(read: float, write: float, blocks: int, resident: float, device: DeviceProfile) -> tuple[float, float]:
+def memory_us(read: float, write: float, blocks: float, resident: float, device: DeviceProfile) -> tuple[float, float]:
     """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2."""
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)
@@ -44,7 +44,7 @@ def memory_us(read: float, write: float, blocks: int, resident: float, device: D
     return moved * (1.0 - resident) / hbm * 1e6, moved * resident / cache * 1e6
 
 
-def launch_between(one_us: float, full_us: float, blocks: int, rates: Rates) -> float:
+def launch_between(one_us: float, full_us: float, blocks: float, rates: Rates) -> float:
     """What starting takes on `blocks` vector cores, of what it takes on one of them and on all; microseconds."""
     if blocks > 1:
         return one_us + (full_us - one_us) * ((blocks - 1) / (FULL_CORES - 1)) ** rates.launch_exponent

@@ -84,7 +84,8 @@ CALLS: dict[str, Sequence[str]] = {
 
 def cases() -> list[Written]:
     """All calls of the sweep."""
-    texts = [(text.replace("T[", f"{dtype}["), {"r": ROWS, "c": COLUMNS}) for text, dtypes in CALLS.items() for dtype in dtypes]
+    sizes_of = {"r": ROWS, "c": COLUMNS}
+    texts = [(text.replace("T[", f"{dtype}["), sizes_of) for text, dtypes in CALLS.items() for dtype in dtypes]
     texts += [(f"aten::mm({dtype}[m,k],{dtype}[k,n])", PRODUCTS) for dtype in FLOATS]
     return [
         Written(text=text, sizes=dict(zip(values, sizes, strict=True)))
@@ -100,14 +101,16 @@ def is_larger(device: DeviceProfile, other: DeviceProfile) -> bool:
         macs = (of.macs_per_cycle[dtype] for dtype in sorted(of.macs_per_cycle))
         return of.aic_cores, of.aiv_cores, of.freq_hz, of.l2_bytes, of.hbm_bytes_per_s, *macs
 
-    pairs = list(zip(numbers(device), numbers(other), strict=False))
-    return device.vector_width == other.vector_width and all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+    if device.generation != other.generation:
+        return False
+    pairs = list(zip(numbers(device), numbers(other), strict=True))
+    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
 
 def larger_sizes(case: Written, known: dict[tuple[str, tuple[int, ...]], int]) -> Iterator[int]:
     """Cases with the next larger size of one kind, unless that alone is aligned."""
     for name, size in case.sizes.items():
-        values = PRODUCTS[name] if name in PRODUCTS else ROWS if name == "r" else COLUMNS
+        values = PRODUCTS.get(name, ROWS if name == "r" else COLUMNS)
         following = [value for value in values if value > size]
         if following and (size % 16 == 0 or following[0] % 16):
             yield known[case.text, tuple({**case.sizes, name: following[0]}.values())]
@@ -134,14 +137,14 @@ def violations(calls: Sequence[Written], l2: L2State) -> Iterator[tuple[float, s
     times = predicted(calls, devices, l2)
     pairs = [(i, j) for i, j in itertools.permutations(range(len(devices)), 2) if is_larger(devices[i], devices[j])]
     for case, row in zip(calls, times, strict=True):
-        which = f"{case.text} {case.sizes}"
-        for i, j in pairs:
-            if row[i] > TOLERATED * row[j]:
-                yield row[i] / row[j], "larger device slower", f"{which} {devices[i].name} {row[i]:.1f}, {devices[j].name} {row[j]:.1f} us"
+        here = [(f"{case.sizes} on the {device.name}", time_us) for device, time_us in zip(devices, row, strict=True)]
+        compared = [("larger device slower", *here[i], *here[j]) for i, j in pairs]
         for place in larger_sizes(case, known):
-            for device, less, more in zip(devices, row, times[place], strict=True):
-                if less > TOLERATED * more:
-                    yield less / more, "more work cheaper", f"{which} {less:.1f}, {calls[place].sizes} {more:.1f} us, {device.name}"
+            more = zip(here, times[place], strict=True)
+            compared += [("more work cheaper", *less, str(calls[place].sizes), more_us) for less, more_us in more]
+        for kind, which, time_us, other, other_us in compared:
+            if time_us > TOLERATED * other_us:
+                yield time_us / other_us, kind, f"{case.text} {which} {time_us:.1f}, {other} {other_us:.1f} us"
 
 
 def main() -> None:
@@ -155,7 +158,7 @@ def main() -> None:
         worst = sorted(violations(calls, l2), reverse=True)
         total += len(worst)
         counts = Counter(kind for _, kind, _ in worst)
-        print(f"{l2}: {len(calls)} calls, " + (", ".join(f"{n} {kind}" for kind, n in counts.items()) or "no violation"))
+        print(f"{l2}: {len(calls)} calls; {', '.join(f'{n} {kind}' for kind, n in counts.items()) or 'no violation'}")
         for kind in counts:
             for factor, _, which in [one for one in worst if one[1] == kind][: args.worst]:
                 print(f"  {factor:.2f} {which}")

@@ -24,6 +24,8 @@ LEAST_ROWS = 80
 """Rows that decide how wide a tile of fewer is: 64 rows, as wide as L0C allows, would take another wave than 65."""
 DEALT_OUT = (32, 48, 80, 144, 272)
 """Rows from which on products have more tiles to choose from: a fractal, or one more than a whole tile."""
+FEW_WAVES = 4
+"""Waves of tiles of 128 x 256 from which on a fractal more makes no difference."""
 FLOATS = frozenset({"float32", "float64"})
 """Types whose operands are rearranged on loading; float64, which the cube lacks, is never quicker than float32."""
 MOST_OF_HBM = 0.95
@@ -64,11 +66,13 @@ def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_fir
 
 
 def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
-    """What to choose from: rows that are dealt out, and what `_tilings` makes of them. Where cores lie idle, products of
-    few rows may be dealt out as those of more are, so that they are never dearer."""
+    """What to choose from: rows that are dealt out, and what `_tilings` makes of them. Where waves are few, rows may be
+    dealt out as more are, so that they are never dearer."""
     out = [(gemm.m, *plan) for plan in _tilings(gemm, gemm.m, cores)]
-    if gemm.batch * -(-gemm.m // 128) * -(-gemm.n // 256) < cores:
-        out += [(m, *plan) for m in DEALT_OUT if m > gemm.m for plan in _tilings(gemm, m, cores)]
+    if gemm.batch * -(-gemm.m // 128) * -(-gemm.n // 256) < FEW_WAVES * cores:
+        for m in {gemm.m // 16 * 16 + 16, *DEALT_OUT}:
+            if m > gemm.m:
+                out += [(m, *plan) for plan in _tilings(gemm, m, cores)]
     return out
 
 

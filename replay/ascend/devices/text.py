@@ -104,6 +104,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
     parts.append(
         f"schema_version = {SCHEMA_VERSION}\nname = {json.dumps(device.name)}\ntitle = {json.dumps(device.title)}\n"
         f"version = {json.dumps(device.version)}\naliases = [{aliases}]\n"
+        f"generation = {json.dumps(device.generation)}\n"
     )
     rates = {
         name: Quantity(value=value, unit=shared.rates[name].unit, source=source, confidence="fitted")
@@ -136,9 +137,10 @@ def fitted_text(devices: Mapping[str, DeviceProfile], *, source: str, version: s
         for of_device in constants.values():
             del of_device["samples_elsewhere"]
         rows += _rows(name, constants, bare[first.name].families[name])
-        for soc, device in devices.items():
-            for kind, sizes, pull in _nearby(device.families[name]):
-                rows.append((name, soc, kind, " ".join(map(str, sizes)), pull))
+        of_generation = {device.generation: device.families[name] for device in devices.values()}
+        for generation, family in of_generation.items():
+            for kind, sizes, pull in _nearby(family):
+                rows.append((name, generation, kind, " ".join(map(str, sizes)), pull))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
     return text.getvalue()

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from benchmarks import small_models
-from opreplay.replay.capture.capture import capture_made, check_made
-from opreplay.replay.capture.step import step_of
+from opreplay.replay.capture.capture import capture_made, check_made, step_maker
+from opreplay.replay.capture.record import forget_cached_tensors
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan, Value
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.recorded.groups import is_arithmetic, signature_id
@@ -118,7 +118,8 @@ def calls_compared(plan: ReplayPlan, make: Callable[[], Any]) -> Calls:
 def profiled(make: Callable[[], Any]) -> Trace:
     """A profile of the step that `make()` gives, run once on real tensors."""
     torch.manual_seed(0)
-    step = step_of(make())
+    forget_cached_tensors()
+    step = step_maker(make)()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         step.run()
     with tempfile.TemporaryDirectory() as folder:
@@ -266,7 +267,11 @@ def main() -> None:
     """One line a model and mode, and the sums."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=None, help="names of models")
-    parser.add_argument("--calls", action="store_true", help="show calls of profiles that no plan has")
+    parser.add_argument(
+        "--calls",
+        action="store_true",
+        help="show calls that the plan lacks (-) or has beside (+)",
+    )
     parser.add_argument("--published", action="store_true", help="models of torchvision and timm, where installed")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -297,8 +302,9 @@ def main() -> None:
                 f"largest error {checked.largest_error:g}; {calls.equal} of {calls.profiled} profiled calls "
                 f"({calls.captured} captured){f'; {checked.other_calls}' if checked.other_calls else ''}"
             )
-            for line in calls.missing[: 500 if args.calls else 0]:
-                print(f"    {line}")
+            for sign, lines in (("-", calls.missing), ("+", calls.added)) if args.calls else ():
+                for line in lines[:500]:
+                    print(f"    {sign} {line}")
         good.append(fine)
     share = sums[0] / max(1, sums[1])
     print(f"{sum(good)} of {len(good)} models equal in every mode; {sums[0]} of {sums[1]} calls equal ({share:.2%})")

@@ -37,19 +37,24 @@ COMMANDS = (
     "tile",
     "trim",
     "compare",
-    "report",
+    "show",
     "export",
     "validate",
     "calibrate",
-    "devices",
-    "initializers",
-    "plugins",
+    "list",
     "doctor",
     "trust",
     "completion",
     "man",
 )
 """In the order that --help shows; the module of the name below `commands` defines each as `command`."""
+RENAMED = {
+    "devices": ("list", "devices"),
+    "initializers": ("list", "initializers"),
+    "plugins": ("list", "plugins"),
+    "report": ("show",),
+}
+"""Names of before, which work for one version more."""
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
@@ -70,7 +75,10 @@ class OpReplayGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name for one that there is not."""
+        """As click does, with the nearest name for one that there is not, and names of before."""
+        if args and (new := RENAMED.get(args[0])) is not None:
+            click.echo(f"opreplay: `{args[0]}` is now `opreplay {' '.join(new)}`", err=True)
+            args = [*new, *args[1:]]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -201,7 +201,7 @@ def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
     try:
         path.write_bytes(text.encode(errors="backslashreplace"))
     except OSError as error:
-        again = f"`opreplay report {lines}` shows what was measured" if lines else "FILE.jsonl would hold each op"
+        again = f"`opreplay show {lines}` shows what was measured" if lines else "FILE.jsonl would hold each op"
         raise EnvironmentRefused(
             f"cannot write {path}: {error.strerror}", hint=f"Make room, or name another file; {again}."
         ) from None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import click
 
 
-@click.command("man", short_help="Print the manual page.")
+@click.command("man", hidden=True, short_help="Print the manual page.")
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """Print opreplay(1) for man: all commands and options of this version.

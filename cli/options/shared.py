@@ -264,7 +264,7 @@ def init_options(command: Command) -> Command:
         "--init-arg",
         multiple=True,
         metavar="NAME.OPTION=VALUE",
-        help="Set an option of an initializer; `opreplay initializers` lists them. Repeatable.",
+        help="Set an option of an initializer; `opreplay list initializers` lists them. Repeatable.",
     )(command)
     return init_module_option(command)
 

@@ -300,7 +300,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     types: dict[str, str]
     """CANN kernel type → family name."""
     datasheet: dict[str, Quantity]
-    """The numbers as the file gives them, for `devices --show`."""
+    """The numbers as the file gives them, for `list devices NAME`."""
     slow_paths: dict[str, tuple[SlowPath, ...]] = {}
     """CANN kernel type → slow paths of the library that it may take."""
     own_slow_paths: tuple[SlowPath, ...] = ()

@@ -17,7 +17,8 @@ import torch
 from opreplay.replay.capture.calls.arguments import tensors_in
 from opreplay.replay.capture.calls.module_tracker import ModuleTracker
 from opreplay.replay.capture.calls.storages import Storages
-from opreplay.replay.capture.record import Make, Recording, record
+from opreplay.replay.capture.failures import explained
+from opreplay.replay.capture.record import Make, Recording, forget_cached_tensors, record
 from opreplay.replay.capture.replay import CannotReplay, Replay
 from opreplay.replay.capture.step import named_tensors
 from opreplay.replay.execute.executors.torch.values import TOLERANCE, difference
@@ -76,6 +77,10 @@ def _replayed(
     outside = _outside_in_order(plan)
     numbers = dict(zip(outside, order, strict=False))
     storages = {number: snapshots.storages[real] for number, real in numbers.items()}
+    for output, (_, tensor) in zip(plan.capture.outputs, named_tensors(recording.returned), strict=True):
+        real = recording.storages.of(tensor)
+        if real not in snapshots.storages and recording.storages.is_outside(real):  # given back as it was given
+            storages[plan.sequence.places[output.memory][0]] = tensor.untyped_storage()
     first: list[int] = []
     undefined = {place for place, name in enumerate(_names(plan)) if name.partition("::")[2].startswith(UNINITIALIZED)}
 
@@ -174,13 +179,15 @@ class _Snapshots:
 def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
     """What the step gives back, and parameters and buffers after it, by the names that a plan has for them."""
     tracker = ModuleTracker(Storages())
-    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-    step = make()
-    if step.root is not None:
-        tracker.register(step.root)
-    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-    with tracker.following():
-        returned = step.run()
+    forget_cached_tensors()
+    with explained(None, real=True):
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        step = make()
+        if step.root is not None:
+            tracker.register(step.root)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        with tracker.following():
+            returned = step.run()
     return returned, tracker.state()
 
 

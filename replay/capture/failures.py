@@ -45,14 +45,14 @@ def user_line(error: BaseException) -> str:
 
 
 @contextmanager
-def explained(recorder: Recorder, *, real: bool) -> Generator[None, None, None]:
+def explained(recorder: Recorder | None, *, real: bool) -> Generator[None, None, None]:
     """Turn what a step raises into UsageError with the user's line and a way on."""
     try:
         yield
     except OpReplayError:
         raise
     except Exception as error:
-        raise of(error, recorder.running, real=real) from error
+        raise of(error, recorder and recorder.running, real=real) from error
 
 
 def of(error: Exception, running: Any, *, real: bool) -> UsageError:
@@ -83,6 +83,11 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
     return UsageError(
         f"the step raised {what}{at}", hint="It must run as it is." if real else "Does it run as it is? --real tells."
     )
+
+
+def is_of_fakes(error: Exception) -> bool:
+    """Whether a step fails since fake tensors hold nothing, or an op has no fake kernel."""
+    return _cause(error, (*_DATA_DEPENDENT, *_MISSING)) is not None or bool(_missing_kernel(error, None))
 
 
 def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException | None:

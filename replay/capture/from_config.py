@@ -6,22 +6,25 @@ Owns the phases and what they are given. Nothing is downloaded, and no code that
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from opreplay.replay.capture import latent
 from opreplay.replay.capture.experts import spread_experts
+from opreplay.replay.capture.failures import is_of_fakes
 from opreplay.replay.capture.fused import UNFUSED
 from opreplay.replay.capture.parallel import Stage, split_model
 from opreplay.replay.capture.step import Step
-from opreplay.traces.errors import EnvironmentRefused, UsageError
+from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 PREFIX = "hf:"
 ModelPhase = Literal["prefill", "decode", "train"]
@@ -165,16 +168,19 @@ def _model(config: Any, shape: Shape) -> Any:
 
 
 def _class_of(config: Any) -> Any:
-    """The class that the config names, of those that transformers has; else the causal language model of its type."""
+    """The class that the config names, of those that transformers has; else the one of its type that makes text."""
     transformers = _transformers()
     for name in getattr(config, "architectures", None) or ():
         model_class = getattr(transformers, str(name), None)
         if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
             return model_class
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
+    of_both = (transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForSpeechSeq2Seq)
+    alone = (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText)
+    for auto in (*(of_both if getattr(config, "is_encoder_decoder", False) else alone), transformers.AutoModel):
         if type(config) in auto._model_mapping:
-            return auto._model_mapping[type(config)]
-    raise UsageError(f"transformers has no model of {config.model_type}", hint="Write it as FILE.py:make.")
+            classes = auto._model_mapping[type(config)]
+            return classes[0] if isinstance(classes, tuple) else classes
+    raise UsageError(f"transformers has no model of {config.model_type}", hint=_BY_HAND)
 
 
 def _ids(batch: int, tokens: int) -> torch.Tensor:
@@ -182,25 +188,27 @@ def _ids(batch: int, tokens: int) -> torch.Tensor:
 
 
 def _inputs(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
-    """What the model's forward takes, by the name of its main input: tokens, an image, a spectrogram, samples of sound.
+    """What the model's forward takes, by name: tokens, an image or a film, a spectrogram, samples of sound, a series.
 
     Raises UsageError for a model whose inputs have no size that its config tells.
     """
-    config = model.config
+    config, taken = model.config, signature(model.forward).parameters
     inputs: dict[str, torch.Tensor] = {}
-    names = {model.main_input_name, *(["pixel_values"] if hasattr(config, "vision_config") else [])}
-    if "input_ids" in names:
+    sees = hasattr(config, "vision_config") or (hasattr(config, "image_size") and hasattr(config, "vocab_size"))
+    for name, size_of in _SIZES.items():
+        is_image = name == "pixel_values" and sees and name in taken
+        if (name == model.main_input_name or is_image) and (size := size_of(config)) is not None:
+            inputs[name] = torch.zeros(shape.batch, *size, dtype=model.dtype)
+    if "image_grid_thw" in taken:
+        inputs |= _patches(config.vision_config, shape.batch, model.dtype)
+    if "input_ids" in taken and (model.main_input_name == "input_ids" or hasattr(config, "text_config")):
         inputs["input_ids"] = _ids(shape.batch, shape.context)
-    if "pixel_values" in names:
-        inputs["pixel_values"] = torch.zeros(shape.batch, *_image(config), dtype=model.dtype)
-    if "input_features" in names:
-        inputs["input_features"] = torch.zeros(shape.batch, *_spectrogram(config), dtype=model.dtype)
-    if "input_values" in names:
-        inputs["input_values"] = torch.zeros(shape.batch, SAMPLES, dtype=model.dtype)
+        if "pixel_values" in inputs and hasattr(config, "image_token_id"):
+            _place_image(model, inputs)
     if not inputs:
         raise UsageError(
             f"{type(model).__name__} takes {model.main_input_name}, of which its config tells no size",
-            hint="Write it as FILE.py:make.",
+            hint=_BY_HAND,
         )
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = _ids(shape.batch, shape.context if "input_ids" in inputs else 1)
@@ -209,35 +217,95 @@ def _inputs(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
 
 SAMPLES = 16000
 """Of sound: a second at the rate that speech models are trained on."""
-
-
-def _image(config: Any) -> tuple[int, int, int]:
-    """[channels, height, width]"""
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None)
-    if size is None:
-        size = IMAGE
-    height, width = (size, size) if isinstance(size, int) else size
-    return int(getattr(vision, "num_channels", 3)), int(height), int(width)
-
-
 IMAGE = 224
 """Height and width where the config tells none: a convolutional model takes any."""
+_BY_HAND = "Write it as FILE.py:make, with its inputs."
 
 
-def _spectrogram(config: Any) -> tuple[int, int]:
+def _image(config: Any) -> tuple[int, ...] | None:
+    """[channels, height, width], frames before them in a film"""
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None) or IMAGE
+    height, width = (size, size) if isinstance(size, int) else size
+    image = (int(getattr(vision, "num_channels", 3)), int(height), int(width))
+    return (int(vision.num_frames), *image) if hasattr(vision, "num_frames") else image
+
+
+def _spectrogram(config: Any) -> tuple[int, ...] | None:
     """[bins, frames]"""
     positions, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
     if positions is None or bins is None:
-        raise UsageError(
-            f"the config of {config.model_type} tells no size of its spectrograms", hint="Write it as FILE.py:make."
-        )
+        return None
     return int(bins), 2 * int(positions)  # the first convolutions halve the frames
+
+
+def _sound(config: Any) -> tuple[int, ...] | None:
+    """[samples], channels before them where there are several, or [frames, bins] of a spectrogram"""
+    bins, channels = getattr(config, "num_mel_bins", None), getattr(config, "audio_channels", None)
+    if bins is not None and getattr(config, "max_length", None):
+        return int(config.max_length), int(bins)
+    return (SAMPLES,) if channels is None else (int(channels), SAMPLES)
+
+
+def _series(config: Any) -> tuple[int, ...] | None:
+    """[times, channels]"""
+    times, channels = getattr(config, "context_length", None), getattr(config, "num_input_channels", None)
+    return None if times is None or channels is None else (int(times), int(channels))
+
+
+_SIZES: dict[str, Callable[[Any], tuple[int, ...] | None]] = {
+    "pixel_values": _image, "input_features": _spectrogram, "input_values": _sound, "past_values": _series,
+}  # fmt: skip
+"""Size of an input without its batch, of a config; None where it tells none."""
+
+
+def _patches(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """One image a sequence as patches of all images in one row, and how many of them in time, height and width."""
+    block = vision.patch_size * vision.spatial_merge_size
+    rows = vision.spatial_merge_size * max(1, IMAGE // block)
+    elements = getattr(vision, "in_channels", 3) * vision.temporal_patch_size * vision.patch_size**2
+    return {
+        "pixel_values": torch.zeros(batch * rows * rows, elements, dtype=dtype),
+        "image_grid_thw": torch.tensor([[1, rows, rows]] * batch),
+    }
+
+
+def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
+    """Write to the first tokens of each sequence that they stand for what the model makes of its image.
+
+    Raises UsageError where there are too few.
+    """
+    ids, image_inputs = inputs["input_ids"], {name: value for name, value in inputs.items() if name != "input_ids"}
+    with torch.no_grad(), _guessed(model, image_inputs):
+        features = model.get_image_features(**image_inputs)
+    width = model.get_input_embeddings().embedding_dim
+    tokens = sum(part.numel() for part in tree_leaves(features.pooler_output)) // (width * ids.shape[0])
+    if tokens >= ids.shape[1]:
+        raise UsageError(f"an image takes {tokens} tokens of {ids.shape[1]}", hint="Give a larger --context.")
+    ids[:, :tokens] = model.config.image_token_id
+    if "mm_token_type_ids" in signature(model.forward).parameters:
+        inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+
+
+@contextmanager
+def _guessed(model: Any, inputs: Iterable[str]) -> Generator[None, None, None]:
+    """While a model runs on inputs that its config tells: raise UsageError where it takes others."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OpReplayError) or is_of_fakes(error):
+            raise
+        lines = str(error).strip().splitlines() or [""]
+        raise UsageError(
+            f"{type(model).__name__} does not run on the {', '.join(inputs)} that its config tells: "
+            f"{type(error).__name__}: {lines[0]}",
+            hint=_BY_HAND,
+        ) from error
 
 
 def _training(model: Any, shape: Shape, stage: Stage) -> Step:
     model.train()
-    if model.main_input_name != "input_ids":
+    if model.main_input_name != "input_ids" or "labels" not in signature(model.forward).parameters:
         raise UsageError(
             f"training {type(model).__name__} needs targets of its own", hint="Write it as FILE.py:make, with its loss."
         )
@@ -246,7 +314,8 @@ def _training(model: Any, shape: Shape, stage: Stage) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
 
     def run() -> Any:
-        output = stage.forward(model, input_ids=ids, labels=ids, use_cache=False)
+        with _guessed(model, ("input_ids", "labels")):
+            output = stage.forward(model, input_ids=ids, labels=ids, use_cache=False)
         stage.backward(output)
         optimizer.step()
         return (output.logits, output.loss) if stage.is_last else output
@@ -256,11 +325,12 @@ def _training(model: Any, shape: Shape, stage: Stage) -> Step:
 
 def _prefill(model: Any, shape: Shape, stage: Stage) -> Step:
     inputs: dict[str, Any] = dict(_inputs(model, shape))
-    if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False):
+    has_own_length = "pixel_values" in inputs and not hasattr(model.config, "image_token_id")
+    if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False) and not has_own_length:
         inputs |= {"past_key_values": _cache(model.config, shape.context), "use_cache": True, "logits_to_keep": 1}
 
     def run() -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), _guessed(model, inputs):
             return stage.forward(model, **inputs)
 
     return Step(run=run, inputs=inputs, root=model)

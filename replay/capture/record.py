@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 import torch
+from torch.utils._pytree import tree_leaves
 
 from opreplay.replay.capture import graphs
 from opreplay.replay.capture.calls.arguments import metas_of
@@ -25,6 +28,7 @@ from opreplay.replay.plan.build import COUNTER
 from opreplay.replay.plan.passes import by_recorded_time
 
 Make = Callable[[], Step]
+_CachedFunction = type(lru_cache(str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ def record(
     tracker = ModuleTracker(storages, device=device)
     looking = None if look is None else look(storages)
     recorder = Recorder(storages, tracker, fakes=fakes, look=looking, device=device)
+    forget_cached_tensors()
     with nullcontext() if fakes is None else fakes.entered(), explained(recorder, real=real):
         if real:
             torch.manual_seed(seed)
@@ -91,6 +96,16 @@ def record(
         step=step,
         facts=facts,
     )
+
+
+def forget_cached_tensors() -> None:
+    """Empty the caches of functions (`functools.lru_cache`) that hold tensors: those of another run are fake, or were
+    computed there."""
+    for cached in gc.get_objects():
+        if type(cached) is _CachedFunction and any(
+            isinstance(leaf, torch.Tensor) for leaf in tree_leaves(gc.get_referents(cached))
+        ):
+            cached.cache_clear()
 
 
 def _run(

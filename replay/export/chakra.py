@@ -8,6 +8,7 @@ arguments those of an ExecutionTrace, so that opreplay reads the file as one.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from opreplay.replay.arguments.shrink.flops import product_flops
 from opreplay.replay.collectives.model import POINT_TO_POINT, Collective
 from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import PlainValue, RecordedSequence, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.resolve.bind import LAYOUT_CODES, MEMORY_FORMAT_CODES
 from opreplay.traces.dialects.chakra import VERSION, CollectiveType, NodeType
 from opreplay.traces.dialects.protobuf_wire import field, packed, varint
@@ -167,28 +169,31 @@ def _framed(message: bytes) -> bytes:
 
 def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int | str]]:
     """What a node is and what ASTRA-sim needs to know of it; None for a collective that it could not simulate."""
-    sizes = [meta for arg in op.args for meta in arg.tensors if meta is not None]
-    moved = sum(map(_bytes, sizes))
+    sizes = list(map(_bytes, tensors_of(op)))
     if op.collective is not None:
         return _communication(op.collective)
     if op.reason is not None and op.name.endswith("::wait_tensor"):
         return NodeType.COMP, {}
     if op.reason is None or op.reason.kind != "collective":
-        results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
         flops = round(product_flops(op))
-        return NodeType.COMP, {"tensor_size": moved + results, **({"num_ops": flops} if flops else {})}
+        moved = sum(sizes) + sum(map(_bytes, filter(None, op.outputs or ())))
+        return NodeType.COMP, {"tensor_size": moved, **({"num_ops": flops} if flops else {})}
     words = " ".join((op.name, *(kernel.name for kernel in op.recorded.kernels))).lower()
     collective_type = next((kind for pattern, kind in _COLLECTIVES if re.search(pattern, words)), None)
-    if collective_type is None or (moved == 0 and collective_type is not CollectiveType.BARRIER):
+    return _collective(collective_type, next(filter(None, sizes), 0))
+
+
+def _collective(kind: CollectiveType | None, size: int) -> tuple[NodeType | None, dict[str, bool | int | str]]:
+    if kind is None or (size == 0 and kind is not CollectiveType.BARRIER):
         return None, {}
-    return NodeType.COMM_COLL, {"comm_type": int(collective_type), "comm_size": _bytes(sizes[0]) if sizes else 0}
+    return NodeType.COMM_COLL, {"comm_type": int(kind), "comm_size": size}
 
 
 def _communication(collective: Collective) -> tuple[NodeType | None, dict[str, bool | int | str]]:
     """A message between two ranks of the job, or a collective of a group; None where ends or size are not known."""
     moves = collective.in_elements * collective.itemsize
-    group: dict[str, bool | int | str] = {"pg_name": collective.group} if collective.group else {}
-    group |= {} if collective.group_size is None else {"group_size": collective.group_size}
+    facts = {"pg_name": collective.group, "group_size": collective.group_size}
+    group: dict[str, bool | int | str] = {name: value for name, value in facts.items() if value}
     if collective.kind in POINT_TO_POINT:
         if collective.source is None or collective.target is None or not moves:
             return None, {}
@@ -196,10 +201,8 @@ def _communication(collective: Collective) -> tuple[NodeType | None, dict[str, b
         ends = [members[end] if end < len(members) else end for end in both]
         kind = NodeType.COMM_SEND if collective.kind == "send" else NodeType.COMM_RECV
         return kind, {"comm_size": moves, "comm_src": ends[0], "comm_dst": ends[1], "comm_tag": 0, **group}
-    kind = _KINDS.get(collective.kind)
-    if kind is None or (moves == 0 and kind is not CollectiveType.BARRIER):
-        return None, {}
-    return NodeType.COMM_COLL, {"comm_type": int(kind), "comm_size": moves, **group}
+    node, facts = _collective(_KINDS.get(collective.kind), moves)
+    return node, facts and facts | group
 
 
 def _bytes(meta: TensorMeta) -> int:
@@ -230,16 +233,16 @@ def _node(number: int, node: ChakraNode, kind: NodeType, attributes: Mapping[str
 
 def _arguments(op: ReplayOp, memories: tuple[int, ...] | None) -> bytes:
     """Inputs, outputs and schema of a call."""
-    arguments = whole_arguments(op)
-    numbers = None if memories is None else iter(memories)
-    columns = [_column(arg, numbers) for arg in arguments]
-    outputs = [_tensor(meta, -1) for meta in op.outputs or () if meta is not None]
+    whole = msgspec.structs.replace(op, args=whole_arguments(op))
+    numbers = iter(memories or ())
+    columns = [_column(arg, numbers) for arg in whole.args]
+    outputs = [_tensor(meta, -1) for meta in filter(None, op.outputs or ())]
     strides = [column[3] for column in columns]
-    known = all(meta is None or meta.strides is not None for arg in arguments for meta in arg.tensors)
+    known = all(meta.strides is not None for meta in tensors_of(whole))
     parts = [
         field(8, _io(columns)),
         field(9, _io(outputs)) if outputs else b"",
-        _attribute("op_schema", f"{op.called}{'.' if op.overload else ''}{op.overload or ''}({_signature(op)}"),
+        _attribute("op_schema", f"{'.'.join(filter(None, (op.called, op.overload)))}({_signature(op)}"),
         _attribute("input_strides", _text(strides)) if known else b"",
     ]
     return b"".join(parts)
@@ -269,28 +272,25 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _column(arg: ReplayArg, memories: Iterator[int] | None) -> tuple[Any, Any, str, Any]:
+def _column(arg: ReplayArg, memories: Iterator[int]) -> tuple[Any, Any, str, Any]:
     """Value, shape, type and strides of one argument as an ExecutionTrace has them."""
     if arg.type == "Tensor":
-        return _tensor(arg.tensors[0] if arg.tensors else None, _next(memories, arg))
+        meta = next(iter(arg.tensors), None)
+        return _tensor(meta, _next(memories, meta))
     if arg.type == "Tensor[]":
-        tensors = [_tensor(meta, _next(memories, arg) if meta is not None else -1) for meta in arg.tensors]
+        tensors = [_tensor(meta, _next(memories, meta)) for meta in arg.tensors]
         values, shapes, types, strides = ([tensor[i] for tensor in tensors] for i in range(4))
         return values, shapes, f"GenericList[{','.join(types)}]", strides
-    if arg.value is None:
-        return "<None>", [], "None", []
     if isinstance(arg.value, tuple):
-        # A list within a list is recorded without its values, as Kineto and PyTorch's observer do.
-        items = [("<None>", "Object") if isinstance(item, tuple) else _plain(arg.type, item) for item in arg.value]
-        empty: list[list[int]] = [[] for _ in items]
+        items = [_plain(arg.type, item) for item in arg.value]
+        empty: list[list[int]] = [[]] * len(items)
         return [item for item, _ in items], empty, f"GenericList[{','.join(kind for _, kind in items)}]", empty
     value, kind = _plain(arg.type, arg.value)
     return value, [], kind, []
 
 
-def _next(memories: Iterator[int] | None, arg: ReplayArg) -> int:
-    present = any(meta is not None for meta in arg.tensors)
-    return next(memories, -1) if memories is not None and present else -1
+def _next(memories: Iterator[int], meta: TensorMeta | None) -> int:
+    return -1 if meta is None else next(memories, -1)
 
 
 def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
@@ -298,28 +298,24 @@ def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
     if meta is None:
         return "<None>", [], "None", []
     storage = memory + 1 if memory >= 0 else 0 if meta.storage is None else meta.storage + 1
-    count = 1
-    for size in meta.shape:
-        count *= size
-    value = [storage, storage, meta.storage_offset, count, ITEMSIZE_BYTES.get(meta.dtype, 0), ""]
+    value = [storage, storage, meta.storage_offset, math.prod(meta.shape), ITEMSIZE_BYTES.get(meta.dtype, 0), ""]
     strides = contiguous_strides(meta.shape) if meta.strides is None else meta.strides
     return value, list(meta.shape), f"Tensor({_SPELLED.get(meta.dtype, meta.dtype)})", list(strides)
 
 
-def _plain(kind: str, value: PlainValue) -> tuple[Any, str]:
+def _plain(kind: str, value: PlainValue | tuple[PlainValue, ...]) -> tuple[Any, str]:
     """A number or text and the type that an ExecutionTrace gives it."""
     base = kind.removesuffix("[]")
     if isinstance(value, str) and base in _CODES:
-        names = [name if name.startswith("torch.") else f"torch.{name}" for name in _CODES[base]]
+        names = [f"torch.{name.removeprefix('torch.')}" for name in _CODES[base]]
         return (names.index(value), "Int") if value in names else ("<None>", "None")
-    if isinstance(value, bool):
-        return value, "Bool"
-    if isinstance(value, int):
-        return value, "Int"
-    if isinstance(value, float):
-        return value, "Double"
-    if isinstance(value, str) and base in ("float", "Scalar", "complex"):
-        return value, "ComplexDouble" if value.endswith("j") else "Double"
     if isinstance(value, str):
-        return value, "Device" if base == "Device" else "String"
-    return "<None>", "None"
+        kind = _TEXTS.get(base, "String")
+        return value, "ComplexDouble" if kind == "Double" and value.endswith("j") else kind
+    kind = _PLAIN[type(value)]
+    # A list within a list is recorded without its values, as Kineto and PyTorch's observer do.
+    return "<None>" if kind in ("None", "Object") else value, kind
+
+
+_TEXTS = {"float": "Double", "Scalar": "Double", "complex": "Double", "Device": "Device"}
+_PLAIN = {bool: "Bool", int: "Int", float: "Double", tuple: "Object", type(None): "None"}

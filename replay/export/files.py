@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from opreplay.replay.export.bundle import Bundle
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.errors import UsageError
 
 NAMES = ("ops.json", "replay.py", "README.md")
@@ -64,7 +66,7 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
 def readme(bundle: Bundle) -> str:
     """What the bundle is, how to run it, what it holds and what it leaves out."""
     ops = bundle.plan.ops
-    op_count = f"{len(ops)} op{'s' if len(ops) != 1 else ''}"
+    op_count = f"{len(ops)} op{'s' * (len(ops) != 1)}"
     parts = [
         "# Ops to replay\n",
         f"`replay.py` replays the {op_count} of `ops.json`, one by one, with random inputs of the recorded\n"
@@ -76,31 +78,28 @@ def readme(bundle: Bundle) -> str:
         "`ops.json` is also a plan: `opreplay run ops.json` measures and predicts the same ops.\n",
         "## Ops\n",
         "| id | calls | recorded µs a call | op | tensors | assumed |\n|---|---:|---:|---|---|---|",
-        *(_row(op) for op in ops[:SHOWN]),
+        *map(_row, ops[:SHOWN]),
     ]
     if bundle.executors:
-        named = ", ".join(f"`{name}`" for name in sorted(bundle.files))
+        named = _listed(bundle.files)
         parts.append(f"\n{len(bundle.executors)} of them are run by functions of {named}, which the script loads.")
     if bundle.namespaces:
-        named = ", ".join(f"`{name}`" for name in sorted(set(bundle.namespaces.values())))
-        whose = ", ".join(f"`{name}`" for name in sorted(bundle.namespaces))
+        whose, named = _listed(bundle.namespaces), _listed(bundle.namespaces.values())
         parts.append(f"\nOps of {whose} are defined by {named}, which the script loads.")
     if len(ops) > SHOWN:
         parts.append(f"\nand {len(ops) - SHOWN} more in `ops.json`.")
     if bundle.instead:
-        named = Counter(op.name for op in ops if op.id in bundle.instead)
-        parts.append(
-            "\nWhere the device has no kernel for these, the script calls another op and says so: "
-            + ", ".join(f"`{name}`" for name in sorted(named))
-            + "."
-        )
-    elsewhere = sorted({op.name for op in ops if op.resolved_by == "equivalent" and op.id not in bundle.instead})
-    if elsewhere:
-        shown = ", ".join(f"`{name}`" for name in elsewhere)
-        parts.append(f"\nThese run only where torch has a kernel for them: {shown}.")
+        named = _listed(op.name for op in ops if op.id in bundle.instead)
+        parts.append(f"\nWhere the device has no kernel for these, the script calls another op and says so: {named}.")
+    if elsewhere := _listed(op.name for op in ops if op.resolved_by == "equivalent" and op.id not in bundle.instead):
+        parts.append(f"\nThese run only where torch has a kernel for them: {elsewhere}.")
     if bundle.left_out:
         parts += ["\n## Left out\n", *left_out_lines(bundle, private=not bundle.keeps_names)]
     return "\n".join(parts) + "\n"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(set(names)))
 
 
 def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
@@ -116,9 +115,7 @@ def _row(op: ReplayOp) -> str:
     recorded = op.recorded
     time_us = (recorded.device_us_total or recorded.host_us_total) / op.count
     shown = f"{time_us:.1f}" if time_us else "–"
-    tensors = " ".join(
-        f"{meta.dtype}[{','.join(map(str, meta.shape))}]" for arg in op.args for meta in arg.tensors if meta is not None
-    )
+    tensors = " ".join(f"{meta.dtype}[{','.join(map(str, meta.shape))}]" for meta in tensors_of(op))
     notes = "; ".join(f"{note.argument}: {note.what}" for note in op.assumptions)
     return f"| {op.id} | {op.count} | {shown} | {_cell(op.name)} | {_cell(tensors[:80])} | {_cell(notes[:160])} |"
 

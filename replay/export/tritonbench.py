@@ -15,6 +15,7 @@ from opreplay.replay.export.whole import spec_of
 from opreplay.replay.ir.model import PlainValue, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import SHORT_DTYPES
 from opreplay.replay.ir.plain_json import plain_json
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -38,10 +39,10 @@ def input_configs(plan: ReplayPlan) -> Exported:
     left_out: Counter[str] = Counter()
     for op in plan.ops:
         spec = None if op.reason is not None else spec_of(op)
-        if op.reason is not None or spec is None:
+        if spec is None:
             left_out[op.reason.kind if op.reason is not None else "no schema here"] += 1
             continue
-        unread = {m.dtype for arg in op.args for m in arg.tensors if m is not None and m.dtype not in DTYPES}
+        unread = {meta.dtype for meta in tensors_of(op)} - DTYPES.keys()
         if unread:
             left_out[f"the file has no name for {', '.join(sorted(unread))}"] += 1
             continue

@@ -53,7 +53,7 @@ def _tracelens(source: Source, want: Want) -> ReplayPlan:
 def _results(source: Source, want: Want) -> ReplayPlan:
     raise UsageError(
         f"{source.path} holds the results of a run, not a trace",
-        hint="`opreplay report` and `opreplay compare` show them.",
+        hint="`opreplay show` and `opreplay compare` show them.",
     )
 
 

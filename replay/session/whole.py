@@ -53,7 +53,7 @@ class Results(Shown):
         return summary_of(self.file)
 
     def frame(self) -> pandas.DataFrame:
-        """One row an op, with the columns of `opreplay report --format csv`; times in microseconds a call."""
+        """One row an op, with the columns of `opreplay show --format csv`; times in microseconds a call."""
         from opreplay.replay.report.formats import frame
         from opreplay.replay.report.run.report import file_table
 

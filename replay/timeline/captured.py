@@ -20,7 +20,7 @@ from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.timeline.changes import parsed_value
 from opreplay.replay.timeline.graph.model import Floats
 from opreplay.replay.timeline.measured import MeasuredHost
-from opreplay.replay.timeline.modules import DEEPEST, ModuleTime
+from opreplay.replay.timeline.modules import DEEPEST, ModuleTime, as_tree
 from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
 from opreplay.replay.timeline.step import HOST_BOUND_SHARE
@@ -137,7 +137,7 @@ def captured_timeline(
     first = calls[steps[0].device]
     call_us = DISPATCH_US * first.host_scale
     predicted = {op.id for op in steps[0].ops}
-    missing = [op for op in called if op.id not in predicted]
+    missing = [op for op in called if op.id not in predicted and not op.name.endswith("::wait_tensor")]
     return CapturedTimeline(
         source=plan.source,
         calls=len(called),
@@ -250,59 +250,36 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
     """Device time by path of the module, with `layers.0` and `layers.1` folded to `layers.N`."""
     if not sequence.modules:
         return ()
-    spent: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    times: defaultdict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
     modules: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
     for number, us in zip(sequence.modules, calls.device_us.tolist(), strict=True):
-        if number < 0 or not sequence.module_names[number]:
-            continue
-        path = sequence.module_names[number].split(".")
-        for depth in range(1, min(len(path), DEEPEST) + 1):
-            if path[depth - 1].isdigit():
+        path = sequence.module_names[number].split(".") if number >= 0 else []
+        for depth, part in enumerate(path[:DEEPEST], 1):
+            if part.isdigit() or not part:
                 continue  # a layer is told by the list that holds it
-            numbered = depth < len(path) and path[depth].isdigit()
-            name = ".".join(path[: depth + numbered])
+            numbered = path[depth : depth + 1]
             folded = tuple(part for part in path[:depth] if not part.isdigit())
-            spent[folded] += us
-            modules[folded].add(name)
-    times: list[ModuleTime] = []
-
-    def add(prefix: tuple[str, ...]) -> None:
-        inside = [path for path in spent if len(path) == len(prefix) + 1 and path[: len(prefix)] == prefix]
-        for path in sorted(inside, key=lambda path: (-spent[path], path)):
-            times.append(
-                ModuleTime(
-                    name=path[-1], count=len(modules[path]), depth=len(prefix), device_us=spent[path], path_us=0.0
-                )
-            )
-            add(path)
-
-    add(())
-    return tuple(times)
+            times[folded][0] += us
+            modules[folded].add(".".join(path[:depth] + [number for number in numbered if number.isdigit()]))
+    return as_tree(times, modules)
 
 
 def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
     """A captured graph, or other times of ops whose names match."""
+    replace, hit = msgspec.structs.replace, np.ones(len(called), bool)
     if text.strip().lower() in GRAPH:
-        changed = {name: msgspec.structs.replace(soc, host_us=np.zeros(len(called))) for name, soc in calls.items()}
-        return CapturedChange(
-            change=text,
-            matched=len(called),
-            socs_us={name: _scheduled(soc)[0] for name, soc in changed.items()},
-        )
-    pattern, equals, value = text.strip().rpartition("=")
-    if not equals or not pattern:
-        raise TraceError(f"{text!r} is no change of a captured step", hint="Write 'PATTERN=0.5x' or 'cudagraph'.")
-    number, is_factor = parsed_value(value)
-    hit = np.array([fnmatchcase(op.name, pattern.strip()) for op in called] or [False])
-    socs_us = {
-        name: _scheduled(
-            msgspec.structs.replace(
-                soc,
-                device_us=np.where(hit, soc.device_us * number if is_factor else number, soc.device_us),
-            )
-        )[0]
-        for name, soc in calls.items()
-    }
+        changed = {name: replace(soc, host_us=np.zeros(len(called))) for name, soc in calls.items()}
+    else:
+        pattern, equals, value = text.strip().rpartition("=")
+        if not equals or not pattern:
+            raise TraceError(f"{text!r} is no change of a captured step", hint="Write 'PATTERN=0.5x' or 'cudagraph'.")
+        number, is_factor = parsed_value(value)
+        hit = np.array([fnmatchcase(op.name, pattern.strip()) for op in called], bool)
+        changed = {
+            name: replace(soc, device_us=np.where(hit, soc.device_us * number if is_factor else number, soc.device_us))
+            for name, soc in calls.items()
+        }
+    socs_us = {name: _scheduled(soc)[0] for name, soc in changed.items()}
     return CapturedChange(change=text, matched=int(hit.sum()), socs_us=socs_us)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -60,21 +60,28 @@ def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) ->
             times[folded][0] += device
             times[folded][1] += path
             modules[folded].add(label)
-    tree: list[ModuleTime] = []
+    return as_tree(times, modules)
 
-    def add(prefix: tuple[str, ...]) -> None:
-        inside = [path for path in times if len(path) == len(prefix) + 1 and path[: len(prefix)] == prefix]
-        for path in sorted(inside, key=lambda path: (-times[path][0], -times[path][1], path)):
-            device, on_path = times[path]
-            tree.append(
-                ModuleTime(
-                    name=path[-1], count=len(modules[path]), depth=len(prefix), device_us=device, path_us=on_path
-                )
-            )
-            add(path)
 
-    add(())
-    return tuple(tree)
+def as_tree(
+    times: Mapping[tuple[str, ...], Sequence[float]], modules: Mapping[tuple[str, ...], Collection[str]]
+) -> tuple[ModuleTime, ...]:
+    """Modules by their path, outer before inner, from (device time, time on the critical path) and which they are."""
+
+    def ahead(path: tuple[str, ...]) -> list[tuple[float, float, str]]:
+        above = [path[: depth + 1] for depth in range(len(path))]
+        return [(-times[part][0], -times[part][1], part[-1]) for part in above]
+
+    return tuple(
+        ModuleTime(
+            name=path[-1],
+            count=len(modules[path]),
+            depth=len(path) - 1,
+            device_us=times[path][0],
+            path_us=times[path][1],
+        )
+        for path in sorted(times, key=ahead)
+    )
 
 
 def _around(call: int, labels: tuple[str, ...], parents: Ints) -> list[str]:

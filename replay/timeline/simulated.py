@@ -475,26 +475,21 @@ def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float
     """80 % band of the step: each family's error is followed through the graph, their effects add in quadrature."""
     order = sorted(on.families, key=lambda name: -float(on.families[name].sum()) * math.log(on.above[name]))
     groups = [[name] for name in order[:MOST_FAMILIES]]
-    if order[MOST_FAMILIES:]:
-        groups.append(order[MOST_FAMILIES:])
-    up = down = 0.0
-    for group in groups:
-        more, less = on.durations_us.copy(), on.durations_us.copy()
-        for name in group:
-            more += on.families[name] * (on.above[name] - 1.0)
-            less -= on.families[name] * (1.0 - 1.0 / on.bands[name])
-        up += max(0.0, paced(graph, more, on.lags_us).step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, np.maximum(less, 0.0), on.lags_us).step_us) ** 2
+    us, lags_us = on.durations_us, on.lags_us
+    changes: list[tuple[Floats, Floats, Floats, Floats]] = []  # longer and shorter durations, each with lags
+    for group in filter(None, [*groups, order[MOST_FAMILIES:]]):
+        more = sum((on.families[name] * (on.above[name] - 1.0) for name in group), us)
+        less = sum((on.families[name] * (1.0 / on.bands[name] - 1.0) for name in group), us)
+        changes.append((more, lags_us, np.maximum(less, 0.0), lags_us))
     if on.dispatch_us is not None:
-        more = on.durations_us + on.dispatch_us * (DISPATCH_BAND - 1.0)
-        less = np.maximum(0.0, on.durations_us - on.dispatch_us * (1.0 - 1.0 / DISPATCH_BAND))
-        up += max(0.0, paced(graph, more, on.lags_us).step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, less, on.lags_us).step_us) ** 2
+        more = us + on.dispatch_us * (DISPATCH_BAND - 1.0)
+        less = np.maximum(0.0, us - on.dispatch_us * (1.0 - 1.0 / DISPATCH_BAND))
+        changes.append((more, lags_us, less, lags_us))
     if on.latencies_assumed:
-        lags = graph.edges.kind == LAUNCH
-        lags |= graph.edges.kind == STREAM
-        more = np.where(lags, np.maximum(on.lags_us, 0.0) * LATENCY_BAND, on.lags_us)
-        less = np.where(lags, np.maximum(on.lags_us, 0.0) / LATENCY_BAND, on.lags_us)
-        up += max(0.0, paced(graph, on.durations_us, more).step_us - step_us) ** 2
-        down += max(0.0, step_us - paced(graph, on.durations_us, less).step_us) ** 2
+        lags = np.isin(graph.edges.kind, (LAUNCH, STREAM))
+        more = np.where(lags, np.maximum(lags_us, 0.0) * LATENCY_BAND, lags_us)
+        less = np.where(lags, np.maximum(lags_us, 0.0) / LATENCY_BAND, lags_us)
+        changes.append((us, more, us, less))
+    up = sum(max(0.0, paced(graph, longer, lags).step_us - step_us) ** 2 for longer, lags, _, _ in changes)
+    down = sum(max(0.0, step_us - paced(graph, shorter, lags).step_us) ** 2 for _, _, shorter, lags in changes)
     return max(0.0, step_us - math.sqrt(down)), step_us + math.sqrt(up)

@@ -35,7 +35,22 @@ def test_help_lists_every_command() -> None:
     result = CliRunner().invoke(main.opreplay, ["--help"])
     assert result.exit_code == 0
     for name in main.COMMANDS:
-        assert f"\n  {name} " in result.output
+        hidden = main.opreplay.get_command(click.Context(main.opreplay), name).hidden
+        assert (f"\n  {name} " in result.output) != hidden
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (["devices", "--show", "910b3", "--format", "json"], ["list", "devices", "910b3", "--format", "json"]),
+        (["plugins", "--format", "json"], ["list", "plugins", "--format", "json"]),
+        (["report", "none.jsonl"], ["show", "none.jsonl"]),
+    ],
+)
+def test_names_of_before_do_as_the_new_ones_and_say_so(before: list[str], now: list[str]) -> None:
+    old, new = (CliRunner().invoke(main.opreplay, args) for args in (before, now))
+    assert (old.exit_code, old.stdout) == (new.exit_code, new.stdout)
+    assert f"`opreplay {now[0]}" in old.stderr.splitlines()[0]
 
 
 @pytest.mark.parametrize("name", list(main.COMMANDS))

@@ -82,7 +82,7 @@ def write_all(outputs: Outputs) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-@pytest.mark.parametrize(("suffix", "hint"), [(".jsonl", "Nothing was written"), (".csv", "opreplay report")])
+@pytest.mark.parametrize(("suffix", "hint"), [(".jsonl", "Nothing was written"), (".csv", "opreplay show")])
 def test_what_cannot_be_written_says_what_is_left(tmp_path: Path, suffix: str, hint: str) -> None:
     full, lines = tmp_path / f"full{suffix}", tmp_path / "r.ndjson"
     full.symlink_to("/dev/full")

@@ -25,7 +25,7 @@ def test_a_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(source, "WRITER_S", 0.05)
     pipe = tmp_path / "trace.json"
     os.mkfifo(pipe)
-    for command in ("inspect", "plan", "batch", "report"):
+    for command in ("inspect", "plan", "batch", "show"):
         result = call(command, pipe)
         assert result.exit_code == 3
         assert "is a named pipe that nothing writes to" in result.stderr
@@ -73,7 +73,7 @@ def test_what_is_no_regular_file_in_a_folder_is_said(tmp_path: Path) -> None:
 def test_a_full_disk_behind_stdout_is_named(unbuffered: str) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", "from opreplay.cli.main import main; main()", "devices", "--format", "json"],
+            [sys.executable, "-c", "from opreplay.cli.main import main; main()", "list", "devices", "--format", "json"],
             stdout=full,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},

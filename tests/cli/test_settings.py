@@ -63,7 +63,7 @@ def test_a_table_of_pyproject_and_the_console_script(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["cases"][0]["measured_us"] > 0, "a file named from the folder of the settings"
     (project / "pyproject.toml").write_text("[tool.other]\nsoc = 3\n")
-    assert invoke("devices").exit_code == 0
+    assert invoke("list", "devices").exit_code == 0
 
 
 def test_a_name_of_one_command_goes_before_that_of_all(project: Path) -> None:
@@ -105,17 +105,17 @@ def test_the_search_ends_at_a_repository(project: Path) -> None:
 )
 def test_what_makes_no_sense_ends_every_command(project: Path, text: str, why: str, hint: str) -> None:
     (project / "opreplay.toml").write_text(text)
-    done = invoke("devices")
+    done = invoke("list", "devices")
     assert done.exit_code == 2
     assert why in done.stderr
     assert hint in done.stderr
-    assert invoke("--config", "none", "devices").exit_code == 0
+    assert invoke("--config", "none", "list", "devices").exit_code == 0
 
 
 def test_two_files_that_speak_are_refused(project: Path) -> None:
     (project / "opreplay.toml").write_text("soc = '910b3'\n")
     (project / "pyproject.toml").write_text("[tool.opreplay]\nsoc = '910b4'\n")
-    assert "both have options" in invoke("devices").stderr
+    assert "both have options" in invoke("list", "devices").stderr
 
 
 def test_another_users_file_is_not_followed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +123,10 @@ def test_another_users_file_is_not_followed(project: Path, monkeypatch: pytest.M
     owner = (project / "opreplay.toml").stat().st_uid
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     if owner != 0:
-        assert "belongs to another user" in invoke("devices").stderr
+        assert "belongs to another user" in invoke("list", "devices").stderr
     else:
         os.chown(project / "opreplay.toml", 12345, -1)
-        assert "belongs to another user" in invoke("devices").stderr
+        assert "belongs to another user" in invoke("list", "devices").stderr
 
 
 def test_every_option_may_stand_in_a_file(project: Path) -> None:
@@ -143,12 +143,12 @@ def test_every_option_may_stand_in_a_file(project: Path) -> None:
                 lines.append(f"{option.opts[-1].removeprefix('--')} = false")
     (project / "opreplay.toml").write_text("\n".join(lines))
     assert invoke("trust").exit_code == 0
-    assert invoke("devices").exit_code == 0, invoke("devices").stderr
+    assert invoke("list", "devices").exit_code == 0, invoke("list", "devices").stderr
 
 
 def test_doctor_reports_a_file_that_stops_every_other_command(project: Path) -> None:
     (project / "opreplay.toml").write_text("sock = '910b3'\n")
-    assert invoke("devices").exit_code == 2
+    assert invoke("list", "devices").exit_code == 2
     found = invoke("doctor", "--format", "json")
     assert found.exit_code == 4
     (told,) = json.loads(found.stdout)["settings"]
@@ -203,33 +203,33 @@ def test_trust_is_for_one_content_at_one_place(project: Path) -> None:
     ran, file = project / "ran", project / "opreplay.toml"
     (project / "own.py").write_text(f"import os\nos.mkdir({str(ran)!r})\n")
     file.write_text("plugin = 'own.py'\n")
-    assert invoke("plugins").exit_code == 2
+    assert invoke("list", "plugins").exit_code == 2
     assert doctor_on("plugin") is False
-    assert invoke("devices").exit_code == 0, "which has no such option"
-    assert invoke("--config", "none", "plugins").exit_code == 0
+    assert invoke("completion", "bash").exit_code == 0, "which has no such option"
+    assert invoke("--config", "none", "list", "plugins").exit_code == 0
     assert not ran.exists()
     assert invoke("trust", str(file)).exit_code == 0
     marks = list((project.parent / "state" / "opreplay" / "trusted").iterdir())
     assert [mark.stat().st_mode & 0o777 for mark in (*marks, marks[0].parent)] == [0o600, 0o700]
     assert doctor_on("plugin") is True
-    assert invoke("plugins").exit_code == 0
+    assert invoke("list", "plugins").exit_code == 0
     assert ran.exists()
     ran.rmdir()
     (project / "sub" / "opreplay.toml").write_text(file.read_text())
-    assert invoke("plugins").exit_code == 2, "the same content elsewhere"
+    assert invoke("list", "plugins").exit_code == 2, "the same content elsewhere"
     (project / "sub" / "opreplay.toml").unlink()
     file.write_text(file.read_text() + "# edited\n")
-    assert invoke("plugins").exit_code == 2
+    assert invoke("list", "plugins").exit_code == 2
     marks[0].parent.chmod(0o777)
     file.write_text("plugin = 'own.py'\n")
-    assert invoke("plugins").exit_code == 2, "others could have put the mark there"
+    assert invoke("list", "plugins").exit_code == 2, "others could have put the mark there"
     assert not ran.exists()
 
 
 def test_a_named_file_is_trusted(project: Path) -> None:
     (project / "own.py").write_text("")
     (project / "opreplay.toml").write_text("plugin = 'own.py'\n")
-    assert invoke("--config", str(project / "opreplay.toml"), "plugins").exit_code == 0
+    assert invoke("--config", str(project / "opreplay.toml"), "list", "plugins").exit_code == 0
 
 
 def test_trust_of_nothing_is_an_error(project: Path) -> None:

@@ -88,5 +88,5 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     big = opreplay("compare", files[0], slower(files[0], tmp_path / "d.jsonl", 1000.0), "--fail-if", "slower>5%")
     assert big.returncode == 5
     assert "slower>5%: aten::mm" in big.stderr
-    report = opreplay("report", files[0], "--format", "csv")
+    report = opreplay("show", files[0], "--format", "csv")
     assert report.stdout.splitlines()[0].startswith("id,name,count,status")

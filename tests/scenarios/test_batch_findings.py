@@ -93,11 +93,11 @@ def test_a_report_is_written_as_its_file_is_named(
         "txt": "replayed 1",
     }
     for suffix, begin in begins.items():
-        console("report", out, "-o", tmp_path / f"r.{suffix}")
+        console("show", out, "-o", tmp_path / f"r.{suffix}")
         assert (tmp_path / f"r.{suffix}").read_text().lower().startswith(begin), suffix
-    console("report", out, "--format", "csv", "-o", tmp_path / "x.txt")
+    console("show", out, "--format", "csv", "-o", tmp_path / "x.txt")
     assert (tmp_path / "x.txt").read_text().startswith("id,name,count")
-    assert "times are not comparable: recorded on NVIDIA H100" in console("report", out).stdout
+    assert "times are not comparable: recorded on NVIDIA H100" in console("show", out).stdout
 
 
 def test_a_name_that_is_not_utf_8_costs_nothing(
@@ -154,5 +154,5 @@ def test_a_start_that_takes_all_the_time_says_that_resuming_gets_no_further(
     for more in ((), ("--resume",)):
         given = ("batch", trace, "--total-time", "1ms", "--threads", 1, "-o", out, *more)
         assert "no op was tried: the start alone took the" in console(*given).stderr
-    summary = json.loads(console("report", out, "--format", "json").stdout)["summary"]
+    summary = json.loads(console("show", out, "--format", "json").stdout)["summary"]
     assert summary["measured_us"] is None

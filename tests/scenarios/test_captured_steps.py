@@ -55,7 +55,7 @@ def test_every_command_takes_the_plan_and_shows_no_recorded_time(console: Consol
         console("plan", plan, "--soc", "910b3", "--no-cache").stdout,
         console("simulate", plan, "--soc", "910b3", "--no-cache").stdout,
         console("run", plan, "--top", "3", "--op-time", "1ms", "-o", results).stdout,
-        console("report", results).stdout,
+        console("show", results).stdout,
         console("compare", results, results).stdout,
         console("inspect", plan).stdout,
     ]
@@ -67,7 +67,7 @@ def test_every_command_takes_the_plan_and_shows_no_recorded_time(console: Consol
     assert facts["captured"] is True
     assert facts["socs"]["910b3"]["memory"]["fits"] is True
     assert all(op["recorded_host_us_total"] is None for op in facts["unique_ops"])
-    rows = list(csv.DictReader(io.StringIO(console("report", results, "--format", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(console("show", results, "--format", "csv").stdout)))
     assert {row["recorded_host_us"] for row in rows} == {""}
     console("export", plan, "-o", tmp_path / "bundle")
     assert "| – | aten::addcdiv_" in (tmp_path / "bundle" / "README.md").read_text()

@@ -90,7 +90,7 @@ def test_results_with_any_number_anywhere(files: dict[str, Path], tmp_path: Path
         document = json.loads(lines[at])
         line = changed(document, rng.choice(list(leaves(document))), rng.choice((*NUMBERS, *DEEP)))
         path.write_text("\n".join([*lines[:at], line, *lines[at + 1 :]]) + "\n")
-        is_refused_or_done("report", path)
+        is_refused_or_done("show", path)
         is_refused_or_done("compare", path, files["results"])
 
 
@@ -106,7 +106,7 @@ def test_device_files_and_options_with_any_value_anywhere(tmp_path: Path) -> Non
         # A quantity is a table on one line: its value, else the whole line.
         text = before.replace(before.split("value =")[-1].split(",")[0], f" {value}") if "value =" in before else value
         device.write_text(shipped.replace(line, f"{key}= {text}"))
-        is_refused_or_done("devices", "--show", device)
+        is_refused_or_done("list", "devices", device)
         is_refused_or_done("simulate", trace, "--top", "2", "--soc", device)
         is_refused_or_done("timeline", trace, "--soc", device)
         options.write_text(f"[plan]\n{rng.choice(['top', 'visits', 'min-share', 'op-time'])} = {value}\n")
@@ -163,7 +163,7 @@ def test_closed_streams(closed: tuple[int, ...], code: ExitCode) -> None:
         for descriptor in closed:
             os.close(descriptor)
 
-    command = [sys.executable, "-c", "from opreplay.cli.main import main; main()", "devices"]
+    command = [sys.executable, "-c", "from opreplay.cli.main import main; main()", "list", "devices"]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     done = subprocess.run(command, preexec_fn=close, check=False, **streams)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr

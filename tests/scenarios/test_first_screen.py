@@ -126,7 +126,7 @@ def test_what_labels_own_on_a_gpu_is_told_by_class(
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert records[0]["trace"]["where"]["labels"][0]["classes"] == label["classes"]
     assert {"GEMM": 0.6, "Triton": 0.25, "attention": 0.15} in [one.get("kernel_classes") for one in records]
-    assert "Triton 25.0 %" in " ".join(console("report", out).stdout.split())
+    assert "Triton 25.0 %" in " ".join(console("show", out).stdout.split())
     assert json.loads(console("simulate", trace, "--format", "json").stdout)["where"]["labels_us"] == 100.0
 
 
@@ -140,7 +140,7 @@ def test_work_without_an_op_is_named_by_class(console: Console, trace_of: Callab
     facts = json.loads(console("plan", trace, "--format", "json").stdout)
     assert facts["where"]["unowned"] == {"communication": 0.5, "other": 0.1}
     assert told in " ".join(console("run", trace, *QUICK, "--notes", "-o", out).stdout.split())
-    assert told in " ".join(console("report", out).stdout.split())
+    assert told in " ".join(console("show", out).stdout.split())
 
 
 def test_work_of_before_the_recording_is_named_alike_everywhere(

@@ -138,7 +138,7 @@ def test_a_rule_of_yours_replaces_a_built_in_one_only_with_override(
     )
     found = simulated(console("simulate", trace, *args), "aten::add")
     assert (found["by"], found["kernels"]) == ("user rule", ["Axpy"])
-    listed = json.loads(console("plugins", "--custom-op-dir", folder, "--format", "json").stdout)
+    listed = json.loads(console("list", "plugins", "--custom-op-dir", folder, "--format", "json").stdout)
     assert [(one["kind"], one["ops"]) for one in listed] == [("rule", ["aten::add"])]
 
 

@@ -94,7 +94,7 @@ def test_a_program_is_the_cost_of_its_op_in_every_command(
     assert (mine["status"], mine["resolved_by"]) == ("replayed", "executor")
     assert mine["simulated"]["910b3"]["source"] == "fused_scale (kernels.py:4)"
     assert "tile program fused_scale (kernels.py:4)" in console("plan", trace, *own).stdout
-    listed = console("plugins", "--plugin", plugin).stdout
+    listed = console("list", "plugins", "--plugin", plugin).stdout
     assert "tile program" in listed
 
 

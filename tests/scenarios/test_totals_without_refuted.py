@@ -54,11 +54,11 @@ def test_plan(console: Console, trace: Path) -> None:
 
 
 def test_run_and_report(console: Console, results: Path) -> None:
-    facts = json.loads(console("report", results, "--format", "json").stdout)
+    facts = json.loads(console("show", results, "--format", "json").stdout)
     assert named(facts["ops"], REFUTED)["simulated_us"] == {}
     assert facts["summary"]["unpredicted_share"] == {"910b3": pytest.approx(REFUTED_SHARE)}
     assert facts["summary"]["simulated_us"] == named(facts["ops"], SOUND)["simulated_us"]
-    rows = list(csv.DictReader(io.StringIO(console("report", results, "--format", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(console("show", results, "--format", "csv").stdout)))
     assert [bool(row["simulated_us_910b3"]) for row in rows] == [row["name"] == SOUND for row in rows]
 
 
@@ -78,7 +78,7 @@ def test_compare(console: Console, trace: Path) -> None:
 def test_batch(console: Console, trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "b.jsonl"
     console("batch", trace, *SOC, *QUICK, "-o", out)
-    facts = json.loads(console("report", out, "--format", "json").stdout)
+    facts = json.loads(console("show", out, "--format", "json").stdout)
     (one,) = facts["traces"]
     assert one["unpredicted_share"] == {"910b3": pytest.approx(REFUTED_SHARE)}
     assert one["simulated_us"] == named(facts["ops"], SOUND)["simulated_us"]
@@ -89,7 +89,7 @@ def test_a_report_says_first_how_much_is_not_predicted(
     console: Console, results: Path, tmp_path: Path, form: str
 ) -> None:
     out = tmp_path / f"r.{form}"
-    text = console("report", results, "--format", form, *(("-o", out) if form == "html" else ())).stdout
+    text = console("show", results, "--format", form, *(("-o", out) if form == "html" else ())).stdout
     text = out.read_text() if form == "html" else text.splitlines()[0]
     assert "60.0 % not predicted" in " ".join(text.split())
 

@@ -242,10 +242,10 @@ def test_few_samples_have_no_interval_and_say_how_many_they_are(console: Console
         out = tmp_path / f"{name}.jsonl"
         console("run", trace, "--op", "aten::silu", "--op-time", "1ms", "--visits", 1, "--threads", 1, "-o", out)
         take_samples(out, 5)
-    rows = list(csv.DictReader(io.StringIO(console("report", tmp_path / "after.jsonl", "--format", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(console("show", tmp_path / "after.jsonl", "--format", "csv").stdout)))
     assert {int(row["measured_samples"]) < 6 for row in rows} == {True}
     assert {(row["measured_ci_low_us"], row["measured_ci_high_us"]) for row in rows} == {("", "")}
-    facts = json.loads(console("report", tmp_path / "after.jsonl", "--format", "json").stdout)
+    facts = json.loads(console("show", tmp_path / "after.jsonl", "--format", "json").stdout)
     assert {one["measurement"]["ci_low_us"] for one in facts["ops"]} == {None}
     # What the table marks with a star and says below it is in JSON as well.
     starred = {one["id"] for one in facts["ops"] if one["measurement"]["samples"] == 1}

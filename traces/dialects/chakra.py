@@ -145,37 +145,31 @@ class ChakraStream:
                 self.header[name] = value
 
 
-def _nodes(message: bytes) -> list[Node]:
-    """A message `Node`; where it is work of a device with arguments, an op and its kernel. Raises Malformed."""
-    node = Node(id=0, ctrl_deps=NO_PARENT)
-    start = duration = 0
+def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
+    """A message `Node` and its attributes. Raises Malformed."""
+    node = Node(id=0, ts=0, dur=0, ctrl_deps=NO_PARENT)
     attrs: dict[str, Any] = {}
-    inputs: dict[str, Any] = {}
     for number, _, value in fields(message):
-        if number == 1 and isinstance(value, int):
-            node.id = value
-        elif number == 2 and isinstance(value, bytes):
-            node.name = value.decode(errors="replace")
-        elif number == 3 and isinstance(value, int) and value in (NodeType.COMM_SEND, NodeType.COMM_RECV):
-            attrs["comm_type_name"] = "send" if value == NodeType.COMM_SEND else "recv"
-        elif number == 4 and node.ctrl_deps == NO_PARENT:
-            node.ctrl_deps = next(iter(numbers(value)), NO_PARENT)
-        elif number == 6 and isinstance(value, int):
-            start = value
-        elif number == 7 and isinstance(value, int):
-            duration = value
-        elif number in (8, 9) and isinstance(value, bytes):
-            if number == 8:
-                inputs = _columns(value)
-            else:
-                node.outputs = _columns(value)
-        elif number == 10 and isinstance(value, bytes):
+        if number == 10 and isinstance(value, bytes):
             name, attribute = _attribute(value)
             attrs[name] = attribute
+        elif number == 4 and node.ctrl_deps == NO_PARENT:
+            node.ctrl_deps = next(iter(numbers(value)), NO_PARENT)
+        elif number == 3 and value in _POINT_TO_POINT:
+            attrs["comm_type_name"] = _POINT_TO_POINT[value]
+        elif isinstance(value, _NODE.get(number, ("", ()))[1]):
+            setattr(node, _NODE[number][0], _NODE[number][2](value))
+    return node, attrs
+
+
+def _nodes(message: bytes) -> list[Node]:
+    """A message `Node`; where it is work of a device with arguments, an op and its kernel. Raises Malformed."""
+    node, attrs = _decoded(message)
+    inputs: dict[str, Any] = dict(node.inputs or ())
     if attrs.get("is_work") is False:
         return []  # of a step's graph: host time and latencies
-    node.ts = attrs.get("start_us", start)
-    node.dur = attrs.get("dur_us", duration)
+    node.ts = attrs.get("start_us", node.ts)
+    node.dur = attrs.get("dur_us", node.dur)
     if inputs and isinstance(strides := attrs.get("input_strides"), str):
         inputs["strides"] = parse_literal(strides)
     node.inputs = inputs or ()
@@ -197,6 +191,14 @@ def _columns(message: bytes) -> dict[str, Any]:
         if number in _COLUMNS and isinstance(value, bytes):
             columns[_COLUMNS[number]] = _list_of(value.decode(errors="replace"))
     return columns
+
+
+_NODE: dict[int, tuple[str, type, Callable[[Any], Any]]] = {
+    1: ("id", int, int), 2: ("name", bytes, lambda text: text.decode(errors="replace")), 6: ("ts", int, int),
+    7: ("dur", int, int), 8: ("inputs", bytes, _columns), 9: ("outputs", bytes, _columns),
+}  # fmt: skip
+"""Fields of `Node`: what they are here, the type on the wire and how it is read."""
+_POINT_TO_POINT: dict[object, str] = {NodeType.COMM_SEND: "send", NodeType.COMM_RECV: "recv"}
 
 
 def _list_of(text: str) -> Any:

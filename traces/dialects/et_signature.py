@@ -172,12 +172,9 @@ def _add_list(to: _Arguments, values: list[Any], shape: Any, type_: str, strides
         if any(not isinstance(column, list) or len(column) != len(elements) for column in columns):
             raise BrokenArguments("a list of tensors whose values, shapes and types differ in number")
         tensors = tuple(map(_tensor, *columns))
-        to.add(
-            "TensorList",
-            dims=tuple(tensor.shape if tensor else () for tensor in tensors),
-            strides=tuple(tensor.strides if tensor else () for tensor in tensors),
-            tensors=tensors,
-        )
+        layouts = [(tensor.shape, tensor.strides) if tensor else ((), ()) for tensor in tensors]
+        dims, steps = zip(*layouts, strict=True)
+        to.add("TensorList", dims=dims, strides=steps, tensors=tensors)
     elif all(element in _SCALARS for element in elements):
         to.add("ScalarList", concrete=_text(values))
     else:

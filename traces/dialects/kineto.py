@@ -23,20 +23,14 @@ ERAS: dict[str, str] = {
 }
 """Era → range of torch versions; counted over 96 public traces (docs/trace-reading.md)."""
 
-_VENDOR_WORDS: tuple[tuple[str, Vendor], ...] = (
-    ("nvidia", "nvidia"),
-    ("tesla", "nvidia"),
-    ("geforce", "nvidia"),
-    ("quadro", "nvidia"),
-    ("amd", "amd"),
-    ("instinct", "amd"),
-    ("radeon", "amd"),
-    ("ascend", "ascend"),
-    ("artemis", "mtia"),
-    ("mtia", "mtia"),
-    ("intel", "intel"),
+_VENDOR_NAMES: tuple[tuple[re.Pattern[str], Vendor], ...] = (
+    (re.compile("nvidia|tesla|geforce|quadro", re.IGNORECASE), "nvidia"),
+    (re.compile("amd|instinct|radeon", re.IGNORECASE), "amd"),
+    (re.compile("ascend", re.IGNORECASE), "ascend"),
+    (re.compile("artemis|mtia", re.IGNORECASE), "mtia"),
+    (re.compile("intel", re.IGNORECASE), "intel"),
+    (re.compile(r"\b(?:[ABHLVT]\d{1,3}|GB?\d{3}|GH200|RTX)", re.IGNORECASE), "nvidia"),
 )
-_NVIDIA_MODEL = re.compile(r"\b(?:[ABHLVT]\d{1,3}|GB?\d{3}|GH200|RTX)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,23 +103,21 @@ def _vendor(
     has_kernels: bool,
 ) -> Vendor | None:
     for name in names:
-        for word, vendor in _VENDOR_WORDS:
-            if word in name.lower():
+        for pattern, vendor in _VENDOR_NAMES:
+            if pattern.search(name):
                 return vendor
-        if _NVIDIA_MODEL.search(name):
-            return "nvidia"
     # AMD device names may be empty: its wavefronts are 64 wide, and its keys say hip or roctracer.
-    if any(d.get("warpSize") == 64 for d in devices) or any(k.startswith(("hip_", "roctracer", "rocm")) for k in keys):
-        return "amd"
-    if any(k.startswith(("cuda_", "cupti")) for k in keys) or any(d.get("warpSize") == 32 for d in devices):
-        return "nvidia"
-    if "mtia" in features:
-        return "mtia"
-    if "hip" in features:
-        return "amd"
-    if "cuda" in features:
-        return "nvidia"
-    return None if has_kernels else "cpu"
+    warps = [device.get("warpSize") for device in devices]
+    evidence: tuple[tuple[bool, Vendor | None], ...] = (
+        (64 in warps or any(key.startswith(("hip_", "roctracer", "rocm")) for key in keys), "amd"),
+        (32 in warps or any(key.startswith(("cuda_", "cupti")) for key in keys), "nvidia"),
+        ("mtia" in features, "mtia"),
+        ("hip" in features, "amd"),
+        ("cuda" in features, "nvidia"),
+        (has_kernels, None),
+        (True, "cpu"),
+    )
+    return next(vendor for tells, vendor in evidence if tells)
 
 
 def era_of(features: set[str], keys: dict[str, bytes], *, op_category: str, level: MetadataLevel) -> str | None:

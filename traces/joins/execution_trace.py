@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.joins.align import Aligner
-from opreplay.traces.model import Dims, MetadataLevel, OpSignature, OpTable, ShapeJoin, TensorMemories, Trace
+from opreplay.traces.model import MetadataLevel, OpSignature, OpTable, ShapeJoin, TensorMemories, Trace
 from opreplay.traces.names import printable
 
 Rows = npt.NDArray[np.int64]
@@ -233,32 +234,28 @@ def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
     An argument that Kineto leaves blank (`Tensor?[]`, a string, a list of tensors over 30, which has a type alone) is
     taken from the donor as a whole.
     """
-    if ours.dims is None or other.dims is None or ours.types is None or other.types is None:
+    columns = [column for column in (ours.dims, other.dims, ours.types, other.types) if column is not None]
+    if len(columns) < 4 or len(set(map(len, columns))) > 1:
         return None
-    if not len(ours.dims) == len(other.dims) == len(ours.types) == len(other.types):
+    rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True))
+    blank = [dims == () and (type_ == "" or (type_ in _LISTS and theirs in _LISTS)) for dims, _, type_, theirs in rows]
+    if any(not skip and (a != b or _kind(c) != _kind(d)) for (a, b, c, d), skip in zip(rows, blank, strict=True)):
         return None
-    blank = [
-        dims == () and (type_ == "" or (type_ in _LISTS and theirs in _LISTS))
-        for type_, theirs, dims in zip(ours.types, other.types, ours.dims, strict=True)
-    ]
-    for index, skip in enumerate(blank):
-        if not skip and (ours.dims[index] != other.dims[index] or _kind(ours, index) != _kind(other, index)):
-            return None
 
-    def pick(mine: tuple[Dims, ...] | None, theirs: tuple[Dims, ...] | None) -> tuple[Dims, ...] | None:
+    def pick(mine: tuple[Any, ...] | None, theirs: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
         if mine is None or theirs is None:
             return theirs if mine is None else mine
         return tuple(b if skip else a for a, b, skip in zip(mine, theirs, blank, strict=True))
 
-    concrete = other.concrete
+    concrete = ours.concrete or other.concrete
     if ours.concrete is not None and other.concrete is not None:
         concrete = tuple(a or b for a, b in zip(ours.concrete, other.concrete, strict=True))
     return replace(
         ours,
         dims=pick(ours.dims, other.dims),
-        types=tuple(b if skip else a for a, b, skip in zip(ours.types, other.types, blank, strict=True)),
+        types=pick(ours.types, other.types),
         strides=pick(ours.strides, other.strides),
-        concrete=concrete if concrete is not None else ours.concrete,
+        concrete=concrete,
         overload=other.overload,
         results=other.results,
         list_types=other.list_types,
@@ -266,7 +263,6 @@ def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
     )
 
 
-def _kind(signature: OpSignature, index: int) -> str:
+def _kind(recorded: str) -> str:
     """The type of an argument, dtype spellings of different builds made equal."""
-    recorded = signature.types[index] if signature.types is not None else ""
     return torch_dtype_name(recorded) or recorded

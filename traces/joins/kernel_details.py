@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import defaultdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.model import KERNEL_CATEGORIES, DetailsJoin, KernelDetails, KernelKind, Trace
 
 NAME = "kernel_details.csv"
-SUMMARIES = ("op_summary", ".csv")
-"""Beginning and end of the name of the tables that msprof writes, of which there may be several."""
+SUMMARIES = "op_summary*.csv"
+"""The tables that msprof writes, of which there may be several."""
 MAX_ENTRIES = 10_000
 """Entries of the trace's folder that are looked at."""
 SAME_START_NS = 1_000
@@ -42,17 +43,16 @@ def table_beside(path: str) -> str | None:
     folder = Path(path).parent
     if (folder / NAME).is_file():
         return str(folder / NAME)
-    begin, end = SUMMARIES
     tables: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
-                if entry.name.startswith(begin) and entry.name.endswith(end) and entry.is_file():
+                if fnmatchcase(entry.name, SUMMARIES) and entry.is_file():
                     tables.append(entry.name)
     except OSError:
         return None  # a folder that may be entered but not listed: its tables can still be named
     if len(tables) > 1:
-        raise UsageError(f"{len(tables)} tables {begin}*{end} beside the trace", hint="Name one with --kernel-details.")
+        raise UsageError(f"{len(tables)} tables {SUMMARIES} beside the trace", hint="Name one with --kernel-details.")
     return str(folder / tables[0]) if tables else None
 
 
@@ -63,7 +63,7 @@ def with_table_beside(trace: Trace) -> Trace:
     """
     if trace.info.dialect != "ascend":
         return trace
-    name = f"{SUMMARIES[0]}*{SUMMARIES[1]}"
+    name = SUMMARIES
     try:
         path = table_beside(trace.info.path)
         if path is None:

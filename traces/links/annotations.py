@@ -75,49 +75,49 @@ def batch_context(name: str) -> BatchContext | None:
     """
     if len(name) > 400:
         return None
-    if match := _FULL.match(name):
-        total, pn, pq, pk, pqq, pqk, dn, dq, dk, dqq, dqk = (int(g) for g in match.groups())
-        return BatchContext(
-            prefill_sequences=pn,
-            prefill_tokens=pq,
-            prefill_k=pk,
-            prefill_qq=pqq,
-            prefill_qk=pqk,
-            decode_sequences=dn,
-            decode_tokens=dq,
-            decode_k=dk,
-            decode_qq=dqq,
-            decode_qk=dqk,
-            scheduled_tokens=total,
-        )
-    if match := _SHORT.match(name):
-        total, pn, pq, pp, dn, dq, dp = (int(g) if g is not None else None for g in match.groups())
-        prefill, decode = _products(pn or 0, pq or 0, pp), _products(dn or 0, dq or 0, dp)
-        return BatchContext(
-            prefill_sequences=pn or 0,
-            prefill_tokens=pq,
-            prefill_k=prefill.k,
-            prefill_qq=prefill.qq,
-            prefill_qk=prefill.qk,
-            decode_sequences=dn or 0,
-            decode_tokens=dq,
-            decode_k=decode.k,
-            decode_qq=decode.qq,
-            decode_qk=decode.qk,
-            scheduled_tokens=total,
-        )
-    if match := _NEW.match(name):
-        return BatchContext(prefill_sequences=int(match[1]), decode_sequences=int(match[2]))
-    if match := _CAPTURE.match(name):
-        return BatchContext(
-            prefill_sequences=0, prefill_tokens=0, decode_sequences=int(match[1]), decode_tokens=int(match[1])
-        )
-    if match := _SGLANG.match(name):
-        size, tokens = int(match[2]), int(match[3]) if match[3] else None
-        if match[1] == "DECODE":
-            return BatchContext(prefill_sequences=0, decode_sequences=size, decode_tokens=tokens or size)
-        return BatchContext(prefill_sequences=size, prefill_tokens=tokens, decode_sequences=0)
-    return None
+    return next((rule(match) for pattern, rule in _BATCHES if (match := pattern.match(name))), None)
+
+
+def _of_full(match: re.Match[str]) -> BatchContext:
+    return _of_sums(*(int(group) for group in match.groups()))
+
+
+def _of_sums(total: int | None, *sums: int | None) -> BatchContext:
+    """Of (sequences, tokens, K, QQ, QK) of prefill, then of decode."""
+    phases = (f"{phase}_{what}" for phase in ("prefill", "decode") for what in ("sequences", "tokens", "k", "qq", "qk"))
+    return BatchContext(scheduled_tokens=total, **dict(zip(phases, sums, strict=True)))  # pyright: ignore[reportArgumentType]
+
+
+def _of_short(match: re.Match[str]) -> BatchContext:
+    total, pn, pq, pp, dn, dq, dp = (None if group is None else int(group) for group in match.groups())
+    pn, dn = pn or 0, dn or 0
+    return _of_sums(total, pn, pq, *_products(pn, pq or 0, pp), dn, dq, *_products(dn, dq or 0, dp))
+
+
+def _of_new(match: re.Match[str]) -> BatchContext:
+    return BatchContext(prefill_sequences=int(match[1]), decode_sequences=int(match[2]))
+
+
+def _of_capture(match: re.Match[str]) -> BatchContext:
+    size = int(match[1])
+    return BatchContext(prefill_sequences=0, prefill_tokens=0, decode_sequences=size, decode_tokens=size)
+
+
+def _of_sglang(match: re.Match[str]) -> BatchContext:
+    size, tokens = int(match[2]), int(match[3]) if match[3] else None
+    if match[1] == "DECODE":
+        return BatchContext(prefill_sequences=0, decode_sequences=size, decode_tokens=tokens or size)
+    return BatchContext(prefill_sequences=size, prefill_tokens=tokens, decode_sequences=0)
+
+
+_BATCHES = (
+    (_FULL, _of_full),
+    (_SHORT, _of_short),
+    (_NEW, _of_new),
+    (_CAPTURE, _of_capture),
+    (_SGLANG, _of_sglang),
+)
+"""What an annotation that matches says of the batch."""
 
 
 class _Products(NamedTuple):

@@ -12,12 +12,13 @@ that finds weights or caches elsewhere than in its arguments tells neither.
 from __future__ import annotations
 
 from math import prod
+from typing import TypeGuard, cast
 
 import msgspec
 
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
-from opreplay.traces.model import MOST_ELEMENTS, Dims, OpSignature
+from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of_op, is_layer_of_experts
 
 ATTENTION: dict[str, tuple[int, bool]] = {
@@ -38,7 +39,6 @@ ATTENTION: dict[str, tuple[int, bool]] = {
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
     """Places of the arguments of attention over sequences of several lengths, [tokens, heads, width] each."""
 
-    query: int = 0
     starts: int
     """Where each sequence starts, and the end: one more than there are."""
     longest_query: int
@@ -77,6 +77,20 @@ CONVOLUTIONS: dict[str, tuple[int, int, int, int | None]] = {
     "mkldnn_convolution": (4, 3, 5, None),
 }
 """Op of aten → which argument is its stride, padding, dilation, and whether it is transposed."""
+CONVOLUTIONS_BACKWARD = frozenset({"convolution_backward", "convolution_backward_overrideable"})
+PRODUCTS = {
+    "mm": (0, 2),
+    "_scaled_mm": (0, 2),
+    "_int_mm": (0, 2),
+    "addmm": (1, 2),
+    "addmm_": (1, 2),
+    "_addmm_activation": (1, 2),
+    "bmm": (0, 3),
+    "baddbmm": (1, 3),
+    "baddbmm_": (1, 3),
+}
+"""Op of aten → which of its tensors is the first factor, and how many dimensions both factors have."""
+LINEAR = frozenset({"linear", "_mkldnn_linear"})
 LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"})
 """Classes of ops whose result is as large as their largest argument."""
 
@@ -90,6 +104,9 @@ POOLS: dict[str, tuple[int | None, int, int]] = {
 """Op of aten → which argument is its dilation and whether sizes are rounded up, and bytes of an index with each element
 of the result; after its input come the window, its stride (empty: the window) and the padding."""
 POOLS_BACKWARD = frozenset(f"{name}_backward" for name in POOLS)
+
+
+Shapes = list[tuple[int, ...]]
 
 
 class CallWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,59 +125,58 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
     `element_bytes` are those of the elements of lists of tensors, where a caller knows and the signature does not.
     """
     shapes, dtypes = _tensors(signature)
-    dtype = dtypes[0] if dtypes else ""
     base = signature.name.rpartition("::")[2].split(".")[0]
+    flops: float | None = None
+    moved: float | None = None
     if base in JOINED:
-        joined = _list_bytes(signature, element_bytes)
-        return CallWork(flops=None, bytes=None if joined is None else 2.0 * joined, dtype=dtype)
-    if not shapes:
-        return CallWork(flops=None, bytes=None, dtype=dtype)
-    if base in CACHE_WRITES and len(shapes) > 1:
-        return CallWork(flops=None, bytes=_cached(shapes, dtypes), dtype=dtype)
-    if (packed := PACKED.get(base)) is not None and len(shapes[0]) == 3:
-        flops, moved = _packed(signature, packed)
-        return CallWork(flops=flops, bytes=moved, dtype=dtype)
-    if base in DECODING:
+        moved = _joined_bytes(signature, element_bytes)
+    elif not shapes:
+        pass
+    elif base in CACHE_WRITES and len(shapes) > 1:
+        moved = _cached(shapes, dtypes)
+    elif base in PACKED and len(shapes[0]) == 3:
+        flops, moved = _packed(signature, PACKED[base])
+    elif base in DECODING:
         flops, moved = _decoding(signature, *DECODING[base])
-        return CallWork(flops=flops, bytes=moved, dtype=dtype)
-    if is_layer_of_experts(signature.name):
-        return CallWork(flops=_experts(shapes), bytes=None, dtype=dtype)  # which experts are read, values decide
+    elif is_layer_of_experts(signature.name):
+        flops = _experts(shapes)  # which experts are read, values decide
+    else:
+        flops, moved = _by_sizes(base, shapes, dtypes, signature)
+    return CallWork(flops=flops, bytes=moved, dtype=next(iter(dtypes), ""))
+
+
+def _by_sizes(
+    base: str, shapes: Shapes, dtypes: list[str], signature: OpSignature
+) -> tuple[float | None, float | None]:
+    """(operations, bytes) of an op that reads its arguments once and writes its result."""
     kind = class_of_op(signature.name)
     flops, result = _products(base, shapes, signature)
     if kind == "indexing and sorting" or (kind == "attention" and flops is None):
-        return CallWork(flops=None, bytes=None, dtype=dtype)  # how much of a table or cache is read, values decide
-    if max(prod(shape) for shape in shapes) > MOST_ELEMENTS or (result or 0) > MOST_ELEMENTS:
-        return CallWork(flops=None, bytes=None, dtype=dtype)  # no call on any machine
+        return None, None  # how much of a table or cache is read, values decide
+    if max(*map(prod, shapes), result or 0) > MOST_ELEMENTS:
+        return None, None  # no call on any machine
     sizes = [float(prod(shape)) * ITEMSIZE_BYTES.get(name, 1) for shape, name in zip(shapes, dtypes, strict=True)]
     if base in ONLY_WRITES:
-        return CallWork(flops=None, bytes=sizes[0], dtype=dtype)
-    if base in POOLS:
-        result = _pooled(shapes[0], base, signature)
-    elif base in POOLS_BACKWARD and len(shapes) > 1:
-        result = prod(shapes[1])  # after the gradient, the input
+        return None, sizes[0]
+    written = max(sizes) if kind in LIKE_ITS_INPUT else 0.0
     if result is not None:
-        written = float(result) * (ITEMSIZE_BYTES.get(dtype, 1) + (POOLS[base][2] if base in POOLS else 0))
-    else:
-        written = max(sizes) if kind in LIKE_ITS_INPUT else 0.0
-    return CallWork(flops=flops, bytes=sum(sizes) + written, dtype=dtype)
+        written = float(result) * (ITEMSIZE_BYTES.get(dtypes[0], 1) + POOLS.get(base, (None, 0, 0))[2])
+    return flops, sum(sizes) + written
 
 
-def _list_bytes(signature: OpSignature, element_bytes: int | None) -> float | None:
-    """Of the tensors of the first list; None where their types are not known."""
-    dims = next(iter(signature.dims or ()), ())
-    shapes = [entry for entry in dims if is_whole_numbers(entry) and all(n >= 0 for n in entry)]
-    if not shapes or len(shapes) != len(dims):
+def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | None:
+    """Read and written of the tensors of the first list; None where their types are not known."""
+    dims, spelled = (signature.dims or ((),))[0], (signature.list_types or ((),))[0]
+    if not dims or not all(map(_is_shape, dims)):
         return None
-    spelled = next(iter(signature.list_types or ()), ())
-    if len(spelled) == len(shapes):
+    items = [element_bytes] * len(dims)
+    if len(spelled) == len(dims):
         items = [ITEMSIZE_BYTES.get(torch_dtype_name(entry) or "") for entry in spelled]
-    else:
-        items = [element_bytes] * len(shapes)
-    total = sum(prod(shape) * item for shape, item in zip(shapes, items, strict=True) if item is not None)
-    return None if None in items or total > MOST_ELEMENTS else float(total)
+    total = sum(prod(cast("tuple[int, ...]", shape)) * (item or 0) for shape, item in zip(dims, items, strict=True))
+    return None if None in items or total > MOST_ELEMENTS else 2.0 * total
 
 
-def _cached(shapes: list[tuple[int, ...]], dtypes: list[str]) -> float:
+def _cached(shapes: Shapes, dtypes: list[str]) -> float:
     """Bytes of what is read and written to a cache, in the cache's type; slots beyond the tokens are padding."""
     slots = [shape[0] for shape, dtype in zip(shapes, dtypes, strict=True) if dtype == "int64" and len(shape) == 1]
     tokens = min((shapes[0] or (0,))[0], *slots) if slots else (shapes[0] or (0,))[0]
@@ -171,51 +187,51 @@ def _cached(shapes: list[tuple[int, ...]], dtypes: list[str]) -> float:
 
 def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | None]:
     """(operations, bytes) of attention over packed sequences."""
-    dims, types = signature.dims or (), signature.types or ()
-    places = (at.query, at.query + 1, at.query + 2)
-    query, keys, values = (_shape(dims, place) for place in places)
-    starts = _shape(dims, at.starts)
-    if not (query and keys and values and starts) or len(query) != 3 or not 3 <= len(keys) <= 4:
+    query, keys, values, starts = (_shape(signature, place) for place in (0, 1, 2, at.starts))
+    if not all((query, keys, values, starts)) or len(keys) not in (3, 4):
         return None, None
     tokens, heads, width = query
-    sequences = starts[0] - 1
-    window = None if at.window is None else _integer(signature, at.window)
+    sequences, both_widths = starts[0] - 1, width + values[-1]
+    window = _integer(signature, at.window)
     if sequences < 1 or (window is not None and window >= 0):
         return None, None
     longest_query, longest_keys = _integer(signature, at.longest_query), _integer(signature, at.longest_keys)
-    pairs, read = None, None
     # With one sequence, or with none shorter than the longest, the length of each is known.
-    alike = tokens == sequences * (longest_query or 0) and longest_query == longest_keys
-    if longest_keys is not None and (sequences == 1 or alike):
-        pairs, read = tokens * longest_keys, sequences * longest_keys
-    if read is None and at.pages is not None and (pages := _shape(dims, at.pages)):
-        read = pages[0] * (keys[1] if len(keys) == 4 else 1)
-    elif at.pages is None and (at.table is None or not _shape(dims, at.table)):
-        read = keys[0]
-    item, cached = (ITEMSIZE_BYTES.get(torch_dtype_name(types[place]) or "", 1) for place in places[:2])
+    alike = longest_query == longest_keys and tokens == sequences * (longest_query or 0)
+    known = longest_keys if sequences == 1 or alike else None
+    read = _keys_read(signature, at, keys, sequences, known)
     moved = None
     if read is not None:
-        moved = float(tokens * heads * (width + values[-1])) * item
-        moved += float(read * keys[-2] * (width + values[-1])) * cached
-    if pairs is None:
+        moved = float(tokens * heads * both_widths) * _item(signature, 0)
+        moved += float(read * keys[-2] * both_widths) * _item(signature, 1)
+    if known is None:
         return None, moved
-    flops = 2.0 * heads * pairs * (width + values[-1])
     causal = _argument(signature, at.causal) is True and longest_query == longest_keys
-    return flops / 2 if causal else flops, moved
+    return 2.0 * heads * tokens * known * both_widths / (2 if causal else 1), moved
+
+
+def _keys_read(
+    signature: OpSignature, at: Packed, keys: tuple[int, ...], sequences: int, known: int | None
+) -> int | None:
+    """Tokens whose keys are read: all where they are no cache; else by the `known` length of each, or the pages."""
+    if at.pages is None and not _shape(signature, at.table):
+        return keys[0]
+    if known is not None:
+        return sequences * known
+    pages = _shape(signature, at.pages)
+    return pages[0] * (keys[1] if len(keys) == 4 else 1) if pages else None
 
 
 def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float | None, float | None]:
     """(operations, bytes) of attention of one token; of several the lengths are in no argument."""
-    dims, types = signature.dims or (), signature.types or ()
-    query, keys, longest = _shape(dims, at), _shape(dims, at + 1), _integer(signature, longest_at)
+    query, keys, longest = _shape(signature, at), _shape(signature, at + 1), _integer(signature, longest_at)
     if len(query) != 3 or len(keys) < 2 or query[0] != 1 or longest is None:
         return None, None
-    item, cached = (ITEMSIZE_BYTES.get(torch_dtype_name(types[place]) or "", 1) for place in (at, at + 1))
-    moved = 2.0 * prod(query) * item + 2.0 * longest * keys[1] * query[2] * cached
+    moved = 2.0 * prod(query) * _item(signature, at) + 2.0 * longest * keys[1] * query[2] * _item(signature, at + 1)
     return 4.0 * prod(query) * longest, moved
 
 
-def _experts(shapes: list[tuple[int, ...]]) -> float | None:
+def _experts(shapes: Shapes) -> float | None:
     """Operations of a layer of experts whose matrices are arguments: tokens first, then the weights, then scores of the
     experts that each token goes to."""
     weights = [shape for shape in shapes if len(shape) == 3][:2]
@@ -228,108 +244,144 @@ def _experts(shapes: list[tuple[int, ...]]) -> float | None:
     return 2.0 * chosen[0] * chosen[1] * sum(prod(matrix[1:]) for matrix in weights)
 
 
-def _integer(signature: OpSignature, place: int) -> int | None:
+def _integer(signature: OpSignature, place: int | None) -> int | None:
     """The recorded value of an argument, where it is a whole number."""
-    value = _argument(signature, place)
+    value = None if place is None else _argument(signature, place)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _shape(dims: tuple[Dims, ...], place: int) -> tuple[int, ...]:
+def _is_shape(dims: object) -> TypeGuard[tuple[int, ...]]:
+    return is_whole_numbers(dims) and min(dims, default=0) >= 0
+
+
+def _shape(signature: OpSignature, place: int | None) -> tuple[int, ...]:
     """Of a tensor argument; () where there is none."""
-    sizes = dims[place] if place < len(dims) else ()
-    return sizes if is_whole_numbers(sizes) and all(n >= 0 for n in sizes) else ()
+    dims = signature.dims or ()
+    sizes = dims[place] if place is not None and place < len(dims) else ()
+    return sizes if _is_shape(sizes) else ()
 
 
-def _tensors(signature: OpSignature) -> tuple[list[tuple[int, ...]], list[str]]:
+def _item(signature: OpSignature, place: int) -> int:
+    """Bytes of an element of a tensor argument."""
+    return ITEMSIZE_BYTES.get(torch_dtype_name((signature.types or ())[place]) or "", 1)
+
+
+def _tensors(signature: OpSignature) -> tuple[Shapes, list[str]]:
     """Shapes and dtypes of the tensors, without those of lists."""
-    shapes: list[tuple[int, ...]] = []
+    shapes: Shapes = []
     dtypes: list[str] = []
     for dims, spelled in zip(signature.dims or (), signature.types or (), strict=False):
         dtype = torch_dtype_name(spelled) if spelled else None
-        if dtype is not None and is_whole_numbers(dims) and all(n >= 0 for n in dims):
+        if dtype is not None and _is_shape(dims):
             shapes.append(dims)
             dtypes.append(dtype)
     return shapes, dtypes
 
 
-def _products(base: str, shapes: list[tuple[int, ...]], signature: OpSignature) -> tuple[float | None, int | None]:
+def _products(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
     """(operations, elements of the result) of a product or of attention; None where it is neither."""
-    if base in ("mm", "_scaled_mm", "_int_mm") and len(shapes) >= 2 and len(shapes[0]) == len(shapes[1]) == 2:
-        (m, k), n = shapes[0], shapes[1][1]
-        return 2.0 * m * n * k, m * n
-    if base in ("addmm", "addmm_", "_addmm_activation") and len(shapes) >= 3 and len(shapes[1]) == len(shapes[2]) == 2:
-        (m, k), n = shapes[1], shapes[2][1]
-        return 2.0 * m * n * k, m * n
-    if base in ("bmm", "baddbmm", "baddbmm_"):
-        pair = shapes[:2] if base == "bmm" else shapes[1:3]
-        if len(pair) == 2 and len(pair[0]) == len(pair[1]) == 3:
-            (b, m, k), n = pair[0], pair[1][2]
-            return 2.0 * b * m * n * k, b * m * n
-    if base in ("linear", "_mkldnn_linear") and len(shapes) >= 2 and len(shapes[1]) == 2 and shapes[0]:
-        rows = prod(shapes[0][:-1])
-        n, k = shapes[1]
-        return 2.0 * rows * n * k, rows * n
-    if base in ATTENTION and len(shapes) >= 3 and all(len(shape) == 4 for shape in shapes[:3]):
-        causal_at, heads_last = ATTENTION[base]
-        (b, h, q, d), (_, _, kv, _), (_, _, _, width) = (
-            (n, heads, tokens, size) if not heads_last else (n, tokens, heads, size)
-            for n, heads, tokens, size in shapes[:3]
-        )
-        if heads_last and any(_shape(signature.dims or (), place) for place in (4, 5)):
-            return None, b * h * q * width  # packed sequences
-        causal = _argument(signature, causal_at) in ((1, 2) if base.startswith("_efficient") else (True,))
-        flops = 2.0 * b * h * q * kv * (d + width)
-        return flops / 2 if causal and q == kv else flops, b * h * q * width
-    if base in CONVOLUTIONS and len(shapes) >= 2 and len(shapes[0]) == len(shapes[1]) >= 3:
-        return _convolution(shapes[0], shapes[1], CONVOLUTIONS[base], signature)
-    if base in ("convolution_backward", "convolution_backward_overrideable") and len(shapes) >= 3:
-        gradient, data, weight = shapes[:3]
-        wanted = _argument(signature, 10)
-        passes = sum(flag is True for flag in wanted[:2]) if isinstance(wanted, list) else 0
-        if passes and len(weight) >= 3:
-            over = data if _argument(signature, 7) is True else gradient
-            return 2.0 * prod(over) * prod(weight[1:]) * passes, None
-    return None, None
+    rule = next((rule for bases, rule in RULES if base in bases), None)
+    return (None, None) if rule is None else rule(base, shapes, signature)
 
 
-def _convolution(
-    data: tuple[int, ...], weight: tuple[int, ...], at: tuple[int, int, int, int | None], signature: OpSignature
-) -> tuple[float | None, int | None]:
-    stride, padding, dilation = (_argument(signature, place) for place in at[:3])
-    if at[3] is not None and _argument(signature, at[3]) is not False:
+def _product(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    at, dims = PRODUCTS[base]
+    if list(map(len, shapes[at : at + 2])) != [dims, dims]:
+        return None, None
+    *rows, k = shapes[at]
+    result = prod(rows) * shapes[at + 1][-1]
+    return 2.0 * result * k, result
+
+
+def _linear(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0]:
+        return None, None
+    (n, k), rows = shapes[1], prod(shapes[0][:-1])
+    return 2.0 * rows * n * k, rows * n
+
+
+def _attention(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    if list(map(len, shapes[:3])) != [4, 4, 4]:
+        return None, None
+    causal_at, heads_last = ATTENTION[base]
+    order = (0, 2, 1, 3) if heads_last else (0, 1, 2, 3)
+    (b, h, q, d), (_, _, kv, _), (_, _, _, width) = ([shape[at] for at in order] for shape in shapes[:3])
+    result = b * h * q * width
+    if heads_last and (_shape(signature, 4) or _shape(signature, 5)):
+        return None, result  # packed sequences
+    causal = _argument(signature, causal_at) in ((1, 2) if base.startswith("_efficient") else (True,))
+    flops = 2.0 * b * h * q * kv * (d + width)
+    return flops / 2 if causal and q == kv else flops, result
+
+
+def _gradients(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    if len(shapes) < 3 or len(shapes[2]) < 3:
+        return None, None
+    gradient, data, weight = shapes[:3]
+    wanted = _argument(signature, 10)
+    passes = sum(flag is True for flag in wanted[:2]) if isinstance(wanted, list) else 0
+    over = data if _argument(signature, 7) is True else gradient
+    return 2.0 * prod(over) * prod(weight[1:]) * passes or None, None
+
+
+def _convolution(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    if len(shapes) < 2 or not len(shapes[0]) == len(shapes[1]) >= 3:
+        return None, None
+    (data, weight), at = shapes[:2], CONVOLUTIONS[base]
+    transposed = False if at[3] is None else _argument(signature, at[3])
+    if transposed is not False:
         # Each element of the input meets the whole filter; how large the result is follows from more than these.
-        return (2.0 * prod(data) * prod(weight[1:]) if _argument(signature, at[3]) is True else None), None
-    sizes = [data[0], weight[0]]
-    for dim, (size, width) in enumerate(zip(data[2:], weight[2:], strict=True)):
-        step, pad, far = (_of_dim(values, dim) for values in (stride, padding, dilation))
-        if step is None or pad is None or far is None or step < 1:
-            return None, None
-        sizes.append(max(0, (size + 2 * pad - far * (width - 1) - 1) // step + 1))
-    return 2.0 * prod(sizes) * prod(weight[1:]), prod(sizes)
+        return (2.0 * prod(data) * prod(weight[1:]) if transposed is True else None), None
+    sizes = _window_places(data[2:], [*weight[2:]], *(_argument(signature, place) for place in at[:3]))
+    if sizes is None:
+        return None, None
+    result = prod((data[0], weight[0], *sizes))
+    return 2.0 * result * prod(weight[1:]), result
 
 
-def _pooled(data: tuple[int, ...], base: str, signature: OpSignature) -> int | None:
-    """Elements of a pool's result; None where the recorded arguments do not tell."""
+def _pool_gradient(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    return None, prod(shapes[1]) if len(shapes) > 1 else None  # after the gradient, the input
+
+
+def _pooled(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    data = shapes[0]
     dilation_at, round_at, _ = POOLS[base]
     spatial = 3 if "3d" in base else 2
-    window = _argument(signature, 1)
-    stride = _argument(signature, 2) or window
-    padding = _argument(signature, 3)
+    window, stride, padding = (_argument(signature, place) for place in (1, 2, 3))
     dilation: Literal = [1] if dilation_at is None else _argument(signature, dilation_at)
-    up = _argument(signature, round_at) is True
     if not spatial <= len(data) <= spatial + 2:
-        return None
-    sizes = list(data[:-spatial])
-    for dim, size in enumerate(data[-spatial:]):
-        width, step, pad, far = (_of_dim(values, dim) for values in (window, stride, padding, dilation))
+        return None, None
+    up = _argument(signature, round_at) is True
+    sizes = _window_places(data[-spatial:], window, stride or window, padding, dilation, up=up)
+    return None, None if sizes is None else prod((*data[:-spatial], *sizes))
+
+
+RULES = (
+    (PRODUCTS, _product),
+    (LINEAR, _linear),
+    (ATTENTION, _attention),
+    (CONVOLUTIONS, _convolution),
+    (CONVOLUTIONS_BACKWARD, _gradients),
+    (POOLS, _pooled),
+    (POOLS_BACKWARD, _pool_gradient),
+)
+"""Ops of aten → their operations and the elements of their result; None for what the recorded arguments do not tell."""
+
+
+def _window_places(
+    sizes: tuple[int, ...], widths: Literal, stride: Literal, padding: Literal, dilation: Literal, *, up: bool = False
+) -> list[int] | None:
+    """How many places a window has along each dimension, `up` rounded up; None where the arguments do not tell."""
+    counts: list[int] = []
+    for dim, size in enumerate(sizes):
+        width, step, pad, far = (_of_dim(values, dim) for values in (widths, stride, padding, dilation))
         if width is None or step is None or pad is None or far is None or step < 1:
             return None
         room = size + 2 * pad - far * (width - 1) - 1
-        count = (room + (step - 1 if up else 0)) // step + 1
-        if up and (count - 1) * step >= size + pad:  # no window begins in the padding behind
-            count -= 1
-        sizes.append(max(0, count))
-    return prod(sizes)
+        count = (room + (step - 1) * up) // step + 1
+        # No window begins in the padding behind.
+        counts.append(max(0, count - (up and (count - 1) * step >= size + pad)))
+    return counts
 
 
 def _argument(signature: OpSignature, place: int) -> Literal:

@@ -238,7 +238,7 @@ def _decode(text: bytes, kind: type[Any], where: str, fitted: tuple[Row, ...] = 
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise FormatError(f"{where}: {error}", hint="`opreplay devices --show 910b3` prints a complete file") from error
+        raise FormatError(f"{where}: {error}", hint="`opreplay list devices 910b3` prints a complete file") from error
 
 
 def _check_entries(entries: object, kind: type[Any], where: str) -> None:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from opreplay.replay.capture.calls.arguments import is_dense
+from opreplay.replay.capture.calls.arguments import is_dense, tensors_in
 from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
@@ -26,8 +28,8 @@ _LIFTS = frozenset({"lift", "lift_fresh", "lift_fresh_copy"})
 """How a tensor of Python's numbers comes to be; fake tensors remember its value only if they see it made."""
 
 
-_MAX_KNOWN = {True: 1024, False: 1 << 20}
-"""Elements of a tensor whose values are followed, by whether they are floats: positions, masks, ranges."""
+_MAX_KNOWN = 1 << 18
+"""Elements of a tensor whose values are followed: positions, masks, ranges."""
 _aten: Any = torch.ops.aten
 _KNOWN_SOURCES = frozenset(
     getattr(_aten, name)
@@ -54,7 +56,13 @@ class _Corrected(TorchDispatchMode):
                     return known.item()
             if self.constructing and args[0].dtype == torch.bool and getattr(args[0], "constant", None) is None:
                 return False  # rejection sampling asks whether a draw is left: not of one that holds nothing
-        returned = self._called(func, args, kwargs)
+        try:
+            returned = self._called(func, args, kwargs)
+        except DynamicOutputShapeException:
+            real = self._fakes.known.computed(func, args, kwargs)
+            if real is None:
+                raise
+            return tree_map_only(torch.Tensor, self._fakes.followed, real)
         self._fakes.known.follow(func, args, kwargs, returned)
         return returned
 
@@ -62,6 +70,8 @@ class _Corrected(TorchDispatchMode):
         if func is _aten._grouped_mm.default and args[0].dtype not in (torch.bfloat16, None):
             # torch 2.13 checks bfloat16, which its kernels do not need; sizes and strides are the same.
             return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).to(args[0].dtype)
+        if func is _aten.index.Tensor:
+            args = (args[0], [part for index in args[1] for part in self._places(index)])
         returned = func(*args, **kwargs)
         if isinstance(returned, torch.Tensor) and returned.layout is torch.sparse_coo:
             raise UsageError(
@@ -72,22 +82,37 @@ class _Corrected(TorchDispatchMode):
             return (*returned[:4], returned[4].clone(), *returned[5:])
         if func is _aten.native_layer_norm_backward.default and returned[0] is not None:
             return (returned[0].contiguous(), *returned[1:])  # whatever the layout of its gradient
-        if func is _aten.native_batch_norm.default and args[1] is not None and returned[1].dtype != args[1].dtype:
-            return (
-                returned[0],
-                *(saved.to(args[1].dtype) for saved in returned[1:]),
-            )  # of 16-bit values, under autocast
+        if func is _aten.native_batch_norm.default:  # statistics of 16-bit values have the weight's type
+            kind = returned[1].dtype if args[1] is None else args[1].dtype
+            return (_dense(returned[0], args[0]), *(saved.to(kind) for saved in returned[1:]))
+        if func is _aten.native_batch_norm_backward.default and returned[0] is not None:
+            return (_dense(returned[0], args[1]), *returned[1:])
         if func in _VIEWS and 1 in returned.shape:
             # Fake views give dimensions of one element other strides, by which channels-last is told.
-            stride = args[2] if func is _VIEWS[2] else _view_strides(args[0], returned.shape)
+            stride = args[2] if func is _VIEWS[2] else _view_strides(args[0].shape, args[0].stride(), returned.shape)
             if tuple(stride) != returned.stride():
                 return _aten.as_strided.default(returned, returned.shape, stride, returned.storage_offset())
         return returned
 
+    def _places(self, index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+        """An index, of a mask that is known the places where it is true."""
+        real = None if index is None or index.dtype is not torch.bool else self._fakes.known.of(index)
+        if real is None:
+            return (index,)
+        with _disable_current_modes():
+            places = real.nonzero(as_tuple=True)
+        return [self._fakes.followed(place) for place in places]
 
-def _view_strides(tensor: torch.Tensor, size: Sequence[int]) -> Sequence[int]:
+
+def _dense(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A result in the layout that kernels give it: that of channels where its input has it, else contiguous."""
+    return result.contiguous(memory_format=suggest_memory_format(like))
+
+
+@lru_cache(maxsize=4096)
+def _view_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> Sequence[int]:
     with _disable_current_modes():
-        return torch.empty_strided(tensor.shape, tensor.stride(), device="meta").view(size).stride()
+        return torch.empty_strided(shape, stride, device="meta").view(size).stride()
 
 
 class _Known:
@@ -95,15 +120,10 @@ class _Known:
 
     def __init__(self) -> None:
         self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._overwritten: list[torch.UntypedStorage] = []
-        """Storages that hold what nobody knows, alive: an address is used again."""
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The values, None where nobody knows them."""
-        real = self._real.get(tensor) if isinstance(tensor, FakeTensor) else None
-        if real is None or any(real.untyped_storage()._cdata == each._cdata for each in self._overwritten):
-            return None
-        return real
+        return self._real.get(tensor) if isinstance(tensor, FakeTensor) else None
 
     def forget(self, *tensors: torch.Tensor) -> None:
         """Hold no reference to tensors."""
@@ -112,27 +132,51 @@ class _Known:
 
     def follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
         """Compute what a call gave where all that it takes is known, and forget what it overwrites where it is not."""
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        with _disable_current_modes():
-            real = [tensor.clone() if is_lift(func) else self.of(tensor) for tensor in tensors]
-        known = func.overloadpacket in _KNOWN_SOURCES if not tensors else all(value is not None for value in real)
-        random = torch.Tag.nondeterministic_seeded in func.tags or func.__name__.startswith(_UNINITIALIZED)
         results = tree_leaves(returned)
-        if not known or random or not all(map(_is_small, results)):
+        real = self.computed(func, args, kwargs) if all(map(_is_small, results)) else None
+        if real is None:
             if func._schema.is_mutable:
-                self._overwritten += [value.untyped_storage() for value in real if value is not None]
+                known = [self._real[tensor] for tensor in tensors_in((*args, *kwargs.values())) if tensor in self._real]
+                self._overwrite({value.untyped_storage()._cdata for value in known})
             return
-        values = iter(real)
+        for fake, value in zip(results, tree_leaves(real), strict=True):
+            self.add(fake, value)
+
+    def add(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+        """Take note of what a fake tensor holds."""
+        self._real[fake] = real
+
+    def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a call gives of values that are known; None where some are not, or it draws or holds anything."""
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if is_lift(func):
+            with _disable_current_modes():
+                values = iter([tensor.clone() for tensor in tensors])
+        elif tensors:
+            if not all(tensor in self._real for tensor in tensors):
+                return None
+            values = iter([self._real[tensor] for tensor in tensors])
+        elif func.overloadpacket in _KNOWN_SOURCES:
+            values = iter(())
+        else:
+            return None
+        if torch.Tag.nondeterministic_seeded in func.tags or func.__name__.startswith(_UNINITIALIZED):
+            return None
         with _disable_current_modes(), torch.no_grad():
             args, kwargs = tree_map_only(torch.Tensor, lambda _: next(values), (args, kwargs))
             if "device" in kwargs:
                 kwargs["device"] = torch.device("cpu")
-            for fake, value in zip(results, tree_leaves(func(*args, **kwargs)), strict=True):
-                self._real[fake] = value
+            return func(*args, **kwargs)
+
+    def _overwrite(self, storages: Set[int]) -> None:
+        """Nobody knows any more what lies in these: forget all views of them."""
+        for fake, real in list(self._real.items()):
+            if real.untyped_storage()._cdata in storages:
+                del self._real[fake]
 
 
 def _is_small(result: Any) -> bool:
-    return isinstance(result, FakeTensor) and result.numel() <= _MAX_KNOWN[result.is_floating_point()]
+    return isinstance(result, FakeTensor) and result.numel() <= _MAX_KNOWN
 
 
 class Fakes:
@@ -155,6 +199,12 @@ class Fakes:
             yield
         finally:
             self._corrected.constructing = False
+
+    def followed(self, real: torch.Tensor) -> torch.Tensor:
+        """A fake tensor of which it is known what it holds."""
+        fake = self.mode.from_tensor(real, static_shapes=True)
+        self.known.add(fake, real)
+        return fake
 
     def _with_constant(self, fake: Any, real: torch.Tensor) -> torch.Tensor:
         fake.constant = real
@@ -190,12 +240,22 @@ class Fakes:
         foreach: Any = import_module("torch.utils._foreach_utils")
         transformers = sys.modules.get("transformers.utils.import_utils")
 
+        each: Any = FakeTensor.tolist
+
+        def tolist(tensor: FakeTensor) -> Any:
+            known = self.known.of(tensor)
+            if known is None:
+                return each(tensor)
+            with _disable_current_modes():
+                return known.tolist()
+
         def is_fake_tensor(value: Any) -> bool:
             return isinstance(value, FakeTensor) and self.known.of(value) is None
 
         with ExitStack() as stack:
             types = [*foreach._foreach_supported_types, FakeTensor]
             stack.enter_context(replaced(foreach, _foreach_supported_types=types))
+            stack.enter_context(replaced(FakeTensor, tolist=tolist))
             if hasattr(transformers, "is_fake_tensor"):
                 stack.enter_context(replaced(transformers, is_fake_tensor=is_fake_tensor))
             yield

@@ -116,12 +116,14 @@ class Recorder(TorchDispatchMode):
         if self._fakes is not None and args and views.is_again(func, args):
             return func(*args, **named)
         func, args, named = self.without_mode.call(func, args, named, self._in_place.is_own)
-        if is_lift(func):  # torch.tensor: a mode sees neither where its numbers go first nor that it is detached
+        if is_lift(func):  # of Python's numbers: a mode sees neither where they go first nor that they are detached
             like: torch.Tensor = args[0]
-            options = {"dtype": like.dtype, "layout": like.layout, "device": like.device, "pin_memory": False}
-            self.call(_EMPTY, (list(like.shape),), options, _EMPTY)
+            detached = self.without_mode.makes_tensor
+            if like.untyped_storage().resizable() and (like.dim() or detached):  # neither numpy's nor x[0] = 1
+                options = {"dtype": like.dtype, "layout": like.layout, "device": like.device, "pin_memory": False}
+                self.call(_EMPTY, (list(like.shape),), options, _EMPTY)
             lifted = self.call(func, args, named, func)
-            return self.call(_DETACH_IN_PLACE, (lifted,), {}, lambda tensor: tensor)
+            return self.call(_DETACH_IN_PLACE, (lifted,), {}, lambda tensor: tensor) if detached else lifted
         returned = self.call(func, args, named, self.without_mode.run_of(func))
         if self._fakes is not None and args:
             views.add(func, args, returned)

@@ -20,6 +20,8 @@ _ALONE = 2
 """References to a storage that one tensor has: its own, and the one that asks."""
 _UNSEEN = 5
 """References to the Python object of a tensor that no Python code has: those of this call."""
+_UNSHARED = 4
+"""References in C++ to a tensor that no other node is going to be given: those of this call."""
 
 
 class Summed:
@@ -54,7 +56,7 @@ class Summed:
             return False
         if torch.is_grad_enabled() or total.layout is not torch.strided or total.shape != more.shape:
             return False
-        if sys.getrefcount(total) > _UNSEEN or not _is_dense(total):
+        if sys.getrefcount(total) > _UNSEEN or _references(total) > _UNSHARED or not _is_dense(total):
             return False
         if _internal._storage_Use_Count(total.untyped_storage()._cdata) != _ALONE:
             return False
@@ -68,6 +70,10 @@ def _node() -> int | None:
         return None
     node = _internal._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+def _references(tensor: Any) -> int:
+    return tensor._use_count()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

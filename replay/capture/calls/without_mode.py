@@ -10,10 +10,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from opreplay.replay.capture.calls.patching import replaced
@@ -28,6 +30,7 @@ _ONE_HOT = "one_hot"
 _VIEW, _ADD, _NEW_ZEROS = _aten.view.default, _aten.add.Tensor, _aten.new_zeros.default
 _LOOK = _aten._local_scalar_dense.default
 _LOOKS_AT_FAKE = "a check of a fake tensor"
+_OF_NUMBERS = "torch.tensor"
 _WRITES: dict[Any, Any] = {
     _aten.index_put.default: _aten._index_put_impl_.default,
     _aten.scatter.src: _aten.scatter_.src,
@@ -86,13 +89,14 @@ class WithoutMode:
                 for name in (*_RESHAPING, *_ADDING, _ONE_HOT):
                     kernel = get_kernel(f"aten::{name}", "AutogradCPU")
                     library.impl(name, self._around(name, kernel), _COMPOSED)
-            with self._watching_hooks():
+            with self._watching_python():
                 yield
         finally:
             library._destroy()
 
     @contextmanager
-    def _watching_hooks(self) -> Iterator[None]:
+    def _watching_python(self) -> Iterator[None]:
+        """Stand around functions of Python that say what a call is for."""
         hooks: Any = torch.autograd.graph.saved_tensors_hooks
         plain = hooks.__init__
 
@@ -112,9 +116,35 @@ class WithoutMode:
             with self._being(_LOOKS_AT_FAKE):
                 checked(kind, condition, message)
 
+        formatted: Any = torch.Tensor.__format__
+
+        def format_value(tensor: Any, form: str) -> str:
+            if tensor.dim() or not isinstance(tensor, FakeTensor):
+                return formatted(tensor, form)
+            with self._being(_LOOKS_AT_FAKE):  # a message reads the value of a tensor that it has
+                return format(tensor.detach().item(), form)
+
+        def of_numbers(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def made(*args: Any, **named: Any) -> Any:
+                with self._being(_OF_NUMBERS):
+                    return plain(*args, **named)
+
+            return made
+
+        make_tensor = of_numbers(torch.tensor)
+
+        def of_data(data: Any, **named: Any) -> Any:
+            if isinstance(data, list | tuple) and all(map(_is_number, leaves := pytree.tree_leaves(data))) and leaves:
+                named.setdefault("dtype", reduce(torch.promote_types, (leaf.dtype for leaf in leaves)))
+                data = pytree.tree_map(torch.Tensor.item, data)
+            return make_tensor(data, **named)
+
         with (
             replaced(hooks, __init__=init),
+            replaced(torch, tensor=of_data),
+            replaced(torch.Tensor, new_tensor=of_numbers(torch.Tensor.new_tensor)),
             replaced(torch, **({"_check_tensor_all_with": check} if self._fake else {})),
+            replaced(torch.Tensor, **({"__format__": format_value} if self._fake else {})),
         ):
             yield
 
@@ -143,6 +173,11 @@ class WithoutMode:
         """Name of the innermost composed op that runs; "" outside of one."""
         return self._inside[-1] if self._inside else ""
 
+    @property
+    def makes_tensor(self) -> bool:
+        """Whether `torch.tensor` runs, which detaches what it makes of Python's numbers; others do not."""
+        return self._running == _OF_NUMBERS
+
     def run_of(self, func: Any) -> Any:
         """What runs a call: the op, but where a fake tensor is asked for a value that plays no part."""
         return _any_value if func is _LOOK and self._running == _LOOKS_AT_FAKE else func
@@ -168,6 +203,10 @@ class WithoutMode:
             yield
         finally:
             self._inside.pop()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dim()
 
 
 def _any_value(tensor: torch.Tensor) -> int | bool:

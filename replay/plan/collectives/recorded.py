@@ -257,15 +257,15 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
 
 def _completed_by(call: Call, listed: Mapping[int, ListedCollective]) -> Call:
     """With the group and both ends, which tensors do not tell."""
-    record, collective = next((listed[row].record for row in call.rows if row in listed), None), call.collective
-    if record is None or collective is None or record.name != collective.kind:
+    known, collective = next(filter(None, map(listed.get, call.rows)), None), call.collective
+    if known is None or collective is None or known.record.name != collective.kind:
         return call
+    record = known.record
     completed = msgspec.structs.replace(
         collective,
         group=collective.group or record.group or "",
         group_size=record.group_size or collective.group_size,
-        source=record.source if collective.source is None else collective.source,
-        target=record.target if collective.target is None else collective.target,
+        **{end: getattr(record, end) for end in ("source", "target") if getattr(collective, end) is None},
     )
     assumed = tuple(text for text in call.assumed if record.group_size is None or not text.startswith("group:"))
     return replace(call, collective=completed, assumed=assumed)

@@ -75,7 +75,7 @@ def collective_of(records: Records, world_size: int | None) -> tuple[Collective 
     job_size = world_size if world_size is not None and 0 < world_size <= MAX_RANKS else None
     group_size = recorded_size or job_size
     splits = _recorded_splits(records, record) if kind == "all_to_all" else ((), ())
-    in_elements, out_elements, dtype, parts = _completed(kind, _by_splits(sizes, *splits), group_size)
+    in_elements, out_elements, dtype, parts = _completed(kind, _by_splits(sizes, *splits), group_size or 1)
     is_wide = ITEMSIZE_BYTES.get(dtype) == 16  # back-ends know nothing as wide
     if is_wide:
         in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
@@ -102,7 +102,7 @@ def collective_of(records: Records, world_size: int | None) -> tuple[Collective 
         out_elements=out_elements,
         in_splits=_splits(splits[0], in_elements),
         out_splits=_splits(splits[1], out_elements),
-        parts=parts if len(parts) > 1 else (),
+        parts=parts if len(parts) > 1 and sum(parts) == in_elements else (),
         group=record.group or "",
         group_size=group_size,
         group_ranks=members if len(members) == group_size else (),
@@ -135,43 +135,57 @@ def kind_of_records(records: Records) -> Kind | None:
 def _sizes(kind: Kind, records: Records, record: Record) -> Sizes | None:
     """(elements in, elements out, dtype, elements of each tensor) as far as recorded; None where nothing says."""
     dtype = dtype_named(record.dtype or "")
+    for sizes_of in (_sizes_of_ops, _sizes_of_parameters, _sizes_of_record, _sizes_of_notes):
+        if (sizes := sizes_of(kind, records, record, dtype)) is not None:
+            return sizes
+    return None
+
+
+def _sizes_of_ops(kind: Kind, records: Records, record: Record, dtype: str | None) -> Sizes | None:
     for signature in records.signatures:
         if signature.name != PARAMETERS and (sizes := of_tensors(kind, signature)) is not None:
             inside, outside = (record.elements, record.out_elements) if record.elements else sizes[:2]
             return inside, outside, dtype or sizes[2], sizes[3]
+    return None
+
+
+def _sizes_of_parameters(kind: Kind, records: Records, record: Record, dtype: str | None) -> Sizes | None:
     for signature in records.signatures:
         if signature.name == PARAMETERS and (tensors := tensors_of(signature)):
             parts, recorded = tuple(n for n, _ in tensors[0]), tensors[0][0][1]
             if record.elements:
                 return record.elements, record.out_elements, dtype or recorded, parts
             return sum(parts), None, recorded, parts
-    if dtype and (record.elements or record.out_elements):
-        return record.elements or None, record.out_elements, dtype, ()
+    return None
+
+
+def _sizes_of_record(kind: Kind, records: Records, record: Record, dtype: str | None) -> Sizes | None:
+    known = dtype is not None and (record.elements or record.out_elements)
+    return (record.elements or None, record.out_elements, dtype or "", ()) if known else None
+
+
+def _sizes_of_notes(kind: Kind, records: Records, record: Record, dtype: str | None) -> Sizes | None:
     for note in records.notes:
         sized = [(prod(dims), torch_dtype_name(text)) for dims, text in zip(note.dims, note.types, strict=False)]
-        typed = [(n, name) for n, name in sized if name is not None]
-        if typed:
+        if typed := [(n, name) for n, name in sized if name is not None]:
             parts = tuple(n for n, _ in typed)
             return sum(parts), None, typed[0][1], parts
     return None
 
 
-def _completed(kind: Kind, sizes: Sizes, ranks: int | None) -> tuple[int, int, str, tuple[int, ...]]:
+def _completed(kind: Kind, sizes: Sizes, n: int) -> tuple[int, int, str, tuple[int, ...]]:
     """Both sizes, the missing one by what the operation does."""
     inside, outside, dtype, parts = sizes
-    n = ranks or 1
-    if kind in ("all_gather", "gather"):
-        inside = (outside or 0) // n if inside is None else inside
-        # What gather hands out is recorded at the root alone.
-        outside = inside * n if not outside or (outside == inside and n > 1) else outside
-    elif kind in ("reduce_scatter", "scatter"):
-        if inside is None or (outside == inside and n > 1 and kind == "scatter"):
-            inside = (outside or 0) * n
-        outside = inside // n if outside is None else outside
-    else:
-        inside = (outside or 0) if inside is None else inside
-        outside = inside if outside is None else outside
-    return inside, outside, dtype, parts if sum(parts) == inside else ()
+    gathers, scatters = kind in ("all_gather", "gather"), kind in ("reduce_scatter", "scatter")
+    alike = inside == outside and n > 1
+    # What gather hands out is recorded at the root alone, and so is what scatter takes.
+    if gathers and (not outside or alike):
+        outside = None
+    if inside is None or (alike and kind == "scatter"):
+        inside = (outside or 0) * n**scatters // n**gathers
+    if outside is None:
+        outside = inside * n**gathers // n**scatters
+    return inside, outside, dtype, parts
 
 
 def _group_size(kind: Kind, records: Records, record: Record, sizes: Sizes | None) -> int | None:
@@ -193,8 +207,8 @@ def _ranks_by_sizes(sizes: Sizes) -> int | None:
 
 def _recorded_splits(records: Records, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(of what goes in, of what comes out), in rows or elements."""
-    if record.in_split or record.out_split:
-        return record.in_split or (), record.out_split or ()
+    if any(recorded := (record.in_split or (), record.out_split or ())):
+        return recorded
     for signature in records.signatures:
         arguments = zip(signature.concrete or (), signature.types or (), strict=False)
         lists = [list_of(text) for text, kind in arguments if kind == "ScalarList"]

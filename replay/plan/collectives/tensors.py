@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import prod
 from typing import cast
 
 from opreplay.replay.collectives.model import Kind
 from opreplay.replay.collectives.names import EXPERTS
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
-from opreplay.traces.model import OpSignature
+from opreplay.traces.model import Dims, OpSignature
 
 _DTYPES = {
     "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bfp16": "bfloat16",
@@ -41,26 +42,29 @@ def dtype_named(recorded: str) -> str | None:
 
 def tensors_of(signature: OpSignature) -> list[list[tuple[int, str]]]:
     """Of each argument that is a tensor or a list of such: (elements, dtype) of each; "" for a dtype not recorded."""
-    arguments: list[list[tuple[int, str]]] = []
+    return [[(prod(shape), name) for shape, name in entry] for entry in _shapes_of(signature)]
+
+
+def _shapes_of(signature: OpSignature) -> list[list[tuple[tuple[int, ...], str]]]:
+    """The same with shapes in place of their elements."""
+    arguments: list[list[tuple[tuple[int, ...], str]]] = []
     for index, (kind, dims) in enumerate(zip(signature.types or (), signature.dims or (), strict=False)):
         if kind == "TensorList":
-            shapes = [d for d in dims if isinstance(d, tuple)]
-            types = (signature.list_types or ())[index : index + 1]
-            names = [torch_dtype_name(t) or "" for t in types[0]] if types else [""] * len(shapes)
-            entry = [(_elements(shape), name) for shape, name in zip(shapes, names, strict=False)]
+            arguments.append(_of_list(dims, *(signature.list_types or ())[index : index + 1]))
         elif (name := torch_dtype_name(kind)) is not None and (dims or not (signature.concrete or ("",) * 99)[index]):
-            entry = [(_elements(dims), name)]
-        else:
-            continue
-        if entry:
-            arguments.append(entry)
-    return arguments
+            arguments.append([(_sizes(dims), name)])
+    return list(filter(None, arguments))
 
 
-def _elements(dims: object) -> int:
+def _of_list(dims: Dims, types: Sequence[str] | None = None) -> list[tuple[tuple[int, ...], str]]:
+    shapes = [_sizes(entry) for entry in dims if isinstance(entry, tuple)]
+    names = [""] * len(shapes) if types is None else [torch_dtype_name(text) or "" for text in types]
+    return list(zip(shapes, names, strict=False))
+
+
+def _sizes(dims: object) -> tuple[int, ...]:
     entries = cast("tuple[object, ...]", dims) if isinstance(dims, tuple) else ()
-    sizes = [size for size in entries if isinstance(size, int)]
-    return prod(sizes)
+    return tuple(size for size in entries if isinstance(size, int))
 
 
 def of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
@@ -70,21 +74,21 @@ def of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
     if with_product(signature.name):
         return _of_product(kind, signature)
     arguments = tensors_of(signature)
-    if not arguments or not any(name for entry in arguments for _, name in entry):
+    dtype = next((name for entry in arguments for _, name in entry if name), None)
+    if dtype is None:
         return None
-    dtype = next(name for entry in arguments for _, name in entry if name)
-    totals = [sum(n for n, _ in entry) for entry in arguments]
-    parts = tuple(n for n, _ in arguments[0])
+    parts = [tuple(n for n, _ in entry) for entry in arguments]
+    totals = list(map(sum, parts))
     if signature.name.endswith(_OUT_FIRST) or signature.name.startswith(_LISTS_OUT_FIRST):
-        return (totals[1], totals[0], dtype, tuple(n for n, _ in arguments[1])) if len(totals) > 1 else None
+        return (totals[1], totals[0], dtype, parts[1]) if len(totals) > 1 else None
     if signature.name in ("c10d::allgather_", "c10d::gather_", "c10d::allgather_coalesced_"):
-        return totals[-1], None, dtype, tuple(n for n, _ in arguments[-1])  # lists of lists are not recorded
+        return totals[-1], None, dtype, parts[-1]  # lists of lists are not recorded
     if signature.name in ("c10d::reduce_scatter_", "c10d::scatter_"):
         return None, totals[0], dtype, ()
     if kind in ("all_gather", "reduce_scatter") and len(totals) > 1 and max(totals) > min(totals):
         small, large = min(totals), max(totals)
         return (small, large, dtype, ()) if kind == "all_gather" else (large, small, dtype, ())
-    return totals[0], None, dtype, parts
+    return totals[0], None, dtype, parts[0]
 
 
 def with_product(name: str) -> bool:
@@ -93,14 +97,7 @@ def with_product(name: str) -> bool:
 
 def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
     """Of the product of (..., K) with (K, N): what is gathered goes in, what is reduced comes out."""
-    shapes: list[tuple[tuple[int, ...], str]] = []
-    for index, (type_, dims) in enumerate(zip(signature.types or (), signature.dims or (), strict=False)):
-        listed = type_ == "TensorList" and bool(dims) and isinstance(dims[0], tuple)
-        sizes = dims[0] if listed else dims
-        types = (signature.list_types or ())[index : index + 1]
-        name = torch_dtype_name(types[0][0] if listed and types and types[0] else type_) or ""
-        if isinstance(sizes, tuple) and len(sizes) > 1 and (name or listed):
-            shapes.append((tuple(size for size in sizes if isinstance(size, int)), name))
+    shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) > 1]
     if len(shapes) < 2 or not shapes[0][1]:
         return None
     (first, dtype), (second, _) = shapes[:2]
@@ -111,14 +108,10 @@ def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
 
 def _of_experts(signature: OpSignature) -> Sizes | None:
     """Of tokens (T, H), each sent to, or back from, as many experts as its row of ids (T, k) names."""
-    shapes = [
-        (tuple(size for size in dims if isinstance(size, int)), name)
-        for kind, dims in zip(signature.types or (), signature.dims or (), strict=False)
-        if (name := torch_dtype_name(kind)) is not None and len(dims) == 2
-    ]
+    shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) == 2]
     hidden = next(((shape, name) for shape, name in shapes if "float" in name or name == "int8"), None)
     ids = next((shape for shape, name in shapes if name in ("int32", "int64")), None)
-    if hidden is None or ids is None or len(hidden[0]) != 2 or len(ids) != 2:
+    if hidden is None or ids is None:
         return None
     elements = prod(ids) * hidden[0][1]
     return elements, elements, hidden[1], ()

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.traces.model import OpSignature, Trace
 
@@ -41,8 +42,8 @@ def _is_guessed(op: ReplayOp) -> bool:
     shaping = {arg.name for arg in op.args if arg.type in _SHAPING or arg.name == _KEEPS}
     if any(arg.mutated for arg in op.args) or not any(note.argument in shaping for note in op.assumptions):
         return False
-    input_shapes = {meta.shape for arg in op.args for meta in arg.tensors if meta is not None}
-    return all(meta is None or meta.shape not in input_shapes for meta in op.outputs or ())
+    input_shapes = {meta.shape for meta in tensors_of(op)}
+    return not any(meta.shape in input_shapes for meta in filter(None, op.outputs or ()))
 
 
 def _is_unread(op: ReplayOp, reads: dict[Shape, int], row: int, rows: int) -> bool:

@@ -56,7 +56,7 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
     fitted = f"fitted: {n['shared']} constants of all devices, {n['of_single_devices']} of single ones"
     lines = (
         f"{fitted}; beside them {n['pulls']} measured kernels correct others of nearly their sizes",
-        "`opreplay devices --show NAME` says where each number comes from",
+        "`opreplay list devices NAME` says where each number comes from",
     )
     hints = [Text(line, style="dim", overflow="fold") for line in lines]
     return Group(*terminal(Table("Devices", COLUMNS, devices), width)[1:], Text(), *hints)

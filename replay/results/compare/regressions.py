@@ -34,22 +34,19 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         """One line for each thing that breaks it; none where it holds."""
         if self.untested(comparison):
             return []
-        match self.what:
-            case "slower":
-                slower = ((op, op.ratio or 0.0) for op in comparison.of("slower"))
-                lines = [f"{_which(op)} {ratio:.3f}×" for op, ratio in slower if ratio > 1.0 + self.limit]
-            case "total":
-                lines = _total_violations(comparison, 1.0 + self.limit)
-            case "lost":
-                lost = len(comparison.of("lost"))
-                lines = [f"{lost} ops are no longer replayed"] if lost > self.limit else []
-            case "unclear":
-                share = comparison.unclear_share
-                lines = [f"{share:.0%} of the ops cannot be judged"] if share > self.limit else []
-            case "power":
-                power = comparison.power or 0.0
-                line = f"only changes of {power:.0%} or more would have been found in most ops"
-                lines = [line] if power > self.limit else []
+        measures = {
+            "lost": (len(comparison.of("lost")), "{:d} ops are no longer replayed"),
+            "unclear": (comparison.unclear_share, "{:.0%} of the ops cannot be judged"),
+            "power": (comparison.power or 0.0, "only changes of {:.0%} or more would have been found in most ops"),
+        }
+        if self.what == "slower":
+            slower = ((op, op.ratio or 0.0) for op in comparison.of("slower"))
+            lines = [f"{_which(op)} {ratio:.3f}×" for op, ratio in slower if ratio > 1.0 + self.limit]
+        elif self.what == "total":
+            lines = _total_violations(comparison, 1.0 + self.limit)
+        else:
+            value, text = measures[self.what]
+            lines = [text.format(value)] if value > self.limit else []
         return [f"{self}: {line}" for line in lines]
 
     def untested(self, comparison: Comparison) -> str:

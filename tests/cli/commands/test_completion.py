@@ -55,7 +55,7 @@ def test_bash_completes_a_line() -> None:
         pytest.skip("no bash on this machine")
     script = (
         'eval "$(opreplay completion bash)"\n'
-        "COMP_WORDS=(opreplay dev); COMP_CWORD=1\n"
+        "COMP_WORDS=(opreplay lis); COMP_CWORD=1\n"
         "_opreplay_completion opreplay\n"
         'echo "${COMPREPLY[@]}"\n'
         "complete -p opreplay\n"
@@ -69,7 +69,7 @@ def test_bash_completes_a_line() -> None:
         env={**os.environ, "PATH": PATH},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "devices"
+    assert done.stdout.splitlines()[0] == "list"
     assert "_opreplay_completion" in done.stdout
 
 

@@ -103,7 +103,7 @@ def test_every_custom_op_folder_counts(way: str, tmp_path: Path, monkeypatch: py
             after = given if way == "options" else []
             if way == "variable":
                 monkeypatch.setenv("OPREPLAY_CUSTOM_OP_DIR", os.pathsep.join(map(str, folders)))
-            done = CliRunner().invoke(opreplay, [*before, "plugins", *after, "--format", "json"])
+            done = CliRunner().invoke(opreplay, [*before, "list", "plugins", *after, "--format", "json"])
             assert done.exit_code == 0, done.output
             ops = {op for entry in json.loads(done.stdout) for op in entry["ops"]}
         assert {"mylib::first", "mylib::second"} <= ops

@@ -52,7 +52,13 @@ main()
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("devices",), ""),
+        (
+            (
+                "list",
+                "devices",
+            ),
+            "",
+        ),
         (("op", "aten::relu(f32[4])", "--op-time", "1ms"), "interrupted"),
     ],
 )

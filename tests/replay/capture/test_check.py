@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -183,6 +184,21 @@ def ways_by_positions() -> tuple[Any, ...]:
     return step, (torch.randn(5),)
 
 
+@lru_cache(maxsize=4)
+def positions(size: int) -> torch.Tensor:
+    return torch.arange(size) * 2.0
+
+
+def with_a_cache() -> tuple[Any, ...]:
+    """What a function remembers of one run is no tensor of another, and a result that no call touches is compared."""
+    counter = torch.tensor(3)
+
+    def step(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * positions(x.shape[0]), count
+
+    return step, (torch.randn(5), counter)
+
+
 def gradients_of_samples() -> tuple[Any, ...]:
     net = nn.Linear(4, 1)
     parameters = dict(net.named_parameters())
@@ -194,14 +210,25 @@ def gradients_of_samples() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    "make", [probabilities, modules_of_a_closure, groups, recomputed_with_dropout, ways_by_positions]
+    "make", [probabilities, modules_of_a_closure, groups, recomputed_with_dropout, ways_by_positions, with_a_cache]
 )
 def test_what_fake_tensors_refuse_of_models_that_run(make: Any) -> None:
     plan = capture_made(make, source="here")
     check = check_made(make, plan)
     assert check.equal
+    assert check.other_calls is None
     assert all(one.bits_equal for one in (*check.outputs, *check.parameters))
     assert len({one.name for one in check.parameters}) == len(check.parameters)
+
+
+def test_a_step_that_fails_on_values_is_refused() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all(x > 9.0)
+        return x
+
+    plan = capture_made(lambda: (step, (torch.zeros(3),)), source="here")
+    with pytest.raises(UsageError):
+        check_made(lambda: (step, (torch.zeros(3),)), plan)
 
 
 def test_transformed_functions_are_followed() -> None:

@@ -53,6 +53,36 @@ def under_autocast(x: Tensor) -> Tensor:
     return backward(normed.float())
 
 
+def set_from_lists(x: Tensor) -> Tensor:
+    y = x.detach().clone()
+    y[0, 0], y[[1, 2]] = 3, 2.0
+    return y[[0, 2]] + torch.as_tensor([1.0] * 8) + torch.tensor(1.0)
+
+
+def told(x: Tensor) -> Tensor:
+    message = f"{x.sum()}"
+    return x * bool(message)
+
+
+def two_branches(x: Tensor) -> Tensor:
+    """Their gradients are one tensor, which a third one is added to while another node waits for it."""
+    y, weights = x.exp(), [torch.eye(8).requires_grad_() for _ in range(2)]
+    parts = [F.linear(F.layer_norm(y, (8,)), weight) for weight in weights]
+    return backward((parts[0] + parts[1] + y).square())
+
+
+def normed_across(x: Tensor) -> Tensor:
+    return backward(F.batch_norm(x.view(2, 3, 8).mT, None, None, training=True).relu())
+
+
+def known_places(x: Tensor) -> Tensor:
+    """Sizes that follow from values which no input decides."""
+    counts = torch.tensor([1, 2])
+    far = torch.arange(6) > counts.max()
+    rows = x.detach()[far][: counts.tolist()[1]]
+    return rows + torch.tensor([count.sum() for count in torch.repeat_interleave(counts, counts)])[:1]
+
+
 STEPS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "reshape": (lambda x: x[:, :4].reshape(6, 2, 2), "aten::_reshape_alias"),
     "flatten": (lambda x: x.view(2, 3, 8)[:, :2].transpose(1, 2).transpose(1, 2).flatten(0, 0), "aten::slice"),
@@ -74,6 +104,11 @@ STEPS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
         "aten::scatter_add",
     ),
     "numbers of Python": (lambda x: x[:2, 0] * torch.tensor([0.5, 2.0]), "aten::detach_"),
+    "numbers that stay attached": (set_from_lists, "aten::lift_fresh"),
+    "a value in a message": (told, "aten::_local_scalar_dense"),
+    "branches that share a gradient": (two_branches, "aten::add"),
+    "batch norm of columns": (normed_across, "aten::native_batch_norm_backward"),
+    "known places": (known_places, "aten::repeat_interleave"),
     "a dimension of one element": (lambda x: x.view(1, 6, 8).mT.view(1, 8, 2, 3).relu(), "aten::relu"),
     "gradient of a norm": (
         lambda x: backward(F.layer_norm(x, (8,)).t().reshape(4, 12)),

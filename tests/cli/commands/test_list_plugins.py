@@ -1,4 +1,4 @@
-"""`opreplay plugins`, and --plugin on the commands that make or run plans."""
+"""`opreplay list plugins`, and --plugin on the commands that make or run plans."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def invoke(*args: object) -> Result:
 
 
 def test_everything_registered_is_listed_with_its_origin(plugin: Path) -> None:
-    result = invoke("plugins", "--plugin", plugin, "--format", "json")
+    result = invoke("list", "plugins", "--plugin", plugin, "--format", "json")
     assert result.exit_code == 0, result.stderr
     found = {(one["kind"], one["name"]): one for one in json.loads(result.stdout)}
     assert set(found) == {
@@ -76,29 +76,29 @@ def test_everything_registered_is_listed_with_its_origin(plugin: Path) -> None:
         "override",
         "priority 3",
     ]
-    text = invoke("plugins", "--plugin", plugin).stdout
+    text = invoke("list", "plugins", "--plugin", plugin).stdout
     assert "run (override)" in text
     assert "mylib::act" in text
 
 
 def test_without_plugins_the_list_says_how_to_load_one() -> None:
-    assert "--plugin FILE" in invoke("plugins").stdout
-    assert json.loads(invoke("plugins", "--format", "json").stdout) == []
+    assert "--plugin FILE" in invoke("list", "plugins").stdout
+    assert json.loads(invoke("list", "plugins", "--format", "json").stdout) == []
 
 
 def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("x = 1\n1 / 0\n")
-    result = invoke("plugins", "--plugin", broken)
+    result = invoke("list", "plugins", "--plugin", broken)
     assert result.exit_code == 2
     assert f"--plugin {broken} fails: {broken}:2: ZeroDivisionError" in result.stderr
     assert "Give a .py file" not in result.stderr
-    assert "Give a .py file that is there" in invoke("plugins", "--plugin", tmp_path / "none.py").stderr
+    assert "Give a .py file that is there" in invoke("list", "plugins", "--plugin", tmp_path / "none.py").stderr
     broken.write_text("import nosuchthing.inner\n")
-    assert "Install nosuchthing: Python does not find it" in invoke("plugins", "--plugin", broken).stderr
-    assert invoke("plugins", "--plugin", "no.such.module").exit_code == 2
+    assert "Install nosuchthing: Python does not find it" in invoke("list", "plugins", "--plugin", broken).stderr
+    assert invoke("list", "plugins", "--plugin", "no.such.module").exit_code == 2
     broken.write_text("import sys\nsys.exit(3)\n")
-    result = invoke("plugins", "--plugin", broken)
+    result = invoke("list", "plugins", "--plugin", broken)
     assert result.exit_code == 2
     assert f"--plugin {broken} fails: {broken}:2: SystemExit: 3" in result.stderr
 
@@ -120,16 +120,16 @@ def test_a_module_beside_a_plugin_is_found_as_the_hint_says(tmp_path: Path) -> N
     (tmp_path / "beside_ops.py").write_text("VALUE = 1\n")
     plugin = tmp_path / "mine.py"
     plugin.write_text("import beside_ops\n")
-    done = CliRunner().invoke(opreplay, ["plugins", "--plugin", str(plugin)])
+    done = CliRunner().invoke(opreplay, ["list", "plugins", "--plugin", str(plugin)])
     assert done.exit_code == 2
     assert f"beside_ops lies beside mine.py: set PYTHONPATH={tmp_path} to have it found" in done.stderr
     plugin.write_text("import nobodys_ops\n")
-    done = CliRunner().invoke(opreplay, ["plugins", "--plugin", str(plugin)])
+    done = CliRunner().invoke(opreplay, ["list", "plugins", "--plugin", str(plugin)])
     assert "PYTHONPATH" not in done.stderr
 
 
 def test_built_in_lists_what_is_known_of_each_op() -> None:
-    ops = {op["op"]: op for op in json.loads(invoke("plugins", "--built-in", "--format", "json").stdout)}
+    ops = {op["op"]: op for op in json.loads(invoke("list", "ops", "--format", "json").stdout)}
     paged, prefetch = ops["_C::paged_attention_v1"], ops["npu::npu_prefetch"]
     assert (paged["folder"], paged["initializer"], paged["cost"], paged["uncosted"]) == (
         "attention",
@@ -140,6 +140,6 @@ def test_built_in_lists_what_is_known_of_each_op() -> None:
     assert not prefetch["cost"]
     assert prefetch["uncosted"]
     assert all(op["cost"] or op["uncosted"] for op in ops.values())
-    totals = [line.split()[-3:] for line in invoke("plugins", "--built-in").stdout.splitlines()]
+    totals = [line.split()[-3:] for line in invoke("list", "ops").stdout.splitlines()]
     numbers = [[int(word) for word in words] for words in totals if len(words) == 3 and all(map(str.isdigit, words))]
     assert sum(ops_of_family for ops_of_family, _, _ in numbers) == len(ops)

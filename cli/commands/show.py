@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay report`: a saved run in any form, without running anything again."""
+"""`opreplay show`: a saved run in any form, without running anything again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLES = (".txt", ".log", "")
 """Suffixes of the table, all rows of it."""
 
 
-@click.command("report", short_help="Print a saved run again, in any format.")
+@click.command("show", short_help="Print a saved run again, in any format.")
 @click.argument("result", metavar="RESULT")
 @format_option("table", "csv", "markdown", "html", "json", "parquet")
 @click.option(

@@ -1,4 +1,4 @@
-"""`opreplay devices`."""
+"""`opreplay list devices`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opreplay.replay.ascend import list_devices, load_device
 
 
 def run(*args: str) -> str:
-    result = CliRunner().invoke(opreplay, ["devices", *args], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(opreplay, ["list", "devices", *args], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
@@ -28,7 +28,7 @@ def test_every_device_is_listed() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_the_list_fits_and_names_what_it_leaves_out(width: int) -> None:
-    lines = CliRunner().invoke(opreplay, ["devices"], env={"COLUMNS": str(width)}).stdout.splitlines()
+    lines = CliRunner().invoke(opreplay, ["list", "devices"], env={"COLUMNS": str(width)}).stdout.splitlines()
     assert "…" not in "".join(lines)
     assert max(map(len, lines)) <= width
     assert ("no room" in "".join(lines)) == (width < 80)
@@ -56,7 +56,7 @@ def test_the_file_of_a_device_is_a_start_for_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("args", [["--show", "h100"], ["--format", "toml"], ["--show", "/nowhere.toml"]])
 def test_unknown_devices_are_usage_errors(args: list[str]) -> None:
-    result = CliRunner().invoke(opreplay, ["devices", *args])
+    result = CliRunner().invoke(opreplay, ["list", "devices", *args])
     assert result.exit_code == 2
     assert result.stderr.startswith("opreplay: ")
 

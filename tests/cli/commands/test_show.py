@@ -1,4 +1,4 @@
-"""`opreplay report`: a saved run in every form, also one that was cut short."""
+"""`opreplay show`: a saved run in every form, also one that was cut short."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def run(*args: object) -> Result:
-    return CliRunner().invoke(opreplay, ["report", *map(str, args)], env={"COLUMNS": "100"})
+    return CliRunner().invoke(opreplay, ["show", *map(str, args)], env={"COLUMNS": "100"})
 
 
 def test_table(saved: Path) -> None:

@@ -1,4 +1,4 @@
-"""`opreplay initializers`, and how initializers are given to `run`."""
+"""`opreplay list initializers`, and how initializers are given to `run`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def module(tmp_path: Path):
 
 
 def test_all_are_listed_with_ops_and_options(module: Path) -> None:
-    args = ["initializers", "--init-module", str(module), "--format", "json"]
+    args = ["list", "initializers", "--init-module", str(module), "--format", "json"]
     listed = {rule["name"]: rule for rule in json.loads(CliRunner().invoke(opreplay, args).stdout)}
     assert set(listed) == {rule.name for rule in built_in()} | {"ours"}
     assert listed["ours"]["ops"] == ["mylib::op"]
     options = "distribution exponent histogram experts intermediate top_k dtype"
     assert [o["name"] for o in listed["moe_routing"]["options"]] == options.split()
-    table = CliRunner().invoke(opreplay, ["initializers"], env={"COLUMNS": "120"}).stdout
+    table = CliRunner().invoke(opreplay, ["list", "initializers"], env={"COLUMNS": "120"}).stdout
     assert "paged_attention" in table
     assert "uniform|zipf|histogram" in table
 

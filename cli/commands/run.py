@@ -18,6 +18,7 @@ from opreplay.cli.options.measuring import (
 )
 from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
+from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     cluster_option,
     custom_op_option,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
+@click.command("run", cls=Command, short_help="Measure each op of a trace here, predict it on a simulated NPU.")
 @source_options()
 @device_option
 @soc_option

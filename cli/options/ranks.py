@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from opreplay.cli.options.settings import setting
 from opreplay.cli.options.shared import with_options
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ _OPTIONS = [
         help="Replay collectives and point-to-point on N processes here; under torchrun, Slurm or Ray on those that "
         "were started.",
     ),
-    click.option(
+    setting(
         "--backend",
         type=click.Choice(("gloo", "nccl", "hccl")),
         help="Of the ranks.  [default: gloo on the CPU, nccl on CUDA, hccl on an NPU]",
     ),
-    click.option("--no-check", is_flag=True, help="Do not check the results of collectives."),
+    setting("--no-check", is_flag=True, help="Do not check the results of collectives."),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from opreplay.cli.options.settings import setting
 from opreplay.cli.options.shared import with_options
 from opreplay.cli.options.types import ByteSize
 
@@ -50,7 +51,7 @@ _OPTIONS = [
         show_default=True,
         help="Measure each unique op, or all calls of one recorded step in their order with tensors kept alive.",
     ),
-    click.option(
+    setting(
         "--max-live-memory",
         type=ByteSize(),
         metavar="SIZE",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @custom_op_option
 @plugin_option
 @allow_import_option
-@quick_option("20 ms for each call, unless --op-time says otherwise")
+@quick_option("20 ms for each call, unless op_time says otherwise")
 @measuring_options
 @init_options
 @format_option("table", "json", "csv")

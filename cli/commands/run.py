@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 @force_option
 @format_option("table", "json")
 @click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
-@quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, --op-time and --op-limit say otherwise")
+@quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
 @resume_option

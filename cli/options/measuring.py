@@ -47,16 +47,16 @@ _MEASURING = [
         "--op-limit",
         type=Duration(),
         metavar="TIME",
-        help="Give an op up after this time.  [default: 60s, or 30 times --op-time]",
+        help="Give an op up after this time.  [default: 60s, or 30 times op_time]",
     ),
     setting(
         "--visits",
         type=click.IntRange(1, 16),
         metavar="N",
-        help="Measure each op N times, far apart, for its share of --op-time: 8 show `compare` more on a busy CPU.  "
+        help="Measure each op N times, far apart, for its share of op_time: 8 show `compare` more on a busy CPU.  "
         "[default: 1, or 8 where processors are busy]",
     ),
-    setting(
+    click.option(
         "--cache",
         type=click.Choice(["cold", "warm", "step"]),
         default="cold",
@@ -70,7 +70,7 @@ _MEASURING = [
         help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
     ),
     setting("--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."),
-    setting(
+    click.option(
         "--threads",
         type=click.IntRange(min=1),
         metavar="N",

@@ -1,5 +1,5 @@
 # pyright: strict
-"""--ranks, --backend and --no-check: collectives on real process groups."""
+"""--ranks, and the settings backend and no_check: collectives on real process groups."""
 
 from __future__ import annotations
 

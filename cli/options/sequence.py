@@ -28,7 +28,7 @@ MEANINGLESS = {
 
 
 def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--mode and --max-live-memory: they complete the `measuring` that the command gets."""
+    """--mode, and the setting max_live_memory: they complete the `measuring` that the command gets."""
 
     @wraps(command)
     def taking_mode(
@@ -66,7 +66,9 @@ def check_mode(mode: str, max_live_memory: int | None) -> None:
 
     if mode == "unique":
         if max_live_memory is not None:
-            raise UsageError("--max-live-memory is for --mode sequence", hint="Limit single ops with --max-op-memory.")
+            raise UsageError(
+                "--set max_live_memory is for --mode sequence", hint="Limit single ops with --set max_op_memory."
+            )
         return
     context = click.get_current_context()
     user_sources = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)

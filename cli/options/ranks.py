@@ -83,7 +83,7 @@ def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, devic
 
     if ranks is None:
         if backend is not None or no_check:
-            name = "--backend" if backend is not None else "--no-check"
+            name = "--set backend" if backend is not None else "--set no_check"
             raise UsageError(f"{name} is for collectives on several ranks", hint="Say how many with --ranks N.")
         return
     kind = device.partition(":")[0]
@@ -99,6 +99,6 @@ def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, devic
         )
     needed = {"nccl": "cuda", "hccl": "npu"}.get(backend or "")
     if needed is not None and kind != needed:
-        raise UsageError(f"{backend} needs --device {needed}, not {device}", hint="Or use --backend gloo.")
+        raise UsageError(f"{backend} needs --device {needed}, not {device}", hint="Or --set backend=gloo.")
     if ":" in device:
         raise UsageError(f"{ranks} ranks on {device}: each has a device of its own", hint=f"Say --device {kind}.")

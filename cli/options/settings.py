@@ -52,6 +52,12 @@ def setting(*names: str, **attributes: Any) -> Callable[[Any], Any]:
     return click.option(*names, cls=Setting, **attributes)
 
 
+def flag_of(ctx: click.Context, name: str) -> str:
+    """How an option is given: --flag, or --set name."""
+    settings = ctx.command.settings if isinstance(ctx.command, Command) else {}
+    return f"--set {name}" if name in settings else f"--{name.replace('_', '-')}"
+
+
 class Command(click.Command):
     """A command that takes its settings by --set."""
 

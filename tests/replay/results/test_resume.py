@@ -97,7 +97,7 @@ def heavier() -> ReplayPlan:
     [
         (heavier(), {}, {}, "another trace"),
         (PLAN, {"seed": 3}, {}, r"seed \(0 before, 3 now\)"),
-        (PLAN, {"op_time_s": 0.5}, {}, r"continuation: --op-time \(0.2 before, 0.5 now\) differ"),
+        (PLAN, {"op_time_s": 0.5}, {}, r"continuation: --set op_time \(0.2 before, 0.5 now\) differ"),
         (PLAN, {}, {"devices": ("910b3 2",)}, r"devices \(none before, 910b3 2 now\)"),
     ],
 )

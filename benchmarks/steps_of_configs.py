@@ -3,9 +3,9 @@
     python -m benchmarks.steps_of_configs [--large | --exam] [--table ../shared/ascend/e2e.csv]
 
 Needs transformers. Sizes of models are those of their public configs. `--exam` puts the rows of a table of public
-end-to-end times, whose model, batch, context, ranks and type a config can state, beside `capture --vary --fused ascend`
-with the step as one graph (servers run one); other rows are named with the reason. Bars: 20 s of processor time and
-0.5 GB for each large model; median error of the exam 20 %, 70 % within the band.
+end-to-end times, whose model, batch, context, ranks and type a config can state, beside `capture --vary --fused
+ascend`: as one graph where the source tells of one, or of MindIE, else call by call; other rows are named with the
+reason. Bars: 20 s of processor time and 0.5 GB for each large model; median error 20 %, 70 % within the band.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from typing import Any
 TABLE = Path(__file__).resolve().parents[1].parent / "shared" / "ascend" / "e2e.csv"
 CAPTURE = (sys.executable, "-c", "from opreplay.cli.main import main; main()", "capture")
 QWEN3 = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936, "max_position_embeddings": 131072}
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
+    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "vocab_size": 129280,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama-3-405B": {
         "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
         "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256,
     },
-    "DeepSeek-V3": {
-        "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
-        "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
-        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
-        "vocab_size": 129280,
-    },
+    "DeepSeek-V3": DEEPSEEK_V3,
     "Qwen3-32B": {
         **QWEN3, "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64,
         "num_attention_heads": 64,
@@ -47,13 +48,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
         "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
     },
+    "Kimi-K2-Thinking": {
+        **DEEPSEEK_V3, "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "vocab_size": 163840,
+    },
+    "Hunyuan-A13B-Instruct": {
+        "model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 64, "moe_topk": 8,
+        "num_shared_expert": 1, "vocab_size": 128167, "max_position_embeddings": 32768,
+    },
 }  # fmt: skip
 LARGE = (
     ("Llama-3-405B", "train", 1, 4096, (), 1, "910b3", "-"),
     ("Llama-3-405B", "train", 1, 8192, ("--tensor-parallel", "8", "--pipeline-parallel", "16"), 128, "910b3",
      "Llama 3 (arXiv 2407.21783, table 4): 400 TFLOP/s a GPU on H100, about 160 tokens/s a GPU"),
-    ("DeepSeek-V3", "decode", 32, 4096, ("--expert-parallel", "64"), 64, "910c",
-     "CloudMatrix384 (arXiv 2506.12708): 1,943 tokens/s a 910C of two dies, int8, 320 ranks of experts, batch 96"),
+    ("DeepSeek-V3", "decode", 32, 4096, ("--expert-parallel", "64"), 64, "910c", "-"),
+    ("DeepSeek-V3", "decode", 96, 4096, ("--expert-parallel", "64", "--weights", "w8a8"), 64, "910c",
+     "CloudMatrix384 (arXiv 2506.12708): 1,943 tokens/s a 910C of two dies, int8, 320 ranks of experts, batch 96, "
+     "with a second token guessed"),
 )  # fmt: skip
 SOCS = {"910b": "910b3", "910b4": "910b4-1"}
 """Where the table names a family: the member of it that is taken. 65 GB of weights on two 910B4 need those of 64 GB."""
@@ -74,14 +86,14 @@ def main() -> None:
 
 
 def step_of(
-    folder: Path, model: str, phase: str, batch: int, context: int, ranks: tuple[str, ...], soc: str
+    folder: Path, model: str, phase: str, batch: int, context: int, options: tuple[str, ...], soc: str
 ) -> tuple[dict[str, Any], float, float]:
     """(the row of `--vary`, processor seconds, GB at most) of a process of its own."""
     config = folder / f"{model}.json"
     config.write_text(json.dumps(CONFIGS[model]))
-    sizes = ("--vary", f"batch={batch}", "--vary", f"context={context}", "--soc", soc)
+    sizes = ("--vary", f"batch={batch}", f"context={context}", "--soc", soc)
     fused = () if phase == "train" else ("--fused", "ascend")
-    command = [*CAPTURE, f"hf:{config}", "--phase", phase, *sizes, *ranks, *fused, "--format", "json"]
+    command = [*CAPTURE, f"hf:{config}", "--phase", phase, *sizes, *options, *fused, "--format", "json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     text = process.stdout.read()
@@ -111,25 +123,30 @@ def exam(folder: Path, table: Path) -> None:
         rows = list(csv.DictReader(file))
     ratios: list[float] = []
     inside = 0
-    steps: dict[tuple[Any, ...], dict[str, Any]] = {}
+    steps: dict[Question, dict[str, Any]] = {}
     reasons: Counter[str] = Counter()
     for row in rows:
-        measured_ms, ranks, reason = asked(row)
-        if reason:
-            reasons[f"{row['model']}: {reason}"] += 1
+        question, measured_ms = asked(row)
+        if isinstance(question, str):
+            reasons[f"{row['model']}: {question}"] += 1
             continue
-        soc = SOCS.get(row["soc"], row["soc"])
-        size = (row["model"], "decode", int(row["batch"]), int(row["context"]), ("--tensor-parallel", str(ranks)), soc)
-        if size not in steps:
-            steps[size] = step_of(folder, *size)[0]
-        step = steps[size]
-        predicted = step["graph_token_ms"]
-        low, high = (predicted * step[end] / step["token_ms"] for end in ("low_ms", "high_ms"))
+        if question not in steps:
+            steps[question] = step_of(folder, *question)[0]
+        step = steps[question]
+        notes = [row["note"], *(other["note"] for other in rows if other["source"] == row["source"])]
+        is_graph = "mindIE" in notes[0] or any(re.search("full.*graph", note, re.IGNORECASE) for note in notes)
+        forms = {
+            name: [step[f"{prefix}{which}_ms"] for which in ("token", "low", "high")]
+            for name, prefix in (("a graph", "graph_"), ("call by call", ""))
+        }
+        predicted, low, high = forms["a graph" if is_graph else "call by call"]
         ratios.append(predicted / measured_ms)
         inside += low <= measured_ms <= high
+        told = ", ".join(f"as {name} {ms:.1f} ({low:.1f} to {high:.1f})" for name, (ms, low, high) in forms.items())
         print(
-            f"{row['model']} TP{ranks} {row['batch']} x {row['context']} on {soc}: measured {measured_ms:.1f} ms, "
-            f"predicted {predicted:.1f} ({low:.1f} to {high:.1f}), {ratios[-1]:.2f}; {row['note']}",
+            f"{row['model']} {row['parallelism']} {question[2]} x {question[3]} on {question[5]}: "
+            f"{'a graph' if is_graph else 'call by call'} {ratios[-1]:.2f}; measured {measured_ms:.1f} ms, {told}; "
+            f"{row['note']}",
             flush=True,
         )
     if ratios:
@@ -139,18 +156,33 @@ def exam(folder: Path, table: Path) -> None:
         print(f"not asked, {count} x {reason}")
 
 
-def asked(row: dict[str, str]) -> tuple[float, int, str]:
-    """(ms a token, tensor ranks, why the row cannot be asked or "")."""
+Question = tuple[str, str, int, int, tuple[str, ...], str]
+
+
+def asked(row: dict[str, str]) -> tuple[Question | str, float]:
+    """(what is captured of a row, or why it cannot be asked; measured ms a token)."""
     told = re.search(r"1000/TPOT = (\d+) tok/s", row["note"])
     ms = float(row["ms"]) if row["ms"] else 1000 / float(told.group(1)) if told else 0.0
     ranks = re.search(r"\bTP(\d+)", row["parallelism"])
-    if row["dtype"].lower() != "bf16":
-        return ms, 0, f"weights of {row['dtype'] or 'no type told'}, capture has plain ones"
+    batch = row["batch"] or (requests.group(1) if (requests := re.search(r"(\d+) requests", row["note"])) else "")
+    sizes = [float(size) for size in re.findall(r"[\d.]+", row["context"])]
     if not ms or row["phase"] != "decode":
-        return ms, 0, "no time of a decode step"
-    if not row["batch"].isdigit() or not row["context"].isdigit() or ranks is None:
-        return ms, 0, "batch, context or ranks not told"
-    return ms, int(ranks.group(1)), "" if row["model"] in CONFIGS else "no config here, or no way of splitting it"
+        return "no time of a decode step", ms
+    if not batch or not sizes or ranks is None:
+        return "batch, context or ranks not told", ms
+    if row["model"] not in CONFIGS:
+        return "no config here, or no way of splitting it", ms
+    if row["dtype"].lower() not in WEIGHTS:
+        return f"weights of {row['dtype'] or 'no type told'}", ms
+    # Tokens in and half of those out: what the cache holds on average.
+    context = round(sizes[0] + sum(sizes[1:]) / 2)
+    options = ("--tensor-parallel", ranks.group(1), *WEIGHTS[row["dtype"].lower()])
+    return (row["model"], "decode", int(batch), context, options, SOCS.get(row["soc"], row["soc"])), ms
+
+
+WEIGHTS: dict[str, tuple[str, ...]] = {
+    "bf16": (), "w8a8": ("--weights", "w8a8"), "w4a16": ("--weights", "w4a16"),
+}  # fmt: skip
 
 
 if __name__ == "__main__":

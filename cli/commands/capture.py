@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,17 @@ from opreplay.cli.options.shared import cluster_option, force_option, format_opt
 from opreplay.cli.options.types import SocName
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from opreplay.cli.exit_codes import ExitCode
+    from opreplay.replay.capture.quantised import Weights
     from opreplay.replay.ir.captured import LikeDevice, Via
+    from opreplay.replay.ir.model import ReplayPlan
 
 
 @click.command("capture", short_help="Make a plan of a model or a training step, without a profile.")
 @click.argument("target", metavar="TARGET")
+@click.argument("sizes", nargs=-1, metavar="")
 @click.option(
     "--via",
     type=click.Choice(["dispatch", "export", "compile"]),
@@ -79,6 +85,13 @@ if TYPE_CHECKING:
     "with sums, rotary embeddings, SwiGlu, attention, experts.",
 )
 @click.option(
+    "--weights",
+    type=click.Choice(["w8a8", "w4a16"]),
+    default=None,
+    help="Write the plan with quantised weights: 8 bits for weights and activations, or 4 bits for weights alone "
+    "(of a mixture those of its experts).",
+)
+@click.option(
     "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
 )
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
@@ -94,8 +107,8 @@ if TYPE_CHECKING:
     "--vary",
     multiple=True,
     metavar="NAME=N,N,...",
-    help="Of hf:CONFIG: a table of each batch=1,8,32 and context=1k,8k on each --soc in place of one plan: ms a token, "
-    "tokens/s, memory, fits or not. Repeatable.",
+    help="Of hf:CONFIG: a table in place of one plan, as `--vary batch=1,8,32 context=1k,8k`: ms a token, tokens/s, "
+    "memory, fits or not, of each size on each --soc. Repeatable.",
 )
 @click.option("--soc", multiple=True, type=SocName(), metavar="NAME|FILE", help="With --vary: the devices. Repeatable.")
 @cluster_option
@@ -104,6 +117,7 @@ if TYPE_CHECKING:
 @force_option
 def command(
     target: str,
+    sizes: tuple[str, ...],
     via: Via,
     decompose: bool,
     real: bool,
@@ -119,6 +133,7 @@ def command(
     pipeline_parallel: int | None,
     mla: str | None,
     fused: str | None,
+    weights: Weights | None,
     world_size: int | None,
     rank: int,
     device: LikeDevice,
@@ -142,8 +157,7 @@ def command(
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.capture.capture import capture_target, check_made
-    from opreplay.replay.capture.fused import fused as fused_plan
-    from opreplay.replay.capture.fusions import MATCHERS
+    from opreplay.replay.capture.served import as_served
     from opreplay.replay.capture.target import target_of
     from opreplay.replay.report.step import captured as view
     from opreplay.traces.errors import UsageError
@@ -164,8 +178,11 @@ def command(
     if vary:
         if output is not None or check:
             raise UsageError("--output and --check are of one plan", hint="Leave --vary out.")
-        _show_sizes(target, shape, vary, soc, cluster, rank, fused, format_)
+        form = partial(as_served, fused=fused is not None, weights=weights)
+        _show_sizes(target, shape, (*vary, *sizes), soc, cluster, rank, form, format_)
         return ExitCode.OK
+    if sizes:
+        raise UsageError(f"{sizes[0]} after TARGET", hint="Sizes follow --vary: --vary batch=1,8 context=1k,8k.")
     if soc or cluster:
         raise UsageError("--soc and --cluster are for --vary", hint="Simulate the plan: `opreplay timeline PLAN`.")
     named = target_of(target, shape, trust=trust)
@@ -180,8 +197,7 @@ def command(
         device=device,
     )
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
-    if fused is not None:
-        plan = fused_plan(plan, MATCHERS)
+    plan = as_served(plan, fused=fused is not None, weights=weights)
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
     console.show_as(
@@ -200,12 +216,10 @@ def _show_sizes(
     soc: tuple[str, ...],
     cluster: str | None,
     rank: int,
-    fused: str | None,
+    form: Callable[[ReplayPlan], ReplayPlan],
     format_: str,
 ) -> None:
     """The table of --vary."""
-    from functools import partial
-
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.capture.sweep import sizes_of, swept
@@ -215,5 +229,5 @@ def _show_sizes(
     if not soc:
         raise UsageError("--vary without a device", hint="Name one: --soc 910b3.")
     devices = list(load_socs(soc, cluster).values())
-    rows, notes = swept(target, shape, sizes_of(vary), devices, rank=rank, fused=fused is not None)
+    rows, notes = swept(target, shape, sizes_of(vary), devices, form, rank=rank)
     console.show_as(format_, lambda: {"rows": rows, "notes": notes}, partial(view.render, rows, notes))

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import prod
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from opreplay.replay.capture.calls.recorder import NOT_RECORDED
 from opreplay.replay.ir.captured import Capture
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import itemsize
 from opreplay.replay.plan.passes import by_recorded_time
 from opreplay.replay.plan.step.linking import VIEWS, Memories
 from opreplay.replay.resolve.names import candidates
@@ -195,6 +197,21 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
 
     Raises UsageError for a plan that does not hold all calls of its step.
     """
+    plan, counts = rewritten(plan, matchers)
+    capture = plan.capture
+    if not counts or capture is None:
+        return plan
+    names = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    note = f"calls are fused as on Ascend servers: {names}; peak memory is that of the calls before"
+    notes = (*(each for each in capture.notes if each != UNFUSED), note)
+    return by_recorded_time(msgspec.structs.replace(plan, capture=msgspec.structs.replace(capture, notes=notes)))
+
+
+def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:
+    """The plan with other kernels in place of calls, and how many of each.
+
+    Raises UsageError for a plan that does not hold all calls of its step.
+    """
     if plan.sequence is None or plan.capture is None or plan.sequence.cut:
         raise UsageError(f"{plan.source} does not hold every call of one step", hint="Capture a smaller one.")
     counts: Counter[str] = Counter()
@@ -209,14 +226,7 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
                 counts.update(kernel.name for kernel in fusion.kernels if kernel.name.startswith("npu::"))
         if fusions:
             plan = _Rewriting(plan, graph).rewritten(fusions, {call.place for call in replaced})
-    if not counts:
-        return plan
-    capture = plan.capture
-    assert capture is not None
-    names = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    note = f"calls are fused as on Ascend servers: {names}; peak memory is that of the calls before"
-    notes = (*(each for each in capture.notes if each != UNFUSED), note)
-    return by_recorded_time(msgspec.structs.replace(plan, capture=msgspec.structs.replace(capture, notes=notes)))
+    return plan, counts
 
 
 class _Rewriting:
@@ -310,7 +320,7 @@ class _Rewriting:
                 whole[0],
                 storage=number,
                 names=(" + ".join(name for part in new.parts for name in listed[part.storage].names[:1]),),
-                size_bytes=sum(storage.size_bytes for storage in whole),
+                size_bytes=prod(new.meta.shape) * itemsize(new.meta.dtype),
             )
         gone = {part for parts in self._merged for part in parts} - used
         return msgspec.structs.replace(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.from_config import PREFIX, Shape
-from opreplay.replay.capture.fused import fused as fused_plan
-from opreplay.replay.capture.fusions import MATCHERS
 from opreplay.replay.capture.target import target_of
+from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.timeline.served import ServedStep, served
 from opreplay.traces.errors import UsageError
@@ -37,11 +36,14 @@ def swept(
     shape: Mapping[str, Any],
     sizes: Mapping[str, Sequence[int]],
     devices: Sequence[DeviceProfile],
+    form: Callable[[ReplayPlan], ReplayPlan],
     *,
     rank: int = 0,
-    fused: bool = False,
 ) -> tuple[list[ServedStep], tuple[str, ...]]:
-    """Each size on each device, and what was assumed of all. `shape` has the other fields of `from_config.Shape`."""
+    """Each size on each device, in the `form` that is run, and what was assumed of all.
+
+    `shape` has the other fields of `from_config.Shape`.
+    """
     if not target.startswith(PREFIX):
         raise UsageError("--vary is for hf:CONFIG.json", hint="A file's make() has its own sizes.")
     rows: list[ServedStep] = []
@@ -49,9 +51,7 @@ def swept(
     for values in itertools.product(*sizes.values()):
         wanted = Shape(**{**shape, **dict(zip(sizes, values, strict=True))})
         fields = {name: getattr(wanted, name) for name in Shape.__dataclass_fields__}
-        plan = capture_target(target_of(target, fields), rank=rank)
-        if fused:
-            plan = fused_plan(plan, MATCHERS)
+        plan = form(capture_target(target_of(target, fields), rank=rank))
         notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
         rows += served(
             plan,
@@ -60,6 +60,6 @@ def swept(
             context=wanted.context,
             decodes=wanted.phase == "decode",
             stages=wanted.pipeline_parallel,
-            replicas=wanted.expert_parallel,
+            replicas=wanted.expert_parallel if wanted.spreads else 1,
         )
     return rows, tuple(notes)

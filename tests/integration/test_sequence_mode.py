@@ -45,9 +45,10 @@ def test_the_report_begins_with_the_step(
 ) -> None:
     done, file, path = whole
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("replayed 71 of 73 ops = ")
-    assert lines[1].startswith("sequence of ProfilerStep#3: 108 of 110 calls, ")
-    assert max(map(len, lines[1:])) <= 80
+    assert lines[0].startswith("On the host alone: ")
+    assert lines[1].startswith("replayed 71 of 73 ops = ")
+    assert lines[4].startswith("sequence of ProfilerStep#3: 108 of 110 calls, ")
+    assert max(map(len, lines[2:])) <= 80
     assert "sequence of ProfilerStep" in path.with_suffix(".md").read_text()
     assert file.header.options["mode"] == "sequence"
     found = file.sequence
@@ -64,7 +65,7 @@ def test_the_report_begins_with_the_step(
 def test_a_saved_sequence_is_shown_again(whole: tuple[subprocess.CompletedProcess[str], ResultFile, Path]) -> None:
     _, _, path = whole
     table = opreplay("show", path, width=160).stdout.splitlines()
-    assert table[1].startswith("sequence of ProfilerStep#3")
+    assert table[4].startswith("sequence of ProfilerStep#3")
     assert json.loads(opreplay("show", path, "--format", "json").stdout)["sequence"]["step"] == "ProfilerStep#3"
     assert "replayed, whole pass" in opreplay("show", path, "--format", "markdown").stdout
     assert opreplay("show", path, "--format", "csv").stdout.count("\n") == 74

@@ -10,9 +10,8 @@ from rich.console import Group, RenderableType
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.table import COUNT, Column, Table, notes_lines, number, terminal
 from opreplay.replay.report.text import safe
-from opreplay.replay.timeline.served import ServedStep
+from opreplay.replay.timeline.served import SERVER_BAND, ServedStep
 
-_MS = number("{:,.2f}")
 _FITS = {True: "yes", False: "no", None: "unknown"}
 
 
@@ -23,14 +22,23 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
         column("batch", lambda row: row.batch, COUNT),
         column("context", lambda row: row.context, COUNT),
         column("device", lambda row: row.soc, style="bold"),
-        column("ms a token", lambda row: row.token_ms, _MS),
-        column("80 % band", lambda row: f"{row.low_ms:,.2f} to {row.high_ms:,.2f}", right=True, drop=1),
+        column("ms a token", lambda row: f"{_ms(row.token_ms)} ({_ms(row.low_ms)}–{_ms(row.high_ms)})", right=True),
         column("tokens/s", lambda row: row.tokens_per_s, number("{:,.0f}")),
-        column("as a graph", lambda row: row.graph_token_ms, _MS),
+        column("as graph", lambda row: _ms(row.graph_token_ms), right=True),
         column("memory", lambda row: readable(row.memory_bytes), right=True),
         column("fits", lambda row: _FITS[row.fits]),
     ]
     said = [safe(note) for note in notes]
+    if server_ms := max((row.server_ms for row in rows), default=0.0):
+        said.append(
+            f"a server's host takes {server_ms:g} ms between two tokens (of vLLM's own profile), within a factor of "
+            f"{SERVER_BAND:g}: all times have it, servers that schedule ahead hide it"
+        )
     if missing := max((row.unpredicted_calls for row in rows), default=0):
         said.append(f"up to {missing} calls of a step have no prediction and take no time here")
     return Group(*terminal(Table("Sizes", columns, rows), width), *notes_lines(said))
+
+
+def _ms(value: float) -> str:
+    """Three digits: 0.0123, 1.23, 12.3, 1,230."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

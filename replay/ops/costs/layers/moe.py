@@ -14,6 +14,7 @@ from opreplay.traces.model import TensorMeta
 
 ASSUMED_TOP_K = 8
 """Experts per token where a trace does not say."""
+INT4_IN_INT32 = 8
 ADAPTER_WEIGHTS = ("lora_a_weights", "lora_b_weights", "weight", "w")
 
 
@@ -183,7 +184,11 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
     weight, rows = weights[0], flat[0]
     k = rows.shape[1]
     n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
-    return [grouped(op, rows.shape[0], weight, k, n)]
+    bits = 0
+    if weight.dtype in ("int32", "int8") and rows.dtype != "int8":  # packed or not: unpacked beside the product
+        n, bits = (n * INT4_IN_INT32, 4) if weight.dtype == "int32" else (n, 8)
+        weight = TensorMeta(shape=(weight.shape[0], k, n), dtype=rows.dtype)
+    return [grouped(op, rows.shape[0], weight, k, n, weight_bits=bits)]
 
 
 def adapters(op: OpView) -> Iterable[KernelCall]:

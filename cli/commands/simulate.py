@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     cache_option,
     cluster_option,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
+@click.command("simulate", cls=Command, short_help="Predict a whole step on simulated NPUs, without running it.")
 @source_options(execution_traces=False)
 @soc_option
 @cluster_option

@@ -165,13 +165,13 @@ def _show(result: CheckResult, failed: tuple[PointResult, ...], path: object, *,
     from opreplay.replay.report import checked
 
     write_page(path if isinstance(path, Path) else None, partial(checked.page, result, failed), force=force)
-    if format_ == "json":
-        console.write(console.json_text(checked.facts(result)))
-    elif format_ == "markdown":
-        console.write(checked.markdown(result, failed))
-    else:
-        console.show_line(checked.first_line(result, failed))
-        console.show_fitted(lambda width: checked.render(result, width=width))
+    console.show_as(
+        format_,
+        lambda: checked.facts(result),
+        lambda width: checked.render(result, width=width),
+        lines=[checked.first_line(result, failed)],
+        texts={"markdown": lambda: checked.markdown(result, failed)},
+    )
     for point in failed:
         console.narrate(f"opreplay: {point.point}: {point.verdict}")
 

@@ -169,10 +169,10 @@ def _show(cases: Cases, format_: str, output: tuple[str, ...], *, force: bool) -
         else:
             text = console.json_text(view.facts(cases))
         write_file(path, text, force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(cases)))
-    elif format_ == "csv":
-        console.write(view.csv_text(cases))
-    else:
-        console.show_line(view.head_line(cases))
-        console.show_fitted(lambda width: view.render(cases, width=width))
+    console.show_as(
+        format_,
+        lambda: view.facts(cases),
+        lambda width: view.render(cases, width=width),
+        lines=[view.head_line(cases)],
+        texts={"csv": lambda: view.csv_text(cases)},
+    )

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 Made = tuple[nn.Module, tuple[Any, ...]]
 MODELS: dict[str, Callable[[], Made]] = {}
@@ -938,7 +939,8 @@ def written_in_place() -> Made:
 
 def loss_of(output: Any) -> Tensor:
     """Something to train on for any model: the output itself where it is a loss, else its mean square."""
-    first = output[0] if isinstance(output, tuple) else output
+    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    first = next((tensor for tensor in tensors if tensor.requires_grad), tensors[0])
     return first if first.dim() == 0 else first.float().square().mean()
 
 

@@ -27,15 +27,36 @@ def spread_experts(model: Any, ranks: int) -> None:
             "the model has no experts that can be spread", hint="--expert-parallel is for mixtures of experts."
         )
     for experts in expert_modules:
-        count = int(experts.num_experts)
-        if count % ranks:
-            raise UsageError(f"{count} experts over {ranks} ranks", hint="Choose ranks that divide them.")
-        for name, parameter in list(experts.named_parameters(recurse=False)):
-            if parameter.dim() and parameter.shape[0] == count:
-                part = torch.empty(count // ranks, *parameter.shape[1:], dtype=parameter.dtype)
-                setattr(experts, name, torch.nn.Parameter(part, requires_grad=parameter.requires_grad))
-        experts.num_experts = count // ranks
+        keep_share(experts, ranks)
         experts.forward = MethodType(_exchanging, experts)
+
+
+def keep_share(experts: Any, ranks: int) -> None:
+    """Leave a module its share of the experts. Raises UsageError for a number that the ranks do not divide."""
+    count = int(experts.num_experts)
+    if count % ranks:
+        raise UsageError(f"{count} experts over {ranks} ranks", hint="Choose ranks that divide them.")
+    for name, parameter in list(experts.named_parameters(recurse=False)):
+        if parameter.dim() and parameter.shape[0] == count:
+            part = torch.empty(count // ranks, *parameter.shape[1:], dtype=parameter.dtype)
+            setattr(experts, name, torch.nn.Parameter(part, requires_grad=parameter.requires_grad))
+    experts.num_experts = count // ranks
+
+
+def share_experts(experts: Any, ranks: int) -> None:
+    """Leave a module its share of the experts, where each rank has all tokens and results are summed afterwards."""
+    keep_share(experts, ranks)
+
+    def forward(self: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # pyright: ignore
+
+        count = -(-chosen.numel() // ranks)
+        tokens = torch.arange(count) // chosen.shape[-1]
+        mine = chosen.reshape(-1, 1)[:count] % self.num_experts
+        parts = ALL_EXPERTS_FUNCTIONS["grouped_mm"](self, hidden[tokens], mine, weights.reshape(-1, 1)[:count])
+        return torch.zeros_like(hidden).index_add(0, tokens, parts.to(hidden.dtype))
+
+    experts.forward = MethodType(forward, experts)
 
 
 def is_experts(module: Any) -> bool:

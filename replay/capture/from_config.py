@@ -54,15 +54,22 @@ class Shape:
     """How decode attends to a cache of latents."""
 
     @property
+    def spreads(self) -> bool:
+        """Whether ranks of experts have tokens of their own, which they exchange."""
+        return self.expert_parallel > 1 and self.tensor_parallel == 1
+
+    @property
     def ranks(self) -> int:
         """Ranks of the job. Raises UsageError for splits that do not go together."""
         split = self.tensor_parallel * self.pipeline_parallel
-        if split > 1 and self.expert_parallel > 1:
+        if split == 1 or self.expert_parallel == 1:
+            return split * self.expert_parallel
+        if self.expert_parallel != self.tensor_parallel:
             raise UsageError(
-                "--expert-parallel with --tensor-parallel or --pipeline-parallel",
-                hint="Choose one: tensor ranks share the experts' widths.",
+                f"--expert-parallel {self.expert_parallel} over {self.tensor_parallel} tensor ranks",
+                hint="Give both the same number: tensor ranks then have whole experts. Or choose one of them.",
             )
-        return split * self.expert_parallel
+        return split
 
 
 def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
@@ -70,14 +77,14 @@ def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
 
     Raises EnvironmentRefused where transformers is not installed.
     """
-    config = _config(config_file(path_text))
+    config = config_of(config_file(path_text))
     return lambda: _step(config, shape)
 
 
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     """What a reader of times must know of how transformers computes a model."""
     notes = [UNFUSED]
-    if shape.phase == "decode" and getattr(_config(config_file(path_text)), "kv_lora_rank", None):
+    if shape.phase == "decode" and getattr(config_of(config_file(path_text)), "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
     if shape.pipeline_parallel > 1:
         notes.append(
@@ -106,7 +113,7 @@ def config_file(text: str) -> Path:
     return Path(cached)
 
 
-def _config(path: Path) -> Any:
+def config_of(path: Path) -> Any:
     """The config that transformers makes of a file."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -147,9 +154,10 @@ def _transformers() -> Any:
 def _step(config: Any, shape: Shape) -> Step:
     """The step, made where tensors are fake."""
     model = _model(config, shape)
-    if shape.expert_parallel > 1:
+    if shape.spreads:
         spread_experts(model, shape.expert_parallel)
-    stage = split_model(model, shape.tensor_parallel, shape.pipeline_parallel)
+    whole_experts = shape.expert_parallel > 1
+    stage = split_model(model, shape.tensor_parallel, shape.pipeline_parallel, whole_experts=whole_experts)
     if shape.phase == "train":
         return _training(model, shape, stage)
     model.eval()
@@ -162,12 +170,12 @@ def _model(config: Any, shape: Shape) -> Any:
     dtype = getattr(torch, shape.dtype)
     # Real weights must be drawn; fake ones hold nothing.
     with no_init_weights() if isinstance(torch.empty(0), FakeTensor) else nullcontext():
-        model = _class_of(config)._from_config(deepcopy(config), dtype=dtype)
+        model = class_of(config)._from_config(deepcopy(config), dtype=dtype)
     model.tie_weights()  # part of what draws them, which fake ones skip
     return model
 
 
-def _class_of(config: Any) -> Any:
+def class_of(config: Any) -> Any:
     """The class that the config names, of those that transformers has; else the one of its type that makes text."""
     transformers = _transformers()
     for name in getattr(config, "architectures", None) or ():
@@ -187,7 +195,7 @@ def _ids(batch: int, tokens: int) -> torch.Tensor:
     return torch.zeros(batch, tokens, dtype=torch.long)
 
 
-def _inputs(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
+def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
     """What the model's forward takes, by name: tokens, an image or a film, a spectrogram, samples of sound, a series.
 
     Raises UsageError for a model whose inputs have no size that its config tells.
@@ -324,7 +332,7 @@ def _training(model: Any, shape: Shape, stage: Stage) -> Step:
 
 
 def _prefill(model: Any, shape: Shape, stage: Stage) -> Step:
-    inputs: dict[str, Any] = dict(_inputs(model, shape))
+    inputs: dict[str, Any] = dict(inputs_of(model, shape))
     has_own_length = "pixel_values" in inputs and not hasattr(model.config, "image_token_id")
     if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False) and not has_own_length:
         inputs |= {"past_key_values": _cache(model.config, shape.context), "use_cache": True, "logits_to_keep": 1}

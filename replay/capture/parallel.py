@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from opreplay.replay.capture.experts import is_experts
+from opreplay.replay.capture.experts import is_experts, share_experts
 from opreplay.traces.errors import UsageError
 
 COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"})
 ROWS = frozenset({"o_proj", "down_proj"})
-WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "router", "shared_expert_gate"})
+WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "wg", "router", "shared_expert_gate"})
 """Every rank computes them."""
 _REDUCE = torch.ops._c10d_functional
 
@@ -64,8 +64,11 @@ class Stage:
             dist.send(self.received.grad, self.before)
 
 
-def split_model(model: Any, tensor_ranks: int, stages: int) -> Stage:
-    """Leave a model what this process's rank has of it. Raises UsageError for one that cannot be split so."""
+def split_model(model: Any, tensor_ranks: int, stages: int, *, whole_experts: bool = False) -> Stage:
+    """Leave a model what this process's rank has of it: of experts a part of each, or some of them whole.
+
+    Raises UsageError for one that cannot be split so.
+    """
     import torch.distributed as dist
 
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -83,7 +86,7 @@ def split_model(model: Any, tensor_ranks: int, stages: int) -> Stage:
     if tensor_ranks > 1:
         first = stage.number * tensor_ranks
         group = dist.new_group(list(range(first, first + tensor_ranks)))
-        _split_widths(model, tensor_ranks, group)
+        _split_widths(model, tensor_ranks, group, whole_experts=whole_experts)
     return stage
 
 
@@ -126,7 +129,7 @@ class _Received(torch.nn.Module):
         return hidden
 
 
-def _split_widths(model: Any, ranks: int, group: Any) -> None:
+def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) -> None:
     base, config = model.base_model, model.config
     heads = int(config.num_attention_heads)
     if heads % ranks:
@@ -139,7 +142,12 @@ def _split_widths(model: Any, ranks: int, group: Any) -> None:
     for name, module in base.layers.named_modules():
         last = name.rpartition(".")[2]
         if is_experts(module):
-            _split_experts(module, ranks, group)
+            if whole_experts:
+                share_experts(module, ranks)
+            else:
+                _split_experts(module, ranks)
+            module.register_forward_pre_hook(lambda _, given: (_ReduceBackward.apply(given[0], group), *given[1:]))
+            module.register_forward_hook(lambda _, __, result: _ReduceForward.apply(result, group))
         elif isinstance(module, torch.nn.Linear):
             if last not in COLUMNS | ROWS | WHOLE:
                 raise UsageError(
@@ -176,7 +184,7 @@ def _shrink(module: Any, name: str, dim: int, size: int) -> None:
     setattr(module, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
 
 
-def _split_experts(experts: Any, ranks: int, group: Any) -> None:
+def _split_experts(experts: Any, ranks: int) -> None:
     """Each rank has a part of the inner width of every expert."""
     width_name = next((name for name in ("intermediate_dim", "intermediate_size") if hasattr(experts, name)), None)
     if width_name is None:
@@ -190,8 +198,6 @@ def _split_experts(experts: Any, ranks: int, group: Any) -> None:
             of_rows = parameter.dim() == 2 or gated != bool(getattr(experts, "is_transposed", False))
             _shrink(experts, name, 1 if of_rows else 2, share)
     setattr(experts, width_name, part)
-    experts.register_forward_pre_hook(lambda _, given: (_ReduceBackward.apply(given[0], group), *given[1:]))
-    experts.register_forward_hook(lambda _, __, result: _ReduceForward.apply(result, group))
 
 
 def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:

@@ -41,6 +41,8 @@ class Recording:
     outputs: tuple[CapturedOutput, ...]
     returned: Any
     step: Step
+    notes: tuple[str, ...] = ()
+    """What was assumed of values."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Fields of `Capture` that the run found out."""
 
@@ -94,6 +96,7 @@ def record(
         outputs=outputs,
         returned=returned,
         step=step,
+        notes=() if fakes is None else fakes.known.notes,
         facts=facts,
     )
 
@@ -131,7 +134,7 @@ def plan_of(
     """The plan of a recording; `facts` are fields of `Capture`."""
     recorder, storages = recording.recorder, recording.storages
     ops = _counting_on_host(recorder, storages, recording.tracker.counters)
-    notes = (*facts.pop("notes", ()), *recording.tracker.notes)
+    notes = (*facts.pop("notes", ()), *recording.notes, *recording.tracker.notes)
     capture = Capture(
         notes=notes,
         via=via,

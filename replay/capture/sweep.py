@@ -60,6 +60,6 @@ def swept(
             context=wanted.context,
             decodes=wanted.phase == "decode",
             stages=wanted.pipeline_parallel,
-            replicas=wanted.expert_parallel,
+            replicas=wanted.expert_parallel if wanted.spreads else 1,
         )
     return rows, tuple(notes)

@@ -58,12 +58,11 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
     path = text.removeprefix(PREFIX)
     wanted = Shape(**shape)
     form = f"{wanted.phase}, {wanted.batch} x {wanted.context}, {wanted.dtype}"
-    spread = wanted.expert_parallel > 1
     return Target(
         make=maker(path, wanted),
         source=f"{Path(path).name} ({form})",
         world_size=wanted.ranks if wanted.ranks > 1 else None,
-        notes=(*notes_of(path, wanted), *((NOTE,) if spread else ())),
+        notes=(*notes_of(path, wanted), *((NOTE,) if wanted.expert_parallel > 1 else ())),
     )
 
 

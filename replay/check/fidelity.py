@@ -77,7 +77,9 @@ def check_stand_ins(
     if library is not None:
         names = [name for name in names if LIBRARY_OF[name.partition("::")[0]] == library]
     if not names:
-        raise UsageError(f"no stand-in is called {pattern}", hint="Give a glob such as '_C::*'; docs/vendor-ops.md.")
+        raise UsageError(
+            f"no stand-in is called {pattern}", hint="Give a glob such as '_C::*'; `opreplay list ops` lists them."
+        )
     options = RunOptions(device=device, seed=seed)
     executor = make_executor(WorkerConfig(options=options, memory_bytes=environment.default_op_bytes()))
     assert isinstance(executor, TorchExecutor)

@@ -180,6 +180,16 @@ def test_experts_and_latent_heads_are_split_over_tensor_ranks(console: Console, 
     assert gone == 2 * (attention + widths + 2 * 128 * 64) // 2
     # The embedding, three attentions, one MLP, and chosen and shared experts of two layers.
     assert collectives(plan) == {("all_reduce", 2): 9, ("all_gather", 2): 1}
+    # Whole experts in place of their halves: as many bytes, and as many tokens summed.
+    ranks = ("--tensor-parallel", "2", "--expert-parallel", "2")
+    for phase in ("decode", "train"):
+        shape = ("--phase", phase, "--batch", "2", "--context", "16", "--force", "-o", plan)
+        part = captured(console, target, *shape, "--tensor-parallel", "2")
+        summed = collectives(plan)
+        spread = captured(console, target, *shape, *ranks)
+        assert collectives(plan) == summed
+        assert spread["flops"]["forward"] == part["flops"]["forward"]
+        assert spread["peaks"][0]["by_kind"]["parameter"] == part["peaks"][0]["by_kind"]["parameter"]
 
 
 def test_layers_are_split_over_stages(console: Console, config: Any, tmp_path: Path) -> None:
@@ -202,7 +212,8 @@ def test_layers_are_split_over_stages(console: Console, config: Any, tmp_path: P
     [
         ("--tensor-parallel", "3"),
         ("--pipeline-parallel", "4"),
-        ("--tensor-parallel", "2", "--expert-parallel", "2"),
+        ("--tensor-parallel", "2", "--expert-parallel", "4"),
+        ("--pipeline-parallel", "2", "--expert-parallel", "4"),
         ("--tensor-parallel", "2", "--world-size", "8"),
     ],
 )

@@ -5,10 +5,12 @@ Owns no order: which storage a tensor lies in, over calls, is `storages`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from opreplay.replay.arguments.tensors import DTYPES, flattened
 from opreplay.replay.ir.model import ReplayArg
@@ -172,3 +174,17 @@ def _plain(value: Any) -> Any:
         items = tuple(_plain(item) for item in value)
         return _UNKNOWN if _UNKNOWN in items else items
     return str(value) if isinstance(value, _ENUMS) else _UNKNOWN
+
+
+def of_numbers(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.tensor` that asks tensors in a list for their values one by one, where a mode sees it and fake ones know
+    them."""
+
+    def called(data: Any, **named: Any) -> torch.Tensor:
+        leaves: list[Any] = tree_leaves(data) if isinstance(data, list | tuple) else []
+        if leaves and all(isinstance(leaf, torch.Tensor) and not leaf.dim() for leaf in leaves):
+            named.setdefault("dtype", reduce(torch.promote_types, (leaf.dtype for leaf in leaves)))
+            data = tree_map(torch.Tensor.item, data)
+        return tensor(data, **named)
+
+    return called

@@ -5,6 +5,7 @@ torch's own mode runs an op for real where all its tensors are: it would write t
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Generator, Mapping, Sequence, Set
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from opreplay.replay.capture.calls.arguments import is_dense, tensors_in
+from opreplay.replay.capture.calls.arguments import is_dense, of_numbers, tensors_in
 from opreplay.replay.capture.calls.patching import replaced
 from opreplay.traces.errors import UsageError
 
@@ -36,6 +37,10 @@ _KNOWN_SOURCES = frozenset(
     for name in ("arange", "linspace", "full", "zeros", "ones", "eye", "scalar_tensor", "tril_indices", "triu_indices")
 )
 _UNINITIALIZED = ("empty", "new_empty", "resize", "set_")
+_SUMMARIES, _SAYS_NO = (_aten.all.default, _aten.any.default), (_aten.isnan.default, _aten.isinf.default)
+_LOOKS = frozenset((*_SUMMARIES, *_SAYS_NO, _aten.eq.Scalar, _aten.ne.Scalar, _aten.eq.Tensor, _aten.mul.Tensor))
+"""Calls of a look for numbers that are not finite."""
+_FINITE = "where the step looks for numbers that are not finite, it is taken to find none"
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
 
 
@@ -120,6 +125,10 @@ class _Known:
 
     def __init__(self) -> None:
         self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._answers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Of tensors that say of each number whether it is finite: what they say of one that is."""
+        self.notes: tuple[str, ...] = ()
+        """What was assumed of values."""
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The values, None where nobody knows them."""
@@ -132,11 +141,16 @@ class _Known:
 
     def follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
         """Compute what a call gave where all that it takes is known, and forget what it overwrites where it is not."""
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        if tensors and not is_lift(func) and func not in _LOOKS and not any(tensor in self._real for tensor in tensors):
+            return
         results = tree_leaves(returned)
         real = self.computed(func, args, kwargs) if all(map(_is_small, results)) else None
+        if real is None and func in _LOOKS:
+            real = self._of_finite_numbers(func, args, returned)
         if real is None:
             if func._schema.is_mutable:
-                known = [self._real[tensor] for tensor in tensors_in((*args, *kwargs.values())) if tensor in self._real]
+                known = [self._real[tensor] for tensor in tensors if tensor in self._real]
                 self._overwrite({value.untyped_storage()._cdata for value in known})
             return
         for fake, value in zip(results, tree_leaves(real), strict=True):
@@ -167,6 +181,26 @@ class _Known:
             if "device" in kwargs:
                 kwargs["device"] = torch.device("cpu")
             return func(*args, **kwargs)
+
+    def _of_finite_numbers(self, func: Any, args: Any, returned: Any) -> torch.Tensor | None:
+        """What `all` or `any` gives of a look for numbers that are not finite: there are none, as in a step that works.
+
+        Takes note of the look's calls, of which `isfinite` has four.
+        """
+        answer = self._answers.get(args[0]) if isinstance(args[0], torch.Tensor) else None
+        if answer is not None and func in _SUMMARIES:
+            self.notes = (_FINITE,)
+            with _disable_current_modes():
+                return torch.tensor(answer)
+        if func in _SAYS_NO or (func is _aten.eq.Scalar and args[1] == math.inf):
+            self._answers[returned] = False
+        elif (
+            (func is _aten.ne.Scalar and args[1] == math.inf)
+            or (func is _aten.eq.Tensor and args[0] is args[1])
+            or (func is _aten.mul.Tensor and answer and isinstance(args[1], FakeTensor) and self._answers.get(args[1]))
+        ):
+            self._answers[returned] = True
+        return None
 
     def _overwrite(self, storages: Set[int]) -> None:
         """Nobody knows any more what lies in these: forget all views of them."""
@@ -224,8 +258,19 @@ class Fakes:
                 del memo[key]
             return plain(first, second)
 
+        each: Any = FakeTensor.tolist
+
+        def tolist(tensor: FakeTensor) -> Any:
+            known = self.known.of(tensor)
+            if known is None:
+                return each(tensor)
+            with _disable_current_modes():
+                return known.tolist()
+
         with (
             replaced(utils, swap_tensors=swap_tensors),
+            replaced(torch, tensor=of_numbers(torch.tensor)),
+            replaced(FakeTensor, tolist=tolist),
             self.mode,
             self._corrected,
             warnings.catch_warnings(),
@@ -240,22 +285,12 @@ class Fakes:
         foreach: Any = import_module("torch.utils._foreach_utils")
         transformers = sys.modules.get("transformers.utils.import_utils")
 
-        each: Any = FakeTensor.tolist
-
-        def tolist(tensor: FakeTensor) -> Any:
-            known = self.known.of(tensor)
-            if known is None:
-                return each(tensor)
-            with _disable_current_modes():
-                return known.tolist()
-
         def is_fake_tensor(value: Any) -> bool:
             return isinstance(value, FakeTensor) and self.known.of(value) is None
 
         with ExitStack() as stack:
             types = [*foreach._foreach_supported_types, FakeTensor]
             stack.enter_context(replaced(foreach, _foreach_supported_types=types))
-            stack.enter_context(replaced(FakeTensor, tolist=tolist))
             if hasattr(transformers, "is_fake_tensor"):
                 stack.enter_context(replaced(transformers, is_fake_tensor=is_fake_tensor))
             yield

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from opreplay.replay.capture.calls.arguments import of_numbers
 from opreplay.replay.capture.calls.patching import replaced
 from opreplay.replay.capture.calls.views import Views
 from opreplay.replay.ir.captured import LikeDevice
@@ -124,25 +124,17 @@ class WithoutMode:
             with self._being(_LOOKS_AT_FAKE):  # a message reads the value of a tensor that it has
                 return format(tensor.detach().item(), form)
 
-        def of_numbers(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def detaching(plain: Callable[..., Any]) -> Callable[..., Any]:
             def made(*args: Any, **named: Any) -> Any:
                 with self._being(_OF_NUMBERS):
                     return plain(*args, **named)
 
             return made
 
-        make_tensor = of_numbers(torch.tensor)
-
-        def of_data(data: Any, **named: Any) -> Any:
-            if isinstance(data, list | tuple) and all(map(_is_number, leaves := pytree.tree_leaves(data))) and leaves:
-                named.setdefault("dtype", reduce(torch.promote_types, (leaf.dtype for leaf in leaves)))
-                data = pytree.tree_map(torch.Tensor.item, data)
-            return make_tensor(data, **named)
-
         with (
             replaced(hooks, __init__=init),
-            replaced(torch, tensor=of_data),
-            replaced(torch.Tensor, new_tensor=of_numbers(torch.Tensor.new_tensor)),
+            replaced(torch, tensor=detaching(of_numbers(torch.tensor))),
+            replaced(torch.Tensor, new_tensor=detaching(torch.Tensor.new_tensor)),
             replaced(torch, **({"_check_tensor_all_with": check} if self._fake else {})),
             replaced(torch.Tensor, **({"__format__": format_value} if self._fake else {})),
         ):
@@ -203,10 +195,6 @@ class WithoutMode:
             yield
         finally:
             self._inside.pop()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.dim()
 
 
 def _any_value(tensor: torch.Tensor) -> int | bool:

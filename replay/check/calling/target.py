@@ -224,7 +224,7 @@ def find_reference(text: str | None, target: Target) -> Reference:
     if text == "stand-in":
         stand_in = stand_in_of(target.specs[0].name)
         if stand_in is None:
-            raise UsageError(f"there is no stand-in for {target.name}", hint="docs/vendor-ops.md lists them.")
+            raise UsageError(f"there is no stand-in for {target.name}", hint="`opreplay list ops` lists them.")
         return Reference(text=f"opreplay's stand-in for {target.specs[0].name}", function=stand_in)
     if text == "decomposition":
         return Reference(text="torch's decomposition", function=None, by_overload=_decompositions(target))

@@ -221,6 +221,23 @@ def test_what_fake_tensors_refuse_of_models_that_run(make: Any) -> None:
     assert len({one.name for one in check.parameters}) == len(check.parameters)
 
 
+def clamped(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    if not torch.isfinite(y).all() or torch.isinf(y).any() or y.isnan().any():
+        y = y.clamp(max=1e3)
+    return y * 2
+
+
+def test_numbers_are_taken_to_be_finite_and_the_plan_says_so() -> None:
+    plan = capture_made(lambda: (clamped, (torch.randn(3),)), source="here")
+    assert plan.capture is not None
+    assert len(plan.capture.notes) == 1
+    check = check_made(lambda: (clamped, (torch.randn(3),)), plan)
+    assert check.equal
+    assert check.other_calls is None
+    assert not check_made(lambda: (clamped, (torch.full((3,), 1e3),)), plan).equal
+
+
 def test_a_step_that_fails_on_values_is_refused() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         torch._check_tensor_all(x > 9.0)

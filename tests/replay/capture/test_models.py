@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
-from benchmarks.capture_models import calls_compared
+from benchmarks.capture_models import SHARE, calls_compared
+from benchmarks.config_models import step_of_config
 from benchmarks.small_models import MODELS, step_of_model
 from opreplay.replay.capture.capture import capture_made, check_made
 
@@ -28,6 +31,24 @@ CASES = [
     ("sequence_to_sequence", "sgd"),
 ]
 """Some of them; `benchmarks/capture_models.py` has all."""
+
+
+CONFIGS = [
+    ("mistral", "prefill"), ("gpt_neox", "sgd"), ("detr", "prefill"), ("dinov3_vit", "prefill"), ("patchtst", "sgd"),
+    ("vivit", "prefill"), ("llava", "prefill"), ("qwen2_vl", "prefill"), ("qwen2_vl", "sgd"),
+]  # fmt: skip
+"""Of `benchmarks/config_models.py`."""
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra hf)")
+@pytest.mark.parametrize(("name", "mode"), CONFIGS)
+def test_a_model_of_a_config_computes_what_it_computes(name: str, mode: str) -> None:
+    make = step_of_config(name, mode)
+    plan = capture_made(make, source=name)
+    found = check_made(make, plan)
+    assert found.equal
+    assert all(one.bits_equal for one in (*found.outputs, *found.parameters))
+    assert calls_compared(plan, make).share >= SHARE
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)

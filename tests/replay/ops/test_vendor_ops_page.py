@@ -1,4 +1,4 @@
-"""docs/vendor-ops.md lists exactly the ops that have a stand-in, and its example works."""
+"""docs/vendor-ops.md counts the ops with a reference implementation by namespace, and its example works."""
 
 from __future__ import annotations
 
@@ -13,16 +13,9 @@ from opreplay.replay.ops import register as reference
 PAGE = Path(__file__).parents[3] / "docs" / "vendor-ops.md"
 
 
-def test_the_page_lists_what_is_implemented() -> None:
-    parts = PAGE.read_text().split("\n### ")[1:]
-    sections = [re.fullmatch(r"(\w+) \((.*), (\d+)\)\n\n```text\n([^`]*)```\n*", part) for part in parts]
-    assert all(sections)
-    listed = {found[1]: tuple(re.findall(r"\w+", found[4])) for found in sections if found}
-    found = {ns: tuple(name.partition("::")[2] for name in names) for ns, names in reference.implemented().items()}
-    assert listed == found
-    for section in filter(None, sections):
-        assert section[2] == catalog.library_of(section[1])
-        assert int(section[3]) == len(found[section[1]])
+def test_the_page_lists_every_namespace_with_its_number_of_ops() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(ns, catalog.library_of(ns), str(len(names))) for ns, names in reference.implemented().items()]
 
 
 def test_the_example_of_the_page_works() -> None:

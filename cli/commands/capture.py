@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     "--expert-parallel",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens.  [default: 1]",
+    help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens; as many tensor ranks have whole experts.  "
+    "[default: 1]",
 )
 @click.option(
     "--tensor-parallel",

@@ -100,10 +100,11 @@ class Ranges:
 
 def named_ranges(trace: Trace, kinds: Sequence[int]) -> Ranges:
     """Calls of these kinds where the trace has them, else ranges that the user marked."""
-    calls, notes = None if trace.activity is None else trace.activity.calls, trace.annotations
-    table, names, rows = calls, () if trace.activity is None else trace.activity.names, np.empty(0, np.int64)
-    if calls is not None:
-        rows = np.flatnonzero(np.isin(calls.kind, kinds))
+    table, notes, rows = None, trace.annotations, np.empty(0, np.int64)
+    names: tuple[str, ...] = ()
+    if trace.activity is not None:
+        table, names = trace.activity.calls, trace.activity.names
+        rows = np.flatnonzero(np.isin(table.kind, kinds))
     if not len(rows) and isinstance(notes, AnnotationTable) and len(notes):
         by_user = np.array([step_number(name) is None and batch_context(name) is None for name in notes.names])
         table, names, rows = notes, notes.names, np.flatnonzero(by_user[notes.name])

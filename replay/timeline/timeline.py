@@ -200,7 +200,7 @@ def timeline(
             modules=module_tree(names, graph, {row: us for row, us in by_row.items() if isinstance(row, int)}),
             critical_path_python_us=dict(python_on_path(trace, graph, schedule, parts)),
             slack=tuple(slack_of_ops(names, graph, schedule)),
-            edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()},
+            edges=edge_counts(graph),
             unexplained_waits=graph.unexplained.waits,
             unexplained_us=graph.unexplained.us,
             dropped_edges=graph.dropped_edges,
@@ -424,6 +424,11 @@ def _together(
     after = changed.schedule()
     gains = _gains(graph, changed, before, after)
     return _what_if(" and ".join(changes), before, changed, after, gains, changed.notes, _on_each(changes, simulated))
+
+
+def edge_counts(graph: StepGraph) -> dict[str, EdgeCount]:
+    """How many dependencies of each kind were recorded, and how many inferred."""
+    return {kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()}
 
 
 def recorded_schedule(graph: StepGraph) -> Schedule:

@@ -132,8 +132,8 @@ def test_more_small_images_take_no_less_to_bring_into_the_layout_of_the_cube(ima
 
 LARGER = [("910b4-1", "910b4"), ("910b3", "910b4"), ("910b2", "910b3"), ("910b1", "910b2"), ("910b1", "910b4-1")]
 SLOWER, SLOWER_SUM = 1.05, 1.1
-"""Of the time of what is less or larger, over that of what is more or smaller; small sums are dealt out to cores by their
-bytes, so that fewer have to do with as many results each."""
+"""Of the time of what is less or larger, over that of what is more or smaller; small sums are dealt out to cores by
+their bytes, so that fewer have to do with as many results each."""
 
 
 @settings(max_examples=300, deadline=None)

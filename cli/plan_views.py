@@ -218,8 +218,6 @@ def show_captured(plan: ReplayPlan, *, by: str | None, format_: str) -> None:
         raise UsageError(
             f"{plan.source} was captured: no times were recorded", hint="Leave --by out; `simulate` predicts times."
         )
-    if format_ == "json":
-        console.write(console.json_text(view.facts(plan, None)))
-        return
-    console.show_line(view.head_line(plan))
-    console.show(view.render(plan, None))
+    console.show_as(
+        format_, lambda: view.facts(plan, None), lambda width: view.render(plan, None), lines=[view.head_line(plan)]
+    )

@@ -75,7 +75,7 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
     if summary is not None and summary.wall_s is not None:
         _tell_spent_time(outputs, summary.wall_s, late)
     if late and max_failed is not None:
-        console.narrate(f"opreplay: {late} ops were not tried (--total-time): they count as not replayed")
+        console.narrate(f"opreplay: {late} ops were not tried (--set total_time): they count as not replayed")
     lost = sum(map(has_lost_process, outputs.memory.results))
     if lost:
         console.narrate(f"opreplay: error: {lost} ops lost the process that ran them; --resume tries them again")
@@ -96,12 +96,12 @@ def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
         if result.measure_s is not None:
             console.narrate(
                 f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s of the run's "
-                f"{wall_s:.0f} s and had not ended (--total-time): --resume tries it last, "
-                "--op-limit gives it up sooner"
+                f"{wall_s:.0f} s and had not ended (--set total_time): --resume tries it last, "
+                "--set op_limit gives it up sooner"
             )
     if late and not _measured_here(outputs):
         console.narrate(
-            f"opreplay: no op was tried: the start alone took the {wall_s:.1f} s (--total-time); --resume with as "
+            f"opreplay: no op was tried: the start alone took the {wall_s:.1f} s (--set total_time); --resume with as "
             "little time gets no further: give it more"
         )
 

@@ -29,7 +29,7 @@ OWN, SHARED = "opreplay.toml", "pyproject.toml"
 NONE = "none"
 """In place of a file: no file counts."""
 MOST_BYTES = 1 << 20
-_NO_OPTIONS = frozenset({"help", "version", "config"})
+_NO_OPTIONS = frozenset({"help", "version", "config", "set"})
 _WORD = re.compile(r"[A-Z]+")
 _SUFFIX = re.compile(r"\.[a-z]")
 _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "SIZE"}) | {

@@ -216,17 +216,13 @@ def _tell_problems(contents: ExpectedContents | KeptContents) -> None:
     """Say on stderr for how many ops the initializers could not make what predictions depend on."""
     from opreplay.cli.terminal import console
 
-    if contents.impossible:
-        count, first = len(contents.impossible), next(iter(contents.impossible.values()))
-        console.narrate(f"{count} op{'s' if count > 1 else ''} cannot hold the batch that the trace tells: {first}")
-    if contents.unrecorded:
-        count, first = len(contents.unrecorded), next(iter(contents.unrecorded.values()))
-        console.narrate(f"{count} op{'s' if count > 1 else ''} may have done more than is predicted: {first}")
-    if contents.problems:
-        count, first = len(contents.problems), next(iter(contents.problems.values()))
-        console.narrate(
-            f"contents of {count} op{'s' if count > 1 else ''} cannot be made, so their shapes alone decide: {first}"
-        )
+    for why, text in (
+        (contents.impossible, "{} cannot hold the batch that the trace tells: {}"),
+        (contents.unrecorded, "{} may have done more than is predicted: {}"),
+        (contents.problems, "contents of {} cannot be made, so their shapes alone decide: {}"),
+    ):
+        if why:
+            console.narrate(text.format(f"{len(why)} op{'s' * (len(why) > 1)}", next(iter(why.values()))))
 
 
 def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -> None:

@@ -17,6 +17,7 @@ from opreplay.cli.options.measuring import (
     quick_option,
     resume_option,
 )
+from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     custom_op_option,
     device_option,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
 
 
-class _Batch(click.Command):
+class _Batch(Command):
     """Says where else there is what only a run of one trace has."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -76,10 +76,7 @@ def command(
         raise UsageError("tables of several devices", hint="Calibrate one device at a time.")
     fit = recalibrate(groups_of(measured), measured[0].device, on_step=console.narrate)
     write_file(Path(output), own_device_text(fit, name=name or Path(output).stem), force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(fit, output=output)))
-    else:
-        console.show(view.render(fit, output=output))
+    console.show_as(format_, lambda: view.facts(fit, output=output), lambda width: view.render(fit, output=output))
 
 
 def measured_in(folder: str) -> list[Measured]:
@@ -134,7 +131,8 @@ def refit_shipped(measured: list[Measured], folder: Path, *, version: str, forma
     fitted, held_out = calibrate(groups, devices, on_step=console.narrate)
     across, elsewhere = held_out["folds"], held_out["unseen_soc"]
     write_file(folder / FILE, shipped_table(groups, fitted, version=version), force=True)
-    if format_ == "json":
-        console.write(console.json_text(view.cross_facts(across, elsewhere)))
-    else:
-        console.show_fitted(lambda width: view.render_cross(across, elsewhere, width=width))
+    console.show_as(
+        format_,
+        lambda: view.cross_facts(across, elsewhere),
+        lambda width: view.render_cross(across, elsewhere, width=width),
+    )

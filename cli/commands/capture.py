@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     "--expert-parallel",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens.  [default: 1]",
+    help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens; as many tensor ranks have whole experts.  "
+    "[default: 1]",
 )
 @click.option(
     "--tensor-parallel",
@@ -200,11 +201,12 @@ def command(
     plan = as_served(plan, fused=fused is not None, weights=weights)
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(plan, check_result)))
-    else:
-        console.show_line(view.head_line(plan))
-        console.show(view.render(plan, check_result))
+    console.show_as(
+        format_,
+        lambda: view.facts(plan, check_result),
+        lambda width: view.render(plan, check_result),
+        lines=[view.head_line(plan)],
+    )
     return ExitCode.OK if check_result is None or check_result.equal else ExitCode.INCOMPLETE
 
 
@@ -229,7 +231,4 @@ def _show_sizes(
         raise UsageError("--vary without a device", hint="Name one: --soc 910b3.")
     devices = list(load_socs(soc, cluster).values())
     rows, notes = swept(target, shape, sizes_of(vary), devices, form, rank=rank)
-    if format_ == "json":
-        console.write(console.json_text({"rows": rows, "notes": notes}))
-    else:
-        console.show_fitted(partial(view.render, rows, notes))
+    console.show_as(format_, lambda: {"rows": rows, "notes": notes}, partial(view.render, rows, notes))

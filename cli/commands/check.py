@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.shared import (
     device_option,
     force_option,
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 REQUIRE = "schema, shape inference, correctness, bad input"
 
 
-@click.command("check", short_help="Say whether an op is right, everywhere, and faster than its reference.")
+@click.command(
+    "check", cls=Command, short_help="Say whether an op is right, everywhere, and faster than its reference."
+)
 @click.argument("op", metavar="OP", required=False)
 @click.option(
     "--against",
@@ -39,7 +42,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     is_flag=True,
     help="Check opreplay's own stand-ins for vendors' ops, those that the glob OP matches, against formulas.",
 )
-@click.option(
+@setting(
     "--library",
     metavar="NAME",
     help="With --stand-ins: hold the ops of this installed library (vllm) against the stand-ins.",
@@ -56,17 +59,15 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @device_option
 @soc_option
 @seed_option
-@click.option(
-    "--points", metavar="POINTS", default="all", show_default=True, help="Try only these points, comma-separated."
-)
+@setting("--points", metavar="POINTS", default="all", show_default=True, help="Try only these points, comma-separated.")
 @click.option(
     "--require",
     metavar="POINTS",
     help="Exit with 1 when one of these points fails or is missing; all, none, or names with commas.  [default: "
-    f"{REQUIRE}; any of --points that fails]",
+    f"{REQUIRE}; any of `points` that fails]",
 )
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of torch on the CPU.")
-@click.option(
+@setting(
     "--speed-time",
     type=Duration(),
     default="10",
@@ -74,7 +75,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     metavar="TIME",
     help="Most time for the comparison of times; it ends when it is sure.",
 )
-@click.option(
+@setting(
     "--case-limit",
     type=Duration(),
     default="60",
@@ -122,7 +123,7 @@ def command(
         return _stand_ins(op or "*", library=library, device=device, seed=seed, format_=format_)
     if op is None or library is not None:
         raise UsageError(
-            "no op is named" if op is None else "--library goes with --stand-ins",
+            "no op is named" if op is None else "--set library goes with --stand-ins",
             hint="Name one as mylib::my_op, or check opreplay's own with --stand-ins.",
         )
     page = check_page(output, force=force)
@@ -164,13 +165,13 @@ def _show(result: CheckResult, failed: tuple[PointResult, ...], path: object, *,
     from opreplay.replay.report import checked
 
     write_page(path if isinstance(path, Path) else None, partial(checked.page, result, failed), force=force)
-    if format_ == "json":
-        console.write(console.json_text(checked.facts(result)))
-    elif format_ == "markdown":
-        console.write(checked.markdown(result, failed))
-    else:
-        console.show_line(checked.first_line(result, failed))
-        console.show_fitted(lambda width: checked.render(result, width=width))
+    console.show_as(
+        format_,
+        lambda: checked.facts(result),
+        lambda width: checked.render(result, width=width),
+        lines=[checked.first_line(result, failed)],
+        texts={"markdown": lambda: checked.markdown(result, failed)},
+    )
     for point in failed:
         console.narrate(f"opreplay: {point.point}: {point.verdict}")
 

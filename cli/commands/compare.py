@@ -131,19 +131,16 @@ def command(
     broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
     warnings = warnings_of(conditions, comparison)
     write_page(page, partial(view.page, comparison, steps), force=force or overwrite)
-    if format_ == "json":
-        verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
-        console.write(console.json_text({**view.facts(comparison, steps), **verdicts}))
-    elif format_ == "markdown":
-        console.write(view.markdown(comparison, steps, everything=everything))
-    else:
-        for line in (*view.step_lines(steps), view.first_line(comparison), *view.side_lines(comparison)):
-            console.show_line(line)
-        console.show_fitted(lambda width: view.render(comparison, width=width, everything=everything))
-    for line in warnings:
-        console.narrate(f"opreplay: warning: {line}")
-    for line in (*broken, *untested):
-        console.narrate(f"opreplay: error: {line}")
+    verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
+    console.show_as(
+        format_,
+        lambda: {**view.facts(comparison, steps), **verdicts},
+        lambda width: view.render(comparison, width=width, everything=everything),
+        lines=(*view.step_lines(steps), view.first_line(comparison), *view.side_lines(comparison)),
+        texts={"markdown": lambda: view.markdown(comparison, steps, everything=everything)},
+    )
+    for line in (*(f"warning: {line}" for line in warnings), *(f"error: {line}" for line in (*broken, *untested))):
+        console.narrate(f"opreplay: {line}")
     if broken:
         return ExitCode.REGRESSION
     return ExitCode.UNTESTED if untested else ExitCode.OK

@@ -30,10 +30,7 @@ def command(ctx: click.Context, format_: str) -> int:
     from opreplay.replay.report.views.listings import checks_table
 
     sections = {**examine(), "settings": _settings(ctx.obj)}
-    if format_ == "json":
-        console.write(console.json_text(sections))
-    else:
-        console.show(checks_table(sections))
+    console.show_as(format_, lambda: sections, lambda width: checks_table(sections))
     broken = [check for checks in sections.values() for check in checks if check.required and not check.ok]
     return ExitCode.ENVIRONMENT if broken else ExitCode.OK
 

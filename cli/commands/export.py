@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.shared import (
     device_option,
     force_option,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Trace
 
 
-@click.command("export", short_help="Write ops as a bundle for torch alone, or for another tool.")
+@click.command("export", cls=Command, short_help="Write ops as a bundle for torch alone, or for another tool.")
 @source_options()
 @click.option(
     "--format",
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 @plugin_option
 @click.option("--with-plugins", is_flag=True, help="Put the files of --plugin into a bundle, for ops that they run.")
 @click.option("--keep-names", is_flag=True, help="Keep names of the trace, its device and kernels, and of private ops.")
-@click.option(
+@setting(
     "--max-op-memory",
     type=ByteSize(),
     metavar="SIZE",

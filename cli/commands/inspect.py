@@ -80,24 +80,23 @@ def command(
 
         modules = modules_of_ops(read, read.info.path, limits=parse_limits(limit)) if by == "module" else ()
         rows = breakdown(read, by or "op", modules=modules, peak=named)
-        if format_ == "csv":
-            console.write(table.csv_text(rows, top))
-        elif format_ == "json":
-            console.write(console.json_text(table.facts(rows, top)))
-        else:
-            console.show_fitted(lambda width: table.render(rows, top or TOP, width=width))
+        console.show_as(
+            format_,
+            lambda: table.facts(rows, top),
+            lambda width: table.render(rows, top or TOP, width=width),
+            texts={"csv": lambda: table.csv_text(rows, top)},
+        )
         return
     from opreplay.replay.report.step.verdict import step_facts, verdict
     from opreplay.replay.timeline.timeline import step_of
 
     summary, step = summarize(read), step_of(read)
-    if format_ == "json":
-        facts = {"step": None if step is None else step_facts(step)}
-        console.write(console.json_text({**msgspec.to_builtins(summary), **facts}))
-        return
     from opreplay.replay.report.views import trace as view
 
     shown = step if step is not None and step.marked else None
-    if shown is not None:
-        console.show_line(verdict(shown))
-    console.show_fitted(lambda width: view.render(summary, shown, width=width))
+    console.show_as(
+        format_,
+        lambda: {**msgspec.to_builtins(summary), "step": None if step is None else step_facts(step)},
+        lambda width: view.render(summary, shown, width=width),
+        lines=map(verdict, filter(None, [shown])),
+    )

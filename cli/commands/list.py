@@ -65,10 +65,7 @@ def command(
         facts, table = _initializers(init_module)
     else:
         facts, table = _ops() if what == "ops" else _plugins(plugin, custom_op_dir)
-    if format_ == "json":
-        console.write(console.json_text(facts))
-    else:
-        console.show_fitted(table)
+    console.show_as(format_, lambda: facts, table)
 
 
 Listed = tuple[Any, "Callable[[int], RenderableType]"]

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import click
 
+from opreplay.cli.options.settings import Setting
+
 
 @click.command("man", hidden=True, short_help="Print the manual page.")
 @click.pass_context
@@ -68,6 +70,9 @@ def _options(command: click.Command) -> Iterator[str]:
     context = click.Context(command)
     for parameter in command.params:
         record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
+        if isinstance(parameter, Setting):
+            record = parameter.record(context)
+            record = (f"--set {record[0]}", record[1])
         if record is not None:
             yield from (".TP", f".B {_escaped(record[0])}", _escaped(" ".join(record[1].split())))
 

@@ -10,6 +10,7 @@ import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.measuring import holding, measuring_options, quick_option, quick_times
+from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     allow_import_option,
     cache_option,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("op", short_help="Measure and predict ops without a trace, over sizes.")
+@click.command("op", cls=Command, short_help="Measure and predict ops without a trace, over sizes.")
 @click.argument("calls", metavar="[CALL]...", nargs=-1)
 @click.option("--file", "files", multiple=True, metavar="FILE", help="Also the calls of FILE, one a line. Repeatable.")
 @click.option(
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 @custom_op_option
 @plugin_option
 @allow_import_option
-@quick_option("20 ms for each call, unless --op-time says otherwise")
+@quick_option("20 ms for each call, unless op_time says otherwise")
 @measuring_options
 @init_options
 @format_option("table", "json", "csv")
@@ -168,10 +169,10 @@ def _show(cases: Cases, format_: str, output: tuple[str, ...], *, force: bool) -
         else:
             text = console.json_text(view.facts(cases))
         write_file(path, text, force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(cases)))
-    elif format_ == "csv":
-        console.write(view.csv_text(cases))
-    else:
-        console.show_line(view.head_line(cases))
-        console.show_fitted(lambda width: view.render(cases, width=width))
+    console.show_as(
+        format_,
+        lambda: view.facts(cases),
+        lambda width: view.render(cases, width=width),
+        lines=[view.head_line(cases)],
+        texts={"csv": lambda: view.csv_text(cases)},
+    )

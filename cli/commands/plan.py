@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.shared import (
     cache_option,
     custom_op_option,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("plan", short_help="Say what would run and how, without running it.")
+@click.command("plan", cls=Command, short_help="Say what would run and how, without running it.")
 @source_options()
 @device_option
 @soc_option
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 @init_options
 @values_option
 @seed_option
-@click.option("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
+@setting("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
 @click.option(
     "--ranks",
     type=click.IntRange(min=1, max=1024),

@@ -18,6 +18,7 @@ from opreplay.cli.options.measuring import (
 )
 from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
+from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     cluster_option,
     custom_op_option,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("run", short_help="Measure each op of a trace here, predict it on a simulated NPU.")
+@click.command("run", cls=Command, short_help="Measure each op of a trace here, predict it on a simulated NPU.")
 @source_options()
 @device_option
 @soc_option
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 @force_option
 @format_option("table", "json")
 @click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
-@quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, --op-time and --op-limit say otherwise")
+@quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
 @resume_option

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     cache_option,
     cluster_option,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("simulate", short_help="Predict a whole step on simulated NPUs, without running it.")
+@click.command("simulate", cls=Command, short_help="Predict a whole step on simulated NPUs, without running it.")
 @source_options(execution_traces=False)
 @soc_option
 @cluster_option
@@ -83,12 +84,15 @@ def command(
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
+    from functools import partial
+
     from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import check_output, command_line, write_file
     from opreplay.cli.setup import plan_of_source, planned, recorded_step
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_plan
     from opreplay.replay.plan.recorded.where import where_of
+    from opreplay.replay.report.page.render import render
     from opreplay.replay.report.step.verdict import verdict
     from opreplay.replay.report.views import simulation as view
 
@@ -116,23 +120,17 @@ def command(
     step = recorded_step(read, selection, plan, list(devices.values()), ready.contents)
     ready.conclude()
     shown = step if step is not None and step.marked else None
+    facts = partial(view.facts, plan, steps, losers=losers, where=where, report=step)
+    texts = {
+        ".html": lambda: render(view.page(plan, steps, command_line(), report=shown)),
+        ".csv": lambda: view.csv_text(plan, steps),
+        ".json": lambda: console.json_text(facts()),
+    }
     for name in output:
-        suffix = Path(name).suffix.lower()
-        if suffix == ".html":
-            from opreplay.replay.report.page.render import render
-
-            text = render(view.page(plan, steps, command_line(), report=shown))
-        elif suffix == ".csv":
-            text = view.csv_text(plan, steps)
-        else:
-            text = console.json_text(view.facts(plan, steps, losers=losers, where=where, report=step))
-        write_file(Path(name), text, force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(plan, steps, losers=losers, where=where, report=step)))
-        return
-    if shown is not None:
-        console.show_line(verdict(shown))
-    console.show_line(view.head_line(plan, steps))
-    console.show_fitted(
-        lambda width: view.render(plan, steps, losers=losers, width=width, where=where, report=shown, everything=notes)
+        write_file(Path(name), texts[Path(name).suffix.lower()](), force=force)
+    console.show_as(
+        format_,
+        facts,
+        lambda width: view.render(plan, steps, losers=losers, width=width, where=where, report=shown, everything=notes),
+        lines=[*map(verdict, filter(None, [shown])), view.head_line(plan, steps)],
     )

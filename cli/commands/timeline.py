@@ -170,11 +170,12 @@ def command(
         from opreplay.replay.report.step.tracks import processes
 
         _write_timeline(processes(study), Path(timeline_file), force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(study.timeline)))
-    else:
-        console.show_line(view.head_line(study.timeline))
-        console.show_fitted(partial(view.render, study.timeline, everything=notes))
+    console.show_as(
+        format_,
+        lambda: view.facts(study.timeline),
+        partial(view.render, study.timeline, everything=notes),
+        lines=[view.head_line(study.timeline)],
+    )
     if plan is not None:
         tell_unused(socs, plan.ops)
     return _code(study.timeline.what_if)
@@ -202,11 +203,9 @@ def _of_captured(
     scale, file = host
     times = None if file is None else measured_host(read_result_file(file))
     timeline = captured_timeline(plan, steps, host_scale=scale, what_if=what_if, host=times)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(timeline)))
-    else:
-        console.show_line(view.verdict(timeline))
-        console.show_fitted(partial(view.render, timeline))
+    console.show_as(
+        format_, lambda: view.facts(timeline), partial(view.render, timeline), lines=[view.verdict(timeline)]
+    )
     nothing = [change.change for change in timeline.what_if if not change.matched]
     for change in nothing:
         console.narrate(f"opreplay: --what-if {change!r} matches no call of the step")
@@ -269,11 +268,12 @@ def _of_ranks(
         from opreplay.replay.report.step.tracks import rank_processes
 
         _write_timeline(rank_processes(study), Path(timeline_file), force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(study.timeline)))
-    else:
-        console.show_line(view.head_line(study.timeline))
-        console.show_fitted(partial(view.render, study.timeline, everything=notes))
+    console.show_as(
+        format_,
+        lambda: view.facts(study.timeline),
+        partial(view.render, study.timeline, everything=notes),
+        lines=[view.head_line(study.timeline)],
+    )
     return _code(study.timeline.what_if)
 
 

@@ -82,10 +82,9 @@ def command(
         from opreplay.replay.report.views import validation as all_view
 
         errors = error_table(kernel_details[0], cross=cross_validate, on_step=console.narrate)
-        if format_ == "json":
-            console.write(console.json_text(all_view.all_facts(errors)))
-        else:
-            console.show_fitted(lambda width: all_view.render_all(errors, width=width))
+        console.show_as(
+            format_, lambda: all_view.all_facts(errors), lambda width: all_view.render_all(errors, width=width)
+        )
         return
     from opreplay.replay.ascend.measured.call_tables import is_call_table
     from opreplay.replay.ascend.measured.communication import is_communication
@@ -127,7 +126,8 @@ def command(
             on_step=console.narrate,
         )
     write_page(page, partial(view.page, validation), force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(validation, worst=worst)))
-    else:
-        console.show_fitted(lambda width: view.render(validation, worst=worst, width=width))
+    console.show_as(
+        format_,
+        lambda: view.facts(validation, worst=worst),
+        lambda width: view.render(validation, worst=worst, width=width),
+    )

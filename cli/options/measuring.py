@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from opreplay.cli.options.settings import setting
 from opreplay.cli.options.shared import Command, seed_option, with_options
 from opreplay.cli.options.types import ByteSize, Duration
 
@@ -21,20 +22,20 @@ if TYPE_CHECKING:
 
 
 _MEASURING = [
-    click.option(
+    setting(
         "--max-op-memory",
         type=ByteSize(),
         metavar="SIZE",
         help="What an op may need, e.g. 1GB.  [default: half of the free memory]",
     ),
-    click.option(
+    setting(
         "--over-budget",
         type=click.Choice(("shrink", "skip")),
         default="shrink",
         show_default=True,
         help="An op that needs more runs on fewer rows of a pool or on some of its slices, or not at all.",
     ),
-    click.option(
+    setting(
         "--op-time",
         type=Duration(),
         default="0.2s",
@@ -42,17 +43,17 @@ _MEASURING = [
         metavar="TIME",
         help="Time to measure each op.",
     ),
-    click.option(
+    setting(
         "--op-limit",
         type=Duration(),
         metavar="TIME",
-        help="Give an op up after this time.  [default: 60s, or 30 times --op-time]",
+        help="Give an op up after this time.  [default: 60s, or 30 times op_time]",
     ),
-    click.option(
+    setting(
         "--visits",
         type=click.IntRange(1, 16),
         metavar="N",
-        help="Measure each op N times, far apart, for its share of --op-time: 8 show `compare` more on a busy CPU.  "
+        help="Measure each op N times, far apart, for its share of op_time: 8 show `compare` more on a busy CPU.  "
         "[default: 1, or 8 where processors are busy]",
     ),
     click.option(
@@ -63,14 +64,12 @@ _MEASURING = [
         help="Measure with arguments outside the caches, as most are in a model, inside, as in a loop, or each as far "
         "away as the recorded step leaves it (CPU).",
     ),
-    click.option(
+    setting(
         "--cuda-graph",
         is_flag=True,
         help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
     ),
-    click.option(
-        "--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."
-    ),
+    setting("--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."),
     click.option(
         "--threads",
         type=click.IntRange(min=1),
@@ -78,7 +77,7 @@ _MEASURING = [
         help="Threads an op may use.  [default: torch's choice, fewer where processors are busy]",
     ),
     seed_option,
-    click.option(
+    setting(
         "--shared-device",
         is_flag=True,
         envvar="OPREPLAY_SHARED_DEVICE",

@@ -1,5 +1,5 @@
 # pyright: strict
-"""--ranks, --backend and --no-check: collectives on real process groups."""
+"""--ranks, and the settings backend and no_check: collectives on real process groups."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from opreplay.cli.options.settings import setting
 from opreplay.cli.options.shared import with_options
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ _OPTIONS = [
         help="Replay collectives and point-to-point on N processes here; under torchrun, Slurm or Ray on those that "
         "were started.",
     ),
-    click.option(
+    setting(
         "--backend",
         type=click.Choice(("gloo", "nccl", "hccl")),
         help="Of the ranks.  [default: gloo on the CPU, nccl on CUDA, hccl on an NPU]",
     ),
-    click.option("--no-check", is_flag=True, help="Do not check the results of collectives."),
+    setting("--no-check", is_flag=True, help="Do not check the results of collectives."),
 ]
 
 
@@ -82,7 +83,7 @@ def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, devic
 
     if ranks is None:
         if backend is not None or no_check:
-            name = "--backend" if backend is not None else "--no-check"
+            name = "--set backend" if backend is not None else "--set no_check"
             raise UsageError(f"{name} is for collectives on several ranks", hint="Say how many with --ranks N.")
         return
     kind = device.partition(":")[0]
@@ -98,6 +99,6 @@ def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, devic
         )
     needed = {"nccl": "cuda", "hccl": "npu"}.get(backend or "")
     if needed is not None and kind != needed:
-        raise UsageError(f"{backend} needs --device {needed}, not {device}", hint="Or use --backend gloo.")
+        raise UsageError(f"{backend} needs --device {needed}, not {device}", hint="Or --set backend=gloo.")
     if ":" in device:
         raise UsageError(f"{ranks} ranks on {device}: each has a device of its own", hint=f"Say --device {kind}.")

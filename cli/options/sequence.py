@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from opreplay.cli.options.settings import flag_of, setting
 from opreplay.cli.options.shared import with_options
 from opreplay.cli.options.types import ByteSize
 
@@ -27,7 +28,7 @@ MEANINGLESS = {
 
 
 def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--mode and --max-live-memory: they complete the `measuring` that the command gets."""
+    """--mode, and the setting max_live_memory: they complete the `measuring` that the command gets."""
 
     @wraps(command)
     def taking_mode(
@@ -50,7 +51,7 @@ _OPTIONS = [
         show_default=True,
         help="Measure each unique op, or all calls of one recorded step in their order with tensors kept alive.",
     ),
-    click.option(
+    setting(
         "--max-live-memory",
         type=ByteSize(),
         metavar="SIZE",
@@ -65,12 +66,12 @@ def check_mode(mode: str, max_live_memory: int | None) -> None:
 
     if mode == "unique":
         if max_live_memory is not None:
-            raise UsageError("--max-live-memory is for --mode sequence", hint="Limit single ops with --max-op-memory.")
+            raise UsageError(
+                "--set max_live_memory is for --mode sequence", hint="Limit single ops with --set max_op_memory."
+            )
         return
     context = click.get_current_context()
     user_sources = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     for name, why in MEANINGLESS.items():
         if context.get_parameter_source(name) in user_sources:
-            raise UsageError(
-                f"--{name.replace('_', '-')} does not go with --mode sequence: {why}", hint="Leave it out."
-            )
+            raise UsageError(f"{flag_of(context, name)} does not go with --mode sequence: {why}", hint="Leave it out.")

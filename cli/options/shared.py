@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from opreplay.cli.options.settings import setting
 from opreplay.cli.options.types import Assignments, FileName, Share, SocName
 
 if TYPE_CHECKING:
@@ -58,12 +59,13 @@ notes_option = click.option("--notes", is_flag=True, help="Print all notes, not 
 """--notes: all that is to be known of the numbers, not only what may change a decision."""
 
 
-cache_option = click.option(
+cache_option = setting(
     "--no-cache",
     is_flag=True,
-    help="Make the plan anew, and keep it not. Else it is kept in $XDG_CACHE_HOME/opreplay or ~/.cache/opreplay.",
+    help="Build the plan anew and do not store it. Otherwise it is stored in $XDG_CACHE_HOME/opreplay or "
+    "~/.cache/opreplay.",
 )
-"""--no-cache: no plan of an earlier run, and none for the next."""
+"""no_cache: no plan of an earlier run, and none for the next."""
 
 
 capture_option = click.option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,6 +60,25 @@ def show_line(text: str) -> None:
     console = make_console()
     with naming_stdout():
         console.print(Text(text, style="bold"), soft_wrap=not console.file.isatty())
+
+
+def show_as(
+    format_: str,
+    facts: Callable[[], Any],
+    render: Callable[[int], RenderableType],
+    *,
+    lines: Iterable[str] = (),
+    texts: Mapping[str, Callable[[], str]] | None = None,
+) -> None:
+    """One result on stdout: `facts` as JSON, one of `texts` as it is, else `lines` and what `render` makes."""
+    if format_ == "json":
+        write(json_text(facts()))
+    elif texts is not None and format_ in texts:
+        write(texts[format_]())
+    else:
+        for line in lines:
+            show_line(line)
+        show_fitted(render)
 
 
 def plain_text(line: str, render: Callable[[int], RenderableType], width: int = 160) -> str:

@@ -154,7 +154,7 @@ class RunProgress(_Bar):
         from opreplay.replay.report.text import middle, safe
 
         state = f"{now.done:,}/{now.total:,} ops  {left(now.remaining_s)}"
-        state += " of --total-time, too little for all" if now.cut else ""
+        state += " of --set total_time, too little for all" if now.cut else ""
         if now.current is None:
             state, self._next_line = f"{now.done:,}/{now.total:,} ops in {now.elapsed_s:.1f} s", 0.0
         name = middle(safe(now.current or "done"), NAME_WIDTH)

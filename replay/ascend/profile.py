@@ -41,9 +41,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     launch_one_us: float
     """A kernel on one vector core that does next to nothing."""
     launch_full_us: float
-    """The same on 48 vector cores."""
+    """The same on 40 vector cores."""
     launch_exponent: float
-    """Between the two: ((blocks - 1) / 47) ** exponent."""
+    """Between the two: ((blocks - 1) / 39) ** exponent."""
     cube_launch_us: float
     mix_launch_us: float
     """Kernels that use cube and vector cores together."""
@@ -308,6 +308,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     is_own_fit: bool = False
     """Whether a user's file gives constants of its own: then no measured calls of others correct them."""
     aliases: tuple[str, ...] = ()
+    generation: str = ""
+    """What devices have that differ in numbers of cores, clock and memory alone: they share what is fitted to any."""
     vector_width: float = 1.0
     """Of a vector core's instructions, relative to the 128 bytes a cycle that constants were fitted at."""
     plain_convolution: float | None = None

@@ -107,7 +107,7 @@ def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed |
         if collecting:
             gc.enable()
     if not math.isfinite(high):
-        return nothing(f"the time was up after {len(pairs)} pairs, {FEWEST} are needed (--speed-time)"), None
+        return nothing(f"the time was up after {len(pairs)} pairs, {FEWEST} are needed (--set speed_time)"), None
     speed = Speed(
         ratio=math.exp(estimate),
         low=math.exp(low),

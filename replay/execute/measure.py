@@ -65,7 +65,7 @@ def measure(
     first_us = warm.took_us[0] if prepared.first_call_us is None else prepared.first_call_us
     call_us, left_s = warm.call_us, options.hard_limit_s() - (clock.now_s() - started)
     if len(warm.took_us) == 1 and warm.imported:
-        raise NotReplayable(Reason("budget", f"time: set-up took {first_us * 1e-6:.2g} s (--op-limit)"))
+        raise NotReplayable(Reason("budget", f"time: set-up took {first_us * 1e-6:.2g} s (--set op_limit)"))
     longest_s = min(LEFT_SHARE * left_s, max(ONCE_S, ONCE_PER_OP_TIME * options.op_time_s))
     if len(warm.took_us) == 1 or call_us * 1e-6 > longest_s:
         return _of_slow(warm, first_us, executor, options)

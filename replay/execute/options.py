@@ -119,8 +119,8 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     def late(self, limit_s: float) -> Reason:
         """Why an op has no result that was given up after `limit_s`: its own limit, or its share of the run's time."""
         if self.total_time_s is not None and limit_s < MeasureOptions.hard_limit_s(self):
-            return Reason("out of time", f"{SHARE_TAKEN} {limit_s:g} s, its share of the run's time (--total-time)")
-        return Reason("budget", f"time: no result after {limit_s:g} s (--op-limit)")
+            return Reason("out of time", f"{SHARE_TAKEN} {limit_s:g} s, its share of the run's time (--set total_time)")
+        return Reason("budget", f"time: no result after {limit_s:g} s (--set op_limit)")
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):

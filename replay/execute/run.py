@@ -200,7 +200,7 @@ class _RunState:
             return unable(op.reason)
         if limit_s is not None and elapsed_s >= limit_s:
             before = f"{WHILE_IT_RAN} before, and " if op.id in self._costly else ""
-            return unable(Reason("out of time", f"{before}the run's {limit_s:g} s are spent (--total-time)"))
+            return unable(Reason("out of time", f"{before}the run's {limit_s:g} s are spent (--set total_time)"))
         return None
 
 
@@ -363,7 +363,7 @@ def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
         return
     else:
         where = "where several ops run side by side"
-    raise UsageError(f"--visits {options.visits} has no effect {where}", hint="Leave --visits out.")
+    raise UsageError(f"--set visits={options.visits} has no effect {where}", hint="Leave --set visits out.")
 
 
 def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:

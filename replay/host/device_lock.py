@@ -73,7 +73,7 @@ def held(
             else:
                 raise EnvironmentRefused(
                     f"{name} is in use by another opreplay{_holder(descriptor)}",
-                    hint="Wait for it, or measure beside it with --shared-device.",
+                    hint="Wait for it, or measure beside it with --set shared_device=true.",
                 )
         yield tuple(beside)
 

@@ -149,7 +149,7 @@ def reason_for(error: Exception) -> Reason:
     text = str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")[:DETAIL_CHARS]
     if lacks_memory(error):
-        return Reason("budget", f"memory: {line or 'an allocation failed'} (--max-op-memory)")
+        return Reason("budget", f"memory: {line or 'an allocation failed'} (--set max_op_memory)")
     return Reason("failed", f"{type(error).__name__}: {line}" if line else type(error).__name__)
 
 

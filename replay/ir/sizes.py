@@ -18,7 +18,7 @@ from opreplay.traces.model import TensorMeta, beyond_memory
 
 SIZE_ARGUMENTS = frozenset({"size", "sizes", "output_size", "new_size"})
 """Names of int[] arguments whose product is the number of elements an op makes."""
-FLAG = "--max-op-memory"
+FLAG = "--set max_op_memory"
 ABSURD = "sizes beyond any memory"
 """Begins the detail of ops of which some tensor is larger than any memory: no call, so nothing is predicted of it."""
 SIZES_SHOWN = 4

@@ -39,8 +39,8 @@ _TEXTS: dict[WarningKind, str] = {
     "launch-bound": "the host takes {host_us:.3g} us to launch a call, the device {device_us:.3g} us to run it",
     "cache partly warm": "{flushed_bytes:.3g} of {cache_bytes:.3g} bytes of cache were flushed",
     "not captured": "a CUDA graph cannot hold the op; its calls were launched one by one",
-    "first call": "--op-limit left no time for a second; what it set up is in its {first_s:.3g} s",
-    "not settled": "the last two calls took {before_us:.3g} and {last_us:.3g} us; a longer --op-limit may help",
+    "first call": "--set op_limit left no time for a second; what it set up is in its {first_s:.3g} s",
+    "not settled": "the last two calls took {before_us:.3g} and {last_us:.3g} us; a longer --set op_limit may help",
     "interrupted": (
         "other programs had the processor in {interrupted:.0f} of {samples:.0f} samples; {left_out_share:.0%} of their "
         "time, spent waiting for it, is left out"

@@ -61,15 +61,19 @@ def identity_of(
 
 
 FLAGS = {
-    "op_time_s": "--op-time",
-    "max_op_bytes": "--max-op-memory",
+    "op_time_s": "--set op_time",
+    "max_op_bytes": "--set max_op_memory",
+    "visits": "--set visits",
+    "over_budget": "--set over_budget",
+    "cuda_graph": "--set cuda_graph",
+    "backend": "--set backend",
     "mode": "--mode",
-    "check_results": "--no-check",
+    "check_results": "--set no_check=true",
     "allow_imports": "--allow-import",
     "plugins": "--plugin",
     "init_modules": "--init-module",
     "init_args": "--init-arg",
-    "max_live_bytes": "--max-live-memory",
+    "max_live_bytes": "--set max_live_memory",
 }
 """Options of a run whose flag has another name → that flag."""
 

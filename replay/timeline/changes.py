@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -110,16 +111,28 @@ def edited(
         offloaded=offloaded,
     )
     text = change.strip()
+    _apply(names, out, text)
+    if not out.matched:
+        raise _unmatched(names, graph, text, out.notes)
+    if not out.overlap and (graph.nodes.kind == COLLECTIVE).any() and graph.on_device:
+        lost = graph.lost_beside_collectives
+        loss = (
+            f"{lost:.0%} of their speed, as the steps of the trace tell" if lost >= WORTH else "nothing that is known"
+        )
+        out.notes.append(f"kernels beside collectives lose {loss}")
+    return out
+
+
+def _apply(names: Names, out: Edited, text: str) -> None:
+    """Make the change that a text means. Raises TraceError for text that is none."""
     word, _, rest = text.partition(" ")
-    if word == "fuse" and rest.strip():
-        _fuse(names, out, [part.strip() for part in rest.split(",") if part.strip()])
-    elif word == "dtype" and rest.strip():
-        _dtype(names, out, rest.strip().lower())
+    if rest.strip() and word in _RULES:
+        _RULES[word](names, out, rest)
     elif text.lower() in ("cudagraph", "graph", "aclgraph"):
         _captured(out)
     elif text.lower() in ("overlap comm", "overlap communication"):
         out.overlap = True
-        out.matched = int((graph.nodes.kind == COLLECTIVE).sum())
+        out.matched = int((out.graph.nodes.kind == COLLECTIVE).sum())
         out.notes.append(
             "no task waits for a collective, and collectives cost others nothing; the step still ends last"
         )
@@ -130,27 +143,21 @@ def edited(
                 raise TraceError(f"{part.strip()!r} is no change", hint=_HINT)
             _scale(names, out, pattern.strip(), value.strip())
     else:
-        raise TraceError(f"{change!r} is no change", hint=_HINT)
-    if not out.matched and "=" not in text:
-        raise Unmatched("changes nothing in this step", hint=_why_nothing(names, graph, word.lower()))
-    if not out.matched and out.notes:
-        raise Unmatched("changes nothing in this step", hint=". ".join(out.notes))
-    if not out.matched:
-        heaviest = ", ".join(repr(name) for name in heaviest_names(names, graph))
-        near = ", ".join(repr(name) for name in nearest_names(names, graph, text))
-        raise Unmatched(
-            "matches nothing in this step",
-            hint="Patterns are matched with op and kernel names; "
-            + (f"the nearest here: {near}; " if near else "")
-            + f"those with most time: {heaviest}.",
-        )
-    if not out.overlap and (graph.nodes.kind == COLLECTIVE).any() and graph.on_device:
-        lost = graph.lost_beside_collectives
-        loss = (
-            f"{lost:.0%} of their speed, as the steps of the trace tell" if lost >= WORTH else "nothing that is known"
-        )
-        out.notes.append(f"kernels beside collectives lose {loss}")
-    return out
+        raise TraceError(f"{text!r} is no change", hint=_HINT)
+
+
+def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) -> Unmatched:
+    """Why a change finds nothing to change."""
+    if "=" not in text:
+        hint = _why_nothing(names, graph, text.partition(" ")[0].lower())
+        return Unmatched("changes nothing in this step", hint=hint)
+    if notes:
+        return Unmatched("changes nothing in this step", hint=". ".join(notes))
+    heaviest = ", ".join(map(repr, heaviest_names(names, graph)))
+    near = ", ".join(map(repr, nearest_names(names, graph, text)))
+    near = f"the nearest here: {near}; " if near else ""
+    hint = f"Patterns are matched with op and kernel names; {near}those with most time: {heaviest}."
+    return Unmatched("matches nothing in this step", hint=hint)
 
 
 def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
@@ -228,11 +235,11 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     number, factor = parsed_value(value)
     nodes = out.graph.nodes
     ops = matching_ops(names, pattern)
-    kernels = np.array([fnmatchcase(name, pattern) for name in names.trace.kernel_names] or [False])
+    kernels = np.array([fnmatchcase(name, pattern) for name in names.trace.kernel_names], bool)
     device = np.flatnonzero(nodes.name >= 0)
     hit = kernels[nodes.name[device]]
     owner = nodes.owner[device]
-    hit |= (owner >= 0) & (ops[np.maximum(owner, 0)] if len(ops) else False)
+    hit[owner >= 0] |= ops[owner[owner >= 0]]
     chosen = device[hit]
     out.durations_us[chosen] = out.durations_us[chosen] * number if factor else number
     out.matched += len(chosen)
@@ -357,8 +364,9 @@ def matching_ops(names: Names, pattern: str) -> Bools:
     return among_or_inside(op_parents(names.trace), hits[names.trace.ops.signature])
 
 
-def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
+def _fuse(names: Names, out: Edited, listed: str) -> None:
     """Runs of matching tasks that follow each other on a stream become one, as long as its longest part."""
+    patterns = [part.strip() for part in listed.split(",") if part.strip()]
     if len(patterns) < 2:
         raise TraceError("a fusion needs two ops or more", hint="Write 'fuse aten::add,aten::mul'.")
     nodes, edges = out.graph.nodes, out.graph.edges
@@ -382,6 +390,7 @@ def _fuse(names: Names, out: Edited, patterns: list[str]) -> None:
 
 def _dtype(names: Names, out: Edited, wanted: str) -> None:
     """Tasks of ops with wider floating inputs take as much less time as they move fewer bytes."""
+    wanted = wanted.strip().lower()
     if wanted not in _WIDTHS:
         raise TraceError(f"{wanted!r} is no type", hint=f"Known: {', '.join(_WIDTHS)}.")
     graph, nodes = out.graph, out.graph.nodes
@@ -404,6 +413,9 @@ def _dtype(names: Names, out: Edited, wanted: str) -> None:
             out.durations_us += after - before
             out.matched += int((after != before).sum())
     out.notes.append(f"work on wider floats takes {wanted}'s share of their bytes, also where arithmetic bounds it")
+
+
+_RULES = {"fuse": _fuse, "dtype": _dtype}
 
 
 def _captured(out: Edited) -> None:

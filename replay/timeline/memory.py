@@ -89,27 +89,25 @@ def memory_of(
     # Where the allocator does not say how much is in use, only what the step adds is known.
     live = in_use if (in_use >= 0).all() else np.cumsum(change)
     peak = int(live.argmax())
+    whole = int(live[peak])
     by_op = _live_by_op(trace, rows[: peak + 1])
-    before = int(live[peak]) - sum(by_op.values())
+    before = whole - sum(by_op.values())
     if before > 0:
         by_op[BEFORE] = before
     of_plan = None if plan is None else inferred_memory(plan, (), on_device=on_device)
-    pool = 0 if of_plan is None else min(int(live[peak]), of_plan.pool_bytes)
+    pool = 0 if of_plan is None else min(whole, of_plan.pool_bytes)
     return MemoryUse(
         on_device=on_device,
         begin_bytes=int(live[0] - change[0]),
-        peak_bytes=int(live[peak]),
+        peak_bytes=whole,
         peak_at_us=float(table.time_ns[rows[peak]] - step.start_ns) / 1e3,
         end_bytes=int(live[-1]),
         allocations=int((change > 0).sum()),
         at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
         pool_bytes=pool,
-        fits={device.name: int(live[peak]) <= device.hbm_bytes for device in devices},
-        verdicts={
-            device.name: _verdict(device.hbm_bytes, int(live[peak]), int(live[peak]), int(live[peak]), pool)
-            for device in devices
-        },
-        notes=(_NOT_RECORDED,) if devices else (),
+        fits={device.name: whole <= device.hbm_bytes for device in devices},
+        verdicts={device.name: _verdict(device.hbm_bytes, whole, whole, whole, pool) for device in devices},
+        notes=(_NOT_RECORDED,) * bool(devices),
     )
 
 
@@ -236,7 +234,7 @@ def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[
         if meta is None or number in left_out:
             continue
         if tensor.memory >= 0:
-            total += tensor_bytes(meta) if tensor.memory not in known else 0
+            total += tensor_bytes(meta) * (tensor.memory not in known)
             known.add(tensor.memory)
             continue
         key = meta.shape, meta.dtype

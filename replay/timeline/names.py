@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import EDGE_KINDS, NO_OP, Ints, StepGraph
@@ -49,23 +53,21 @@ class Names:
     def modules(self) -> tuple[tuple[str, ...], Ints]:
         """(names, index by row of the ops, or -1): the innermost module or marked range that each op began in."""
         if self._modules is None:
-            names, start, dur, track, label = _marked_ranges(self.trace)
-            inside = _innermost_range(self.trace, start, dur, track)
-            self._modules = names, of_rows(inside, label)
+            ranges = named_ranges(self.trace, (_FRAME,))
+            self._modules = _module_names(ranges), of_rows(_innermost_range(self.trace, ranges), ranges.label)
         return self._modules
 
     def module_calls(self) -> tuple[tuple[str, ...], Ints, Ints]:
         """(name of each call of a module or marked range, the call around it or -1, by row of the ops the innermost
         call that it began in or -1)."""
-        names, start, dur, track, label = _marked_ranges(self.trace)
-        inside = _innermost_range(self.trace, start, dur, track)
-        parents = np.full(len(start), -1, np.int64)
-        for at in np.unique(track):
-            rows = np.flatnonzero(track == at)
-            order, above = nest(np.arange(len(rows)), start[rows], dur[rows])
+        ranges = named_ranges(self.trace, (_FRAME,))
+        parents = np.full(len(ranges.label), -1, np.int64)
+        for at in np.unique(ranges.track):
+            rows = np.flatnonzero(ranges.track == at)
+            order, above = nest(np.arange(len(rows)), ranges.start_ns[rows], ranges.dur_ns[rows])
             parents[rows[order]] = np.where(above >= 0, rows[order[above]], -1)
-        indices: list[int] = label.tolist()
-        return tuple(names[index] for index in indices), parents, inside
+        names, indices = _module_names(ranges), cast("list[int]", ranges.label.tolist())
+        return tuple(names[index] for index in indices), parents, _innermost_range(self.trace, ranges)
 
     def module_of_op(self, row: int) -> str:
         """Of a row of the ops; `OUTSIDE` for none."""
@@ -78,35 +80,50 @@ def op_parents(trace: Trace) -> Ints:
     return innermost_parent(trace.ops)
 
 
-def _marked_ranges(trace: Trace) -> tuple[tuple[str, ...], Ints, Ints, Ints, Ints]:
-    """(names, starts, lengths, tracks, index of each one's name): calls of modules where the trace has them, else
-    ranges that the user marked."""
-    activity = trace.activity
-    none = np.empty(0, np.int64)
-    if activity is None:
-        return (), none, none, none, none
-    calls = activity.calls
-    frames = np.flatnonzero(calls.kind == _FRAME)
-    if len(frames):
-        names = tuple(name.removeprefix(_MODULE) for name in activity.names)
-        columns = (calls.start_ns, calls.dur_ns.astype(np.int64), calls.track.astype(np.int64))
-        start, dur, track = (column[frames] for column in columns)
-        return names, start, dur, track, calls.name[frames].astype(np.int64)
-    notes = trace.annotations
-    if not isinstance(notes, AnnotationTable) or not len(notes):
-        return (), none, none, none, none
-    wanted = np.array([step_number(n) is None and batch_context(n) is None for n in notes.names])[notes.name]
-    columns = (notes.start_ns, notes.dur_ns.astype(np.int64), notes.track.astype(np.int64), notes.name.astype(np.int64))
-    start, dur, track, label = (column[wanted] for column in columns)
-    return notes.names, start, dur, track, label
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Stretches of host threads that have a name."""
+
+    names: Sequence[str]
+    label: Ints
+    """Index into `names`."""
+    start_ns: Ints
+    dur_ns: Ints
+    track: Ints
+
+    def of(self, track: int) -> Ranges:
+        """Those of one thread, an outer one before those inside it."""
+        rows = np.flatnonzero(self.track == track)
+        rows = rows[np.lexsort((-self.dur_ns[rows], self.start_ns[rows]))]
+        return Ranges(self.names, *(column[rows] for column in (self.label, self.start_ns, self.dur_ns, self.track)))
 
 
-def _innermost_range(trace: Trace, start: Ints, dur: Ints, track: Ints) -> Ints:
+def named_ranges(trace: Trace, kinds: Sequence[int]) -> Ranges:
+    """Calls of these kinds where the trace has them, else ranges that the user marked."""
+    table, notes, rows = None, trace.annotations, np.empty(0, np.int64)
+    names: tuple[str, ...] = ()
+    if trace.activity is not None:
+        table, names = trace.activity.calls, trace.activity.names
+        rows = np.flatnonzero(np.isin(table.kind, kinds))
+    if not len(rows) and isinstance(notes, AnnotationTable) and len(notes):
+        by_user = np.array([step_number(name) is None and batch_context(name) is None for name in notes.names])
+        table, names, rows = notes, notes.names, np.flatnonzero(by_user[notes.name])
+    if table is None:
+        return Ranges((), rows, rows, rows, rows)
+    columns = (table.name, table.start_ns, table.dur_ns, table.track)
+    return Ranges(names, *(column[rows].astype(np.int64) for column in columns))
+
+
+def _module_names(ranges: Ranges) -> tuple[str, ...]:
+    return tuple(name.removeprefix(_MODULE) for name in ranges.names)
+
+
+def _innermost_range(trace: Trace, ranges: Ranges) -> Ints:
     """Per op the range that it began in, innermost, or -1."""
     ops = trace.ops
     out = np.full(len(ops), -1, np.int64)
-    for at in np.unique(track):
-        rows, asked = np.flatnonzero(track == at), np.flatnonzero(ops.track == at)
+    for at in np.unique(ranges.track):
+        rows, asked = np.flatnonzero(ranges.track == at), np.flatnonzero(ops.track == at)
         if len(asked):
-            out[asked] = innermost_at(ops.start_ns[asked], rows, start[rows], dur[rows])
+            out[asked] = innermost_at(ops.start_ns[asked], rows, ranges.start_ns[rows], ranges.dur_ns[rows])
     return out

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import NO_OP, Ints, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
-from opreplay.replay.timeline.names import PYTHON
+from opreplay.replay.timeline.names import PYTHON, Ranges, named_ranges
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.traces import Trace
 from opreplay.traces.activity import CALL_KINDS
-from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
 from opreplay.traces.links.parents import innermost_at
 
 FRAMES = tuple(CALL_KINDS.index(kind) for kind in ("frame", "python"))
@@ -96,65 +94,10 @@ def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: fl
     return begin, np.maximum(begin, np.clip(end, low, high))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Named:
-    """Stretches of host threads that have a name."""
-
-    names: Sequence[str]
-    label: Ints
-    """Index into `names`."""
-    start_ns: Ints
-    dur_ns: Ints
-    track: Ints
-
-    def of(self, track: int) -> _Named:
-        """Those of one thread, an outer one before those inside it."""
-        rows = np.flatnonzero(self.track == track)
-        rows = rows[np.lexsort((-self.dur_ns[rows], self.start_ns[rows]))]
-        return self.rows(rows)
-
-    def rows(self, rows: Ints) -> _Named:
-        return _Named(
-            names=self.names,
-            label=self.label[rows].astype(np.int64),
-            start_ns=self.start_ns[rows],
-            dur_ns=self.dur_ns[rows].astype(np.int64),
-            track=self.track[rows].astype(np.int64),
-        )
-
-
-def _named(trace: Trace) -> _Named | None:
-    """Frames of Python, else the user's ranges; None where there are neither."""
-    if trace.activity is not None:
-        calls = trace.activity.calls
-        frames = np.flatnonzero(np.isin(calls.kind, FRAMES))
-        if len(frames):
-            return _Named(
-                names=trace.activity.names,
-                label=calls.name.astype(np.int64),
-                start_ns=calls.start_ns,
-                dur_ns=calls.dur_ns.astype(np.int64),
-                track=calls.track.astype(np.int64),
-            ).rows(frames)
-    notes = trace.annotations
-    if not isinstance(notes, AnnotationTable) or not len(notes):
-        return None
-    by_user = np.array([step_number(name) is None and batch_context(name) is None for name in notes.names])
-    return _Named(
-        names=notes.names,
-        label=notes.name.astype(np.int64),
-        start_ns=notes.start_ns,
-        dur_ns=notes.dur_ns.astype(np.int64),
-        track=notes.track.astype(np.int64),
-    ).rows(np.flatnonzero(by_user[notes.name]))
-
-
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
     """µs by what was called in each stretch, else by what is around it; "" for time that nothing names."""
     out: defaultdict[str, float] = defaultdict(float)
-    everything = _named(trace)
-    if everything is None:
-        return {}
+    everything = named_ranges(trace, FRAMES)
     for at in np.unique(track).tolist():
         mine = np.flatnonzero((track == at) & (end > begin))
         named = everything.of(at)
@@ -173,7 +116,7 @@ def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, flo
     return dict(out)
 
 
-def _around(out: defaultdict[str, float], rest: Sequence[tuple[int, int]], named: _Named) -> None:
+def _around(out: defaultdict[str, float], rest: Sequence[tuple[int, int]], named: Ranges) -> None:
     """Adds stretches in which nothing of a name begins and ends to the innermost one around their middle."""
     pairs = np.array([pair for pair in rest if pair[1] > pair[0]], np.int64).reshape(-1, 2)
     if not len(pairs):

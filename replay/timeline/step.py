@@ -60,7 +60,7 @@ def step_report(
         host_us=graph.host_us,
         all_host_us=(min(ranges), max(ranges)) if len(ranges) > 1 else None,
         begin_us=graph.begin_us,
-        accelerator=_ACCELERATORS.get(trace.info.vendor or "", "device"),
+        accelerator=_ACCELERATORS.get(str(trace.info.vendor), "device"),
         bound=_bound(graph, times),
         window=Window(host_us=graph.host_us, device_us=device_us, step_us=graph.recorded_us),
         device_sum_us=float(nodes.dur_us[work].sum()),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -200,7 +200,7 @@ def timeline(
             modules=module_tree(names, graph, {row: us for row, us in by_row.items() if isinstance(row, int)}),
             critical_path_python_us=dict(python_on_path(trace, graph, schedule, parts)),
             slack=tuple(slack_of_ops(names, graph, schedule)),
-            edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()},
+            edges=edge_counts(graph),
             unexplained_waits=graph.unexplained.waits,
             unexplained_us=graph.unexplained.us,
             dropped_edges=graph.dropped_edges,
@@ -289,51 +289,54 @@ def what_if_of(
     names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
 ) -> WhatIf:
     """One change, from recorded durations, and from those of simulated devices."""
-    on_devices = _changed([change], simulated or {})
+    on_devices = _on_each([change], simulated or {})
     try:
         changed = edited(names, graph, change)
     except Unmatched as nothing:
         why = f"{nothing}. {nothing.hint}"
         if simulated and not graph.on_device and change.split()[0] == "fuse":
             # The advice to name a simulated device was followed: what is said there counts.
-            here = ("as recorded, it changes nothing: the step ran on a host",) if on_devices.matched else ()
-            there = (*here, *on_devices.notes)
+            why = "changes nothing: the step ran on a host" if on_devices.matched else ""
+            notes = on_devices.notes
         else:
-            there = (f"as recorded, it {why}", *on_devices.notes) if on_devices.matched else (why,)
-        return WhatIf(
-            change=change,
-            step_us=before.step_us,
-            low_us=before.step_us,
-            high_us=before.step_us,
-            gain_us=0.0,
-            work_gain_us=0.0,
-            matched=on_devices.matched,
-            assumptions=there,
-            socs_us=on_devices.steps_us,
-        )
+            notes = on_devices.notes if on_devices.matched else ()
+        notes = [f"as recorded, it {why}" if on_devices.matched else why, *notes]
+        changed = Edited(graph, graph.nodes.dur_us, graph.edges.lag_us, matched=on_devices.matched)
+        return _what_if(change, before, changed, before, [0.0], filter(None, notes), on_devices)
     after = changed.schedule()
-    gain, work = before.step_us - after.step_us, float((graph.nodes.dur_us - changed.durations_us).sum())
-    gains = _gains(graph, changed, gain)
+    work_us = float((graph.nodes.dur_us - changed.durations_us).sum())
+    notes = (*changed.notes, *_why_little(graph, before, after, work_us), *on_devices.notes)
+    return _what_if(change, before, changed, after, _gains(graph, changed, before, after), notes, on_devices)
+
+
+def _what_if(
+    change: str,
+    before: Schedule,
+    changed: Edited,
+    after: Schedule,
+    gains: Sequence[float],
+    notes: Iterable[str],
+    on_devices: _OnDevices,
+) -> WhatIf:
     return WhatIf(
         change=change,
         step_us=after.step_us,
         low_us=before.step_us - max(gains),
         high_us=before.step_us - min(gains),
-        gain_us=gain,
-        work_gain_us=work,
+        gain_us=before.step_us - after.step_us,
+        work_gain_us=float((changed.graph.nodes.dur_us - changed.durations_us).sum()),
         matched=changed.matched,
-        assumptions=tuple(dict.fromkeys((*changed.notes, *_why_little(graph, before, after, work), *on_devices.notes))),
+        assumptions=tuple(dict.fromkeys(notes)),
         socs_us=on_devices.steps_us,
     )
 
 
-def _gains(graph: StepGraph, changed: Edited, gain_us: float) -> list[float]:
+def _gains(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
     """What a change gains, and what it would gain if the waits and dependencies that are not known were others."""
-    recorded, after = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
-    bounds = zip(recorded, after, strict=True)
-    known = graph.edges.lag_us
-    others = [paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds if r is not known]
-    return [gain_us, *others]
+    recorded, bounded = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
+    bounds = [(r, a) for r, a in zip(recorded, bounded, strict=True) if r is not graph.edges.lag_us]
+    others = [paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds]
+    return [before.step_us - after.step_us, *others]
 
 
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
@@ -358,73 +361,74 @@ class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
 
 
-def _changed(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDevices:
-    """The step on each simulated device after changes."""
-    out: dict[str, float] = {}
-    notes: list[str] = []
-    matched_most = 0
-    for name, device in simulated.items():
-        names, graph = device.names, device.graph
-        durations, lags, overlap, matched = device.made.durations_us, device.made.lags_us, False, 0
-        for change in changes:
-            try:
-                change_made = edited(
-                    names,
-                    graph,
-                    change,
-                    durations_us=durations,
-                    lags_us=lags,
-                    slices_us=device.made.slices_us,
-                    offloaded=device.made.dispatch_us is not None,
-                )
-            except Unmatched as nothing:
-                notes.append(f"on {name} it changes nothing: {nothing.hint}")
-                continue
-            durations, lags, overlap = change_made.durations_us, change_made.lags_us, overlap or change_made.overlap
-            matched += change_made.matched
-            notes += change_made.notes
-        matched_most = max(matched_most, matched)
-        if not matched:
+def _all_edits(
+    names: Names, graph: StepGraph, changes: Sequence[str], predicted: Predicted | None
+) -> tuple[Edited | None, list[str]]:
+    """(the graph after all changes that mean something in it, from predicted times where there are such; None for none
+    that does, what the others lack)."""
+    total: Edited | None = None
+    lacking: list[str] = []
+    durations, lags = (
+        (graph.nodes.dur_us, graph.edges.lag_us)
+        if predicted is None
+        else (
+            predicted.durations_us,
+            predicted.lags_us,
+        )
+    )
+    for change in changes:
+        try:
+            step = edited(
+                names,
+                graph,
+                change,
+                durations_us=durations,
+                lags_us=lags,
+                slices_us=None if predicted is None else predicted.slices_us,
+                offloaded=predicted is not None and predicted.dispatch_us is not None,
+            )
+        except Unmatched as nothing:
+            lacking.append(nothing.hint)
             continue
-        if overlap:
-            out[name] = Edited(graph, durations, lags, overlap=True).schedule().step_us
-        else:
-            out[name] = paced(graph, durations, lags).step_us
-    return _OnDevices(steps_us=out, notes=tuple(dict.fromkeys(notes)), matched=matched_most)
+        durations, lags = step.durations_us, step.lags_us
+        if total is not None:
+            step.notes[:0], step.overlap = total.notes, total.overlap or step.overlap
+            step.matched += total.matched
+        total = step
+    return total, lacking
+
+
+def _on_each(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDevices:
+    """The step on each simulated device after changes."""
+    steps_us: dict[str, float] = {}
+    notes: list[str] = []
+    matched = 0
+    for name, device in simulated.items():
+        changed, lacking = _all_edits(device.names, device.graph, changes, device.made)
+        notes += [f"on {name} it changes nothing: {hint}" for hint in lacking]
+        if changed is None or not changed.matched:
+            continue
+        notes += changed.notes
+        matched = max(matched, changed.matched)
+        schedule = changed.schedule() if changed.overlap else paced(device.graph, changed.durations_us, changed.lags_us)
+        steps_us[name] = schedule.step_us
+    return _OnDevices(steps_us=steps_us, notes=tuple(dict.fromkeys(notes)), matched=matched)
 
 
 def _together(
     names: Names, graph: StepGraph, changes: Sequence[str], before: Schedule, simulated: Mapping[str, OnDevice]
 ) -> WhatIf | None:
-    if len(changes) < 2:
+    changed = _all_edits(names, graph, changes, None)[0] if len(changes) > 1 else None
+    if changed is None:
         return None
-    notes: list[str] = []
-    durations, lags, matched, overlap = graph.nodes.dur_us, graph.edges.lag_us, 0, False
-    last_edit = None
-    for change in changes:
-        try:
-            last_edit = edited(names, graph, change, durations_us=durations, lags_us=lags)
-        except Unmatched:  # said by its own line
-            continue
-        durations, lags, overlap = last_edit.durations_us, last_edit.lags_us, overlap or last_edit.overlap
-        notes += last_edit.notes
-        matched += last_edit.matched
-    if last_edit is None:
-        return None
-    last_edit.overlap = overlap
-    after = last_edit.schedule()
-    gains = _gains(graph, last_edit, before.step_us - after.step_us)
-    return WhatIf(
-        change=" and ".join(changes),
-        step_us=after.step_us,
-        low_us=before.step_us - max(gains),
-        high_us=before.step_us - min(gains),
-        gain_us=before.step_us - after.step_us,
-        work_gain_us=float((graph.nodes.dur_us - durations).sum()),
-        matched=matched,
-        assumptions=tuple(dict.fromkeys(notes)),
-        socs_us=_changed(changes, simulated).steps_us,
-    )
+    after = changed.schedule()
+    gains = _gains(graph, changed, before, after)
+    return _what_if(" and ".join(changes), before, changed, after, gains, changed.notes, _on_each(changes, simulated))
+
+
+def edge_counts(graph: StepGraph) -> dict[str, EdgeCount]:
+    """How many dependencies of each kind were recorded, and how many inferred."""
+    return {kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()}
 
 
 def recorded_schedule(graph: StepGraph) -> Schedule:

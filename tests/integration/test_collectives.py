@@ -203,7 +203,7 @@ def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: si
     assert [one.status for one in found].count("replayed") == 3
     (lost,) = [one for one in found if one.status != "replayed"]
     assert "rank 1" in str(lost.reason)
-    assert ("SIGKILL" if harm == signal.SIGKILL else "--op-limit") in str(lost.reason)
+    assert ("SIGKILL" if harm == signal.SIGKILL else "--set op_limit") in str(lost.reason)
     assert lost.reason is not None
     assert lost.reason.kind == "rank lost"
     assert f"opreplay: warning: {lost.name} {lost.inputs}: rank lost: " in told.read_text()

@@ -134,7 +134,7 @@ def test_an_op_that_hangs_costs_its_limit_once_and_a_first_call_that_had_to_do_i
     done = opreplay("run", source, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     _, ops = results(tmp_path / "r.jsonl")
-    assert ops["stuck::hang"]["reason"] == {"kind": "budget", "detail": "time: no result after 4 s (--op-limit)"}
+    assert ops["stuck::hang"]["reason"] == {"kind": "budget", "detail": "time: no result after 4 s (--set op_limit)"}
     assert ops["stuck::hang"]["attempts"] == 1
     assert ops["stuck::slow"]["measured_us"] == pytest.approx(2.2e6, rel=0.2)
     assert "first call" in {warning["kind"] for warning in ops["stuck::slow"]["measurement"]["warnings"]}

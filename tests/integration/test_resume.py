@@ -51,7 +51,7 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None
     assert other.returncode == 2
     assert "not a continuation: seed (0 before, 5 now) differ" in other.stderr
     longer = subprocess.run([*arguments, "--resume", "--op-time", "7ms"], capture_output=True, text=True, timeout=120)
-    assert "--op-time (" in longer.stderr
+    assert "--set op_time (" in longer.stderr
     assert " before, 0.007 now)" in longer.stderr
     assert other.stdout == "", "the report of the first run is none of the second"
 

@@ -33,7 +33,7 @@ def test_an_op_that_hangs_takes_its_share_of_each_run_and_the_others_run(
     given = (trace, "--plugin", plugin, "--total-time", "20s", "--op-time", "5ms", "--threads", 1, "-o", out)
     told = console("batch", *given).stderr
     assert "stuck::forever" in told
-    assert "--op-limit gives it up sooner" in told
+    assert "--set op_limit gives it up sooner" in told
     ops = {one["name"]: one for one in map(json.loads, out.read_text().splitlines()) if one["record"] == "op"}
     assert ops["aten::relu"]["status"] == "replayed"
     assert ops["stuck::forever"]["reason"]["kind"] == "out of time"

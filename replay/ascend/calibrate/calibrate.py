@@ -153,7 +153,7 @@ def fitted_to(
 
 
 def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
-    """The devices with the groups as neighbours of other kernels, each on its own SoC; those that it had are kept."""
+    """The devices with the groups as neighbours of other kernels on their generation; those that it had are kept."""
     errors: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
     for group in groups:
         device, call = devices[group.soc], group.launches[0].parts[0].call
@@ -163,16 +163,19 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
         state = group.launches[0].state
         place, row = place_of(call, family.form, state=state), compare_group(group.launches, device)
         if place is not None and row.predicted_us > 0:
-            errors[group.soc, family.name].append((row.total_us, place, math.log(row.measured_us / row.predicted_us)))
+            errors[device.generation, family.name].append(
+                (row.total_us, place, math.log(row.measured_us / row.predicted_us))
+            )
     out = dict(devices)
-    for (soc, name), known in errors.items():
-        family = out[soc].families[name]
+    for (generation, name), known in errors.items():
         known.sort(key=lambda item: -item[0])
-        nearby = dict(family.nearby)
-        for kind, new in learned([(place, residual) for _, place, residual in known]).items():
-            nearby[kind] = nearby.get(kind, ()) + new
-        families = {**out[soc].families, name: msgspec.structs.replace(family, nearby=nearby)}
-        out[soc] = msgspec.structs.replace(out[soc], families=families)
+        measured = learned([(place, residual) for _, place, residual in known])
+        for soc, device in out.items():
+            if device.generation == generation:
+                family = device.families[name]
+                nearby = family.nearby | {kind: family.nearby.get(kind, ()) + new for kind, new in measured.items()}
+                families = {**device.families, name: msgspec.structs.replace(family, nearby=nearby)}
+                out[soc] = msgspec.structs.replace(device, families=families)
     return out
 
 

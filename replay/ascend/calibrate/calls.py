@@ -11,6 +11,7 @@ import io
 import math
 import random
 from collections.abc import Callable, Hashable, Sequence, Set
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -202,4 +203,8 @@ def read_call_tables(paths: Sequence[str], soc: str | None) -> list[CallTable]:
 def calls_in(folder: str | Path) -> list[MeasuredCall]:
     """The calls of all tables of calls in a folder."""
     paths = sorted(path for path in Path(folder).glob("*.csv") if is_call_table(path))
-    return [call for path in paths for call in read_call_table(path).calls]
+    calls: list[MeasuredCall] = []
+    for path in paths:
+        with suppress(Malformed):
+            calls += read_call_table(path).calls
+    return calls

@@ -61,7 +61,7 @@ RATE_WIDTHS: dict[str, float] = {
 }
 """Widths of the priors of shared rates, in log units."""
 
-SOC_RATE_WIDTHS: dict[str, float] = {
+GENERATION_WIDTHS: dict[str, float] = {
     "launch_one_us": 0.1,
     "launch_full_us": 0.35,
     "cube_launch_us": 0.2,
@@ -69,7 +69,8 @@ SOC_RATE_WIDTHS: dict[str, float] = {
     "hbm_cube_efficiency": 0.08,
     "resident_share": 0.1,
 }
-"""Widths of one SoC's deviation from the shared rate."""
+"""Widths of one generation's deviation from the shared rate. Of one SoC within it there is none: a larger one would be
+slower where it was measured on another day."""
 
 FAMILY_WIDTHS: dict[str, float] = {
     "cycles": 0.5,
@@ -87,7 +88,7 @@ VECTOR_ONLY = frozenset({"half_ratio", "wide_ratio", "launch_factor", "row_cycle
 """Constants that the cost of products does not look at."""
 
 SCALE_WIDTH = 0.06
-"""Width of a family's correction on one SoC."""
+"""Width of a family's correction on one generation."""
 
 MAX_TRIES = 12
 """Steps of one iteration, each shorter than the one before, until one lowers the objective: with half as many, fits
@@ -125,23 +126,25 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     width: float
     family: str | None = None
     """None for a rate."""
-    soc: str | None = None
-    """None for a constant that all SoCs share."""
+    generation: str | None = None
+    """None for a constant that all share."""
 
 
 def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile]) -> list[Parameter]:
     """The constants that these samples can say something about."""
-    socs = sorted({s.soc for s in samples})
+    generations = sorted({devices[s.soc].generation for s in samples})
     out = [Parameter(name=name, width=width) for name, width in RATE_WIDTHS.items()]
-    if len(socs) > 1:
-        out += [Parameter(name=n, width=w, soc=soc) for soc in socs for n, w in SOC_RATE_WIDTHS.items()]
-    pairs = {(family_of(part.call, devices[s.soc]).name, s.soc) for s in samples for part in s.parts}
+    if len(generations) > 1:
+        out += [Parameter(name=n, width=w, generation=g) for g in generations for n, w in GENERATION_WIDTHS.items()]
+    pairs = {
+        (family_of(part.call, d).name, d.generation) for s in samples for d in [devices[s.soc]] for part in s.parts
+    }
     for family in sorted({f for f, _ in pairs}):
-        constants = devices[socs[0]].families[family]
+        constants = devices[samples[0].soc].families[family]
         for name, width in FAMILY_WIDTHS.items():
             if getattr(constants, name) > 0 and not (constants.form in CUBE_FORMS and name in VECTOR_ONLY):
                 out.append(Parameter(name=name, width=width, family=family))
-    out += [Parameter(name="scale", width=SCALE_WIDTH, family=f, soc=soc) for f, soc in sorted(pairs)]
+    out += [Parameter(name="scale", width=SCALE_WIDTH, family=f, generation=g) for f, g in sorted(pairs)]
     return out
 
 
@@ -154,7 +157,7 @@ def moved(
         rates = {f: getattr(device.rates, f) for f in Rates.__struct_fields__}
         changes: dict[str, dict[str, float]] = {}
         for parameter, step in zip(parameters, theta, strict=True):
-            if parameter.soc not in (None, soc):
+            if parameter.generation not in (None, device.generation):
                 continue
             factor = math.exp(step)
             if parameter.family is None:
@@ -199,7 +202,7 @@ def _jacobian(
     for j, parameter in enumerate(parameters):
         cache: dict[str, DeviceProfile] = {}
         for i, sample in enumerate(samples):
-            if parameter.soc not in (None, sample.soc):
+            if parameter.generation not in (None, devices[sample.soc].generation):
                 continue
             if parameter.family is not None and parameter.family not in families[i]:
                 continue

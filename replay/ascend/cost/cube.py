@@ -22,6 +22,10 @@ ACCUMULATORS = 32768
 
 LEAST_ROWS = 80
 """Rows that decide how wide a tile of fewer is: 64 rows, as wide as L0C allows, would take another wave than 65."""
+DEALT_OUT = (32, 48, 80, 144, 272)
+"""Rows from which on products have more tiles to choose from: a fractal, or one more than a whole tile."""
+FEW_WAVES = 4
+"""Waves of tiles of 128 x 256 from which on a fractal more makes no difference."""
 FLOATS = frozenset({"float32", "float64"})
 """Types whose operands are rearranged on loading; float64, which the cube lacks, is never quicker than float32."""
 MOST_OF_HBM = 0.95
@@ -39,12 +43,12 @@ with K = 7168 half as long as they were, and nothing measured tells 2048 from mo
 def base_tiles(gemm: Gemm, cores: int) -> tuple[tuple[int, int], ...]:
     """Base tiles (rows, columns) to choose from: as large as L0C and the product allow, and all that halving one side
     after the other makes while cores lie idle. More cores have more to choose from, so they are never slower."""
-    return tuple((rows, cols) for rows, cols, _ in _plans(gemm, cores, split=False))
+    return tuple((rows, cols) for rows, cols, _ in _tilings(gemm, gemm.m, cores, split=False))
 
 
-def _halved(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
+def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
     """A tile, and all that halving it makes until no core is idle: large ones on fewer cores load less in all."""
-    m, n, batch = gemm.m, gemm.n, gemm.batch
+    n, batch = gemm.n, gemm.batch
     across, tall = -(-n // cols), batch * -(-m // rows)
     out = [(rows, cols, 1)]
     min_tile = FLOAT32_TILE * sqrt(gemm.k) if gemm.dtype in FLOATS else 0
@@ -61,9 +65,20 @@ def _halved(gemm: Gemm, rows: int, cols: int, cores: int, *, columns_first: bool
     return out
 
 
-def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int, int]]:
-    """What to choose from: (rows, columns) of a base tile, and the pieces that K is split into, most often 1."""
-    batch, m, n, k = gemm.batch, gemm.m, gemm.n, gemm.k
+def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
+    """What to choose from: rows that are dealt out, and what `_tilings` makes of them. Where waves are few, rows may be
+    dealt out as more are, so that they are never dearer."""
+    out = [(gemm.m, *plan) for plan in _tilings(gemm, gemm.m, cores)]
+    if gemm.batch * -(-gemm.m // 128) * -(-gemm.n // 256) < FEW_WAVES * cores:
+        for m in {gemm.m // 16 * 16 + 16, *DEALT_OUT}:
+            if m > gemm.m:
+                out += [(m, *plan) for plan in _tilings(gemm, m, cores)]
+    return out
+
+
+def _tilings(gemm: Gemm, m: int, cores: int, *, split: bool = True) -> list[tuple[int, int, int]]:
+    """(rows, columns) of a base tile for `m` rows, and the pieces that K is split into, most often 1."""
+    batch, n, k = gemm.batch, gemm.n, gemm.k
     whole_m, whole_n = -(-m // 16) * 16, -(-n // 16) * 16
     out: list[tuple[int, int, int]] = []
     for most_rows in (128, 256):
@@ -74,17 +89,17 @@ def _plans(gemm: Gemm, cores: int, *, split: bool = True) -> list[tuple[int, int
         if batch * -(-m // rows) * -(-n // cols) >= cores:
             out.append((rows, cols, 1))
         else:
-            out += _halved(gemm, rows, cols, cores, columns_first=True)
+            out += _halved(gemm, m, rows, cols, cores, columns_first=True)
             # Of few rows the columns are halved in either order.
             if rows >= 32 and cols >= 32:
-                out += [tile for tile in _halved(gemm, rows, cols, cores, columns_first=False) if tile not in out]
+                out += [tile for tile in _halved(gemm, m, rows, cols, cores, columns_first=False) if tile not in out]
         if rows < most_rows:
             break
     if k >= 2 * SPLIT_LEAST and split and gemm.dtype not in FLOATS:
-        rows, cols = whole_m if whole_m < 128 else 128, whole_n if whole_n < 256 else 256
-        pieces = min(cores // (batch * -(-m // rows) * -(-n // cols)), k // SPLIT_LEAST)
-        if pieces > 1:
-            out.append((rows, cols, pieces))
+        for rows, cols, _ in tuple(out):
+            pieces = min(cores // (batch * -(-m // rows) * -(-n // cols)), k // SPLIT_LEAST)
+            if pieces > 1:
+                out.append((rows, cols, pieces))
     return out
 
 
@@ -217,21 +232,17 @@ def gemm_terms(
     narrow, pace = rates.l1_narrow_exponent, fill * freq
     most_hbm, core_hbm = device.hbm_bytes_per_s * reached, rates.cube_core_hbm_bytes_per_cycle
     drained, wave_s = rates.fixpipe_bytes_per_cycle * freq, rates.wave_us
-    for bm, bn, pieces in _plans(gemm, all_cores):
+    for dealt_out, bm, bn, pieces in _plans(gemm, all_cores):
         depth = k if pieces == 1 else -(-k // pieces)
-        down, across = -(-m // bm), -(-n // bn)
+        down, across = -(-dealt_out // bm), -(-n // bn)
         tiles = batch * down * across * pieces
         waves = -(-tiles // all_cores)
         busy, length = skew * waves, float(depth * item)
         cores = float(tiles if tiles < all_cores else all_cores)
         if waves > 1 and gemm.dtype in FLOATS:
             cores = tiles / waves  # The last wave of few draws on memory with few cores.
-        # Tiles at the edges are smaller: the mean of all counts, but no less than one fractal.
-        rows, cols = m / down, n / across
-        if rows < 16.0:
-            rows = 16.0
-        if cols < 16.0:
-            cols = 16.0
+        # Tiles at the edges are smaller: the mean of all counts, in whole fractals.
+        rows, cols = -(-m // (16 * down)) * 16.0, -(-n // (16 * across)) * 16.0
         mac = busy * rows * cols * (-(-depth // 16) * 16) / macs
         drain, starts = (2.0 if pieces > 1 else 1.0) * rows * cols * 4.0 / drained, waves * wave_s * 1e-6
         if best is not None and mac + (drain + starts) > best[0]:

@@ -10,9 +10,12 @@ ONE_BY_ONE = 1.0
 """Cycles an element that one vector core needs at most for what its instructions do: moving runs of one element."""
 BURST = 12.0
 """Cycles of one of the runs that one instruction copies: 0.1 us for 16 of them on a 910C die."""
-FULL_CORES = 48
+FULL_CORES = 40
 """Vector cores that `launch_full_us` is of: starting takes longer the more cores start, by 0.06 us a core on one table
 of copies on 1 to 40 cores."""
+FURTHER = 0.25
+"""Of what a core adds, what each beyond these does: kernels in networks start in 7.8 us on the 40 cores of a 910B4 and
+in 8.3 us on the 48 of a 910B2."""
 ACCESS = 200.0
 """Cycles that a core waits for memory where what it reads next depends on contents: 0.1 us."""
 COPIES = frozenset({"copy", "elementwise", "fill"})
@@ -31,7 +34,7 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
     return rates.resident_share / (1.0 + relative**rates.resident_sharpness)
 
 
-def memory_us(read: float, write: float, blocks: int, resident: float, device: DeviceProfile) -> tuple[float, float]:
+def memory_us(read: float, write: float, blocks: float, resident: float, device: DeviceProfile) -> tuple[float, float]:
     """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2."""
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)
@@ -44,8 +47,10 @@ def memory_us(read: float, write: float, blocks: int, resident: float, device: D
     return moved * (1.0 - resident) / hbm * 1e6, moved * resident / cache * 1e6
 
 
-def launch_between(one_us: float, full_us: float, blocks: int, rates: Rates) -> float:
+def launch_between(one_us: float, full_us: float, blocks: float, rates: Rates) -> float:
     """What starting takes on `blocks` vector cores, of what it takes on one of them and on all; microseconds."""
+    if blocks > FULL_CORES:
+        blocks = FULL_CORES + FURTHER * (blocks - FULL_CORES)
     if blocks > 1:
         return one_us + (full_us - one_us) * ((blocks - 1) / (FULL_CORES - 1)) ** rates.launch_exponent
     return one_us

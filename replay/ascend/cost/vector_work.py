@@ -47,7 +47,7 @@ NATIVE_HALF = 0.7
 class Work(msgspec.Struct, frozen=True, gc=False):
     """What one vector kernel does."""
 
-    blocks: int
+    blocks: float
     """Vector cores used."""
     elements: float
     """Elements that the busiest core works on."""
@@ -61,12 +61,12 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     """Elements of the busiest core that come of repeating an operand along its rows."""
 
 
-def blocks_for(size_bytes: float, device: DeviceProfile) -> int:
-    """Cores that a kernel uses whose largest tensor has `size_bytes`."""
-    cores = device.aiv_cores
-    if size_bytes >= cores * device.rates.block_bytes:
-        return cores
-    return ceil(size_bytes / device.rates.block_bytes) or 1
+def blocks_for(size_bytes: float, device: DeviceProfile) -> float:
+    """Cores that a kernel uses whose largest tensor has `size_bytes`: of the last one the part that has work, as the
+    others are no quicker for its being there."""
+    cores = float(device.aiv_cores)
+    blocks = size_bytes / device.rates.block_bytes
+    return cores if blocks > cores else blocks if blocks > 1.0 else 1.0
 
 
 def _numel(spec: TensorSpec | None) -> int:
@@ -136,7 +136,8 @@ def _reduce(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: 
     rows = _numel(first(call.outputs))
     if 0 < rows < blocks and call.type in SUMS and tally.read <= rows * summed_alone(tally.dtype):
         blocks = blocks if call.attrs.get("across") else rows
-    return Work(blocks, n / blocks, rows / blocks, tally.read, tally.write)
+    # Along a dimension of one element nothing is summed.
+    return Work(blocks, n / blocks, rows / blocks if rows != n else 0, tally.read, tally.write)
 
 
 def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:

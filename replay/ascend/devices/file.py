@@ -173,6 +173,8 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     version: str = "0"
     base: str | None = None
     aliases: tuple[str, ...] = ()
+    generation: str = ""
+    """Of devices that share what is fitted to any of them; the device's own name where there is none."""
     datasheet: dict[str, Quantity] = {}
     rates: dict[str, Quantity] = {}
     families: dict[str, FamilyEntry] = {}
@@ -221,7 +223,11 @@ def _decode(text: bytes, kind: type[Any], where: str, fitted: tuple[Row, ...] = 
             hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
         )
     if fitted:
-        raw |= sections_of(raw["name"], fitted, {name: rate.unit for name, rate in load_model().rates.items()})
+        raw |= sections_of(
+            (raw.get("generation", ""), raw["name"]),
+            fitted,
+            {name: rate.unit for name, rate in load_model().rates.items()},
+        )
     for section, entry_kind in (
         ("datasheet", Quantity),
         ("rates", Quantity),
@@ -384,6 +390,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         title=file.title or file.name,
         version=file.version,
         aliases=file.aliases,
+        generation=file.generation or (base.generation if base else "") or file.name,
         aic_cores=int(number["aic_cores"]),
         aiv_cores=int(number["aiv_cores"]),
         freq_hz=number["frequency"],
@@ -425,6 +432,7 @@ def datasheet_only(device: DeviceProfile) -> DeviceProfile:
             title=device.title,
             version=device.version,
             aliases=device.aliases,
+            generation=device.generation,
             datasheet=device.datasheet,
         )
         bare = _bare[key] = compile_device(file)

@@ -1,8 +1,8 @@
 # pyright: strict
 """The constants fitted to public measurements for the devices that ship: one table, `fitted.csv`, by family and SoC.
 
-A row without an SoC holds for all of them, one with an SoC for that alone; a row without a family is a rate; one with
-sizes is a measured kernel and how far it pulls (see `cost.nearby`). `text.fitted_text` writes it.
+A row without an SoC holds for all of them, one with an SoC, or a generation, for that alone; a row without a family is
+a rate; one with sizes is a measured kernel and how far it pulls (see `cost.nearby`). `text.fitted_text` writes it.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ def rows_of(text: str) -> tuple[Row, ...]:
     return tuple((family, soc, constant, sizes, value) for family, soc, constant, sizes, value in rows)
 
 
-def sections_of(soc: str, rows: tuple[Row, ...], units: dict[str, str]) -> dict[str, Any]:
-    """Version, rates and families of a device as its file would spell them; `units` are those of rates."""
+def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, str]) -> dict[str, Any]:
+    """Version, rates and families of a device as its file would spell them: `names` are those of its generation and
+    its own, `units` those of rates."""
+    here = {"", *names}
     alone: dict[str, str] = {}
     families: dict[str, dict[str, Any]] = {}
     for family, of, constant, sizes, value in rows:
         if not family:
-            if of in ("", soc):
+            if of in here:
                 alone[constant] = value
             continue
         entry = families.setdefault(family, {"samples": 0, "samples_elsewhere": 0})
         if constant == "samples":
-            entry["samples" if of == soc else "samples_elsewhere"] += int(value)
-        elif of not in ("", soc):
+            entry["samples" if of in here else "samples_elsewhere"] += int(value)
+        elif of not in here:
             continue
         elif sizes:
             kernel = {"sizes": tuple(map(int, sizes.split())), "pull": float(value)}

@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from opreplay.replay.ascend.cost.nearby import sizes_at
 from opreplay.replay.ascend.devices.file import (
@@ -26,9 +26,11 @@ Constants = dict[str, float | tuple[str, ...]]
 
 
 def _number(value: float) -> str:
+    if value != int(value):
+        value = float(f"{value:.5g}")
     if value == int(value) and abs(value) < 1e16:
         return f"{value:.1f}" if abs(value) < 1e6 else f"{value:.0f}.0"
-    return f"{value:.5g}" if "e" not in f"{value:.5g}" else repr(float(f"{value:.5g}"))
+    return repr(value)
 
 
 def _shown(name: str, value: float | tuple[str, ...]) -> str:
@@ -104,6 +106,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
     parts.append(
         f"schema_version = {SCHEMA_VERSION}\nname = {json.dumps(device.name)}\ntitle = {json.dumps(device.title)}\n"
         f"version = {json.dumps(device.version)}\naliases = [{aliases}]\n"
+        f"generation = {json.dumps(device.generation)}\n"
     )
     rates = {
         name: Quantity(value=value, unit=shared.rates[name].unit, source=source, confidence="fitted")
@@ -130,28 +133,49 @@ def fitted_text(devices: Mapping[str, DeviceProfile], *, source: str, version: s
     bare = {soc: datasheet_only(device) for soc, device in devices.items()}
     first = next(iter(devices.values()))
     rows: list[Row] = [("", "", "version", "", version), ("", "", "source", "", source)]
-    rows += _rows("", {s: _rates(d.rates, bare[s].rates) for s, d in devices.items()}, bare[first.name].rates)
+    of = {soc: device.generation for soc, device in devices.items()}
+    rows += _rows("", {s: _rates(d.rates, bare[s].rates) for s, d in devices.items()}, bare[first.name].rates, of)
     for name in first.families:
         constants = {s: _constants(d.families[name], bare[s].families[name]) for s, d in devices.items()}
         for of_device in constants.values():
             del of_device["samples_elsewhere"]
-        rows += _rows(name, constants, bare[first.name].families[name])
-        for soc, device in devices.items():
-            for kind, sizes, pull in _nearby(device.families[name]):
-                rows.append((name, soc, kind, " ".join(map(str, sizes)), pull))
+        rows += _rows(name, constants, bare[first.name].families[name], of)
+        of_generation = {device.generation: device.families[name] for device in devices.values()}
+        for generation, family in of_generation.items():
+            for kind, sizes, pull in _nearby(family):
+                rows.append((name, generation, kind, " ".join(map(str, sizes)), pull))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
     return text.getvalue()
 
 
-def _rows(family: str, by_soc: Mapping[str, Mapping[str, float | tuple[str, ...]]], default: object) -> Iterator[Row]:
-    """One row for the value that most devices have, unless it is the shared model's, and one for each other device."""
+def _rows(
+    family: str,
+    by_soc: Mapping[str, Mapping[str, float | tuple[str, ...]]],
+    default: object,
+    generations: Mapping[str, str],
+) -> Iterator[Row]:
+    """A row for what most generations have, unless it is the shared model's; for each other generation what most of its
+    devices have; and for each other device."""
     for constant in dict.fromkeys(name for constants in by_soc.values() for name in constants):
         before = _shown(constant, getattr(default, constant))
         values = {s: _shown(constant, v[constant]) if constant in v else before for s, v in by_soc.items()}
-        usual = Counter(values.values()).most_common(1)[0][0]
+        by_generation = {
+            generation: _usual([values[soc] for soc in values if generations[soc] == generation], before)
+            for generation in dict.fromkeys(generations.values())
+        }
+        usual = _usual(list(by_generation.values()), before)
         if usual != before:
             yield family, "", constant, "", usual
-        for soc, value in values.items():
+        for generation, value in by_generation.items():
             if value != usual:
+                yield family, generation, constant, "", value
+        for soc, value in values.items():
+            if value != by_generation[generations[soc]]:
                 yield family, soc, constant, "", value
+
+
+def _usual(values: Sequence[str], before: str) -> str:
+    """The value met most often, `before` where that is one of them."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value == before))

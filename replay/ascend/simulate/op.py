@@ -25,7 +25,7 @@ from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
 from opreplay.replay.ascend.cost.sizes import tally_of, total_bytes
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
-from opreplay.replay.ascend.devices.file import datasheet_only
+from opreplay.replay.ascend.devices.file import datasheet_only, load_device
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import HALF, Confidence, KernelCall, KernelPrediction, State, TensorSpec
@@ -290,8 +290,21 @@ def _uncorrected(
     if not lowering.kernels:
         return None
     predict = Predictor(datasheet_only(device))
-    parts_of = {state: _started(lowering.kernels, predict, state) for state in ("cold", "warm")}
-    cold, warm = (_combine(parts, lowering, l2, predict.device) for parts in parts_of.values())
+    parts = _started(lowering.kernels, predict, "warm" if l2 == "warm" else "cold")
+    simulated = _combine(parts, lowering, l2, predict.device)
+    traits = _traits(op, lowering, "910" if device.vector_width == 1.0 else "950", l2)
+    return (traits, simulated, parts) if traits is not None and simulated.time_us > 0 else None
+
+
+REFERENCE = {"910": "910b2", "950": "950pr"}
+"""Generation → the device whose times and shares calls are compared by, so that what is learned of a call is the same
+for all devices of it, and no larger one slower for that."""
+
+
+def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> Traits | None:
+    """What a call is compared by; None for one that measured calls say nothing of."""
+    predict = Predictor(datasheet_only(load_device(REFERENCE[generation])))
+    cold, warm = (_combine(_started(lowering.kernels, predict, state), lowering, l2, predict.device) for state in ALONE)
     simulated = warm if l2 == "warm" else cold
     call = max(lowering.kernels, key=lambda call: total_bytes(call.inputs) + total_bytes(call.outputs))
     family, tally = family_of(call, predict.device), tally_of(call)
@@ -299,12 +312,12 @@ def _uncorrected(
         return None
     shape = tally.widest.shape if tally.widest is not None else ()
     shares = {name: us / simulated.time_us for name, us in simulated.terms_us.items()}
-    traits = Traits(
+    return Traits(
         op=op.name.split(".")[0].rstrip("_"),
         family=family.name,
         form=family.form,
         dtype="half" if tally.dtype in HALF else "float32" if tally.dtype in DOUBLES else tally.dtype,
-        generation="910" if device.vector_width == 1.0 else "950",
+        generation=generation,
         log_time=octaves(simulated.time_us),
         log_elements=octaves(tally.elements),
         log_row=octaves(shape[-1] if shape else 1),
@@ -312,7 +325,9 @@ def _uncorrected(
         vector=shares.get("vector", 0.0) + shares.get(MOVING, 0.0),
         caches=warmth(cold.time_us, warm.time_us),
     )
-    return traits, simulated, parts_of["warm" if l2 == "warm" else "cold"]
+
+
+ALONE: tuple[State, State] = ("cold", "warm")
 
 
 def _corrected(

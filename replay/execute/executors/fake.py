@@ -108,7 +108,7 @@ class FakeExecutor:
 
     def prepare(self, op: ReplayOp, *, seed: int) -> FakePrepared:
         if op.name == "fake::budget":
-            raise NotReplayable(Reason("budget", "needs 3.2 GB, limit 1.0 GB (--max-op-memory)"))
+            raise NotReplayable(Reason("budget", "needs 3.2 GB, limit 1.0 GB (--set max_op_memory)"))
         self.prepared.append((op.id, seed))
         return FakePrepared(self._behaviour(op.name))
 
@@ -142,7 +142,7 @@ class FakeExecutor:
     def for_sequences(self) -> SequenceParts:
         def resolve(op: ReplayOp) -> ResolvedOp:
             if op.name == "fake::budget":
-                raise NotReplayable(Reason("budget", "needs 3.2 GB, limit 1.0 GB (--max-op-memory)"))
+                raise NotReplayable(Reason("budget", "needs 3.2 GB, limit 1.0 GB (--set max_op_memory)"))
             return op, self._behaviour(op.name), ()
 
         return SequenceParts(

@@ -130,7 +130,7 @@ class Child:
             if name not in FROM_OUTSIDE:
                 return Reason("failed", f"{name}: {last}" if last else name)
             if name == "SIGKILL" and self._ran_out_of_memory():
-                return Reason("budget", "memory: SIGKILL of the kernel, which had none left (--max-op-memory)")
+                return Reason("budget", "memory: SIGKILL of the kernel, which had none left (--set max_op_memory)")
             return Reason("worker lost", f"{name} from outside")
         return Reason("failed", f"the process ended with status {code}" + (f": {last}" if last else ""))
 

@@ -204,6 +204,6 @@ def lane_devices(device: str, lanes: int, *, shared: bool) -> list[str]:
     if ":" in device:
         raise UsageError(
             f"{lanes} lanes would measure on {device} at once",
-            hint="Leave its number out for one device a lane, or allow it with --shared-device.",
+            hint="Leave its number out for one device a lane, or allow it with --set shared_device=true.",
         )
     return [f"{device}:{index}" for index in range(lanes)]

@@ -167,7 +167,7 @@ class ChildProcess:
         if death.how == "died":
             return unable(death.cause)
         if death.how == "over":
-            outcome = unable(Reason("out of time", f"{WHILE_IT_RAN} (--total-time)"))
+            outcome = unable(Reason("out of time", f"{WHILE_IT_RAN} (--set total_time)"))
         else:
             outcome = unable(self._options.late(self._limit_s) if death.how == "hung" else death.cause)
         return msgspec.structs.replace(outcome, measure_s=death.after_s)

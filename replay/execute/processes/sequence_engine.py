@@ -215,7 +215,7 @@ class SequenceEngine:
         """What became of one op."""
         times = outcome.times.get(op.id)
         if times is None:
-            spent = f"no pass was over within {self._total_time_s or 0.0:g} s (--total-time)"
+            spent = f"no pass was over within {self._total_time_s or 0.0:g} s (--set total_time)"
             return unable(outcome.reasons.get(op.id, Reason("out of time", spent)))
         return Outcome(
             status="replayed",

@@ -324,7 +324,7 @@ class Workers:
             if now >= self._patient_until:
                 return self._failed
             if now >= self._until:
-                return self._death("over", Reason("out of time", "the run's time was over (--total-time)"), 0)
+                return self._death("over", Reason("out of time", "the run's time was over (--set total_time)"), 0)
             if now >= self._moved + self._limit_s:
                 return self._failed or self._hung()
         self.deadline = self._next_deadline()
@@ -337,7 +337,7 @@ class Workers:
             return self._death("stopped", Reason("worker lost", "stopped from outside"), *stopped, signalled=True)
         beats = self._beats
         calling = [place for place in self._waiting if beats is not None and 0 <= self._seen[place][0] < beats.calls]
-        late = Reason("budget", f"time: no result after {self._limit_s:g} s (--op-limit)")
+        late = Reason("budget", f"time: no result after {self._limit_s:g} s (--set op_limit)")
         return self._death("hung", late, *(calling or self._waiting))
 
     def _death(

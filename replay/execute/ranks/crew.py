@@ -39,7 +39,7 @@ def reason_of(death: Death, world: int, limit_s: float) -> Reason:
     if death.how == "over":
         return death.cause
     names = f"rank{'s' if len(death.ranks) > 1 else ''} {', '.join(map(str, death.ranks))}"
-    text = f"time: no result from {names} after {limit_s:g} s (--op-limit)"
+    text = f"time: no result from {names} after {limit_s:g} s (--set op_limit)"
     return Reason("rank lost", f"{text}; stopped") if death.how == "stopped" else Reason("budget", text)
 
 

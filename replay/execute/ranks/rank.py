@@ -207,7 +207,7 @@ def _open(config: RankConfig) -> str:
     if config.backend == "gloo" and not dist.is_gloo_available():
         raise EnvironmentRefused("this torch has no gloo", hint="Install a build that has it.")
     if config.backend == "nccl" and not dist.is_nccl_available():
-        raise EnvironmentRefused("this torch has no nccl", hint="Install a CUDA build, or use --backend gloo.")
+        raise EnvironmentRefused("this torch has no nccl", hint="Install a CUDA build, or use --set backend=gloo.")
     if config.device.startswith("cuda"):
         number = int(config.device.partition(":")[2] or 0)
         if number >= torch.cuda.device_count():

@@ -160,7 +160,7 @@ class SequenceOnRanks:
         except TooFewRanks as error:
             return unable(Reason("collective", f"{error}: --ranks 2"))
         if share.part < 1.0:
-            return unable(Reason("budget", f"{share.note}: no step has a part of it (--max-op-memory)"))
+            return unable(Reason("budget", f"{share.note}: no step has a part of it (--set max_op_memory)"))
         return MappedCollective(op=op, collective=collective, share=share)
 
     def _on_ranks(

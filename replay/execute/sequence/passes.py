@@ -272,7 +272,9 @@ class SequenceRun:
         resolved, function, notes = self._parts.resolve(whole)
         if (need := need_bytes(resolved)) > self._limit:
             needs, limit = budget.readable(need), budget.readable(self._limit)
-            raise NotReplayable(Reason("budget", f"needs {needs}, all tensors may take {limit} (--max-live-memory)"))
+            raise NotReplayable(
+                Reason("budget", f"needs {needs}, all tensors may take {limit} (--set max_live_memory)")
+            )
         filled = self._parts.fill(resolved, function, self._seed, notes)
         self._ops[index], self._functions[index] = filled.op, function
         self._forms[index] = Form(filled, self._parts.tools)

@@ -78,8 +78,8 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
         return {}
     ops, calls, linked = linked_step(plan.ops, sequence)
     owned = lifetimes(ops, linked)
-    given = [[None if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
-    made = [
+    input_bytes = [[None if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
+    result_bytes = [
         [] if makes_no_memory(op) else [0 if meta is None else tensor_bytes(meta) for meta in results_of(op)]
         for op in ops
     ]
@@ -87,7 +87,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     ends: defaultdict[int, list[Value]] = defaultdict(list)
     for value, last in owned.until.items():
         ends[last].append(value)
-    recent = Recent(2 * sum(1 + len(given[index]) + len(made[index]) for index in calls))
+    recent = Recent(2 * sum(1 + len(input_bytes[index]) + len(result_bytes[index]) for index in calls))
     free: defaultdict[int, list[int]] = defaultdict(list)
     blocks = 0
     seen: list[list[tuple[list[int | None], list[int | None]]]] = [[] for _ in ops]
@@ -97,7 +97,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
         for at, index in enumerate(calls):
             touched: list[tuple[Hashable, int]] = []
             far: list[int | None] = []
-            for source, size in zip(linked.sources[at], given[index], strict=True):
+            for source, size in zip(linked.sources[at], input_bytes[index], strict=True):
                 if size is None:
                     continue
                 lies_in = owned.memory_of(source)
@@ -105,12 +105,12 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
                 far.append(recent.distance(memory))
                 touched.append((memory, size))
             results: list[int | None] = []
-            for output, size in enumerate(made[index]):
+            for output, size in enumerate(result_bytes[index]):
                 if not free[size]:
                     blocks += 1
-                own = block[Value(at, output)] = free[size].pop() if free[size] else blocks
-                results.append(recent.distance(("block", own)))
-                touched.append((("block", own), size))
+                taken = block[Value(at, output)] = free[size].pop() if free[size] else blocks
+                results.append(recent.distance(("block", taken)))
+                touched.append((("block", taken), size))
             if counted:
                 code[index].append(recent.distance(("code", ops[index].name)))
             recent.touch(("code", ops[index].name), 0)
@@ -119,13 +119,15 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
                     recent.touch(memory, size)
             for value in ends[at]:
                 if value in block:
-                    free[made[calls[value.call]][value.output]].append(block[value])
+                    free[result_bytes[calls[value.call]][value.output]].append(block[value])
             if counted:
                 seen[index].append((far, results))
     return {
         op.id: Recency(
             arguments=tuple(_typical([far[k] for far, _ in seen[i]], recent.total) for k in range(len(seen[i][0][0]))),
-            results=tuple((size, _typical([r[k] for _, r in seen[i]], recent.total)) for k, size in enumerate(made[i])),
+            results=tuple(
+                (size, _typical([r[k] for _, r in seen[i]], recent.total)) for k, size in enumerate(result_bytes[i])
+            ),
             code=_typical(code[i], recent.total),
         )
         for i, op in enumerate(ops)

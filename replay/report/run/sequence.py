@@ -203,9 +203,8 @@ def rendered(sequence: SequenceResult | None, step: StepReport | None = None) ->
     """For a terminal; nothing where the run was none of a sequence."""
     if sequence is None:
         return []
-    told = [] if step is None else [facts_grid(step_rows(step))]
     return [
-        *told,
+        *([] if step is None else [facts_grid(step_rows(step))]),
         Text(first_line(sequence), overflow="fold"),
         *terminal(table(sequence)),
         *notes_lines(notes(sequence)),

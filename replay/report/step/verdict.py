@@ -44,7 +44,7 @@ def verdict(step: StepReport) -> str:
         text = f"Device-bound: {device} is busy {busy} of {took}"
     else:
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
-    devices = [f"{safe(name)} {_on_device(one, step_us)}" for name, one in step.socs.items()]
+    devices = [f"{safe(name)} {_on_device(on_device, step_us)}" for name, on_device in step.socs.items()]
     return "; ".join([text, *devices]) + "." + _largest(step)
 
 
@@ -64,11 +64,11 @@ def _largest(step: StepReport) -> str:
     return f" Largest {'cause' if len(named) == 1 else 'causes'}: {', '.join(named)}."
 
 
-def _on_device(one: StepOnDevice, step_us: float) -> str:
-    if one.low_us is None or one.high_us is None:
-        return f"is not predicted: {share_text(one.predicted_share)} of the device time has a prediction"
-    band = f"{time_text(one.low_us)} to {time_text(one.high_us)}"
-    return f"would take {time_text(one.step_us)} ({band}), {ratio_text(one.step_us, step_us)}"
+def _on_device(step: StepOnDevice, step_us: float) -> str:
+    if step.low_us is None or step.high_us is None:
+        return f"is not predicted: {share_text(step.predicted_share)} of the device time has a prediction"
+    band = f"{time_text(step.low_us)} to {time_text(step.high_us)}"
+    return f"would take {time_text(step.step_us)} ({band}), {ratio_text(step.step_us, step_us)}"
 
 
 def step_facts(step: StepReport) -> dict[str, Any]:

@@ -118,8 +118,8 @@ def rows(comparison: Comparison, *, everything: bool = False) -> list[OpComparis
     shown = [op for verdict in (ORDER if everything else SHOWN) for op in comparison.of(verdict)]
     if not _of_steps(comparison):
         return shown
-    least = 0.0 if everything else LEAST_CHANGE * sum(op.weight_us for op in comparison.ops)
-    return sorted((op for op in shown if op.weight_us >= least), key=lambda op: -op.weight_us)
+    smallest_us = 0.0 if everything else LEAST_CHANGE * sum(op.weight_us for op in comparison.ops)
+    return sorted((op for op in shown if op.weight_us >= smallest_us), key=lambda op: -op.weight_us)
 
 
 def _of_steps(comparison: Comparison) -> bool:

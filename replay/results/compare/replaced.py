@@ -67,5 +67,5 @@ def replacements(before: Sequence[StepCall], after: Sequence[StepCall]) -> tuple
             before_us=sum(call.us for call in first[i:j]) + (known.before_us if known else 0.0),
             after_us=sum(call.us for call in second[k:m]) + (known.after_us if known else 0.0),
         )
-    worth = [one for one in by_names.values() if max(one.before_us, one.after_us) >= least_us]
-    return tuple(sorted(worth, key=lambda one: -max(one.before_us, one.after_us)))
+    worth = [run for run in by_names.values() if max(run.before_us, run.after_us) >= least_us]
+    return tuple(sorted(worth, key=lambda run: -max(run.before_us, run.after_us)))

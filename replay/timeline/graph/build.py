@@ -58,7 +58,7 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
             hint="A timeline needs a profile of torch.profiler; ExecutionTraces and plans hold no times.",
         )
     main = main_track(trace, step)
-    home = homes(trace, main) if main >= 0 else np.full(len(trace.tracks), -1, np.int64)
+    home = homes(trace, main)
     threads = host_events(trace, step, main, home) if main >= 0 else []
     tasks, earlier = tasks_of(trace, step, home)
     if not len(tasks) and not any(len(events.op) for events in threads):
@@ -71,10 +71,10 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
         first = int(tasks.stream[np.argmin(np.where(tasks.on_device, tasks.start_us, np.inf))])
         earlier.until_us[first] = max(until, earlier.until_us.get(first, 0.0))
     earlier.until_us.update(device.busy_before_us)
-    more, starts = _between_threads(trace, step, threads, end_us) if threads else ([], [])
+    more, starts = _between_threads(trace, step, threads, end_us)
     waits += more
     lanes = [_Thread(events, _blocks(events, tasks, waits, starts, end_us, main)) for events in threads]
-    for stream in range(len(tasks.streams) if step.marked else 0):
+    for stream in range(len(tasks.streams) * step.marked):
         earlier.number(stream)
     parts = _parts(lanes, tasks, device, earlier)
     graph = _assemble(trace, step, parts, waits, starts, end_us)
@@ -123,6 +123,8 @@ def _between_threads(
     trace: Trace, step: Step, threads: list[HostEvents], end_us: float
 ) -> tuple[list[HostWait], list[_Start]]:
     """Waits of the main thread for others, and what made the others begin after being idle."""
+    if not threads:
+        return [], []
     main, others = threads[0], threads[1:]
     gaps = handovers(main, others, 0.0, end_us)
     waits = [as_wait(handover, main.track) for handover in gaps]

@@ -95,6 +95,8 @@ def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
 def homes(trace: Trace, main: int) -> Ints:
     """Track → the track of the main process that it belongs to, or -1: CANN's threads are those of another process."""
     assert trace.activity is not None
+    if main < 0:
+        return np.full(len(trace.tracks), -1, np.int64)
     pid = trace.tracks[main][0]
     by_thread = {tid: index for index, (process, tid) in enumerate(trace.tracks) if process == pid}
     home = np.full(len(trace.tracks), -1, np.int64)

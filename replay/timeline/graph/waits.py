@@ -186,7 +186,7 @@ class _DeviceWaits:
         if wait is None and call.blocks:
             wait = _last_inside(call.track, call.start, call.end, self.launched)
             self.blocked_us += lasting if wait is None else 0.0
-        self.waits += [wait] if wait is not None else []
+        self.waits += filter(None, [wait])
 
 
 def _last_inside(track: int, start: float, end: float, launched: Launched) -> HostWait | None:
@@ -309,13 +309,13 @@ def _waits_of_ops(
     during which no task ended); none where a wait that ends inside is `known`."""
     blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures], bool)
     rows = np.flatnonzero(events.op >= 0)
-    rows = rows[blocking[trace.ops.signature[events.op[rows]]]]
-    outer = set(events.parent[events.op >= 0].tolist())
+    rows = rows[blocking[trace.ops.signature[events.op[rows]]] & ~np.isin(rows, events.parent[rows])]
+    rows = rows[events.end_us[rows] - events.start_us[rows] >= LONG_CALL_US]
     waits: list[HostWait] = []
     blocked_us = 0.0
     for at in rows.tolist():
         start, end = float(events.start_us[at]), float(events.end_us[at])
-        if end - start < LONG_CALL_US or at in outer or any(start < until <= end for until in known):
+        if any(start < until <= end for until in known):
             continue
         wait, long = _last_inside(events.track, start, end, launched), end - start >= BLOCKED_US
         if wait is not None and (long or end - wait.until_us <= 4 * _RETURN_US):

@@ -32,7 +32,7 @@ from opreplay.replay.timeline.job.values import (
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.simulated import ContentsOf, Predicted, predict
-from opreplay.replay.timeline.timeline import EdgeCount, recorded_schedule, relative
+from opreplay.replay.timeline.timeline import edge_counts, recorded_schedule, relative
 from opreplay.traces import Trace
 from opreplay.traces.errors import UsageError
 from opreplay.traces.joins.ranks import JobCollectives, Matched, RankCalls, match, sum_of_rank
@@ -239,7 +239,7 @@ def _told(
         collectives=tuple(_collective(rank, zero_ns) for rank in inside),
         disagreements=matches.disagreements,
         critical_path=tuple(_path(job, ranks, schedule, before)),
-        edges={kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in job.whole.edge_counts().items()},
+        edges=edge_counts(job.whole),
         least_common=_apart(job, ranks).common,
         dropped_collectives=job.dropped,
         socs=socs,

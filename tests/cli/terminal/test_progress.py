@@ -38,7 +38,7 @@ def test_plain_lines_are_few_and_the_last_one_is_always_there(capsys: pytest.Cap
 def test_a_budget_that_is_too_little_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.RunProgress() as update:
         update(Progress(done=1, total=99, current="aten::mm", elapsed_s=1.0, remaining_s=89.0, cut=True))
-    assert "1/99 ops  1 min 29 s left of --total-time, too little for all" in capsys.readouterr().err
+    assert "1/99 ops  1 min 29 s left of --set total_time, too little for all" in capsys.readouterr().err
 
 
 def test_op_names_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:

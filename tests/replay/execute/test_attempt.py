@@ -44,15 +44,15 @@ def test_replayed_op_has_a_measurement_and_its_initializer() -> None:
     [
         (RuntimeError("one\ntwo"), "failed", "failed: RuntimeError: one"),
         (ValueError(), "failed", "failed: ValueError"),
-        (MemoryError(), "skipped", "budget: memory: an allocation failed (--max-op-memory)"),
+        (MemoryError(), "skipped", "budget: memory: an allocation failed (--set max_op_memory)"),
         (PolicyError("takes a file name"), "skipped", "policy: takes a file name"),
         (Malformed("odd"), "failed", "failed: odd"),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
             "skipped",
-            "budget: memory: DefaultCPUAllocator: can't allocate memory: you tried (--max-op-memory)",
+            "budget: memory: DefaultCPUAllocator: can't allocate memory: you tried (--set max_op_memory)",
         ),
-        (RuntimeError("std::bad_alloc"), "skipped", "budget: memory: std::bad_alloc (--max-op-memory)"),
+        (RuntimeError("std::bad_alloc"), "skipped", "budget: memory: std::bad_alloc (--set max_op_memory)"),
     ],
 )
 def test_errors_become_reasons(error: Exception, status: str, reason: str) -> None:
@@ -109,7 +109,7 @@ def test_an_op_over_its_budget_runs_in_part_and_its_times_are_scaled_up() -> Non
             return super().prepare(msgspec.structs.replace(op, name="fake::10us"), seed=seed)
 
     whole = attempt(Strict(), big, seed=0, options=MeasureOptions())
-    assert str(whole.reason) == "budget: needs 16.0 MB, limit 4.0 MB (--max-op-memory)"
+    assert str(whole.reason) == "budget: needs 16.0 MB, limit 4.0 MB (--set max_op_memory)"
     part = attempt(Strict(), big, seed=0, options=MeasureOptions(), shrink_to=limit)
     assert part.measurement is not None
     assert part.measurement.part == pytest.approx(0.25)

@@ -143,7 +143,9 @@ def test_first_call_is_the_measurement_where_a_second_is_too_much_and_says_so() 
     found = measure(executor, prepared, MeasureOptions(limit_s=10.0))
     assert prepared.calls == 1
     assert found.median_us == pytest.approx(6e6)
-    assert "first call: --op-limit left no time for a second; what it set up is in its 6 s" in map(str, found.warnings)
+    assert "first call: --set op_limit left no time for a second; what it set up is in its 6 s" in map(
+        str, found.warnings
+    )
 
 
 class Importing(Settling):

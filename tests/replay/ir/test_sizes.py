@@ -40,7 +40,7 @@ def test_expanded_tensor_counts_as_large_as_it_looks() -> None:
     trap = arg(tensor(2**40, strides=(0,)))
     reason = budget.over_budget(op_of(trap), 10**9)
     assert reason is not None
-    assert str(reason) == "budget: needs about 8.8 TB, limit 1.0 GB (--max-op-memory)"
+    assert str(reason) == "budget: needs about 8.8 TB, limit 1.0 GB (--set max_op_memory)"
 
 
 def test_gaps_between_strides_count() -> None:

@@ -340,7 +340,7 @@ class TorchExecutor:
         if isinstance(own_call, ValueCheck):
             return own_call
         if not prepared.resettable or prepared.spare_bytes < prepared.argument_bytes:
-            return not_compared("no memory for a second set of arguments (--max-op-memory)")
+            return not_compared("no memory for a second set of arguments (--set max_op_memory)")
         try:
             function = _with_lengths(self._find(own_call.op), prepared.lengths)
         except NotReplayable as stopped:

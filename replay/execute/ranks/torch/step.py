@@ -290,7 +290,7 @@ class StepCollectives:
                 if used_bytes > budget_bytes:
                     limit = readable(budget_bytes)
                     raise NotReplayable(
-                        Reason("budget", f"the step's collectives need more than {limit} a rank (--max-op-memory)")
+                        Reason("budget", f"the step's collectives need more than {limit} a rank (--set max_op_memory)")
                     )
                 by_call.append(buffers)
             else:

@@ -29,8 +29,11 @@ from opreplay.replay.ascend.measured.kernel_tables import KernelRow
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.traces.errors import FormatError
 
-DEVICE = load_device("910b3")
-"""Has no measurements, so no neighbours."""
+SHIPPED = load_device("910b3")
+DEVICE = msgspec.structs.replace(
+    SHIPPED, families={k: msgspec.structs.replace(family, nearby={}) for k, family in SHIPPED.families.items()}
+)
+"""Without neighbours."""
 
 
 def gemm(m: int, n: int = 4096, k: int = 1024, dtype: str = "bfloat16") -> KernelCall:
@@ -105,9 +108,12 @@ def test_terms_still_add_up_and_the_quick_time_agrees() -> None:
     assert full.nearby_factor == pytest.approx(factor(gemm(4096), device))
 
 
-def test_other_socs_learn_nothing() -> None:
-    devices = with_nearby({"910b3": DEVICE, "910b1": load_device("910b1")}, [measured(gemm(4096), 1.2)])
-    assert devices["910b1"] == load_device("910b1")
+def test_devices_of_a_generation_learn_the_same_and_others_nothing() -> None:
+    others = {name: load_device(name) for name in ("910b1", "910c")}
+    devices = with_nearby({"910b3": DEVICE, **others}, [measured(gemm(4096), 1.2)])
+    assert devices["910c"] == others["910c"]
+    learned_here, there = (devices[name].families["MatMul"].nearby["half NT"] for name in ("910b3", "910b1"))
+    assert there[-len(learned_here) :] == learned_here
 
 
 def test_new_neighbours_join_those_that_a_device_had() -> None:
@@ -175,6 +181,11 @@ def test_a_file_of_version_1_may_still_give_a_rate_that_is_gone() -> None:
         read_device_file((head.format(2) + rate).encode(), "mine.toml")
 
 
-def test_only_measured_socs_ship_with_neighbours() -> None:
-    assert any(family.nearby for family in load_device("910c").families.values())
-    assert not any(family.nearby for family in DEVICE.families.values())
+def test_only_measured_generations_ship_with_neighbours() -> None:
+    kernels = {
+        name: {family.name: family.nearby for family in load_device(name).families.values() if family.nearby}
+        for name in ("910b1", "910b3", "910c", "950pr")
+    }
+    assert kernels["910b1"] == kernels["910b3"] != kernels["910c"]
+    assert kernels["910c"]
+    assert not kernels["950pr"]

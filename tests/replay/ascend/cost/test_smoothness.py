@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, list_devices, load_device
 from opreplay.replay.ascend.cost.predict import BARE_START_US, predict_kernel
+from opreplay.replay.ir.kernel import State
 
 LEAST, MOST = 0.8, 3.0
 """Of the time at twice the size over that at the size."""
@@ -127,3 +128,40 @@ def test_more_small_images_take_no_less_to_bring_into_the_layout_of_the_cube(ima
         return predict_kernel(call, device, None, "cold").time_us
 
     assert 0.9 * took(images) < took(2 * images) < 3 * took(images)
+
+
+LARGER = [("910b4-1", "910b4"), ("910b3", "910b4"), ("910b2", "910b3"), ("910b1", "910b2"), ("910b1", "910b4-1")]
+SLOWER, SLOWER_SUM = 1.05, 1.1
+"""Of the time of what is less or larger, over that of what is more or smaller; small sums are dealt out to cores by
+their bytes, so that fewer have to do with as many results each."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    rows=st.integers(0, 14).map(lambda n: 1 << n) | st.integers(1, 3000),
+    columns=st.integers(4, 14).map(lambda n: 1 << n) | st.integers(1, 20_000),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    devices=st.sampled_from(LARGER),
+    state=st.sampled_from(["network", "cold", "warm"]),
+)
+def test_a_larger_device_is_no_slower(
+    kind: str, rows: int, columns: int, dtype: str, devices: tuple[str, str], state: State
+) -> None:
+    call = made(kind, rows, columns, dtype)
+    larger, smaller = (predict_kernel(call, load_device(name), None, state).time_us for name in devices)
+    assert larger < SLOWER * smaller
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    rows=st.integers(1, 12).map(lambda n: 1 << n) | st.integers(2, 3000),
+    columns=st.integers(4, 14).map(lambda n: 1 << n) | st.integers(1, 20_000),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    soc=st.sampled_from(list_devices()),
+)
+def test_one_more_row_is_no_cheaper(kind: str, rows: int, columns: int, dtype: str, soc: str) -> None:
+    device = load_device(soc)
+    less, more = (predict_kernel(made(kind, n, columns, dtype), device, None, "cold").time_us for n in (rows, rows + 1))
+    assert less < (SLOWER_SUM if kind.startswith("Reduce") else SLOWER) * more

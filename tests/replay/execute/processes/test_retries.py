@@ -50,7 +50,7 @@ def test_an_op_that_does_not_come_back_costs_its_time_limit_once(runner: ChildPr
     runner.measure(fake_op("1us"))
     started = monotonic()
     outcome = runner.measure(fake_op("hang"))
-    assert (str(outcome.reason), outcome.attempts) == ("budget: time: no result after 1 s (--op-limit)", 1)
+    assert (str(outcome.reason), outcome.attempts) == ("budget: time: no result after 1 s (--set op_limit)", 1)
     assert monotonic() - started < 1.9
     assert runner.measure(fake_op("1us")).status == "replayed"
 

@@ -71,7 +71,10 @@ def test_hang_ends_at_the_limit() -> None:
         runner.start()
         pid = runner.pid
         outcome = runner.measure(fake_op("hang"))
-        assert (outcome.status, str(outcome.reason)) == ("skipped", "budget: time: no result after 0.5 s (--op-limit)")
+        assert (outcome.status, str(outcome.reason)) == (
+            "skipped",
+            "budget: time: no result after 0.5 s (--set op_limit)",
+        )
         assert pid is not None
         assert not is_alive(pid)
     finally:
@@ -85,7 +88,7 @@ def test_the_end_of_the_runs_time_ends_the_op_in_flight() -> None:
         runner.start()
         assert runner.measure(fake_op("3us")).status == "replayed"
         outcome = runner.measure(fake_op("hang"))
-        assert str(outcome.reason) == "out of time: the run's time was over while it ran (--total-time)"
+        assert str(outcome.reason) == "out of time: the run's time was over while it ran (--set total_time)"
         assert 0.0 < (outcome.measure_s or 0.0) < 9.0
         assert runner.pid is None
     finally:

@@ -95,7 +95,7 @@ def test_an_op_over_its_budget_and_one_that_raises_cost_themselves() -> None:
         "fake::10us": ("replayed", None),
         "fake::20us": ("replayed", None),
         "fake::raise": ("failed", "failed: RuntimeError: the fake op raised"),
-        "fake::budget": ("skipped", "budget: needs 3.2 GB, limit 1.0 GB (--max-op-memory)"),
+        "fake::budget": ("skipped", "budget: needs 3.2 GB, limit 1.0 GB (--set max_op_memory)"),
     }
     assert sink.sequence is not None
     assert sink.sequence.calls_replayed == 2
@@ -136,21 +136,21 @@ def test_a_run_that_is_out_of_time_stops_between_two_calls() -> None:
         executor=FakeExecutor(),
     )
     found = [outcome.reason for _, outcome in engine.outcomes(plan.ops, lambda _: None)]
-    assert list(map(str, found)) == ["out of time: no pass was over within 0 s (--total-time)"] * 2
+    assert list(map(str, found)) == ["out of time: no pass was over within 0 s (--set total_time)"] * 2
     (record,) = engine.records([])
     assert (record.passes, record.calls_replayed, record.sum_us) == (0, 0, None)
 
 
 def test_what_there_was_no_time_for_has_another_chance() -> None:
     """The reason that a sequence gives is known to those who continue a run."""
-    reason = Reason("out of time", "no pass was over within 3 s (--total-time)")
+    reason = Reason("out of time", "no pass was over within 3 s (--set total_time)")
     assert is_out_of_time(OpResult(id="0" * 12, name="a::b", count=1, status="skipped", reason=reason))
 
 
 @LINUX
 def test_an_op_that_does_not_return_is_left_out() -> None:
     sink = run(plan_of("10us", "hang"), msgspec.structs.replace(CHILD, limit_s=1.5))
-    assert statuses(sink)["fake::hang"] == ("skipped", "budget: time: no result after 1.5 s (--op-limit)")
+    assert statuses(sink)["fake::hang"] == ("skipped", "budget: time: no result after 1.5 s (--set op_limit)")
     assert statuses(sink)["fake::10us"] == ("replayed", None)
 
 

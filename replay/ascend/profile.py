@@ -339,6 +339,9 @@ Trust = Literal["datasheet", "measured", "fitted", "assumed"]
 measurements by this project's calibration; assumed, by analogy or judgement."""
 
 
+MOST_EXPONENT = 100
+
+
 class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One number of a device or model file."""
 
@@ -350,5 +353,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
             raise ValueError("value must be a finite number")
+        if self.unit == "exponent" and abs(self.value) > MOST_EXPONENT:
+            raise ValueError(f"an exponent is {MOST_EXPONENT} at most")
         if not self.unit or not self.source:
             raise ValueError("unit and source must not be empty")

@@ -60,7 +60,7 @@ def test_an_op_by_its_bytes_alone_has_the_widest_band(l2: str, tmp_path: Path, c
     for other in others:
         assert untold.high_us / untold.time_us > other.high_us / other.time_us, other.by
         # Downwards its bytes are a bound of their own: the band of what an op computes may reach further.
-        assert untold.time_us / untold.low_us >= other.time_us / other.low_us * 0.9, other.by
+        assert untold.time_us / untold.low_us >= other.time_us / other.low_us * 0.85, other.by
 
 
 def test_the_band_of_bytes_is_what_left_out_kernels_take(shared_ascend: Path) -> None:

@@ -168,6 +168,10 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
             return BARE_START_US
         macs = mac_rate(gemm.dtype, device, family.hf32) * device.aic_cores * device.freq_hz
         floor_us = gemm.batch * gemm.m * gemm.n * gemm.k / macs * 1e6
+        moved = tally.read + tally.write
+        if moved > 2 * device.l2_bytes:
+            # Of four times its size L2 holds nothing until it is used again.
+            floor_us = max(floor_us, min(moved, 2 * (moved - 2 * device.l2_bytes)) / device.hbm_bytes_per_s * 1e6)
         return floor_us if floor_us > BARE_START_US else BARE_START_US
     if form not in MOVES_ALL:
         return BARE_START_US
@@ -378,8 +382,8 @@ def predict_kernel(
         return _beyond_measure(call, device)
     scale = family.scale * near
     scaled, time_us, longest = _scaled(terms, scale)
-    # Where neither is so, efficiencies and peaks in the terms themselves keep the time above the least.
-    lowered = resident is not None or scale < 1 or family.memory_factor < 1
+    # Elsewhere efficiencies and peaks in the terms themselves keep the time above the least.
+    lowered = resident is not None or scale < 1 or family.memory_factor < 1 or gemm is not None
     if lowered and form not in UNLIKE_CORES and 0 < time_us < (floor := least_us(family, device, tally, gemm)):
         scaled, time_us, longest = _scaled(terms, scale * (floor / (sum(terms.values()) * scale)))
     if not time_us <= MOST_US:

@@ -32,7 +32,7 @@ def test_no_product_beats_the_datasheet_and_large_ones_come_near_it(name: str) -
         assert share < 0.95, (m, n, k)
         moved = 2 * (m * k + n * k + m * n)
         if moved > 4 * device.l2_bytes:
-            assert moved / device.hbm_bytes_per_s * 1e6 <= time_us, (m, n, k)
+            assert moved / device.hbm_bytes_per_s * 1e6 <= time_us * (1 + 1e-9), (m, n, k)
         if min(m, n, k) >= 4096:
             assert share > 0.6, (m, n, k)
 

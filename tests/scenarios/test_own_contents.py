@@ -71,7 +71,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 def event(name: str, *args: Arg) -> dict[str, Any]:
     dims, types, strides, concrete = ([arg[i] for arg in args] for i in range(4))
     columns = {"Input Dims": dims, "Input type": types, "Input Strides": strides, "Concrete Inputs": concrete}
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "dur": 50, "args": columns}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "dur": 10, "args": columns}
 
 
 def ran(files: tuple[str, ...], *more: str) -> dict[str, Any]:

@@ -2,6 +2,11 @@
 
 from importlib.metadata import version as installed_version
 
+import click
+from sphinx.application import Sphinx
+
+from opreplay.cli.options.settings import Command
+
 project = "opreplay"
 author = "The opreplay developers"
 version = release = installed_version("opreplay")
@@ -14,3 +19,23 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"opreplay {version}"
+
+
+def setup(app: Sphinx) -> None:
+    """Settings stand in the reference as in --help; hidden options stand nowhere."""
+    app.connect("sphinx-click-process-options", _with_settings)
+    app.connect("sphinx-click-process-envars", _without_hidden)
+
+
+def _with_settings(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
+    if isinstance(ctx.command, Command) and ctx.command.settings:
+        lines += [".. rubric:: Settings", ""]
+        for setting in ctx.command.settings.values():
+            name, text = setting.record(ctx)
+            lines += [f"``{name}``", f"    {text}", ""]
+
+
+def _without_hidden(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
+    for option in ctx.command.params:
+        if isinstance(option, click.Option) and option.hidden:
+            lines[:] = [line.replace(f":option:`{option.opts[0]}`", f"``{option.name}``") for line in lines]

@@ -243,7 +243,7 @@ def test_commands_hint_without_and_tell_with_the_capture(tmp_path: Path) -> None
         assert done.exit_code == 0, done.output
         assert "first.json told the ops of 1 of them" in done.stderr
     assert "would replay 2 of 2 ops = 100.0 % of device time" in invoke("plan", run, "--capture", folder).stdout
-    ran = invoke("run", run, "--capture", folder / "first.json", "--op-time", "1ms", "--threads", 1)
+    ran = invoke("run", run, "--capture", folder / "first.json", "--set", "op_time=1ms", "--set", "threads=1")
     assert "replayed 2 of 2 ops" in ran.stdout, ran.output
     missing = invoke("plan", run, "--capture", tmp_path / "nowhere")
     assert missing.exit_code == 2

@@ -22,9 +22,8 @@ html_title = f"opreplay {version}"
 
 
 def setup(app: Sphinx) -> None:
-    """Settings stand in the reference as in --help; hidden options stand nowhere."""
+    """Settings stand in the reference as in --help, their variables in the text of each."""
     app.connect("sphinx-click-process-options", _with_settings)
-    app.connect("sphinx-click-process-envars", _without_hidden)
 
 
 def _with_settings(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
@@ -33,9 +32,7 @@ def _with_settings(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
         for setting in ctx.command.settings.values():
             name, text = setting.record(ctx)
             lines += [f"``{name}``", f"    {text}", ""]
-
-
-def _without_hidden(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
     for option in ctx.command.params:
         if isinstance(option, click.Option) and option.hidden:
-            lines[:] = [line.replace(f":option:`{option.opts[0]}`", f"``{option.name}``") for line in lines]
+            # Else the reference would link it to an option that stands nowhere.
+            option.envvar = None

@@ -37,10 +37,10 @@ Trait = Literal["expanded", "inside memory", "one tensor", "value", "dtype"]
 """What a trial has to know of a variant: a stride of 0, memory around the tensor, one tensor for several arguments,
 another value of an argument that is no tensor, another dtype of one tensor."""
 
-Values = Literal["usual", "large", "far", "small", "denormal", "zeros", "odd", "positive"]
-"""Those of the op's initializers; a hundred times as large, whole numbers so large that float32, or float64, does not
-hold them; a thousand added; a millionth; below the smallest normal number; zeros of both signs among them; NaN and
-infinities among them; between 0 and 1."""
+Values = Literal["usual", "wide", "large", "far", "small", "denormal", "zeros", "odd", "positive"]
+"""Those of the op's initializers; eight times as large; a hundred times as large, whole numbers so large that float32,
+or float64, does not hold them; a thousand added; a millionth; below the smallest normal number; zeros of both signs
+among them; NaN and infinities among them; between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from opreplay.replay.arguments.tensors import flattened
+from opreplay.replay.check import variants
 from opreplay.replay.check.calling.target import OfNames, Reference, Target
 from opreplay.replay.check.cases import Case, Values
 from opreplay.replay.execute.executors.torch.caches import copied
@@ -194,6 +195,23 @@ class Bench:
             _change_values(tensor, case.values, number)
         return arguments
 
+    def other_calls(self, case: Case) -> list[Case]:
+        """The case with other numbers of dimensions and other arguments, among which are strings that its reference
+        is written with."""
+        function = self.reference.function_for(case.op.overload)
+        constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+        words = [word for word in constants if isinstance(word, str) and word.isidentifier()]
+        return variants.other_calls(case, self.spec(case), words)
+
+    def reference_refuses(self, case: Case, arguments: Arguments) -> bool:
+        """Whether there is a reference that does not take these arguments."""
+        if self.has_reference(case):
+            try:
+                self.refer(case, arguments.copy())
+            except Exception:  # references raise anything
+                return True
+        return False
+
     def call(self, case: Case, arguments: Arguments) -> Results:
         """The op on these arguments, which it may write to. Whatever it raises passes through; RuntimeError for a case
         that ended an earlier process."""
@@ -261,7 +279,7 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
         return
     info = torch.finfo(tensor.dtype)
     small = 2.0**-6 if tensor.dtype is torch.float16 else SMALL
-    factors: dict[Values, float] = {"large": LARGE, "small": small, "denormal": info.tiny / 4}
+    factors: dict[Values, float] = {"wide": 8.0, "large": LARGE, "small": small, "denormal": info.tiny / 4}
     if values in factors:
         tensor.mul_(factors[values])
     elif values == "far":

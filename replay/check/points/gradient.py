@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import warnings
 from collections.abc import Callable
@@ -73,11 +74,14 @@ def gradient(bench: Bench) -> list[Attempt]:
         for case in variants.sized(base)
         if case.kind not in variants.MANY_ELEMENTS and variants.elements(case) <= variants.HUGE_ELEMENTS
     ]
+    # Beyond where usual values lie: gradients have steps there, as that of a clamp.
+    wide = dataclasses.replace(base, kind="values far apart", values="wide")
     names = [name for name, value in tensors.items() if isinstance(value, torch.Tensor) and _differentiable(value)]
     return [
         attempt(bench, base, _registered, "registered"),
         attempt(bench, base, partial(_numerically, second=False), "gradcheck"),
         *(attempt(bench, case, _against_reference) for case in [*apart, *sized, *variants.broadcast(base)]),
+        *(attempt(bench, case, _against_reference) for case in (*bench.other_calls(base), wide)),
         *(attempt(bench, base, partial(_against_reference, form=form), name) for name, form in FORMS.items()),
         # Each argument the only one that needs a gradient, as beside frozen weights.
         *(

@@ -60,10 +60,9 @@ def _correctness_cases(bench: Bench) -> Iterator[Case]:
         yield from variants.laid_out(base)
         yield from variants.shared(base)
         if bench.has_reference(base):
+            yield from bench.other_calls(base)
             for case in variants.ranked(base):
-                yield case
                 yield from (other for other in variants.laid_out(case) if other.kind == "outer dimensions swapped")
-            yield from variants.argued(base, bench.spec(base))
             yield from variants.valued(base)
     yield from variants.long_rows(bench.compact_bases[0], "endless rows")
 

@@ -100,7 +100,11 @@ VALUES: dict[Values, str] = {
     "small": "small values",
     "denormal": "denormal numbers",
     "zeros": "zeros of both signs",
+    "ties": "equal values",
+    "beyond": "values beyond 16 bits",
     "odd": "NaN and infinities",
+    "NaN in rows": "NaN in rows",
+    "rows of -inf": "rows of -inf",
 }
 """Kinds of values that are tried, and what they are called."""
 

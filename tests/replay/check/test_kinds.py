@@ -5,9 +5,13 @@ The reference of `kinds::x` is `kinds::right_x`, of which the check must say not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -167,6 +171,114 @@ def top_of_one_block(x: Tensor, k: int = 4) -> Tensor:
     top = x.sort(-1, descending=True).values[..., :k].clone()
     top[..., 128:] = 0
     return top
+
+
+# Values: NaN in one row, rows of -inf, ties, rows longer than a block, casts, signs that torch has yet to apply.
+
+
+def right_softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+@plant("correctness", "NaN in rows", right_softmax)
+def nan_counts_in_first_column_only(x: Tensor) -> Tensor:
+    made = torch.softmax(x.nan_to_num(0.0, torch.inf, -torch.inf), -1)
+    first = x[..., :1].isnan() | (x == torch.inf).any(-1, keepdim=True) if x.dim() and x.shape[-1] else x.isnan()
+    return torch.where(first, torch.softmax(x, -1), made)
+
+
+@plant("correctness", "equal values", lambda x: x.argmax(-1))
+def last_of_equal_ones(x: Tensor) -> Tensor:
+    return x.shape[-1] - 1 - x.flip(-1).argmax(-1) if x.dim() else x.argmax(-1)
+
+
+@plant("correctness", "large values in long rows", right_softmax)
+def no_maximum_in_long_rows(x: Tensor) -> Tensor:
+    if not x.dim() or x.shape[-1] <= 1024:
+        return torch.softmax(x, -1)
+    return x.exp() / x.exp().sum(-1, keepdim=True)
+
+
+@plant("correctness", "f32[16,32]", lambda x: x.to(torch.bfloat16))
+def cuts_in_place_of_rounding(x: Tensor) -> Tensor:
+    bits = x.float().contiguous().view(torch.int32) & -65536
+    return bits.view(torch.float32).to(torch.bfloat16)
+
+
+@plant("correctness", "beyond 16 bits", lambda x: x.to(torch.float16))
+def saturates(x: Tensor) -> Tensor:
+    return torch.where(x.isinf(), x, x.clamp(-65504, 65504)).to(torch.float16)
+
+
+# What a call leaves behind.
+
+
+def leaving(leave: Callable[[], object]) -> Callable[[Tensor], Tensor]:
+    def kernel(x: Tensor) -> Tensor:
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            leave()
+        return x * 2
+
+    return kernel
+
+
+FILES: list[Any] = []
+LEFT: dict[str, tuple[str, str, Callable[[], object]]] = {
+    "flushes_denormals": ("schema", "denormal", lambda: torch.set_flush_denormal(True)),
+    "stops_gradients": ("schema", "gradient mode", lambda: torch._C._set_grad_enabled(False)),
+    "seeds_python": ("schema", "of Python", lambda: random.seed(0)),
+    "seeds_numpy": ("schema", "of numpy", lambda: np.random.seed(0)),
+    "opens_files": ("memory", "open files", lambda: FILES.append(os.open(os.devnull, os.O_RDONLY))),
+}
+for left, (point, text, leave) in LEFT.items():
+    kernel = leaving(leave)
+    kernel.__name__ = left
+    plant(point, text, lambda x: x * 2)(kernel)
+
+
+# Whole numbers that are no place.
+
+
+@plant(
+    "bad input",
+    "index",
+    lambda x, at: x[at],
+    schema="(Tensor x, Tensor at) -> Tensor",
+    call="f32[16,32], i64[8]",
+)
+def clamps_places(x: Tensor, at: Tensor) -> Tensor:
+    return x[at.clamp(-x.shape[0], x.shape[0] - 1)] if at.dtype is torch.int64 and x.dim() else x[at]
+
+
+SIGNS = """
+import torch
+
+
+def as_it_lies(x):
+    return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride()) * 2
+
+
+def twice(x):
+    return x * 2
+"""
+
+
+@pytest.mark.parametrize(("point", "kind"), [("correctness", "negated"), ("dtypes", "conjugated")])
+def test_signs_that_torch_has_yet_to_apply_are_tried(tmp_path: Path, point: str, kind: str) -> None:
+    (file := tmp_path / "signs.py").write_text(SIGNS)
+    bad = failures(f"{file}:as_it_lies", f"{file}:twice", point, "4x6")
+    assert [kind in text for text in bad] == [True]
+    assert failures(f"{file}:twice", f"{file}:twice", point, "4x6") == []
+
+
+@pytest.fixture(autouse=True)
+def state() -> Iterator[None]:
+    """What planted ops change is given back."""
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_grad_enabled(True)
+    while FILES:
+        os.close(FILES.pop())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -45,7 +45,7 @@ OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
 MOST_ZEROS = 64
 SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
     "conjugated": lambda t: t.conj_physical().conj() if t.is_complex() else t,
-    "negated": lambda t: torch._neg_view(-t) if is_float(t) else t,
+    "negated": lambda t: torch.ops.aten._neg_view(-t) if is_float(t) else t,
 }
 """The same numbers with a sign that torch has yet to apply to the memory."""
 

@@ -398,9 +398,10 @@ def _moves(native: torch.Tensor, arguments: Arguments) -> bool:
     copies, casts and choices, which have nothing to be off by."""
     if not is_float(native) or native.numel() > MOST_MOVED:
         return False
-    numbers = torch.tensor(sorted({*native.double().abs().reshape(-1).tolist()}), dtype=torch.float64)
+    numbers = native.double().abs().reshape(-1).sort().values.cpu()
+    different = 1 + int((numbers.diff() > 0).sum())
     given = [t.reshape(-1).to(native.dtype).double().abs().cpu() for t in arguments.tensors() if is_float(t)]
-    return len(numbers) >= FEWEST_MOVED and bool(torch.isin(numbers, torch.cat([numbers.new_zeros(1), *given])).all())
+    return different >= FEWEST_MOVED and bool(torch.isin(numbers, torch.cat([numbers.new_zeros(1), *given])).all())
 
 
 def _targets(mine: Results, reference: Results | None, count: int) -> list[torch.Tensor] | None:

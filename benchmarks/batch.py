@@ -110,7 +110,7 @@ def ranks(ops: int) -> None:
             output = Path(folder) / f"{name}.jsonl"
             started = perf_counter()
             subprocess.run(
-                [SCRIPT, "batch", Path(folder) / pattern, "-o", output, "--shared-device"],
+                [SCRIPT, "batch", Path(folder) / pattern, "-o", output, "--set", "shared_device=true"],
                 check=True,
                 capture_output=True,
             )

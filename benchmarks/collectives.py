@@ -85,7 +85,16 @@ def coverage(folder: Path, ranks: list[int], memory: str) -> bool:
             with tempfile.TemporaryDirectory() as into:
                 out = Path(into, "out.jsonl")
                 command = [str(SCRIPT), "run", str(path), "-o", str(out)]
-                command += ["--ranks", str(count), "--backend", "gloo", "--op-time", "20ms", "--max-op-memory", memory]
+                command += [
+                    "--ranks",
+                    str(count),
+                    "--set",
+                    "backend=gloo",
+                    "--set",
+                    "op_time=20ms",
+                    "--set",
+                    f"max_op_memory={memory}",
+                ]
                 command += [part for name in NAMES for part in ("--op-filter", name)]
                 subprocess.run(command, check=True, capture_output=True)
                 results = [r for r in read_result_file(out).results if r.collective is not None]

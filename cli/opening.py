@@ -1,5 +1,5 @@
 # pyright: strict
-"""Opening what the TRACE argument names: limits of --limit, progress on stderr, and what other files gave it told."""
+"""Opening what the TRACE argument names: limits, progress on stderr, and what other files gave it told."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def tells_step(text: str) -> bool:
 
 
 def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
-    """Limits of the reader with those of --limit. Raises UsageError that lists the names for an unknown one."""
+    """Limits of the reader with those of --set limit. Raises UsageError that lists the names for an unknown one."""
     from opreplay.cli.options.types import ByteSize
     from opreplay.traces import Limits
 

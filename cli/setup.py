@@ -27,17 +27,17 @@ UNUSED_SHOWN = 5
 """Unused registrations that are told one by one."""
 
 
-def use_plugins(names: Sequence[str], custom_op_dir: Sequence[str] = ()) -> tuple[str, ...]:
-    """Load installed plugins, those of --plugin and files of --custom-op-dir; say on stderr what they registered.
+def use_plugins(names: Sequence[str]) -> tuple[str, ...]:
+    """Load installed plugins and those of --plugin; say on stderr what they registered.
 
-    Gives the names of all that the user named, for other processes to load. Raises UsageError.
+    Gives the files and modules that the user named, for other processes to load. Raises UsageError.
     """
     from collections import Counter
 
     from opreplay.cli.terminal import console
-    from opreplay.replay.plugins import custom_op_files, load_plugins, registrations
+    from opreplay.replay.plugins import load_plugins, plugin_files, registrations
 
-    load_plugins(names, custom_op_dirs=custom_op_dir)
+    load_plugins(names)
     by_source = Counter((registration.source, registration.kind) for registration in registrations())
     for source in dict.fromkeys(source for source, _ in by_source):
         counts = ", ".join(
@@ -46,7 +46,7 @@ def use_plugins(names: Sequence[str], custom_op_dir: Sequence[str] = ()) -> tupl
             if of == source
         )
         console.narrate(f"{source}: {counts}")
-    return (*names, *custom_op_files(custom_op_dir))
+    return plugin_files(names)
 
 
 class SetUp(NamedTuple):
@@ -60,8 +60,6 @@ class SetUp(NamedTuple):
 
 def set_up(
     plugins: Sequence[str],
-    custom_op_dir: Sequence[str],
-    init_modules: Sequence[str],
     init_args: Sequence[str],
     *,
     seed: int,
@@ -72,8 +70,8 @@ def set_up(
     """Users' code, what arguments will hold, and the simulated devices. Raises UsageError and FormatError for each."""
     from opreplay.replay.ascend.simulate.devices import load_socs
 
-    named = use_plugins(plugins, custom_op_dir)
-    contents = _expected(init_modules, init_args, seed=seed, values=values)
+    named = use_plugins(plugins)
+    contents = _expected(init_args, seed=seed, values=values)
     return SetUp(named, contents, load_socs(socs, cluster))
 
 
@@ -98,9 +96,7 @@ def planned(
     make: Callable[[bool], tuple[ReplayPlan, T]],
     *,
     plugins: Sequence[str],
-    custom_op_dir: Sequence[str],
     socs: tuple[str, ...],
-    init_modules: Sequence[str],
     init_args: Sequence[str],
     seed: int,
     keep: bool,
@@ -115,19 +111,17 @@ def planned(
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.plan.kept import KeptContents
 
-    named = use_plugins(plugins, custom_op_dir)
+    named = use_plugins(plugins)
     devices = load_socs(socs, cluster)
     keep = keep and not named and not _has_extensions()
     contents: ExpectedContents | KeptContents | None = None
-    if init_modules or init_args or values is not None:
-        contents = _expected(init_modules, init_args, seed=seed, values=values)
+    if init_args or values is not None:
+        contents = _expected(init_args, seed=seed, values=values)
     plan, beside = make(keep)
-    if contents is not None:
-        refuse_unused_initializers(contents.registry, plan.ops, init_modules, init_args)
-    elif keep:
-        contents = KeptContents(partial(_expected, seed=seed), plan, seed)
-    else:
-        contents = _expected(seed=seed)
+    if contents is None:
+        contents = KeptContents(partial(_expected, seed=seed), plan, seed) if keep else _expected(seed=seed)
+    if not isinstance(contents, KeptContents):
+        refuse_unused_initializers(contents.registry, plan.ops, plugins, init_args)
     if values is not None:
         from opreplay.replay.arguments.supplied import check_values_file
 
@@ -174,40 +168,39 @@ def _has_extensions() -> bool:
     return bool(plugins.registrations()) or any(entry_points(group=group) for group in groups)
 
 
-def _expected(
-    init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int, values: str | None = None
-) -> ExpectedContents:
+def _expected(init_args: Sequence[str] = (), *, seed: int, values: str | None = None) -> ExpectedContents:
     """What arguments will hold; imports torch, which a kept plan does not need."""
     from opreplay.replay.ops.work.expected import expected_contents
 
-    return expected_contents(init_modules, init_args, seed=seed, values=values)
+    return expected_contents((), init_args, seed=seed, values=values)
 
 
 def refuse_unused_initializers(
-    registry: Registry, ops: Sequence[ReplayOp], init_modules: Sequence[str], init_args: Sequence[str]
+    registry: Registry, ops: Sequence[ReplayOp], plugins: Sequence[str], init_args: Sequence[str]
 ) -> None:
-    """Raises UsageError for a --init-module whose initializers name no op of the plan, and for a --init-arg of such."""
-    from opreplay.initializers.extensions import registered
+    """Raises UsageError for a file of --plugin that has nothing but initializers, and for a setting init_arg, where
+    none of them names an op of the plan."""
     from opreplay.replay.ops.register import canonical_name
     from opreplay.replay.plan.select import nearest
+    from opreplay.replay.plugins import registrations
 
     names = [name for op in ops for name in (op.name, op.called)]
     known = {*names, *(canonical_name(name) for name in names)}
     if not known:
         return
-    for module in init_modules:
-        kinds = [kind for kind, source in registered().values() if source == f"--init-module {module}"]
-        patterns = [pattern for kind in kinds for pattern in kind.op_patterns]
-        if kinds and not known.intersection(patterns):
+    for name in plugins:
+        of_file = [entry for entry in registrations() if entry.source == f"--plugin {name}"]
+        patterns = [pattern for entry in of_file for pattern in entry.ops]
+        if {entry.kind for entry in of_file} == {"initializer"} and not known.intersection(patterns):
             raise UsageError(
-                f"--init-module {module}: none of its initializers names an op of the plan",
+                f"--plugin {name}: none of its initializers names an op of the plan",
                 hint=f"They name {', '.join(patterns[:4])}. {nearest(patterns, names)}",
             )
     for setting in init_args:
         rule = registry[setting.partition(".")[0]]
         if not known.intersection(rule.op_patterns):
             raise UsageError(
-                f"--init-arg {setting}: no op of the plan is initialized by {rule.name}",
+                f"--set init_arg={setting}: no op of the plan is initialized by {rule.name}",
                 hint=f"It is for {', '.join(rule.op_patterns[:4])}. {nearest(rule.op_patterns, names)}",
             )
 

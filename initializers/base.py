@@ -24,7 +24,7 @@ OptionValue = int | float | str | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting of an initializer, given as `--init-arg NAME.OPTION=VALUE`."""
+    """One setting of an initializer, given as `--set init_arg=NAME.OPTION=VALUE`."""
 
     name: str
     type: type[int] | type[float] | type[str] | type[bool]

@@ -6,6 +6,7 @@ Owns no registry: those are `conversions`, `executors`, `opreplay.initializers.e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -48,27 +49,34 @@ def built_in_ops() -> list[Row]:
     return [row for row in rows() if row.references]
 
 
-def load_plugins(
-    names: Sequence[str] = (), *, installed: bool = True, custom_op_dirs: Sequence[str | Path] = ()
-) -> None:
-    """Run the files and modules that the user names, with `installed` those of packages, and then every .py file of
-    each of `custom_op_dirs`, once.
+def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
+    """Run the files, modules and folders of files that the user names, with `installed` those of packages, each once.
 
     Raises UsageError for what cannot be loaded and for registrations that are refused.
     """
     for entry in entry_points(group=ENTRY_POINTS) if installed else ():
         load_entry_point(entry)
     for name in names:
-        load_user_code(name, flag="--plugin")
-    for folder in custom_op_dirs:
-        from opreplay.replay.ascend.custom.estimators import load_custom_ops
+        if _is_folder(name):
+            from opreplay.replay.ascend.custom.estimators import load_custom_ops
 
-        load_custom_ops(folder)
+            load_custom_ops(name)
+        else:
+            load_user_code(name, flag="--plugin")
 
 
-def custom_op_files(folders: Sequence[str | Path]) -> tuple[str, ...]:
-    """The files of custom-op folders in the order in which they are run."""
-    return tuple(str(file.resolve()) for folder in folders for file in sorted(Path(folder).glob("*.py")))
+def plugin_files(names: Sequence[str]) -> tuple[str, ...]:
+    """Files and modules among `names`, and in place of each folder its files, in the order in which they are run."""
+    lists = (
+        [str(file.resolve()) for file in sorted(Path(name).glob("*.py"))] if _is_folder(name) else [name]
+        for name in names
+    )
+    return tuple(file for files in lists for file in files)
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a folder of files is meant, not a package of that name that Python imports."""
+    return Path(name).is_dir() and (os.sep in name or not (Path(name) / "__init__.py").exists())
 
 
 def registrations() -> tuple[Registration, ...]:

@@ -42,5 +42,5 @@ def too_large(field: str, limit: int, actual: int | str, what: str) -> TooLarge:
     """The error for one limit: names it, its value, the actual value and what raises it."""
     return TooLarge(
         f"{what}: {actual} is over the limit {field} = {limit}",
-        hint=f"If you trust this file, raise the limit: --limit {field}=N, in Python Limits({field}=N).",
+        hint=f"If you trust this file, raise the limit: --set limit={field}=N, in Python Limits({field}=N).",
     )

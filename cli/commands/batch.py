@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
     checking_options,
     measuring_options,
@@ -19,12 +20,11 @@ from opreplay.cli.options.measuring import (
 )
 from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
-    custom_op_option,
     device_option,
     execution_traces_option,
     force_option,
     format_option,
-    init_options,
+    init_arg_option,
     limit_option,
     plugin_option,
     selection_options,
@@ -41,82 +41,12 @@ if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
 
 
-class _Batch(Command):
-    """Says where else there is what only a run of one trace has."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from opreplay.traces.errors import UsageError
-
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if (elsewhere := OF_ONE_TRACE.get(error.option_name)) is None:
-                raise
-            raise UsageError(f"{error.option_name} is of `opreplay run`, for one trace", hint=elsewhere) from None
-
-
-OF_ONE_TRACE = {
-    "--mode": "Replay the step of one rank with `opreplay run TRACE --mode sequence`; `opreplay timeline FOLDER "
-    "--ranks` times the steps of all ranks together.",
-    "--ranks": "Replay the collectives of one rank with `opreplay run TRACE --ranks N`; `batch` matches those that "
-    "ranks recorded by itself, and says who waited for whom.",
-}
-"""Option of `opreplay run` that a batch has not → what to do instead."""
-
-
-@click.command("batch", cls=_Batch, short_help="Run many traces or ranks at once; ops that they share run once.")
-@click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
-@execution_traces_option
-@device_option
-@soc_option
-@custom_op_option
-@selection_options
-@plugin_option
-@click.option(
-    "--output",
-    "-o",
-    multiple=True,
-    metavar="FILE",
-    help="Also write results: .jsonl (op by op, then traces and jobs), .csv, .md, .html; - is JSON Lines on stdout. "
-    "Repeatable.",
-)
-@force_option
-@format_option("table", "json")
-@quick_option("the 20 heaviest ops of each trace, as in `opreplay run`")
-@click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
-@click.option(
-    "--lanes",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Traces read and ops measured at the same time.  [default: reads with all processors, measures one op; "
-    "with Ray as many as fit]",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Run on this machine, or on a Ray cluster, where a lane asks for CPUs, a GPU or an NPU.",
-)
-@click.option("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]")
-@measuring_options
-@resume_option
-@click.option(
-    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
-)
-@click.option(
-    "--allow-damaged", is_flag=True, help="Take traces that are cut short or damaged for what can be read of them."
-)
-@init_options
-@values_option
-@checking_options
-@limit_option
-def command(
-    traces: tuple[str, ...],
-    execution_trace: tuple[str, ...],
+def run_many(
+    traces: Sequence[str],
+    execution_trace: Sequence[str],
+    *,
     device: str,
     soc: tuple[str, ...],
-    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
     output: tuple[str, ...],
@@ -131,17 +61,11 @@ def command(
     resume: bool,
     max_failed: int | None,
     allow_damaged: bool,
-    init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     values: str | None,
     limit: tuple[tuple[str, str], ...],
 ) -> int:
-    """Replay the unique ops of many traces, each once, and report every trace, every job and all together.
-
-    TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
-    trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
-    costs only itself; the exit code is then 3, as for a damaged one. --mode sequence and --ranks are `opreplay run`'s.
-    """
+    """Replay the unique ops of many traces, each once; the exit code."""
     import msgspec
 
     from opreplay.cli.opening import parse_limits
@@ -155,12 +79,10 @@ def command(
     from opreplay.traces.errors import UsageError
 
     if address is not None and engine != "ray":
-        raise UsageError("--address is that of a Ray cluster", hint="Add --engine ray.")
+        raise UsageError("--set address is that of a Ray cluster", hint="Add --engine ray.")
     one_stdout(format_, output)
     selection, measuring = quick_look(selection, measuring) if quick else (selection, measuring)
-    plugin, contents, devices = set_up(
-        plugin, custom_op_dir, init_module, init_arg, seed=measuring.seed, values=values, socs=soc
-    )
+    plugin, contents, devices = set_up(plugin, init_arg, seed=measuring.seed, values=values, socs=soc)
     with Outputs(output, force=force, resume=resume) as outputs:
         files, how = find_and_pair(
             traces,
@@ -199,7 +121,6 @@ def command(
             device=device,
             allow_imports=selection.allow_imports,
             plugins=plugin,
-            init_modules=init_module,
             init_args=init_arg,
             lanes=lanes or 1,
             values=values,
@@ -225,13 +146,54 @@ def command(
     return _first(refused, _damaged(batch, allow_damaged), outcome_code(outputs, max_failed, unpredicted))
 
 
+@click.command("batch", cls=Command, short_help="As `run` for many traces.", hidden=True)
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+@execution_traces_option
+@device_option
+@soc_option
+@selection_options
+@plugin_option
+@click.option(
+    "--output",
+    "-o",
+    multiple=True,
+    metavar="FILE",
+    help="Also write results: .jsonl (op by op, then traces and jobs), .csv, .md, .html; - is JSON Lines on stdout. "
+    "Repeatable.",
+)
+@force_option
+@format_option("table", "json")
+@quick_option("the 20 heaviest ops of each trace, as in `opreplay run`")
+@click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
+@many_options
+@measuring_options
+@resume_option
+@click.option(
+    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
+)
+@init_arg_option
+@values_option
+@checking_options
+@limit_option
+def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options: Any) -> int:
+    """As `opreplay run` for many traces, and with the same report for one.
+
+    TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
+    trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
+    costs only itself; the exit code is then 3, as for a damaged one.
+    """
+    return run_many(traces, execution_trace, **options)
+
+
 def _damaged(batch: Batch, allowed: bool) -> Sequence[str]:
     """Traces that were not read in full, each told on stderr; none where that is `allowed`."""
     from opreplay.cli.terminal.console import narrate
 
     damaged = () if allowed else batch.damaged()
     for path in damaged:
-        narrate(f"opreplay: error: {path} is cut short or damaged: what is shown is of the rest (--allow-damaged)")
+        narrate(
+            f"opreplay: error: {path} is cut short or damaged: what is shown is of the rest (--set allow_damaged=true)"
+        )
     return damaged
 
 

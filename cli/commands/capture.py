@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.shared import cluster_option, force_option, format_option, seed_option
 from opreplay.cli.options.types import SocName
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
 
 
-@click.command("capture", short_help="Make a plan of a model or a training step, without a profile.")
+@click.command("capture", cls=Command, short_help="Make a plan of a model or a training step, without a profile.")
 @click.argument("target", metavar="TARGET")
-@click.argument("sizes", nargs=-1, metavar="")
+@click.argument("sizes", nargs=-1, metavar="[NAME=N,N,...]...")
 @click.option(
     "--via",
     type=click.Choice(["dispatch", "export", "compile"]),
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Record each call as it runs, the graph of torch.export, or those that torch.compile hands its backend.",
 )
-@click.option("--decompose", is_flag=True, help="With --via export: the graph after decomposition to core ops.")
+@setting("--decompose", is_flag=True, help="With --via export: the graph after decomposition to core ops.")
 @click.option("--real", is_flag=True, help="Run on real tensors, for a step that depends on what tensors hold.")
 @click.option("--check", is_flag=True, help="Replay the plan on real values and compare all with the model's.")
 @click.option("--trust", is_flag=True, help="Load FILE.pt2, which runs whatever code it holds.")
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     help="Of hf:CONFIG: split layers over N stages, which send each other hidden states; --rank R is in stage R // "
     "tensor ranks.  [default: 1]",
 )
-@click.option(
+@setting(
     "--mla",
     type=click.Choice(["absorbed", "expanded"]),
     help="Of hf:CONFIG, decode of latent attention: attend to the latents, as servers do, or to keys and values of "
@@ -92,10 +93,10 @@ if TYPE_CHECKING:
     help="Write the plan with quantised weights: 8 bits for weights and activations, or 4 bits for weights alone "
     "(of a mixture those of its experts).",
 )
-@click.option(
+@setting(
     "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
 )
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
+@setting("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda", "npu"]),

@@ -13,7 +13,6 @@ from opreplay.cli.options.shared import (
     device_option,
     force_option,
     format_option,
-    init_module_option,
     plugin_option,
     seed_option,
     soc_option,
@@ -55,7 +54,6 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     help="Try this call: 4096x4096 for every tensor, 'f32[4,8], f32[8]', or 'mylib::op(f32[4,8], 0.5)'. Repeatable.",
 )
 @plugin_option
-@init_module_option
 @device_option
 @soc_option
 @seed_option
@@ -66,7 +64,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     help="Exit with 1 when one of these points fails or is missing; all, none, or names with commas.  [default: "
     f"{REQUIRE}; any of `points` that fails]",
 )
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of torch on the CPU.")
+@setting("--threads", type=click.IntRange(min=1), metavar="N", help="Of torch on the CPU.")
 @setting(
     "--speed-time",
     type=Duration(),
@@ -94,7 +92,6 @@ def command(
     trace: str | None,
     shapes: tuple[str, ...],
     plugin: tuple[str, ...],
-    init_module: tuple[str, ...],
     device: str,
     soc: tuple[str, ...],
     seed: int,
@@ -116,6 +113,7 @@ def command(
     from opreplay.cli.outputs import check_page
     from opreplay.cli.terminal.progress import CheckProgress
     from opreplay.replay.check.model import Interrupted, parse_points
+    from opreplay.replay.plugins import plugin_files
     from opreplay.replay.session.checking import check
     from opreplay.traces.errors import UsageError
 
@@ -137,8 +135,7 @@ def command(
                 trace=trace,
                 shapes=shapes,
                 points=wanted,
-                plugins=plugin,
-                init_modules=init_module,
+                plugins=plugin_files(plugin),
                 device=device,
                 soc=soc,
                 seed=seed,

@@ -12,7 +12,7 @@ from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.shared import (
     device_option,
     force_option,
-    init_options,
+    init_arg_option,
     plugin_option,
     selection_options,
 )
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     metavar="NAME|FILE",
     help="Of chakra: times of this simulated device in place of those recorded.",
 )
-@init_options
+@init_arg_option
 @force_option
 def command(
     source: Source,
@@ -73,7 +73,6 @@ def command(
     keep_names: bool,
     max_op_memory: int | None,
     clock: str | None,
-    init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     force: bool,
 ) -> None:
@@ -92,16 +91,15 @@ def command(
     of_bundles = {
         "--keep-names": keep_names,
         "--with-plugins": with_plugins,
-        "--max-op-memory": max_op_memory is not None,
-        "--init-module": bool(init_module),
-        "--init-arg": bool(init_arg),
+        "--set max_op_memory": max_op_memory is not None,
+        "--set init_arg": bool(init_arg),
     }
     wrong = [name for name, is_set in of_bundles.items() if is_set and not bundle]
     wrong += ["--clock"] if clock is not None and format_ != "chakra" else []
     if wrong:
         raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
     _check_target(output, format_, force=force)
-    use_plugins(plugin)
+    plugin_names = use_plugins(plugin)
     read = source.open(activity=format_ == "chakra")
     plan = plan_of(read, selection, device=device, in_order=format_ == "chakra")
     if format_ == "chakra":
@@ -111,10 +109,10 @@ def command(
             plan,
             selection,
             Path(output),
-            plugins=plugin if with_plugins else (),
+            plugins=plugin_names,
+            with_plugins=with_plugins,
             keep_names=keep_names,
             max_op_memory=max_op_memory,
-            init_module=init_module,
             init_arg=init_arg,
             force=force,
         )
@@ -146,9 +144,9 @@ def _write_bundle(
     output: Path,
     *,
     plugins: tuple[str, ...],
+    with_plugins: bool,
     keep_names: bool,
     max_op_memory: int | None,
-    init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     force: bool,
 ) -> None:
@@ -161,21 +159,21 @@ def _write_bundle(
     from opreplay.replay.resolve.policy import Policy
     from opreplay.traces.errors import UsageError
 
-    registry = open_registry(init_module, init_arg)
+    registry = open_registry((), init_arg)
     bundle = make_bundle(
         plan,
         registry,
         policy=Policy(allow_imports=selection.allow_imports),
         memory_bytes=max_op_memory or default_op_bytes(),
         keep_names=keep_names,
-        plugins=plugins,
+        plugins=plugins if with_plugins else (),
     )
     if not bundle.plan.ops:
         raise UsageError(
             f"nothing to export: none of {len(plan.ops)} ops can be replayed by a script",
             hint="; ".join(left_out_lines(bundle, private=False)[:3]) or "The trace holds no ops.",
         )
-    refuse_unused_initializers(registry, plan.ops, init_module, init_arg)
+    refuse_unused_initializers(registry, plan.ops, plugins, init_arg)
     write_bundle(bundle, output, force=force)
     left_out = len(bundle.left_out)
     console.show_line(f"exported {len(bundle.plan.ops)} of {len(plan.ops)} ops to {output}; {left_out} left out")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     capture_option,
     format_option,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 TOP = 30
 
 
-@click.command("inspect", short_help="Say what is in a trace, and where its time goes.")
+@click.command("inspect", cls=Command, short_help="Say what is in a trace, and where its time goes.")
 @trace_argument
 @kernel_details_option
 @capture_option

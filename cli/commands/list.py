@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from opreplay.cli.options.shared import custom_op_option, format_option, init_module_option, plugin_option
+from opreplay.cli.options.shared import format_option, plugin_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,16 +21,12 @@ WHAT: tuple[What, ...] = ("devices", "initializers", "ops", "plugins")
 @click.argument("what", type=click.Choice(WHAT), metavar="|".join(WHAT))
 @click.argument("name", required=False)
 @plugin_option
-@custom_op_option
-@init_module_option
 @click.option("--show", metavar="NAME|FILE", hidden=True, help="NAME, as it was given before.")
 @format_option("table", "json", "toml")
 def command(
     what: What,
     name: str | None,
     plugin: tuple[str, ...],
-    custom_op_dir: tuple[str, ...],
-    init_module: tuple[str, ...],
     show: str | None,
     format_: str,
 ) -> None:
@@ -42,8 +38,8 @@ def command(
                   as TOML a start for a file of your own
     initializers  what fills the arguments of ops, and its options
     ops           what is known of ops that need a reference, by family
-    plugins       what installed packages, --plugin and --custom-op-dir
-                  register: conversions, executors, initializers,
+    plugins       what installed packages and --plugin register:
+                  conversions, executors, initializers,
                   estimators, properties, lowering rules
     """
     from opreplay.cli.terminal import console
@@ -62,9 +58,9 @@ def command(
     if what == "devices":
         facts, table = _devices(name)
     elif what == "initializers":
-        facts, table = _initializers(init_module)
+        facts, table = _initializers(plugin)
     else:
-        facts, table = _ops() if what == "ops" else _plugins(plugin, custom_op_dir)
+        facts, table = _ops() if what == "ops" else _plugins(plugin)
     console.show_as(format_, lambda: facts, table)
 
 
@@ -83,11 +79,13 @@ def _devices(name: str | None) -> Listed:
     return [view.facts(device) for device in known], lambda width: view.overview(known, width)
 
 
-def _initializers(modules: Sequence[str]) -> Listed:
+def _initializers(files: Sequence[str]) -> Listed:
     from opreplay.replay.ops.inputs import open_registry
+    from opreplay.replay.plugins import load_plugins
     from opreplay.replay.report.views.listings import initializer_facts, initializers_table
 
-    facts = initializer_facts(open_registry(modules))
+    load_plugins(files, installed=False)
+    facts = initializer_facts(open_registry())
     return facts, lambda width: initializers_table(facts)
 
 
@@ -99,10 +97,10 @@ def _ops() -> Listed:
     return facts, lambda width: built_in_table(facts)
 
 
-def _plugins(files: Sequence[str], folders: Sequence[str]) -> Listed:
+def _plugins(files: Sequence[str]) -> Listed:
     from opreplay.replay.plugins import load_plugins, registrations
     from opreplay.replay.report.views.listings import registration_facts, registrations_table
 
-    load_plugins(files, custom_op_dirs=folders)
+    load_plugins(files)
     facts = registration_facts(registrations())
     return facts, lambda width: registrations_table(facts)

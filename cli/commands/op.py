@@ -14,11 +14,10 @@ from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     allow_import_option,
     cache_option,
-    custom_op_option,
     device_option,
     force_option,
     format_option,
-    init_options,
+    init_arg_option,
     l2_option,
     plugin_option,
     soc_option,
@@ -44,12 +43,11 @@ if TYPE_CHECKING:
 @device_option
 @soc_option
 @l2_option(None)
-@custom_op_option
 @plugin_option
 @allow_import_option
 @quick_option("20 ms for each call, unless op_time says otherwise")
 @measuring_options
-@init_options
+@init_arg_option
 @format_option("table", "json", "csv")
 @click.option(
     "--output", "-o", multiple=True, metavar="FILE", help="Also write .json, .csv or .html (with a curve). Repeatable."
@@ -64,12 +62,10 @@ def command(
     device: str,
     soc: tuple[str, ...],
     l2: L2State | None,
-    custom_op_dir: tuple[str, ...],
     plugin: tuple[str, ...],
     allow_import: tuple[tuple[str, str], ...],
     quick: bool,
     measuring: RunOptions,
-    init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     format_: str,
     output: tuple[str, ...],
@@ -111,9 +107,7 @@ def command(
     ready, ids = planned(
         make,
         plugins=plugin,
-        custom_op_dir=custom_op_dir,
         socs=soc,
-        init_modules=init_module,
         init_args=init_arg,
         seed=measuring.seed,
         keep=not no_cache,
@@ -129,7 +123,6 @@ def command(
             device=device,
             allow_imports=imports,
             plugins=ready.plugins,
-            init_modules=init_module,
             init_args=init_arg,
         )
         with holding([device], shared=options.shared_device), RunProgress() as on_progress:

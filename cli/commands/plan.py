@@ -11,11 +11,10 @@ import click
 from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.shared import (
     cache_option,
-    custom_op_option,
     device_option,
     force_option,
     format_option,
-    init_options,
+    init_arg_option,
     l2_option,
     notes_option,
     plugin_option,
@@ -37,10 +36,9 @@ if TYPE_CHECKING:
 @device_option
 @soc_option
 @l2_option("cold")
-@custom_op_option
 @selection_options
 @plugin_option
-@init_options
+@init_arg_option
 @values_option
 @seed_option
 @setting("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
@@ -70,10 +68,8 @@ def command(
     device: str,
     soc: tuple[str, ...],
     l2: L2State,
-    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
-    init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     values: str | None,
     seed: int,
@@ -92,7 +88,7 @@ def command(
 
     --explain shows one op: its arguments by name, what was assumed, how it was resolved, and the kernels it becomes on
     each simulated device. --meta computes nothing either: meta tensors have sizes and no contents. Where time depends
-    on lengths and routes, they are those that a run with the same --seed, --values and --init-arg would have.
+    on lengths and routes, they are those that a run with the same settings would have.
     """
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
@@ -105,9 +101,7 @@ def command(
     ready, read = planned(
         plan_of_source(source, selection, in_order=output is not None, device=device, ranks=ranks),
         plugins=plugin,
-        custom_op_dir=custom_op_dir,
         socs=soc,
-        init_modules=init_module,
         init_args=init_arg,
         values=values,
         seed=seed,

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from opreplay.cli.commands.batch import run_many
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
     checking_options,
     measuring_options,
@@ -21,11 +23,10 @@ from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     cluster_option,
-    custom_op_option,
     device_option,
     force_option,
     format_option,
-    init_options,
+    init_arg_option,
     l2_option,
     notes_option,
     plugin_option,
@@ -33,7 +34,7 @@ from opreplay.cli.options.shared import (
     soc_option,
     values_option,
 )
-from opreplay.cli.options.source import Source, source_options
+from opreplay.cli.options.source import Source, sources_options
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
@@ -41,13 +42,12 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("run", cls=Command, short_help="Measure each op of a trace here, predict it on a simulated NPU.")
-@source_options()
+@click.command("run", cls=Command, short_help="Measure each op of traces here, predict it on a simulated NPU.")
+@sources_options
 @device_option
 @soc_option
 @cluster_option
 @l2_option(None)
-@custom_op_option
 @selection_options
 @plugin_option
 @click.option(
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 @force_option
 @format_option("table", "json")
 @click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
+@many_options
 @quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
 @click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
 @measuring_options
@@ -69,17 +70,40 @@ if TYPE_CHECKING:
 @click.option(
     "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
 )
-@init_options
+@init_arg_option
 @values_option
 @checking_options
 @notes_option
 def command(
+    source: Source | None,
+    *,
+    traces: tuple[str, ...],
+    execution_trace: tuple[str, ...],
+    limit: tuple[tuple[str, str], ...],
+    **options: Any,
+) -> int:
+    """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
+    what the trace recorded.
+
+    TRACE is a PyTorch profiler file or ExecutionTrace (.json or .json.gz), - for stdin, a plan of `opreplay plan`, or
+    TraceLens's event_replay_ir.json. Times are for one call.
+    Of several traces, a glob or a folder, ops that they share run once; every trace, every job of ranks and all
+    together are reported, and filters hold for each trace by itself. --engine ray runs them on many machines.
+    Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
+    """
+    if source is not None:
+        return run_one(source, **{name: options[name] for name in run_one.__annotations__ if name in options})
+    of_many = {name: options[name] for name in run_many.__annotations__ if name in options}
+    return run_many(traces, execution_trace, limit=limit, **of_many)
+
+
+def run_one(
     source: Source,
+    *,
     device: str,
     soc: tuple[str, ...],
     cluster: str | None,
     l2: L2State | None,
-    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
     output: tuple[str, ...],
@@ -91,18 +115,11 @@ def command(
     measuring: RunOptions,
     resume: bool,
     max_failed: int | None,
-    init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     values: str | None,
     notes: bool,
 ) -> int:
-    """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
-    what the trace recorded.
-
-    TRACE is a PyTorch profiler file or ExecutionTrace (.json or .json.gz), a glob that matches one, - for stdin, a plan
-    of `opreplay plan`, or TraceLens's event_replay_ir.json. Times are for one call.
-    Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
-    """
+    """Replay the unique ops of a trace, or its step in order; the exit code."""
     import msgspec
 
     from opreplay.cli.opening import tells_step
@@ -121,9 +138,7 @@ def command(
         selection, measuring = quick_look(selection, measuring)
     if measuring.ranks is not None and served_as_rank(measuring.ranks):
         return ExitCode.OK
-    plugin, contents, devices = set_up(
-        plugin, custom_op_dir, init_module, init_arg, seed=measuring.seed, values=values, socs=soc, cluster=cluster
-    )
+    plugin, contents, devices = set_up(plugin, init_arg, seed=measuring.seed, values=values, socs=soc, cluster=cluster)
     state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.l2_state())
     with Outputs(output, force=force, resume=resume) as outputs:
         collectives = measuring.ranks is not None or cluster is not None
@@ -133,7 +148,7 @@ def command(
         plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
         refuse_nothing(plan)
         plan = on_ranks(plan, measuring.ranks)
-        refuse_unused_initializers(contents.registry, plan.ops, init_module, init_arg)
+        refuse_unused_initializers(contents.registry, plan.ops, plugin, init_arg)
         if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
             narrate(small)
         if dry_run:
@@ -156,7 +171,6 @@ def command(
             device=device,
             allow_imports=selection.allow_imports,
             plugins=plugin,
-            init_modules=init_module,
             init_args=init_arg,
             values=values,
             l2=state,

@@ -12,10 +12,9 @@ from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import (
     cache_option,
     cluster_option,
-    custom_op_option,
     force_option,
     format_option,
-    init_options,
+    init_arg_option,
     l2_option,
     notes_option,
     plugin_option,
@@ -36,10 +35,9 @@ if TYPE_CHECKING:
 @soc_option
 @cluster_option
 @l2_option("sequence")
-@custom_op_option
 @selection_options
 @plugin_option
-@init_options
+@init_arg_option
 @values_option
 @seed_option
 @click.option(
@@ -66,10 +64,8 @@ def command(
     soc: tuple[str, ...],
     cluster: str | None,
     l2: L2State,
-    custom_op_dir: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
-    init_module: tuple[str, ...],
     init_arg: tuple[str, ...],
     values: str | None,
     seed: int,
@@ -101,10 +97,8 @@ def command(
     ready, read = planned(
         plan_of_source(source, selection, in_order=True, cluster=cluster, activity=tells_step(source.trace)),
         plugins=plugin,
-        custom_op_dir=custom_op_dir,
         socs=soc,
         cluster=cluster,
-        init_modules=init_module,
         init_args=init_arg,
         values=values,
         seed=seed,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.shared import (
     cluster_option,
     force_option,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Trace
 
 
-@click.command("timeline", short_help="Say why a step takes as long as it does, and what would change it.")
+@click.command("timeline", cls=Command, short_help="Say why a step takes as long as it does, and what would change it.")
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 @click.option(
     "--ranks",
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
 )
 @cluster_option
-@click.option(
+@setting(
     "--host-scale",
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
@@ -141,10 +142,10 @@ def command(
     devices = list(socs.values())
     captured = None if ranks else plan_file(first)
     if host is not None and (captured is None or not captured.captured):
-        raise UsageError("--host is for a captured step", hint="A recorded one has its host's times; see --host-scale.")
+        raise UsageError("--host is for a captured step", hint="A recorded one has its host's times: --set host_scale.")
     if ranks:
         if kernel_details is not None:
-            raise UsageError("--kernel-details is for one trace, not with --ranks")
+            raise UsageError("--set kernel_details is for one trace, not with --ranks")
         times, how = _measured(measured), (notes, format_)
         return _of_ranks(traces, step, what_if, devices, host_scale, times, timeline_file, page, how, force, limit)
     if captured is not None and captured.captured:

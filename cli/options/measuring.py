@@ -12,7 +12,7 @@ import click
 
 from opreplay.cli.options.settings import setting
 from opreplay.cli.options.shared import Command, seed_option, with_options
-from opreplay.cli.options.types import ByteSize, Duration
+from opreplay.cli.options.types import ByteSize, Duration, Names
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
@@ -70,7 +70,7 @@ _MEASURING = [
         help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
     ),
     setting("--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."),
-    click.option(
+    setting(
         "--threads",
         type=click.IntRange(min=1),
         metavar="N",
@@ -180,17 +180,25 @@ resume_option = click.option(
 
 
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--check-work, --check-kernels and --check-values, whether what was replayed is what was recorded; they complete
-    the `measuring` that the command gets."""
+    """--check, whether what was replayed is what was recorded; it completes the `measuring` that the command gets."""
 
     @wraps(command)
     def taking_checks(
-        *, check_work: bool, check_kernels: bool, check_values: bool, measuring: RunOptions, **others: Any
+        *,
+        check: tuple[str, ...],
+        check_work: bool,
+        check_kernels: bool,
+        check_values: bool,
+        measuring: RunOptions,
+        **others: Any,
     ) -> Any:
         import msgspec
 
+        old = {"work": check_work, "kernels": check_kernels, "values": check_values}
+        for name in (name for name, is_set in old.items() if is_set):
+            click.echo(f"opreplay: --check-{name} is now --check {name}", err=True)
         measuring = msgspec.structs.replace(
-            measuring, check_work=check_work, check_kernels=check_kernels, check_values=check_values
+            measuring, **{f"check_{name}": is_set or name in check for name, is_set in old.items()}
         )
         return command(measuring=measuring, **others)
 
@@ -199,20 +207,15 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _CHECKING = [
     click.option(
-        "--check-work",
-        is_flag=True,
-        help="Report how much work the values of the arguments cause, and warn of ops that do none.",
+        "--check",
+        type=Names("work", "kernels", "values"),
+        default=(),
+        metavar="NAME,...",
+        help="work: report how much work the values of the arguments cause, and warn of ops that do none. kernels: "
+        "profile a call of each op, and compare its kernels or child ops with those recorded. values: compare the "
+        "results of ops that something else runs with those of their own implementation.",
     ),
-    click.option(
-        "--check-kernels",
-        is_flag=True,
-        help="Profile a call of each op, and compare its kernels or child ops with those recorded.",
-    ),
-    click.option(
-        "--check-values",
-        is_flag=True,
-        help="Compare the results of ops that something else runs with those of their own implementation.",
-    ),
+    *(click.option(f"--check-{name}", is_flag=True, hidden=True) for name in ("work", "kernels", "values")),
 ]
 
 

@@ -20,6 +20,7 @@ MEANINGLESS = {
     "cache": "the calls before one decide what is in the caches",
     "cuda_graph": "each call of a sequence is timed by itself",
     "over_budget": "an op that runs in part has not the results that the next one takes",
+    "check": "it looks at single ops",
     "check_kernels": "it looks at single ops",
     "check_values": "it looks at single ops",
     "check_work": "it looks at single ops",

@@ -14,6 +14,17 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+OTHERS = "Options"
+GROUPS = {
+    "Input": ("execution_trace", "trace", "file", "files", "engine", "lanes"),
+    "Selection": ("select", "op_filter", "exclude", "top", "op", "step"),
+    "Devices": ("device", "soc", "cluster", "l2"),
+    "Measuring": ("quick", "dry_run", "cache", "resume", "mode", "ranks", "max_failed", "check", "measure"),
+    "Plugins": ("plugin", "allow_import", "with_plugins"),
+    "Output": ("output", "force", "format_", "rows", "notes", "timeline_file"),
+}
+"""Sections of --help → names of parameters; the others stand last, or alone where there are few."""
+UNGROUPED = 12
 _CHOSEN = "opreplay.settings"
 """Of a context's `meta`: names of settings that --set gave."""
 
@@ -72,9 +83,14 @@ class Command(click.Command):
                     is_eager=True,
                     expose_value=False,
                     callback=_set,
+                    shell_complete=self._begun,
                     help="Change a setting, see below. Repeatable.",
                 )
             )
+
+    def _begun(self, ctx: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
+        """Settings whose names begin so, for a shell."""
+        return [f"{name}=" for name in self.settings if name.startswith(incomplete)]
 
     @property
     def settings(self) -> dict[str, Setting]:
@@ -82,8 +98,18 @@ class Command(click.Command):
         return {option.name or "": option for option in self.params if isinstance(option, Setting)}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options, then the settings."""
-        super().format_options(ctx, formatter)
+        """Options by group where there are many, then the settings."""
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
+        for option in self.get_params(ctx):
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:
+                group = next((group for group, names in GROUPS.items() if option.name in names), OTHERS)
+                groups[group].append(record)
+        if sum(map(len, groups.values())) <= UNGROUPED:
+            groups = {OTHERS: [record for records in groups.values() for record in records]}
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
         if self.settings:
             with formatter.section("Settings"):
                 formatter.write_dl([option.record(ctx) for option in self.settings.values()])

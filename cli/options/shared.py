@@ -10,6 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from opreplay.cli.options.settings import setting
 from opreplay.cli.options.types import Assignments, FileName, Share, SocName
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACE = re.compile(r"#\d+|[0-9a-f]{6,32}")
+"""The start of an id, or a number in the list of ops."""
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
@@ -46,13 +49,13 @@ execution_traces_option = click.option(
 """--execution-trace of many traces: which one belongs to which is told by names and ranks."""
 
 
-kernel_details_option = click.option(
+kernel_details_option = setting(
     "--kernel-details",
     type=FileName(),
     metavar="FILE",
     help="Kernel table of TRACE, of torch_npu.  [default: kernel_details.csv or op_summary*.csv beside it]",
 )
-"""--kernel-details: what the NPU's profiler says of each kernel."""
+"""kernel_details: what the NPU's profiler says of each kernel."""
 
 
 notes_option = click.option("--notes", is_flag=True, help="Print all notes, not only those that may change a decision.")
@@ -68,24 +71,24 @@ cache_option = setting(
 """no_cache: no plan of an earlier run, and none for the next."""
 
 
-capture_option = click.option(
+capture_option = setting(
     "--capture",
     type=FileName(),
     metavar="FILE|FOLDER",
     help="Recording of the capture of the CUDA or HIP graphs that TRACE replays, for the ops of their kernels.  "
     "[default: files beside it with capture in their name]",
 )
-"""--capture: from which ops the graphs were captured."""
+"""capture: from which ops the graphs were captured."""
 
 
-limit_option = click.option(
+limit_option = setting(
     "--limit",
     type=Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB"),
     multiple=True,
     metavar="NAME=VALUE",
     help="Raise a limit of the trace reader; an error about a limit names it. Repeatable.",
 )
-"""--limit, which raises the bounds that protect against hostile files."""
+"""limit, which raises the bounds that protect against hostile files."""
 
 
 allow_import_option = click.option(
@@ -123,15 +126,18 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         from opreplay.replay.plan.selection import Selection
 
+        if op:
+            click.echo("opreplay: --op is now --op-filter", err=True)
+        by_place = tuple(text for text in op_filter if _PLACE.fullmatch(text))
         selection = Selection(
             select=select,
-            include=op_filter,
+            include=tuple(text for text in op_filter if text not in by_place),
             exclude=exclude,
             phase=phase,
             top=top,
             min_share=min_share,
             allow_imports=dict(allow_import),
-            ops=op,
+            ops=(*op, *by_place),
         )
         return command(selection=selection, **others)
 
@@ -147,23 +153,19 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--op-filter",
             "op_filter",
             multiple=True,
-            metavar="GLOB",
-            help="Take only ops whose name matches, e.g. 'aten::mm'. Repeatable.",
+            metavar="GLOB|ID|#N",
+            help="Take only ops whose name matches, e.g. 'aten::mm'; of what the other filters leave an id takes "
+            "one, #4 the fourth. Repeatable.",
         ),
         click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out ops whose name matches. Repeatable."),
-        click.option(
+        setting(
             "--phase",
             type=click.Choice(["prefill", "decode", "mixed"]),
             help="Take only calls in iterations whose batch is all prefill, all decode, or both.",
         ),
         click.option("--top", type=click.IntRange(min=1), metavar="N", help="Take the N ops with most recorded time."),
-        click.option(
-            "--op",
-            multiple=True,
-            metavar="ID|NAME|GLOB|#N",
-            help="Take these of what the others leave: the start of an id, a name, #4 for the fourth. Repeatable.",
-        ),
-        click.option("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
+        click.option("--op", multiple=True, metavar="ID|NAME|GLOB|#N", hidden=True),
+        setting("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
         allow_import_option,
     ]
     return with_options(taking_selection, options)
@@ -197,7 +199,7 @@ def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def taking_cluster(*, cluster: str | None, soc: tuple[str, ...], **others: Any) -> Any:
         source = click.get_current_context().get_parameter_source("soc")
-        by_default = source == click.core.ParameterSource.DEFAULT
+        by_default = source == ParameterSource.DEFAULT
         names = () if cluster is not None and by_default else soc
         return command(soc=names, cluster=cluster, **others)
 
@@ -227,61 +229,64 @@ tables_argument = click.argument("kernel_details", metavar="KERNEL_DETAILS...", 
 """KERNEL_DETAILS: kernel tables of the Ascend profiler."""
 
 
-custom_op_option = click.option(
-    "--custom-op-dir",
-    type=FileName(),
+def plugin_option(command: Command) -> Command:
+    """--plugin: files of the user's, which register how ops are replayed, initialized and predicted."""
+
+    @wraps(command)
+    def taking_plugins(
+        *, plugin: tuple[str, ...], init_module: tuple[str, ...], custom_op_dir: tuple[str, ...], **others: Any
+    ) -> Any:
+        for old in ("init_module", "custom_op_dir"):
+            if click.get_current_context().get_parameter_source(old) is ParameterSource.COMMANDLINE:
+                click.echo(f"opreplay: --{old.replace('_', '-')} is now --plugin", err=True)
+        return command(plugin=(*plugin, *init_module, *custom_op_dir), **others)
+
+    options = [
+        click.option(
+            "--plugin",
+            type=FileName(),
+            multiple=True,
+            metavar="FILE|FOLDER|MODULE",
+            envvar="OPREPLAY_PLUGIN",
+            show_envvar=True,
+            help="Run this file, every .py file of this folder, or this module first: it registers initializers, "
+            "conversions, executors or estimates for ops of yours. Repeatable; the variable holds names with "
+            f"'{os.pathsep}' between them.",
+        ),
+        click.option("--init-module", type=FileName(), multiple=True, metavar="FILE|MODULE", hidden=True),
+        click.option(
+            "--custom-op-dir",
+            type=FileName(),
+            multiple=True,
+            metavar="FOLDER",
+            hidden=True,
+            envvar="OPREPLAY_CUSTOM_OP_DIR",
+        ),
+    ]
+    taking: Any = with_options(taking_plugins, options)
+    return taking
+
+
+init_arg_option = setting(
+    "--init-arg",
     multiple=True,
-    metavar="FOLDER",
-    envvar="OPREPLAY_CUSTOM_OP_DIR",
-    show_envvar=True,
-    help="Run every .py file there first: they register estimates for your own ops. Repeatable; the variable holds "
-    f"folders with '{os.pathsep}' between them.",
+    metavar="NAME.OPTION=VALUE",
+    help="An option of an initializer; `opreplay list initializers` lists them. Repeatable.",
 )
-"""--custom-op-dir: users' estimators and properties of ops."""
+"""init_arg: how initializers fill arguments."""
 
 
-plugin_option = click.option(
-    "--plugin",
-    type=FileName(),
-    multiple=True,
-    metavar="FILE|MODULE",
-    help="Run this file or module first: it registers how ops of yours are replayed. Repeatable.",
-)
-"""--plugin: users' conversions, executors and whatever else they register."""
+seed_option = setting("--seed", type=int, default=0, show_default=True, help="Of the inputs' values.")
+"""seed: of everything that is drawn."""
 
 
-init_module_option = click.option(
-    "--init-module",
-    type=FileName(),
-    multiple=True,
-    metavar="FILE|MODULE",
-    help="Run this file or module first: it registers initializers of yours. Repeatable.",
-)
-"""--init-module: users' initializers."""
-
-
-def init_options(command: Command) -> Command:
-    """--init-module and --init-arg: what fills the arguments, and how."""
-    command = click.option(
-        "--init-arg",
-        multiple=True,
-        metavar="NAME.OPTION=VALUE",
-        help="Set an option of an initializer; `opreplay list initializers` lists them. Repeatable.",
-    )(command)
-    return init_module_option(command)
-
-
-seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs' values.")
-"""--seed: of everything that is drawn."""
-
-
-values_option = click.option(
+values_option = setting(
     "--values",
     type=FileName(),
     metavar="FILE",
     help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
 )
-"""--values: real tensors for arguments of chosen ops."""
+"""values: real tensors for arguments of chosen ops."""
 
 
 def format_option(*names: str) -> Callable[[Command], Command]:

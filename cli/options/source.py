@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from opreplay.cli.options.many import is_many, refuse_options_of_one
 from opreplay.cli.options.shared import (
     Command,
     capture_option,
     execution_trace_option,
+    execution_traces_option,
     kernel_details_option,
     limit_option,
     trace_argument,
     with_options,
 )
+from opreplay.cli.options.types import FileName
 
 if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
@@ -48,7 +53,7 @@ class Source:
 
 
 def source_options(*, execution_traces: bool = True) -> Callable[[Command], Command]:
-    """TRACE, --kernel-details, --capture, --limit, and --execution-trace where the command takes one: the command gets
+    """TRACE, what completes it, and the limits of its reader: the command gets
     `source`, a `Source`."""
 
     def add(command: Command) -> Command:
@@ -76,3 +81,43 @@ def source_options(*, execution_traces: bool = True) -> Callable[[Command], Comm
         return taking
 
     return add
+
+
+def sources_options(command: Command) -> Command:
+    """TRACE..., what completes one, and the limits of their reader: the command gets `source`, the `Source` of a single
+    trace, else None, and `traces`, `execution_trace` and `limit` of many."""
+
+    @wraps(command)
+    def taking_sources(
+        *,
+        traces: tuple[str, ...],
+        execution_trace: tuple[str, ...],
+        kernel_details: str | None,
+        capture: str | None,
+        limit: tuple[tuple[str, str], ...],
+        **others: Any,
+    ) -> Any:
+        source = None
+        if is_many(traces):
+            refuse_options_of_one()
+        else:
+            if len(execution_trace) > 1:
+                raise click.UsageError("one trace has one --execution-trace")
+            source = Source(
+                trace=traces[0],
+                execution_trace=next(iter(execution_trace), None),
+                kernel_details=kernel_details,
+                capture=capture,
+                limit=limit,
+            )
+        return command(source=source, traces=traces, execution_trace=execution_trace, limit=limit, **others)
+
+    options = [
+        click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=FileName()),
+        execution_traces_option,
+        kernel_details_option,
+        capture_option,
+        limit_option,
+    ]
+    taking: Any = with_options(taking_sources, options)
+    return taking

@@ -68,6 +68,23 @@ class Share(click.ParamType):
         return share
 
 
+class Names(click.ParamType):
+    """ "work,values" of some names → ("work", "values")."""
+
+    name = "names"
+
+    def __init__(self, *known: str) -> None:
+        self._known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in str(value).split(","))
+        if wrong := [name for name in names if name not in self._known]:
+            self.fail(f"{wrong[0]!r} is none of {', '.join(self._known)}", param, ctx)
+        return names
+
+
 class Assignments(click.ParamType):
     """One "NAME=VALUE" of a repeatable option → (name, value); both must fit their patterns."""
 

@@ -47,7 +47,7 @@ class RecordedValues:
     def __init__(self, path: str | Path) -> None:
         """Read names, shapes and types. Raises FormatError for an unsound file and for names of another form."""
         if sys.byteorder != "little":
-            raise EnvironmentRefused("--values needs a little-endian machine, as the format is")
+            raise EnvironmentRefused("--set values needs a little-endian machine, as the format is")
         self._file = SafetensorsFile(path)
         self.path = self._file.path
         self.places = tuple(_place(self.path, key) for key in self._file.tensors)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Checks that the tensors of a `--values` file fit the ops of a plan, before anything runs; puts no value anywhere."""
+"""Checks that the tensors of a file of values fit the ops of a plan, before anything runs; puts no value anywhere."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def inventing_ops() -> tuple[str, ...]:
 
 EXPERT_LAYERS = ("vllm::moe_forward", "vllm::moe_forward_shared")
 """Layers of experts whose weights are in no argument."""
-NAMED_BY = "--init-arg moe_routing.intermediate=N says them"
+NAMED_BY = "--set init_arg=moe_routing.intermediate=N says them"
 """How a user names the sizes of such a layer."""
 NARROW_BITS = 8
 """Weights of so few bits are costed as 8-bit integers, the narrowest that the cube is known to multiply."""

@@ -111,8 +111,8 @@ def open_input(
     dialect = plan_dialect(path)
     if dialect is not None:
         for option, value, has in (
-            ("--kernel-details", kernel_details, "kernels"),
-            ("--capture", capture, "ops"),
+            ("--set kernel_details", kernel_details, "kernels"),
+            ("--set capture", capture, "ops"),
             ("--execution-trace", execution_trace, "arguments"),
         ):
             if value is not None:

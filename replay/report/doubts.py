@@ -111,7 +111,7 @@ def thread_notes(environment: Mapping[str, object]) -> list[str]:
         return [f"threads: {threads} as asked; {looked}{often}"]
     if threads == wanted:
         return [f"threads: {threads}; {looked}{often}"]
-    return [f"threads: {threads} and not torch's {wanted}: only {looked} (--threads N for another number){often}"]
+    return [f"threads: {threads} and not torch's {wanted}: only {looked} (--set threads=N for another number){often}"]
 
 
 def busy_notes(environment: Mapping[str, object]) -> list[str]:

@@ -71,8 +71,11 @@ FLAGS = {
     "check_results": "--set no_check=true",
     "allow_imports": "--allow-import",
     "plugins": "--plugin",
-    "init_modules": "--init-module",
-    "init_args": "--init-arg",
+    "init_modules": "--plugin",
+    "init_args": "--set init_arg",
+    "seed": "--set seed",
+    "threads": "--set threads",
+    "values": "--set values",
     "max_live_bytes": "--set max_live_memory",
 }
 """Options of a run whose flag has another name → that flag."""

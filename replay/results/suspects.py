@@ -93,7 +93,7 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
         return _assumed(op)
     if recorded_us < SHORT_US:
         return "the recorded call is shorter than a launch"
-    other = "other values, sizes or libraries than were recorded; `plan --meta` and `run --check-kernels` tell more"
+    other = "other values, sizes or libraries than were recorded; `plan --meta` and `run --check kernels` tell more"
     if ratio >= 1 or op.count >= FEW:
         return other
     calls = "one recorded call" if op.count == 1 else f"{op.count} recorded calls"

@@ -12,7 +12,7 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.inputs import open_input, plan_of
 from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
-from opreplay.replay.plugins import custom_op_files, load_plugins
+from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.session.display import Shown
 from opreplay.replay.session.op import Op, alone
 from opreplay.replay.session.setting import Setting
@@ -112,8 +112,8 @@ def open(
 
     Raises TraceError for a file that cannot be read, UsageError for arguments that make no sense together.
     """
-    load_plugins(plugins, custom_op_dirs=custom_op_dirs)
-    plugin_names = (*plugins, *custom_op_files(custom_op_dirs))
+    load_plugins((*plugins, *custom_op_dirs))
+    plugin_names = plugin_files((*plugins, *custom_op_dirs))
     if isinstance(source, (Trace, ReplayPlan)):
         read: Trace | ReplayPlan = source
     else:

@@ -94,7 +94,7 @@ class EventReplayer:
 
 
 def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Options of an op's initializers as `--init-arg` has them. Raises UsageError for one that none of them has."""
+    """Options of an op's initializers as init_arg has them. Raises UsageError for one that none of them has."""
     from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.ops.register import canonical_name
 

@@ -53,10 +53,10 @@ def seconds(*args: str) -> float:
     [
         ("inspect",),
         ("inspect", "--by", "phase"),
-        ("plan", "--no-cache"),
-        ("plan", "--no-cache", "--select", "top"),
+        ("plan", "--set", "no_cache=true"),
+        ("plan", "--set", "no_cache=true", "--select", "top"),
         ("timeline", "--what-if", "aten::relu=0.5x"),
-        ("simulate", "--no-cache", "--soc", "910b3"),
+        ("simulate", "--set", "no_cache=true", "--soc", "910b3"),
     ],
     ids=" ".join,
 )

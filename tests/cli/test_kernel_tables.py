@@ -81,18 +81,18 @@ def test_inspect_lists_the_kernels_of_each_op(trace: Path, tmp_path: Path) -> No
 def test_a_table_is_named(trace: Path, tmp_path: Path, command: str) -> None:
     named = table(tmp_path / "elsewhere.csv")
     more = ["--dry-run"] if command == "run" else []
-    got = invoke(command, trace, "--kernel-details", named, *more)
+    got = invoke(command, trace, "--set", f"kernel_details={named}", *more)
     assert got.exit_code == 0, got.output
     assert "elsewhere.csv as named: 2 of 2 kernels found (2 by start)" in got.stderr
     missing = invoke(command, trace, "--kernel-details", tmp_path / "none.csv", *more)
     assert missing.exit_code == 3
     assert "cannot read" in missing.stderr
-    assert invoke(command, trace, "--kernel-details", trace, *more).exit_code == 3
+    assert invoke(command, trace, "--set", f"kernel_details={trace}", *more).exit_code == 3
 
 
 def test_a_table_of_another_run_is_refused_when_named_and_told_when_found(trace: Path, tmp_path: Path) -> None:
     other = table(tmp_path / "other.csv", shift=1e6)
-    assert invoke("plan", trace, "--kernel-details", other).exit_code == 3
+    assert invoke("plan", trace, "--set", f"kernel_details={other}").exit_code == 3
     table(tmp_path / "op_summary_3.csv", shift=1e6)
     got = invoke("plan", trace)
     assert got.exit_code == 0
@@ -102,14 +102,14 @@ def test_a_table_of_another_run_is_refused_when_named_and_told_when_found(trace:
 def test_plans_keep_the_types_and_take_no_table(trace: Path, tmp_path: Path) -> None:
     named = table(tmp_path / "k.csv")
     plan = tmp_path / "plan.json"
-    assert invoke("plan", trace, "--kernel-details", named, "--output", plan).exit_code == 0
+    assert invoke("plan", trace, "--set", f"kernel_details={named}", "--output", plan).exit_code == 0
     (op,) = json.loads(plan.read_text())["ops"]
     assert [(k["name"], k["type"], k["total_us"]) for k in op["recorded"]["kernels"]] == [
         ("mm_matmul", "MatMulV2", 12.5),
         ("mm_memset", "MemSet", 1.25),
     ]
     assert invoke("plan", plan).exit_code == 0
-    refused = invoke("plan", plan, "--kernel-details", named)
+    refused = invoke("plan", plan, "--set", f"kernel_details={named}")
     assert refused.exit_code == 2
     assert "a plan has its kernels" in refused.stderr
     explained = invoke("plan", plan, "--explain", "aten::mm")
@@ -119,7 +119,7 @@ def test_plans_keep_the_types_and_take_no_table(trace: Path, tmp_path: Path) -> 
 def test_run_shows_recorded_beside_simulated_kernels(trace: Path, tmp_path: Path) -> None:
     named = table(tmp_path / "k.csv")
     lines, sheet = tmp_path / "r.jsonl", tmp_path / "r.csv"
-    got = invoke("run", trace, "--kernel-details", named, "--op-time", "5ms", "-o", lines, "-o", sheet)
+    got = invoke("run", trace, "--set", f"kernel_details={named}", "--set", "op_time=5ms", "-o", lines, "-o", sheet)
     assert got.exit_code == 0, got.output
     assert "NPU kernels of" in got.stdout
     header, op, _ = map(json.loads, lines.read_text().splitlines())
@@ -129,20 +129,22 @@ def test_run_shows_recorded_beside_simulated_kernels(trace: Path, tmp_path: Path
         {"type": "MemSet", "count": 1, "total_us": 1.25},
     ]
     assert "MatMulV2 x1 12.5 us; MemSet x1 1.25 us" in sheet.read_text()
-    assert "NPU kernels of" not in invoke("run", trace, "--op-time", "5ms").stdout
+    assert "NPU kernels of" not in invoke("run", trace, "--set", "op_time=5ms").stdout
 
 
 def test_simulate_compares_its_lowering(trace: Path, tmp_path: Path) -> None:
     assert json.loads(invoke("simulate", trace, "--format", "json").stdout)["lowering"] is None
     named = table(tmp_path / "k.csv")
-    got = invoke("simulate", trace, "--kernel-details", named)
+    got = invoke("simulate", trace, "--set", f"kernel_details={named}")
     said = " ".join(got.stdout.split())
     assert "lowering against 1 op with recorded kernel types: 1 (100.0 % of the time) the same but for" in said
-    lowering = json.loads(invoke("simulate", trace, "--kernel-details", named, "--format", "json").stdout)["lowering"]
+    lowering = json.loads(invoke("simulate", trace, "--set", f"kernel_details={named}", "--format", "json").stdout)[
+        "lowering"
+    ]
     assert lowering["ops"] == {"same": 0, "close": 1, "differs": 0}
     assert lowering["compared"][0]["recorded"] == {"MatMulV2": 1.0, "MemSet": 1.0}
     named.write_text(named.read_text().replace("MatMulV2", "Relu"))
-    assert "lowered to other kernels" in invoke("simulate", trace, "--kernel-details", named).stdout
+    assert "lowered to other kernels" in invoke("simulate", trace, "--set", f"kernel_details={named}").stdout
 
 
 def test_a_batch_takes_the_table_beside_each_trace(trace: Path, tmp_path: Path) -> None:

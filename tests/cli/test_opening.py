@@ -141,7 +141,7 @@ def test_a_plan_is_taken_back_and_stays_the_same(trace: Path, tmp_path: Path) ->
     assert opreplay_("plan", trace, "--output", first).exit_code == 0
     assert opreplay_("plan", first, "--output", second).exit_code == 0
     assert load_plan(first) == load_plan(second)
-    ran = opreplay_("run", first, "--op-filter", "aten::mm", "--op-time", "1ms")
+    ran = opreplay_("run", first, "--op-filter", "aten::mm", "--set", "op_time=1ms")
     assert ran.exit_code == 0, ran.stderr
     assert ran.stdout.startswith("replayed 1 of 1 op = ")
 
@@ -168,7 +168,7 @@ def test_a_plan_cannot_smuggle_in_what_a_trace_may_not(trace: Path, tmp_path: Pa
 def test_tracelens_is_read_run_and_written(tmp_path: Path) -> None:
     entries = [tracelens_entry("aten::mm"), tracelens_entry("aten::mm"), tracelens_entry("aten::nonesuch")]
     source = saved(tmp_path / "ops.txt", entries)
-    ran = opreplay_("run", source, "--op-time", "1ms")
+    ran = opreplay_("run", source, "--set", "op_time=1ms")
     assert ran.exit_code == 0, ran.stderr
     assert ran.stdout.startswith("replayed 2 of 3 ops, no times recorded; 1 skipped: 1 library missing")
     again = tmp_path / "again.tracelens.json"
@@ -204,7 +204,7 @@ def test_an_execution_trace_works_alone_and_as_donor(bare: Path, donor: Path) ->
     assert [arg["tensors"][0]["shape"] for arg in mm["args"]] == [[8, 4], [4, 2]]
     assert "gave 1 of 1 calls their arguments" in result.stderr
     assert "warning: the process ids" in result.stderr
-    ran = opreplay_("run", bare, "--execution-trace", donor, "--op-time", "1ms")
+    ran = opreplay_("run", bare, "--execution-trace", donor, "--set", "op_time=1ms")
     assert ran.stdout.startswith("replayed 1 of 1 op"), ran.output
 
 
@@ -228,7 +228,7 @@ def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: P
     trace = saved(tmp_path / "t.json", {"traceEvents": notes + events})
     plan = tmp_path / "plan.json"
     assert CliRunner().invoke(opreplay, ["plan", str(trace), "-o", str(plan)]).exit_code == 0
-    fast = ["--op-time", "1ms", "-o", str(tmp_path / "r.jsonl"), "--force"] if command == "run" else []
+    fast = ["--set", "op_time=1ms", "-o", str(tmp_path / "r.jsonl"), "--force"] if command == "run" else []
     for file in (trace, plan):
         done = CliRunner().invoke(opreplay, [command, str(file), "--phase", "decode", *fast])
         assert done.exit_code == 0, done.output

@@ -165,14 +165,14 @@ def test_a_simulated_device_stands_beside_the_recording(shared_traces: Path, sha
         assert one["predicted_share"] > 0.95
         assert found["what_if"][0]["socs_us"][name] < one["step_us"]
     assert found["socs"]["910b3"]["step_us"] < found["socs"]["910b4"]["step_us"]
-    table = invoke(trace, "--soc", "910b3", "--host-scale", "2")
+    table = invoke(trace, "--soc", "910b3", "--set", "host_scale=2")
     assert table.exit_code == 0
     assert "80 % band" in table.stdout
 
 
 def test_a_public_step_of_an_npu_takes_what_its_profile_says(shared_traces: Path, shared_ascend: Path) -> None:
     trace, table = shared_traces / "npu_alexnet_trace_view.json.gz", shared_ascend / "910b2_alexnet_train_level1.csv"
-    result = invoke(str(trace), "--kernel-details", str(table), "--soc", "910b2", "--format", "json")
+    result = invoke(str(trace), "--set", f"kernel_details={table}", "--soc", "910b2", "--format", "json")
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     steps = rows_of(shared_ascend / "step_times.csv")
@@ -197,7 +197,7 @@ def test_a_step_of_ops_without_arguments_has_nothing_to_simulate(tmp_path: Path)
 def test_measured_times_are_those_of_a_result_file(tmp_path: Path) -> None:
     sample = str(Path("traces/samples/cnn_train.json.gz").absolute())
     lines = str(tmp_path / "r.jsonl")
-    run = CliRunner().invoke(opreplay, ["run", sample, "--top", "3", "--op-time", "50ms", "--output", lines])
+    run = CliRunner().invoke(opreplay, ["run", sample, "--top", "3", "--set", "op_time=50ms", "--output", lines])
     assert run.exit_code == 0, run.stderr
     result = invoke(sample, "--measured", lines, "--format", "json")
     assert result.exit_code == 0, result.stderr
@@ -209,7 +209,7 @@ def test_measured_times_are_those_of_a_result_file(tmp_path: Path) -> None:
 def test_the_caches_of_a_step_are_for_whole_steps_in_their_order(tmp_path: Path) -> None:
     sample = str(Path("traces/samples/moe_block.json.gz").absolute())
     lines = str(tmp_path / "r.jsonl")
-    flags = ["--cache", "step", "--op-time", "2ms", "--threads", "1"]
+    flags = ["--cache", "step", "--set", "op_time=2ms", "--set", "threads=1"]
     for extra, why in (["--top", "3"], "all ops"), (["--mode", "sequence"], "does not go with"):
         refused = CliRunner().invoke(opreplay, ["run", sample, *flags, *extra])
         assert (refused.exit_code, why in refused.stderr) == (2, True)

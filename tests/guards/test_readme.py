@@ -36,7 +36,7 @@ def test_command_runs(command: str, tmp_path: Path) -> None:
     (tmp_path / "traces").symlink_to(ROOT / "traces")
     arguments = shlex.split(command)
     if arguments[0] == "run":
-        arguments += ["--top", "4", "--op-time", "5ms"]  # the same path through the program, in less time
+        arguments += ["--top", "4", "--set", "op_time=5ms"]  # the same path through the program, in less time
     done = subprocess.run(
         [sys.executable, "-c", "from opreplay.cli.main import main; main()", *arguments],
         cwd=tmp_path,

@@ -96,7 +96,16 @@ def test_a_run_with_a_slip_ends_as_an_internal_error(
         "opreplay.replay.execute.options.RunOptions", partial(RunOptions, isolation="none")
     )  # where the slip is
     measured = tmp_path / "run.jsonl"
-    chosen = ["--op", "aten::embedding", "--op", "aten::rms_norm", "--op-time", "10ms", "--check-work"]
+    chosen = [
+        "--op-filter",
+        "aten::embedding",
+        "--op-filter",
+        "aten::rms_norm",
+        "--set",
+        "op_time=10ms",
+        "--check",
+        "work",
+    ]
     command = ["run", str(sample_path("transformer_infer")), *chosen, "--output", str(measured)]
     result = CliRunner().invoke(opreplay, command)
     assert result.exit_code == ExitCode.INTERNAL, result.output

@@ -1,4 +1,4 @@
-"""`run --check-kernels` from the outside: a profile made here is replayed by the same ops."""
+"""`run --check kernels` from the outside: a profile made here is replayed by the same ops."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def test_a_profile_of_this_torch_agrees_at_all_depths(tmp_path: Path) -> None:
         profiled(tmp_path / "t.json"),
         "--select",
         "all",
-        "--op-time",
-        "1ms",
-        "--threads",
-        "1",
-        "--check-kernels",
+        "--set",
+        "op_time=1ms",
+        "--set",
+        "threads=1",
+        "--check",
+        "kernels",
         "--output",
         out,
     ]
@@ -82,13 +83,14 @@ def test_child_ops_are_compared(tmp_path: Path) -> None:
         trace(tmp_path / "t.json"),
         "--select",
         "top",
-        "--op-time",
-        "5ms",
-        "--threads",
-        "1",
+        "--set",
+        "op_time=5ms",
+        "--set",
+        "threads=1",
         "--cache",
         "warm",
-        "--check-kernels",
+        "--check",
+        "kernels",
         "--output",
         out,
     ]

@@ -1,4 +1,4 @@
-"""`run --check-work` from the outside: what the batch of an annotated iteration makes attention and MoE ops do."""
+"""`run --check work` from the outside: what the batch of an annotated iteration makes attention and MoE ops do."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def trace(path: Path) -> Path:
 def run(tmp_path: Path, *flags: str) -> tuple[str, dict[str, OpResult]]:
     out = tmp_path / "r.jsonl"
     done = subprocess.run(
-        [SCRIPT, "run", trace(tmp_path / "t.json"), "--op-time", "5ms", "--output", out, "--force", *flags],
+        [SCRIPT, "run", trace(tmp_path / "t.json"), "--set", "op_time=5ms", "--output", out, "--force", *flags],
         capture_output=True,
         text=True,
         timeout=120,
@@ -107,7 +107,7 @@ def run(tmp_path: Path, *flags: str) -> tuple[str, dict[str, OpResult]]:
 
 
 def test_the_batch_is_attended_to_in_full(tmp_path: Path) -> None:
-    text, results = run(tmp_path, "--check-work")
+    text, results = run(tmp_path, "--check", "work")
     found = results["_C::paged_attention_v1"].work
     assert found is not None
     assert results["_C::paged_attention_v1"].status == "replayed"
@@ -127,7 +127,7 @@ def test_supplied_lengths_are_those_counted_and_simulated(tmp_path: Path) -> Non
     values = tmp_path / "v.safetensors"
     lengths = b"".join(n.to_bytes(4, "little") for n in (512, 512, 512, 500))
     values.write_bytes(len(text).to_bytes(8, "little") + text + lengths)
-    _, given = run(tmp_path, "--check-work", "--values", str(values))
+    _, given = run(tmp_path, "--check", "work", "--set", f"values={values}")
     found = given[name].work
     assert found is not None
     assert found.amounts[0].done == 2036
@@ -153,7 +153,7 @@ def test_an_op_without_work_is_flagged(tmp_path: Path) -> None:
         "        context.need('seq_lens').zero_()\n"
         "        return InitReport(summary='everything is attended to')\n"
     )
-    text, results = run(tmp_path, "--check-work", "--init-module", str(module))
+    text, results = run(tmp_path, "--check", "work", "--plugin", str(module))
     found = results["_C::paged_attention_v1"].work
     assert found is not None
     assert found.idle

@@ -24,7 +24,7 @@ from tests.collectives import EVERY, collective_event, every_collective
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 GROUP = range(64)
-QUICK = ("--op-time", "10ms", "--threads", "1")
+QUICK = ("--set", "op_time=10ms", "--set", "threads=1")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 pytestmark = [
@@ -56,7 +56,7 @@ def collectives(out: Path) -> list[OpResult]:
 
 def test_every_collective_is_replayed_with_right_results(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    done = run(written(tmp_path / "trace.json", every_collective()), out, "--ranks", "2", "--backend", "gloo")
+    done = run(written(tmp_path / "trace.json", every_collective()), out, "--ranks", "2", "--set", "backend=gloo")
     found = collectives(out)
     assert len(found) == len(EVERY)
     for one in found:
@@ -88,7 +88,7 @@ def test_a_large_group_is_mapped_and_the_row_says_so(tmp_path: Path) -> None:
         ],
     )
     out = tmp_path / "out.jsonl"
-    run(trace, out, "--ranks", "2", "--no-check", "--output", str(tmp_path / "out.md"))
+    run(trace, out, "--ranks", "2", "--set", "no_check=true", "--output", str(tmp_path / "out.md"))
     for one in collectives(out):
         ran = one.collective.replayed
         assert (ran.ranks, ran.ranks_recorded, ran.checked, ran.elements) == (2, 64, "not checked", 640)
@@ -112,9 +112,15 @@ def test_without_ranks_collectives_are_left_out_and_the_report_says_how(tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--backend", "gloo"), "--ranks N"),
-        (("--no-check",), "--ranks N"),
-        (("--ranks", "2", "--backend", "nccl"), "needs --device cuda"),
+        (("--set", "backend=gloo"), "--ranks N"),
+        (
+            (
+                "--set",
+                "no_check=true",
+            ),
+            "--ranks N",
+        ),
+        (("--ranks", "2", "--set", "backend=nccl"), "needs --device cuda"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
@@ -150,7 +156,7 @@ def test_ranks_of_a_launcher_are_joined_and_one_that_dies_is_replaced(tmp_path: 
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     out = tmp_path / "out.jsonl"
-    arguments = command(several(tmp_path), out, "--ranks", "2", "--op-limit", "20s", "--op-time", "0.4s")
+    arguments = command(several(tmp_path), out, "--ranks", "2", "--set", "op_limit=20s", "--set", "op_time=0.4s")
     told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(arguments, env={**ENVIRONMENT, **told, "RANK": str(rank)}, stdout=subprocess.DEVNULL)
@@ -187,7 +193,7 @@ def several(tmp_path: Path) -> Path:
 def test_a_rank_that_dies_or_hangs_costs_one_collective(tmp_path: Path, harm: signal.Signals) -> None:
     """The collective in flight ends on all ranks with its reason, the next has a new group, nothing is left behind."""
     out = tmp_path / "out.jsonl"
-    arguments = command(several(tmp_path), out, "--ranks", "2", "--op-limit", "4s", "--op-time", "0.4s")
+    arguments = command(several(tmp_path), out, "--ranks", "2", "--set", "op_limit=4s", "--set", "op_time=0.4s")
     told = tmp_path / "stderr.txt"
     with told.open("wb") as stream:
         process = subprocess.Popen(arguments, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=stream)
@@ -219,7 +225,7 @@ def test_a_run_on_ranks_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """The folder in which the ranks met stayed, one more after each kill."""
     folder, out = tmp_path / "tmp", tmp_path / "out.jsonl"
     folder.mkdir()
-    arguments = command(several(tmp_path), out, "--ranks", "2", "--op-time", "0.4s")
+    arguments = command(several(tmp_path), out, "--ranks", "2", "--set", "op_time=0.4s")
     process = subprocess.Popen(arguments, env={**ENVIRONMENT, "TMPDIR": str(folder)}, stdout=subprocess.DEVNULL)
     try:
         wait_for_first_result(process, out)

@@ -71,7 +71,9 @@ def opreplay(*args: object) -> subprocess.CompletedProcess[str]:
 def test_two_runs_are_compared(tmp_path: Path) -> None:
     source, files = trace(tmp_path / "t.json"), [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for file in files:
-        done = opreplay("run", source, "--threads", "1", "--visits", "1", "--op-time", "50ms", "--output", file)
+        done = opreplay(
+            "run", source, "--set", "threads=1", "--set", "visits=1", "--set", "op_time=50ms", "--output", file
+        )
         assert done.returncode == 0, done.stderr
     real = json.loads(opreplay("compare", *files, "--format", "json").stdout)
     assert sum(real["counts"].values()) == 6

@@ -17,7 +17,7 @@ from opreplay.traces.samples import sample_path
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 SAMPLE = sample_path("transformer_infer")
-QUICK = ["--op-time", "10ms", "--max-op-memory", "1GB"]
+QUICK = ["--set", "op_time=10ms", "--set", "max_op_memory=1GB"]
 
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
 
@@ -62,10 +62,10 @@ def test_a_run_reports_coverage_first_and_writes_every_format(tmp_path: Path) ->
         "910b3",
         "--soc",
         "910b2",
-        "--threads",
-        1,
-        "--seed",
-        7,
+        "--set",
+        "threads=1",
+        "--set",
+        f"seed={7}",
         *(part for file in files for part in ("--output", file)),
     )
     assert done.returncode == 0, done.stderr
@@ -146,7 +146,7 @@ def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
         ["run", SAMPLE, "--soc", "h100"],
         ["run", SAMPLE, "--soc", "910b3", "--soc", "Ascend910B3"],
         ["run", SAMPLE, "-o", tmp_path / "r.xlsx"],
-        ["inspect", SAMPLE, "--limit", "colour=3"],
+        ["inspect", SAMPLE, "--set", "limit=colour=3"],
         ["inspect", str(SAMPLE.parent / "*.json.gz")],
     ):
         done = opreplay(*args)
@@ -154,7 +154,7 @@ def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
 
 
 def test_a_limit_is_enforced_and_named() -> None:
-    done = opreplay("inspect", SAMPLE, "--limit", "events=10")
+    done = opreplay("inspect", SAMPLE, "--set", "limit=events=10")
     assert done.returncode == 3
     assert "--limit events=N" in done.stderr
 
@@ -218,7 +218,7 @@ def test_no_color_and_dumb_terminals_get_no_escapes() -> None:
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     with subprocess.Popen(
-        [SCRIPT, "run", SAMPLE, "--op-time", "300ms", "--output", path],
+        [SCRIPT, "run", SAMPLE, "--set", "op_time=300ms", "--output", path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -26,7 +26,19 @@ def fresh() -> Iterator[None]:
 
 
 def priced(call: str) -> dict[str, float]:
-    given = ["op", call, "--plugin", str(FLOWS), "--soc", "910b3", "--no-measure", "--no-cache", "--format", "json"]
+    given = [
+        "op",
+        call,
+        "--plugin",
+        str(FLOWS),
+        "--soc",
+        "910b3",
+        "--no-measure",
+        "--set",
+        "no_cache=true",
+        "--format",
+        "json",
+    ]
     done = CliRunner().invoke(command, given)
     assert done.exit_code == 0, done.stderr
     (case,) = json.loads(done.stdout)["cases"]

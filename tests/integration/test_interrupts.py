@@ -57,7 +57,7 @@ class Started:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.terminal, theirs = pty.openpty()
-        command = [SCRIPT, "run", SAMPLE, "-o", path, "--op-time", "0.4s", "--shared-device"]
+        command = [SCRIPT, "run", SAMPLE, "-o", path, "--set", "op_time=0.4s", "--set", "shared_device=true"]
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=take_terminal
         )

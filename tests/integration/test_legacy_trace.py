@@ -170,7 +170,9 @@ def test_each_op_is_replayed_with_the_window_it_had(trace: Path, tmp_path: Path)
 
 def test_it_runs_and_is_simulated_by_rules(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    opreplay("run", trace, "--soc", "910b3", "--op-time", "5ms", "--threads", 1, "--output", out, "--max-failed", 0)
+    opreplay(
+        "run", trace, "--soc", "910b3", "--set", "op_time=5ms", "--set", "threads=1", "--output", out, "--max-failed", 0
+    )
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     results = {row["name"]: row for row in rows if "name" in row and "status" in row}
     assert all(row["status"] == "replayed" for row in results.values())

@@ -130,7 +130,7 @@ def slow(x):
 def test_an_op_that_hangs_costs_its_limit_once_and_a_first_call_that_had_to_do_is_marked(tmp_path: Path) -> None:
     (tmp_path / "stuck_ops.py").write_text(HANGS)
     source = trace(tmp_path / "t.json", aten__relu=[[64, 64]], stuck__hang=[[8]], stuck__slow=[[8]])
-    flags = ["--allow-import", "stuck=stuck_ops", "--op-limit", "4s", "-o", tmp_path / "r.jsonl"]
+    flags = ["--allow-import", "stuck=stuck_ops", "--set", "op_limit=4s", "-o", tmp_path / "r.jsonl"]
     done = opreplay("run", source, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     _, ops = results(tmp_path / "r.jsonl")
@@ -150,9 +150,9 @@ def test_a_machine_that_is_not_idle_gets_fewer_threads_and_times_like_those_of_a
     source = trace(tmp_path / "t.json", aten__mm=[[512, 512], [512, 512]], aten__exp=[[1 << 20]])
     with load(2 * cpus):
         told = opreplay("run", source, "-o", tmp_path / "told.jsonl")
-        forced = opreplay("run", source, "--threads", cpus, "-o", tmp_path / "forced.jsonl")
+        forced = opreplay("run", source, "--set", f"threads={cpus}", "-o", tmp_path / "forced.jsonl")
     assert told.returncode == forced.returncode == 0, told.stderr + forced.stderr
-    alone = opreplay("run", source, "--threads", 1, "-o", tmp_path / "alone.jsonl")
+    alone = opreplay("run", source, "--set", "threads=1", "-o", tmp_path / "alone.jsonl")
     assert alone.returncode == 0, alone.stderr
     header, ops = results(tmp_path / "told.jsonl")
     assert header["environment"]["threads"] < cpus
@@ -184,7 +184,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 def test_a_custom_op_is_not_timed_by_the_call_that_imports_the_compiler(tmp_path: Path) -> None:
     (tmp_path / "my_ops.py").write_text(CUSTOM_OP)
     source = trace(tmp_path / "t.json", mylib__double=[[1024, 1024]])
-    flags = ["--plugin", tmp_path / "my_ops.py", "--threads", "1", "--quick", "--op-limit", "4s"]
+    flags = ["--plugin", tmp_path / "my_ops.py", "--set", "threads=1", "--quick", "--set", "op_limit=4s"]
     done = opreplay("run", source, *flags, "-o", tmp_path / "r.jsonl")
     assert done.returncode == 0, done.stderr
     _, ops = results(tmp_path / "r.jsonl")

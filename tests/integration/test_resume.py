@@ -26,7 +26,19 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_run_killed_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    arguments = [SCRIPT, "run", SAMPLE, "--top", "8", "--op-time", "50ms", "--max-op-memory", "500MB", "-o", path]
+    arguments = [
+        SCRIPT,
+        "run",
+        SAMPLE,
+        "--top",
+        "8",
+        "--set",
+        "op_time=50ms",
+        "--set",
+        "max_op_memory=500MB",
+        "-o",
+        path,
+    ]
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = monotonic() + 100
         while not path.exists() or path.read_bytes().count(b"\n") < 3:
@@ -47,10 +59,12 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None
     assert file.summary is not None
     assert len(file.results) == file.summary.ops == 8
     assert [result for result in file.results if result.id in before] == list(before.values())
-    other = subprocess.run([*arguments, "--resume", "--seed", "5"], capture_output=True, text=True, timeout=120)
+    other = subprocess.run([*arguments, "--resume", "--set", "seed=5"], capture_output=True, text=True, timeout=120)
     assert other.returncode == 2
     assert "not a continuation: seed (0 before, 5 now) differ" in other.stderr
-    longer = subprocess.run([*arguments, "--resume", "--op-time", "7ms"], capture_output=True, text=True, timeout=120)
+    longer = subprocess.run(
+        [*arguments, "--resume", "--set", "op_time=7ms"], capture_output=True, text=True, timeout=120
+    )
     assert "--set op_time (" in longer.stderr
     assert " before, 0.007 now)" in longer.stderr
     assert other.stdout == "", "the report of the first run is none of the second"
@@ -62,7 +76,7 @@ def test_a_full_disk_ends_with_a_hint_and_whole_lines(tmp_path: Path) -> None:
 
     path = tmp_path / "r.jsonl"
     done = subprocess.run(
-        [SCRIPT, "run", SAMPLE, "--top", "4", "--op-time", "5ms", "--max-op-memory", "500MB", "-o", path],
+        [SCRIPT, "run", SAMPLE, "--top", "4", "--set", "op_time=5ms", "--set", "max_op_memory=500MB", "-o", path],
         capture_output=True,
         text=True,
         timeout=120,

@@ -14,7 +14,7 @@ from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.traces.samples import sample_path
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
-QUICK = ["--mode", "sequence", "--op-time", "5ms", "--threads", 1, "--max-op-memory", "1GB"]
+QUICK = ["--mode", "sequence", "--set", "op_time=5ms", "--set", "threads=1", "--set", "max_op_memory=1GB"]
 
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
 
@@ -86,7 +86,9 @@ def test_it_is_not_compared_with_single_ops(
 ) -> None:
     _, _, path = whole
     other = tmp_path / "u.jsonl"
-    made = opreplay("run", sample_path("ddp_step_rank0"), "--top", 1, "--op-time", "5ms", "--threads", 1, "-o", other)
+    made = opreplay(
+        "run", sample_path("ddp_step_rank0"), "--top", 1, "--set", "op_time=5ms", "--set", "threads=1", "-o", other
+    )
     assert made.returncode == 0, made.stderr
     done = opreplay("compare", other, path)
     assert done.returncode == 4
@@ -97,7 +99,7 @@ def test_a_plan_file_holds_the_order_of_a_step(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert opreplay("plan", sample_path("ddp_step_rank0"), "-o", plan).returncode == 0
     path = tmp_path / "r.jsonl"
-    done = opreplay("run", plan, *QUICK, "--op-filter", "aten::*", "--total-time", "5s", "-o", path)
+    done = opreplay("run", plan, *QUICK, "--op-filter", "aten::*", "--set", "total_time=5s", "-o", path)
     assert done.returncode == 0, done.stderr
     found = read_result_file(path).sequence
     assert found is not None
@@ -113,7 +115,7 @@ def test_a_plan_file_holds_the_order_of_a_step(tmp_path: Path) -> None:
 def test_memory_of_a_public_trace_stays_below_the_limit(shared_traces: Path, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     trace = shared_traces / "mi300_resnet_ddp_act_checkpoint.json.gz"
-    done = opreplay("run", trace, *QUICK, "--exclude", "aten::*conv*", "--max-live-memory", "8MB", "-o", path)
+    done = opreplay("run", trace, *QUICK, "--exclude", "aten::*conv*", "--set", "max_live_memory=8MB", "-o", path)
     assert done.returncode == 0, done.stderr
     found = read_result_file(path).sequence
     assert found is not None
@@ -127,12 +129,12 @@ def test_memory_of_a_public_trace_stays_below_the_limit(shared_traces: Path, tmp
     ("args", "says"),
     [
         (["--mode", "sequence", "--cache", "cold"], "--cache does not go with --mode sequence"),
-        (["--mode", "sequence", "--check-work"], "--check-work does not go with --mode sequence"),
-        (["--mode", "sequence", "--check-kernels"], "--check-kernels does not go with --mode sequence"),
-        (["--mode", "sequence", "--cuda-graph"], "--cuda-graph does not go with --mode sequence"),
-        (["--mode", "sequence", "--over-budget", "shrink"], "--over-budget does not go with --mode sequence"),
-        (["--max-live-memory", "1GB"], "--max-live-memory is for --mode sequence"),
-        (["--mode", "unique", "--max-live-memory", "1GB"], "--max-live-memory is for --mode sequence"),
+        (["--mode", "sequence", "--check", "work"], "--check does not go with --mode sequence"),
+        (["--mode", "sequence", "--check", "kernels"], "--check does not go with --mode sequence"),
+        (["--mode", "sequence", "--set", "cuda_graph=true"], "--set cuda_graph does not go with --mode sequence"),
+        (["--mode", "sequence", "--set", "over_budget=shrink"], "--set over_budget does not go with --mode sequence"),
+        (["--set", "max_live_memory=1GB"], "--set max_live_memory is for --mode sequence"),
+        (["--mode", "unique", "--set", "max_live_memory=1GB"], "--set max_live_memory is for --mode sequence"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(args: list[str], says: str) -> None:

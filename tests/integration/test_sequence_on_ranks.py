@@ -17,7 +17,7 @@ from opreplay.replay.results.reading import ResultFile, read_result_file
 from tests.collectives import collective_event
 from tests.integration.test_collectives import ENVIRONMENT, SCRIPT, ranks_of
 
-QUICK = ("--mode", "sequence", "--ranks", "2", "--op-time", "10ms", "--threads", "1")
+QUICK = ("--mode", "sequence", "--ranks", "2", "--set", "op_time=10ms", "--set", "threads=1")
 SIZE = 192
 
 pytestmark = [
@@ -107,7 +107,7 @@ def test_collectives_run_beside_the_calls_of_their_step(tmp_path: Path) -> None:
 def test_the_ranks_have_their_part_of_the_runs_time(tmp_path: Path) -> None:
     """The passes without ranks took all of --total-time, and the ranks were "out of time" before they began."""
     out = tmp_path / "out.jsonl"
-    given = ("--mode", "sequence", "--ranks", "2", "--op-time", "6s", "--total-time", "16s")
+    given = ("--mode", "sequence", "--ranks", "2", "--set", "op_time=6s", "--set", "total_time=16s")
     run(step(tmp_path / "trace.json"), *given, "-o", out)
     file = read_result_file(out)
     assert file.sequence is not None
@@ -120,7 +120,7 @@ def test_a_rank_that_breaks_costs_no_more_than_what_it_was_at(tmp_path: Path, ha
     """One that dies costs nothing, for all begin again; one that hangs what it hung at. No process is left."""
     folder, out = tmp_path / "beats", tmp_path / "out.jsonl"
     folder.mkdir()
-    arguments = [str(SCRIPT), "run", str(step(tmp_path / "trace.json")), *QUICK, "--op-limit", "2s", "-o", str(out)]
+    arguments = [str(SCRIPT), "run", str(step(tmp_path / "trace.json")), *QUICK, "--set", "op_limit=2s", "-o", str(out)]
     process = subprocess.Popen(
         arguments, env={**ENVIRONMENT, "TMPDIR": str(folder)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -110,7 +110,7 @@ def test_a_sum_may_take_as_long_as_its_part_of_unknown_work(tmp_path: Path, cons
         for at, name in enumerate(("bands_sum::untold", "aten::relu"))
     ]
     trace.write_text(json.dumps({"traceEvents": events}))
-    found = json.loads(console("simulate", trace, "--format", "json", "--no-cache").stdout)
+    found = json.loads(console("simulate", trace, "--format", "json", "--set", "no_cache=true").stdout)
     (step,) = found["socs"].values() if isinstance(found["socs"], dict) else found["socs"]
     (untold,) = (op["simulated"]["910b3"] for op in found["unique_ops"] if op["name"] == "bands_sum::untold")
     assert untold["by"] == "bytes"
@@ -126,5 +126,5 @@ def test_an_op_without_a_prediction_says_what_the_host_recorded(tmp_path: Path, 
     shape = {"Input Dims": [[2048, 4096]], "Input type": ["float"]}
     event = {"ph": "X", "cat": "cpu_op", "name": "bands_fit::tiled", "pid": 1, "tid": 1, "ts": 100, "dur": 50}
     trace.write_text(json.dumps({"traceEvents": [{**event, "args": shape}]}))
-    text = " ".join(console("simulate", trace, "--plugin", plugin, "--no-cache").stdout.split())
+    text = " ".join(console("simulate", trace, "--plugin", plugin, "--set", "no_cache=true").stdout.split())
     assert "100.0 % of the time, recorded 50.0 µs on the host: no prediction for 910b3" in text

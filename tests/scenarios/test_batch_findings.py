@@ -30,7 +30,19 @@ def test_an_op_that_hangs_takes_its_share_of_each_run_and_the_others_run(
     plugin, out = tmp_path / "stuck.py", tmp_path / "r.jsonl"
     plugin.write_text(HANGS)
     trace = trace_of(*owner("stuck::forever", 1, [SHAPE], 900.0), *owner("aten::relu", 2, [SHAPE], 50.0))
-    given = (trace, "--plugin", plugin, "--total-time", "20s", "--op-time", "5ms", "--threads", 1, "-o", out)
+    given = (
+        trace,
+        "--plugin",
+        plugin,
+        "--set",
+        "total_time=20s",
+        "--set",
+        "op_time=5ms",
+        "--set",
+        "threads=1",
+        "-o",
+        out,
+    )
     told = console("batch", *given).stderr
     assert "stuck::forever" in told
     assert "--set op_limit gives it up sooner" in told
@@ -48,7 +60,7 @@ def test_a_batch_says_of_what_part_its_times_are_and_where_steps_and_ranks_are(
 ) -> None:
     events = [event for i in range(30) for event in owner("aten::relu", 1 + i, [[64, 1 + i]], 10.0)]
     trace, out = trace_of(*events), tmp_path / "r.jsonl"
-    told = console("batch", trace, "--quick", "--threads", 1, "-o", out, "-o", tmp_path / "r.md").stdout
+    told = console("batch", trace, "--quick", "--set", "threads=1", "-o", out, "-o", tmp_path / "r.md").stdout
     said = "times of a trace are those of its ops in this run, 66.7 % of device time"
     assert said in " ".join(told.split())
     assert said in (tmp_path / "r.md").read_text()
@@ -56,7 +68,7 @@ def test_a_batch_says_of_what_part_its_times_are_and_where_steps_and_ranks_are(
     (one,) = [record for record in records if record["record"] == "trace"]
     assert (one["recorded_us"], one["total_us"]) == (200.0, 300.0)
     assert records[0]["options"]["limit_s"] == 10.0, "huge ops took a minute each of a first look"
-    assert "times of a trace" not in console("batch", trace, "--op-time", "1ms", "--threads", 1).stdout
+    assert "times of a trace" not in console("batch", trace, "--set", "op_time=1ms", "--set", "threads=1").stdout
     for flag in ("--mode=sequence", "--ranks=2"):
         refused = console("batch", trace, flag, code=2).stderr
         assert f"`opreplay run TRACE {flag.split('=')[0]}" in refused
@@ -69,7 +81,7 @@ def test_a_file_that_is_cut_short_before_its_device_work_is_no_trace_of_a_cpu(
     trace = trace_of(*(e for e in events if e["cat"] == "cpu_op"), *(e for e in events if e["cat"] != "cpu_op"))
     text = trace.read_text()
     trace.write_text(text[: text.index("cuda_runtime")])
-    given = ("--op-time", "1ms", "--threads", 1)
+    given = ("--set", "op_time=1ms", "--set", "threads=1")
     told = console("run", trace, *given).stdout
     assert "the file was cut short before any device work" in told
     assert "times may not be comparable: the file was cut short" in told
@@ -84,7 +96,7 @@ def test_a_report_is_written_as_its_file_is_named(
 ) -> None:
     """A file r.html was a table of text."""
     trace, out = trace_of(*owner("aten::relu", 1, [SHAPE], 50.0)), tmp_path / "r.jsonl"
-    console("batch", trace, "--op-time", "1ms", "--threads", 1, "-o", out)
+    console("batch", trace, "--set", "op_time=1ms", "--set", "threads=1", "-o", out)
     begins = {
         "html": "<!doctype html>",
         "csv": "id,name,count",
@@ -115,7 +127,7 @@ def test_a_name_that_is_not_utf_8_costs_nothing(
         Path(os.fsdecode(os.path.join(folder, name))).write_bytes(body)
     out = tmp_path / "r.jsonl"
     pages = ("-o", tmp_path / "r.md", "-o", tmp_path / "r.csv", "-o", tmp_path / "r.html")
-    told = console("batch", os.fsdecode(folder), "--op-time", "1ms", "-o", out, *pages, code=3)
+    told = console("batch", os.fsdecode(folder), "--set", "op_time=1ms", "-o", out, *pages, code=3)
     assert "cut\\xfd.json" in told.stderr
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert [one["source"] for one in records if one["record"] == "trace"] == ["bad\\xff.json"]
@@ -152,7 +164,7 @@ def test_a_start_that_takes_all_the_time_says_that_resuming_gets_no_further(
 ) -> None:
     trace, out = trace_of(*owner("aten::relu", 1, [SHAPE], 50.0)), tmp_path / "r.jsonl"
     for more in ((), ("--resume",)):
-        given = ("batch", trace, "--total-time", "1ms", "--threads", 1, "-o", out, *more)
+        given = ("batch", trace, "--set", "total_time=1ms", "--set", "threads=1", "-o", out, *more)
         assert "no op was tried: the start alone took the" in console(*given).stderr
     summary = json.loads(console("show", out, "--format", "json").stdout)["summary"]
     assert summary["measured_us"] is None

@@ -55,7 +55,7 @@ def test_a_decode_step_and_its_check(console: Console, config: Any, tmp_path: Pa
     # Two layers, key and value: 3 sequences of 17 tokens, 2 heads of 16, 4 bytes each.
     cache = 2 * 2 * 3 * 17 * 2 * 16 * 4
     assert cache <= found["peaks"][0]["by_kind"]["input"] <= cache + 100
-    assert "memory: fits 910b3" in console("simulate", plan, "--soc", "910b3", "--no-cache").stdout
+    assert "memory: fits 910b3" in console("simulate", plan, "--soc", "910b3", "--set", "no_cache=true").stdout
 
 
 def test_training_and_prefill_differ_in_phases(console: Console, config: Any) -> None:
@@ -74,7 +74,7 @@ def test_a_model_beyond_this_machine_is_captured(console: Console, config: Any, 
     assert parameters == pytest.approx(2 * 405.85e9, rel=1e-4)
     # Each parameter of a product is multiplied and added once for each token; the embedding is none, attention is more.
     assert found["flops"]["forward"] == pytest.approx(8 * parameters, rel=0.02)
-    shown = console("simulate", plan, "--soc", "910b3", "--no-cache").stdout
+    shown = console("simulate", plan, "--soc", "910b3", "--set", "no_cache=true").stdout
     assert "does NOT fit 910b3" in shown
 
 
@@ -93,11 +93,11 @@ def test_experts_are_spread_over_ranks(console: Console, config: Any, tmp_path: 
     # Tokens out, chosen experts, results back, in two layers.
     assert sum(op["count"] for op in exchanges) == 3 * 2
     assert {op["ranks"] for op in exchanges} == {8}
-    shown = console("simulate", plan, "--soc", "910c", "--no-cache", "--format", "json").stdout
+    shown = console("simulate", plan, "--soc", "910c", "--set", "no_cache=true", "--format", "json").stdout
     assert json.loads(shown)["socs"]["910c"]["by_family_us"]["Collective"] > 0
     assert "divide" in console("capture", target, "--expert-parallel", "3", code=2).stderr
     assert "no experts" in console("capture", config(LLAMA, "dense.json"), "--expert-parallel", "2", code=2).stderr
-    wrong = console("capture", target, "--expert-parallel", "4", "--world-size", "8", code=2).stderr
+    wrong = console("capture", target, "--expert-parallel", "4", "--set", "world_size=8", code=2).stderr
     assert "--world-size 8" in wrong
 
 
@@ -214,7 +214,7 @@ def test_layers_are_split_over_stages(console: Console, config: Any, tmp_path: P
         ("--pipeline-parallel", "4"),
         ("--tensor-parallel", "2", "--expert-parallel", "4"),
         ("--pipeline-parallel", "2", "--expert-parallel", "4"),
-        ("--tensor-parallel", "2", "--world-size", "8"),
+        ("--tensor-parallel", "2", "--set", "world_size=8"),
     ],
 )
 def test_what_does_not_divide_is_refused(console: Console, config: Any, options: tuple[str, ...]) -> None:
@@ -280,12 +280,15 @@ def test_fused_kernels_of_a_server_stand_in_the_plan(console: Console, config: A
     assert "npu::npu_fused_infer_attention_score" in fused["notes"][-1]
     names = {op["name"] for op in json.loads(plan.read_text())["ops"]}
     assert {"npu::npu_add_rms_norm", "npu::npu_interleave_rope", "npu::npu_swiglu"} <= names
-    assert "simulated 100.0 % of ops by rules" in console("simulate", plan, "--soc", "910b3", "--no-cache").stdout
+    assert (
+        "simulated 100.0 % of ops by rules"
+        in console("simulate", plan, "--soc", "910b3", "--set", "no_cache=true").stdout
+    )
 
 
 def test_absorbed_latents_are_not_expanded(console: Console, config: Any) -> None:
     target, shape = config(MIXTURE), ("--phase", "decode", "--batch", "2", "--context", "256")
-    absorbed, expanded = captured(console, target, *shape), captured(console, target, *shape, "--mla", "expanded")
+    absorbed, expanded = captured(console, target, *shape), captured(console, target, *shape, "--set", "mla=expanded")
     assert 3 * absorbed["flops"]["forward"] < expanded["flops"]["forward"]
     assert absorbed["notes"][1] != expanded["notes"][1]
     # Keys and values of 4 heads, 16 + 8 and 16 wide, of 2 sequences of 257 tokens, in 2 bytes.

@@ -96,14 +96,14 @@ def collectives(plan: dict[str, Any]) -> dict[str, list[tuple[int, list[list[int
 def test_one_rank_of_a_job(console: Console, tmp_path: Path, form: str) -> None:
     path, plan = tmp_path / "job.py", tmp_path / "plan.json"
     path.write_text(FILE)
-    console("capture", f"{path}:{form}", "--world-size", "8", "--rank", "3", "-o", plan)
+    console("capture", f"{path}:{form}", "--set", "world_size=8", "--rank", "3", "-o", plan)
     assert collectives(json.loads(plan.read_text())) == EXPECTED[form]
 
 
 def test_sharded_parameters_take_a_share_of_the_memory(console: Console, tmp_path: Path) -> None:
     path = tmp_path / "job.py"
     path.write_text(FILE)
-    found = json.loads(console("capture", f"{path}:fsdp", "--world-size", "8", "--format", "json").stdout)
+    found = json.loads(console("capture", f"{path}:fsdp", "--set", "world_size=8", "--format", "json").stdout)
     assert found["peaks"][0]["by_kind"]["parameter"] == 6792 * 4 // 8
 
 
@@ -114,16 +114,16 @@ KINDS = {"ddp": ["all_reduce"], "tensor": ["all_reduce"], "fsdp": ["all_gather",
 def test_what_a_rank_exchanges_is_predicted_on_a_cluster(console: Console, tmp_path: Path, form: str) -> None:
     path, plan = tmp_path / "job.py", tmp_path / "plan.json"
     path.write_text(FILE)
-    console("capture", f"{path}:{form}", "--world-size", "2", "-o", plan)
+    console("capture", f"{path}:{form}", "--set", "world_size=2", "-o", plan)
     moved = [op["collective"] for op in json.loads(plan.read_text())["ops"] if op.get("collective")]
     assert sorted({one["kind"] for one in moved}) == KINDS[form]
     assert all(one["group_ranks"] == [0, 1] for one in moved)
-    shown = console("simulate", plan, "--cluster", "1x2x910b3", "--no-cache", "--format", "json").stdout
+    shown = console("simulate", plan, "--cluster", "1x2x910b3", "--set", "no_cache=true", "--format", "json").stdout
     assert json.loads(shown)["socs"]["910b3"]["by_family_us"]["Collective"] > 0
     if form == "fsdp":
         return
     out = tmp_path / "out.jsonl"
-    console("run", plan, "--ranks", "2", "--backend", "gloo", "--op-filter", "*all*reduce*", "--quick", "-o", out)
+    console("run", plan, "--ranks", "2", "--set", "backend=gloo", "--op-filter", "*all*reduce*", "--quick", "-o", out)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     (ran,) = [line for line in lines if line.get("collective")]
     assert ran["status"] == "replayed"
@@ -145,7 +145,7 @@ def test_groups_of_a_mesh_are_told_apart(console: Console, tmp_path: Path) -> No
         "        dist.all_gather([torch.empty(6) for _ in range(4)], x, group=mesh.get_group('model'))\n"
         "    return step, (torch.ones(6),)\n"
     )
-    console("capture", f"{path}:make", "--world-size", "8", "--rank", "5", "-o", plan)
+    console("capture", f"{path}:make", "--set", "world_size=8", "--rank", "5", "-o", plan)
     moved = [op["collective"] for op in json.loads(plan.read_text())["ops"] if op.get("collective")]
     found = {(one["kind"], tuple(one["group_ranks"]), one["in_elements"], one["out_elements"]) for one in moved}
     assert found == {

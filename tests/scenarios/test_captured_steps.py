@@ -34,7 +34,7 @@ def train(tmp_path: Path) -> Path:
 def test_a_training_step_is_captured_and_checked(console: Console, train: Path, tmp_path: Path) -> None:
     plan = tmp_path / "step.plan.json"
     found = json.loads(
-        console("capture", f"{train}:make", "--check", "--seed", "3", "--format", "json", "-o", plan).stdout
+        console("capture", f"{train}:make", "--check", "--set", "seed=3", "--format", "json", "-o", plan).stdout
     )
     assert found["equal"] is True
     assert found["largest_error"] == 0.0
@@ -52,9 +52,9 @@ def test_every_command_takes_the_plan_and_shows_no_recorded_time(console: Consol
     plan, results = tmp_path / "step.plan.json", tmp_path / "r.jsonl"
     console("capture", f"{train}:make", "-o", plan)
     shown = [
-        console("plan", plan, "--soc", "910b3", "--no-cache").stdout,
-        console("simulate", plan, "--soc", "910b3", "--no-cache").stdout,
-        console("run", plan, "--top", "3", "--op-time", "1ms", "-o", results).stdout,
+        console("plan", plan, "--soc", "910b3", "--set", "no_cache=true").stdout,
+        console("simulate", plan, "--soc", "910b3", "--set", "no_cache=true").stdout,
+        console("run", plan, "--top", "3", "--set", "op_time=1ms", "-o", results).stdout,
         console("show", results).stdout,
         console("compare", results, results).stdout,
         console("inspect", plan).stdout,
@@ -63,7 +63,7 @@ def test_every_command_takes_the_plan_and_shows_no_recorded_time(console: Consol
         assert "recorded" not in text.replace("no times recorded", "")
         assert "rec." not in text
     assert "memory: fits 910b3" in shown[1]
-    facts = json.loads(console("simulate", plan, "--soc", "910b3", "--format", "json", "--no-cache").stdout)
+    facts = json.loads(console("simulate", plan, "--soc", "910b3", "--format", "json", "--set", "no_cache=true").stdout)
     assert facts["captured"] is True
     assert facts["socs"]["910b3"]["memory"]["fits"] is True
     assert all(op["recorded_host_us_total"] is None for op in facts["unique_ops"])
@@ -78,7 +78,7 @@ def test_every_command_takes_the_plan_and_shows_no_recorded_time(console: Consol
 def test_the_plan_runs_in_order(console: Console, train: Path, tmp_path: Path) -> None:
     plan = tmp_path / "step.plan.json"
     console("capture", f"{train}:make", "-o", plan)
-    shown = console("run", plan, "--mode", "sequence", "--op-time", "1ms").stdout
+    shown = console("run", plan, "--mode", "sequence", "--set", "op_time=1ms").stdout
     assert "as recorded" in shown
 
 
@@ -114,7 +114,7 @@ def make():
 def test_a_rank_of_a_job_is_captured_without_the_others(console: Console, tmp_path: Path) -> None:
     path, plan = tmp_path / "job.py", tmp_path / "plan.json"
     path.write_text(DISTRIBUTED)
-    console("capture", f"{path}:make", "--world-size", "64", "--rank", "3", "-o", plan)
+    console("capture", f"{path}:make", "--set", "world_size=64", "--rank", "3", "-o", plan)
     held = json.loads(plan.read_text())
     assert (held["capture"]["world_size"], held["capture"]["rank"]) == (64, 3)
     (collective,) = [op for op in held["ops"] if op["name"] == "c10d::allreduce_"]
@@ -124,7 +124,7 @@ def test_a_rank_of_a_job_is_captured_without_the_others(console: Console, tmp_pa
     assert {64, 3} <= {value for value in scalars if isinstance(value, int)}
     assert "rank 3 of 64" in console("inspect", plan).stdout
     assert "--world-size" in console("capture", f"{path}:make", "--rank", "3", code=2).stderr + "--world-size"
-    assert "exchange nothing" in console("capture", f"{path}:make", "--world-size", "2", "--check", code=2).stderr
+    assert "exchange nothing" in console("capture", f"{path}:make", "--set", "world_size=2", "--check", code=2).stderr
 
 
 GRAPHS = """
@@ -240,9 +240,9 @@ def test_what_a_capture_is_not_stands_beside_the_prediction(console: Console, tr
     held["capture"]["notes"] = ["servers fuse [bold]attention[/] and take less"]
     plan.write_text(json.dumps(held))
     for command in ("plan", "simulate"):
-        shown = " ".join(console(command, plan, "--soc", "910b3", "--no-cache").stdout.split())
+        shown = " ".join(console(command, plan, "--soc", "910b3", "--set", "no_cache=true").stdout.split())
         assert "captured: servers fuse [bold]attention[/] and take less" in shown
-    facts = json.loads(console("simulate", plan, "--soc", "910b3", "--format", "json", "--no-cache").stdout)
+    facts = json.loads(console("simulate", plan, "--soc", "910b3", "--format", "json", "--set", "no_cache=true").stdout)
     assert facts["capture_notes"] == held["capture"]["notes"]
 
 
@@ -258,7 +258,7 @@ def test_counters_of_an_optimizer_are_no_work_of_a_device(
     )
     plan = tmp_path / "step.plan.json"
     console("capture", f"{tmp_path}/train.py:make", "--device", device, "--output", plan)
-    found = json.loads(console("simulate", plan, "--format", "json", "--no-cache").stdout)["unique_ops"]
+    found = json.loads(console("simulate", plan, "--format", "json", "--set", "no_cache=true").stdout)["unique_ops"]
     counting = [op for op in found if op["name"] in ("aten::add_", "aten::_foreach_add_") and "[]" in op["inputs"][:6]]
     assert counting
     for op in counting:

@@ -1,4 +1,4 @@
-"""`run --check-values`: an executor that computes something else is found; what cannot be compared is said."""
+"""`run --check values`: an executor that computes something else is found; what cannot be compared is said."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_an_executor_that_computes_something_else_is_found(
         call("_C::gelu_and_mul", 90, "T", "W"),
         device=None,
     )
-    flags = ["run", trace, "--plugin", plugin, "--op-time", "5ms", "-o", tmp_path / "r.jsonl", "--force"]
-    done = console(*flags, "--check-values")
+    flags = ["run", trace, "--plugin", plugin, "--set", "op_time=5ms", "-o", tmp_path / "r.jsonl", "--force"]
+    done = console(*flags, "--check", "values")
     ops = {
         record["name"]: record
         for record in map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines())
@@ -122,6 +122,6 @@ def test_an_executor_that_computes_something_else_is_found(
         "values of 9 ops: 4 differ from their own implementation; 1 agree with it; 1 ran as their own; 3 with" in text
     )
     assert "results that differ from those of the op's own implementation (4)" in text, "their times are marked"
-    console(*flags, "--check-values", "--max-failed", "0", code=1)
+    console(*flags, "--check", "values", "--max-failed", "0", code=1)
     console(*flags, "--max-failed", "0")
     assert '"values":null' in (tmp_path / "r.jsonl").read_text()

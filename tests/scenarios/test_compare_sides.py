@@ -95,7 +95,7 @@ def test_views_are_not_lost_on_a_device(console: Console, trace_of: Callable[...
 
 def test_results_against_their_trace_and_their_predictions(console: Console, tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    console("run", SAMPLE, "--top", 4, "--op-time", "2ms", "--threads", 1, "-o", out)
+    console("run", SAMPLE, "--top", 4, "--set", "op_time=2ms", "--set", "threads=1", "-o", out)
     against_trace = console("compare", SAMPLE, out).stdout.splitlines()
     assert against_trace[0].startswith("before: On the host alone: ")
     assert against_trace[2].startswith("before: recorded on cpu (transformer_infer.json.gz); on both sides 4 of ")
@@ -226,7 +226,7 @@ def test_a_change_within_the_band_of_the_prediction_is_unclear(
     assert found["counts"]["unclear"] == 1, "as close as that by chance"
     console("compare", near, "--times", "recorded:910b3", "--fail-if", "slower>0%", "--fail-if", "total>0%", code=6)
     run = tmp_path / "r.jsonl"
-    console("run", SAMPLE, "--top", 3, "--op-time", "2ms", "--threads", 1, "-o", run)
+    console("run", SAMPLE, "--top", 3, "--set", "op_time=2ms", "--set", "threads=1", "-o", run)
     results = {one["id"]: one for one in map(json.loads, run.read_text().splitlines()) if one["record"] == "op"}
     for one in json.loads(console("compare", run, "--times", "measured:910b3", "--format", "json").stdout)["ops"]:
         band = results[one["id"]]["simulated"]["910b3"]

@@ -67,7 +67,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     trace = str(catalog.sample_path("transformer_infer"))
     for arguments in (
         ("plan", trace, "--top", "3", "-o", str(plan)),
-        ("run", trace, "--top", "3", "--op-time", "1ms", "--visits", "1", "--soc", "910b3", "-o", str(results)),
+        ("run", trace, "--top", "3", "--set", "op_time=1ms", "--set", "visits=1", "--soc", "910b3", "-o", str(results)),
     ):
         assert CliRunner().invoke(opreplay, arguments).exit_code == 0
     return {"plan": plan, "results": results}

@@ -15,7 +15,7 @@ from tests.scenarios.events import owner
 
 Console = Callable[..., Result]
 SAMPLE = sample_path("transformer_infer")
-QUICK = ("--op-time", "1ms", "--threads", 1)
+QUICK = ("--set", "op_time=1ms", "--set", "threads=1")
 
 
 def rows(text: str) -> list[str]:
@@ -70,11 +70,11 @@ def test_rows_appear_while_they_are_measured(console: Console) -> None:
 
 def test_a_quick_look(console: Console, tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    console("run", SAMPLE, "--quick", "--threads", 1, "--op-filter", "aten::linear", "-o", out)
+    console("run", SAMPLE, "--quick", "--set", "threads=1", "--op-filter", "aten::linear", "-o", out)
     header = json.loads(out.read_text().splitlines()[0])
     assert header["options"]["op_time_s"] == 0.02
     assert header["trace"]["ops"] <= 20
-    console("run", SAMPLE, "--quick", "--threads", 1, "--top", 2, "--op-time", "1ms", "-o", out, "--force")
+    console("run", SAMPLE, "--quick", "--set", "threads=1", "--top", 2, "--set", "op_time=1ms", "-o", out, "--force")
     header = json.loads(out.read_text().splitlines()[0])
     assert (header["options"]["op_time_s"], header["trace"]["ops"]) == (0.001, 2)
 

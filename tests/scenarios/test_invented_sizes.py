@@ -70,7 +70,7 @@ def test_sizes_that_are_in_no_argument_stay_within_what_was_recorded(console: Co
 def test_every_command_says_in_its_first_lines_how_much_rests_on_invented_sizes(
     console: Console, b200: Path, tmp_path: Path, command: str
 ) -> None:
-    more = ("--op-time", "1ms", "--threads", 1, "-o", tmp_path / "r.jsonl")
+    more = ("--set", "op_time=1ms", "--set", "threads=1", "-o", tmp_path / "r.jsonl")
     lines = console(command, b200, "--soc", "910b3", *(more if command == "run" else ())).stdout.splitlines()
     text = " ".join(" ".join(lines[:6]).split())
     assert "on invented sizes" in text or "with invented weights" in text, text
@@ -88,7 +88,7 @@ def test_what_nothing_bounds_is_left_out_and_said_to_be(console: Console, unknow
 
 def test_the_users_word_goes_before_all(console: Console, b200: Path, unknown: Path) -> None:
     words = ("intermediate=512", "dtype=float4", "top_k=4", "experts=128")
-    said = [part for word in words for part in ("--init-arg", f"moe_routing.{word}")]
+    said = [part for word in words for part in ("--set", f"init_arg=moe_routing.{word}")]
     times = []
     for trace in (b200, unknown):
         one = simulated(console, trace, *said)["simulated"]["910b3"]
@@ -101,8 +101,8 @@ def test_the_users_word_goes_before_all(console: Console, b200: Path, unknown: P
 
 def test_a_replay_takes_the_same_sizes_as_a_prediction(console: Console, b200: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    quick = ("--op-time", "1ms", "--threads", 1, "--soc", "910b3")
-    console("run", b200, *quick, "--op", "vllm::moe_forward", "-o", out)
+    quick = ("--set", "op_time=1ms", "--set", "threads=1", "--soc", "910b3")
+    console("run", b200, *quick, "--op-filter", "vllm::moe_forward", "-o", out)
     (found,) = [json.loads(line) for line in out.read_text().splitlines() if '"record":"op"' in line]
     (weights,) = [one["what"] for one in found["assumptions"] if one["argument"] == "weights"]
     assert weights.startswith("invented: 128 experts of ")
@@ -113,9 +113,9 @@ def test_what_nothing_bounds_is_not_replayed_until_sizes_are_named(
     console: Console, unknown: Path, tmp_path: Path
 ) -> None:
     """It ran with an intermediate size equal to the hidden one: 7 GB of weights that no one has."""
-    quick = ("--op-time", "1ms", "--threads", 1, "--visits", 1, "--op", "vllm::moe_forward")
+    quick = ("--set", "op_time=1ms", "--set", "threads=1", "--set", "visits=1", "--op-filter", "vllm::moe_forward")
     results = []
-    for said in ((), ("--init-arg", "moe_routing.intermediate=64", "--init-arg", "moe_routing.experts=4")):
+    for said in ((), ("--set", "init_arg=moe_routing.intermediate=64", "--set", "init_arg=moe_routing.experts=4")):
         out = tmp_path / f"{len(said)}.jsonl"
         console("run", unknown, *quick, *said, "-o", out)
         results += [json.loads(line) for line in out.read_text().splitlines() if '"record":"op"' in line]

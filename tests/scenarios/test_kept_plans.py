@@ -47,8 +47,8 @@ def test_the_second_run_says_the_same_and_imports_no_torch(command: str) -> None
 
 
 def test_nothing_is_kept_without_leave(console: Console, tmp_path: Path) -> None:
-    plain = console("simulate", SAMPLE, "--no-cache", "--top", 3).stdout
-    console("plan", SAMPLE, "--no-cache", "--top", 3)
+    plain = console("simulate", SAMPLE, "--set", "no_cache=true", "--top", 3).stdout
+    console("plan", SAMPLE, "--set", "no_cache=true", "--top", 3)
     assert files() == 0
     (tmp_path / "mine.py").write_text(PLUGIN)
     console("plan", SAMPLE, "--plugin", tmp_path / "mine.py", "--top", 3)  # users' code may decide on a plan
@@ -59,7 +59,7 @@ def test_nothing_is_kept_without_leave(console: Console, tmp_path: Path) -> None
 
 
 def test_another_seed_and_own_settings_are_not_taken_from_the_cache(console: Console) -> None:
-    for arguments in ((), ("--seed", "1"), ("--seed", "2")):
-        anew = console("simulate", SAMPLE, *arguments, "--no-cache").stdout
+    for arguments in ((), ("--set", "seed=1"), ("--set", "seed=2")):
+        anew = console("simulate", SAMPLE, *arguments, "--set", "no_cache=true").stdout
         for _ in range(2):
             assert console("simulate", SAMPLE, *arguments).stdout == anew

@@ -40,7 +40,7 @@ MARKED = (
     "nvidia_triton_example",
     "param_dlrm_worker0_kineto",
 )
-SEQUENCE = ("--mode", "sequence", "--total-time", "0.01s", "--op-time", "1ms", "--select", "owner")
+SEQUENCE = ("--mode", "sequence", "--set", "total_time=0.01s", "--set", "op_time=1ms", "--select", "owner")
 """Of a run that ends as soon as it can: what it says of the recorded step does not depend on what it measures."""
 
 

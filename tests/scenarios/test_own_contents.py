@@ -64,14 +64,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     (folder / "t.json").write_text(json.dumps({"traceEvents": [{**e, "ts": 100 * i} for i, e in enumerate(events)]}))
     (folder / "ops.py").write_text(OPS)
     (folder / "inits.py").write_text(INITS)
-    paths = ("--plugin", str(folder / "ops.py"), "--init-module", str(folder / "inits.py"))
-    return (str(folder / "t.json"), *paths, "--op-time", "2ms", "--select", "all")
+    paths = ("--plugin", str(folder / "ops.py"), "--plugin", str(folder / "inits.py"))
+    return (str(folder / "t.json"), *paths, "--set", "op_time=2ms", "--select", "all")
 
 
 def event(name: str, *args: Arg) -> dict[str, Any]:
     dims, types, strides, concrete = ([arg[i] for arg in args] for i in range(4))
     columns = {"Input Dims": dims, "Input type": types, "Input Strides": strides, "Concrete Inputs": concrete}
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "dur": 50, "args": columns}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "dur": 10, "args": columns}
 
 
 def ran(files: tuple[str, ...], *more: str) -> dict[str, Any]:

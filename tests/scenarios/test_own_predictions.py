@@ -61,7 +61,7 @@ def test_every_command_has_a_users_estimate(
     console: Console, trace_of: Callable[..., Path], folder: Path, tmp_path: Path
 ) -> None:
     (folder / "mine.py").write_text(ESTIMATE)
-    trace, own = trace_of(fused()), ("--custom-op-dir", folder, *SOC, "--select", "all")
+    trace, own = trace_of(fused()), ("--plugin", folder, *SOC, "--select", "all")
     found = simulated(console("simulate", trace, *own, "--format", "json"), "mylib::fused")
     assert (found["time_us"], found["by"], found["source"]) == (2500.0, "user estimator", "estimate (mine.py:5)")
     plan = json.loads(console("plan", trace, *own, "--format", "json").stdout)
@@ -69,7 +69,7 @@ def test_every_command_has_a_users_estimate(
     assert plan["unique_ops"][0]["by"] == {"910b3": "user estimator"}
     for command, name in (("run", "r.jsonl"), ("batch", "b.jsonl")):
         out = tmp_path / name
-        console(command, trace, *own, "--op-time", "1ms", "-o", out)
+        console(command, trace, *own, "--set", "op_time=1ms", "-o", out)
         lines = [json.loads(line) for line in out.read_text().splitlines()]
         (op,) = [line for line in lines if line["record"] == "op"]
         assert op["simulated_us"] == {"910b3": 2500.0}
@@ -82,7 +82,7 @@ def test_the_order_is_estimator_properties_rule_bytes(
 ) -> None:
     trace, args = (
         trace_of(fused(), add("aten::add")),
-        ("--custom-op-dir", folder, *SOC, "--select", "all", "--format", "json"),
+        ("--plugin", folder, *SOC, "--select", "all", "--format", "json"),
     )
     assert simulated(console("simulate", trace, *args), "mylib::fused")["by"] == "bytes"
     assert simulated(console("simulate", trace, *args), "aten::add")["by"] == "rule"
@@ -116,7 +116,7 @@ def test_a_rule_sees_the_arguments_of_an_op_whose_library_is_not_here(
     console: Console, trace_of: Callable[..., Path], folder: Path, first: str, second: str
 ) -> None:
     (folder / "rules.py").write_text(RULE.format(name="my_ops::scaled_add", more="", first=first, second=second))
-    trace, args = trace_of(add()), ("--custom-op-dir", folder, *SOC, "--select", "all")
+    trace, args = trace_of(add()), ("--plugin", folder, *SOC, "--select", "all")
     found = simulated(console("simulate", trace, *args, "--format", "json"), "my_ops::scaled_add")
     assert (found["by"], found["source"]) == ("user rule", "scaled_add (rules.py:5)")
     # three tensors of 8 MiB each: far more than a launch
@@ -130,7 +130,7 @@ def test_a_rule_sees_the_arguments_of_an_op_whose_library_is_not_here(
 def test_a_rule_of_yours_replaces_a_built_in_one_only_with_override(
     console: Console, trace_of: Callable[..., Path], folder: Path
 ) -> None:
-    trace, args = trace_of(add("aten::add")), ("--custom-op-dir", folder, *SOC, "--select", "all", "--format", "json")
+    trace, args = trace_of(add("aten::add")), ("--plugin", folder, *SOC, "--select", "all", "--format", "json")
     (folder / "rules.py").write_text(RULE.format(name="aten::add", more="", first=", at=0", second=", at=1"))
     assert "override=True replaces it" in console("simulate", trace, *args, code=2).stderr
     (folder / "rules.py").write_text(
@@ -138,7 +138,7 @@ def test_a_rule_of_yours_replaces_a_built_in_one_only_with_override(
     )
     found = simulated(console("simulate", trace, *args), "aten::add")
     assert (found["by"], found["kernels"]) == ("user rule", ["Axpy"])
-    listed = json.loads(console("list", "plugins", "--custom-op-dir", folder, "--format", "json").stdout)
+    listed = json.loads(console("list", "plugins", "--plugin", folder, "--format", "json").stdout)
     assert [(one["kind"], one["ops"]) for one in listed] == [("rule", ["aten::add"])]
 
 
@@ -146,17 +146,17 @@ def test_registrations_that_made_no_prediction_are_told(
     console: Console, trace_of: Callable[..., Path], folder: Path
 ) -> None:
     (folder / "mine.py").write_text(ESTIMATE.replace("mylib::fused", "mylib::fusde"))
-    done = console("simulate", trace_of(fused()), "--custom-op-dir", folder, *SOC, "--select", "all")
+    done = console("simulate", trace_of(fused()), "--plugin", folder, *SOC, "--select", "all")
     assert "not used: estimator of mylib::fusde (mine.py:5): no selected op has that name" in done.stderr
     (folder / "mine.py").write_text(ESTIMATE.replace("None, True", "'910b4', True"))
-    done = console("simulate", trace_of(fused()), "--custom-op-dir", folder, *SOC, "--select", "all")
+    done = console("simulate", trace_of(fused()), "--plugin", folder, *SOC, "--select", "all")
     assert "mine.py:5): it is for 910b4, simulated is 910b3" in done.stderr
 
 
 def test_what_a_registration_gets_wrong_is_refused_with_what_to_write(
     console: Console, trace_of: Callable[..., Path], folder: Path
 ) -> None:
-    args = ("simulate", trace_of(fused()), "--custom-op-dir", folder, *SOC, "--select", "all")
+    args = ("simulate", trace_of(fused()), "--plugin", folder, *SOC, "--select", "all")
     (folder / "mine.py").write_text(ESTIMATE.replace("None, True", "'910b33', True"))
     done = console(*args, code=2)
     assert "no simulated device '910b33'" in done.stderr
@@ -180,7 +180,7 @@ def test_a_file_of_the_rfc_needs_another_import_and_is_told_which(
         "    total_elements = sum(tensor.numel() for tensor in op_invoke_info.args)\n"
         "    return PerformanceModel.Result(0.001 + total_elements * 1e-9)\n"
     )
-    args = ("simulate", trace_of(add()), "--custom-op-dir", folder, *SOC, "--select", "all", "--format", "json")
+    args = ("simulate", trace_of(add()), "--plugin", folder, *SOC, "--select", "all", "--format", "json")
     (folder / "rfc.py").write_text(theirs + body)
     hint = "Import OpInvokeInfo, PerformanceModel and register_op_estimator from opreplay.replay.ascend.custom"
     assert hint in console(*args, code=2).stderr
@@ -200,7 +200,7 @@ def test_memory_of_an_op_without_a_fake_kernel_counts_its_result(
         "    assert (made.memory_read_bytes, made.memory_write_bytes) == (2 * 4096 * 1024 * 2, 4096 * 1024 * 2), made\n"
         "    return made\n"
     )
-    args = (trace_of(add()), "--custom-op-dir", folder, *SOC, "--select", "all", "--format", "json")
+    args = (trace_of(add()), "--plugin", folder, *SOC, "--select", "all", "--format", "json")
     assert simulated(console("simulate", *args), "my_ops::scaled_add")["by"] == "user properties"
 
 
@@ -219,6 +219,6 @@ def test_the_process_that_runs_ops_loads_the_custom_op_folder(
         "    return x + Settings().scale * y\n"
     )
     out = tmp_path / "r.jsonl"
-    console("run", trace_of(add()), "--custom-op-dir", folder, "--select", "all", "--op-time", "1ms", "-o", out)
+    console("run", trace_of(add()), "--plugin", folder, "--select", "all", "--set", "op_time=1ms", "-o", out)
     (op,) = [json.loads(line) for line in out.read_text().splitlines() if '"record":"op"' in line]
     assert (op["status"], op["resolved_by"]) == ("replayed", "executor")

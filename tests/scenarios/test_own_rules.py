@@ -87,4 +87,4 @@ def test_the_call_that_explain_prints_for_a_converted_op_can_be_pasted(
     shown = console("plan", trace, *more, "--explain", "mylib_pasted::op").stdout.splitlines()
     (line,) = [one for one in shown if one.startswith("opreplay op")]
     assert shlex.split(line)[2] == call
-    console("op", call, *more, "--op-time", "1ms")
+    console("op", call, *more, "--set", "op_time=1ms")

@@ -45,11 +45,11 @@ OTHERS |= {
 }
 """Of packages: what opreplay imports or would like to, and what Python looks for by itself."""
 SHOTS: dict[str, tuple[str, ...]] = {
-    "run": ("run", "trace.json", "--top", "2", "--op-time", "5ms"),
-    "run in order": ("run", "trace.json", "--mode", "sequence", "--top", "2", "--op-time", "5ms"),
-    "run ranks": ("run", "trace.json", "--ranks", "2", "--top", "2", "--op-time", "5ms"),
+    "run": ("run", "trace.json", "--top", "2", "--set", "op_time=5ms"),
+    "run in order": ("run", "trace.json", "--mode", "sequence", "--top", "2", "--set", "op_time=5ms"),
+    "run ranks": ("run", "trace.json", "--ranks", "2", "--top", "2", "--set", "op_time=5ms"),
     "check": ("check", "aten::relu", "--against", "aten::relu", "--shapes", "f32[8]"),
-    "batch": ("batch", "many", "--top", "1", "--op-time", "5ms", "--lanes", "2", "--output", "batch.jsonl"),
+    "batch": ("batch", "many", "--top", "1", "--set", "op_time=5ms", "--lanes", "2", "--output", "batch.jsonl"),
     "inspect": ("inspect", "trace.json"),
     "inspect of a large file": ("inspect", "large.json"),
     "plan": ("plan", "trace.json", "--meta"),
@@ -57,7 +57,7 @@ SHOTS: dict[str, tuple[str, ...]] = {
     "simulate": ("simulate", "trace.json"),
     "timeline": ("timeline", "trace.json"),
     "capture": ("capture", "model/model.py:make", "--output", "step.json"),
-    "op": ("op", "aten::relu(f32[8])", "--op-time", "5ms"),
+    "op": ("op", "aten::relu(f32[8])", "--set", "op_time=5ms"),
     "tile": ("tile", "--help"),
     "trim": ("trim", "trace.json", "--output", "trimmed.json"),
     "compare": ("compare", "results.jsonl", "results.jsonl"),
@@ -110,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "model" / "plugin.py").write_text("")
     (place / "model" / "opreplay.toml").write_text("")
     (place / "kernels.csv").write_text("Name,Type,Duration(us)\nadd,Add,1.0\n")
-    done = said(place, "run", "many/0.json", "--op-time", "5ms", "--output", "results.jsonl")
+    done = said(place, "run", "many/0.json", "--set", "op_time=5ms", "--output", "results.jsonl")
     assert done.returncode == 0, done.stderr
     return place
 
@@ -154,7 +154,9 @@ def test_the_runner_would_see_them(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_nor_on_a_ray_cluster_of_this_machine(folder: Path) -> None:
-    done = said(folder, "batch", "many", "--op-time", "5ms", "--engine", "ray", "--lanes", "1", "--output", "ray.jsonl")
+    done = said(
+        folder, "batch", "many", "--set", "op_time=5ms", "--engine", "ray", "--lanes", "1", "--output", "ray.jsonl"
+    )
     assert not (folder / "planted.log").exists(), (folder / "planted.log").read_text()
     assert done.returncode == 0, done.stderr
 

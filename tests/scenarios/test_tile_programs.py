@@ -86,7 +86,7 @@ def test_a_program_is_the_cost_of_its_op_in_every_command(
     planned = json.loads(console("plan", trace, *own, "--format", "json").stdout)["unique_ops"]
     assert {op["by"]["910b3"] for op in planned} == {"tile program", "rule"}
     out = tmp_path / "r.jsonl"
-    console("run", trace, *own, "--op-time", "1ms", "-o", out)
+    console("run", trace, *own, "--set", "op_time=1ms", "-o", out)
     records = [json.loads(line) for line in out.read_text().splitlines()]
     ran = {(op["name"], op["simulated"]["910b3"]["by"]): op for op in records if op["record"] == "op"}
     mine = ran["mylib::fused_scale", "tile program"]
@@ -233,7 +233,7 @@ def test_a_program_that_names_its_measured_times_is_calibrated_in_every_command(
         True,
     )
     out = tmp_path / "r.jsonl"
-    console("run", trace, *own, "--op-time", "1ms", "-o", out)
+    console("run", trace, *own, "--set", "op_time=1ms", "-o", out)
     records = [json.loads(line) for line in out.read_text().splitlines()]
     ran = next(one for one in records if one.get("name") == "mylib::fused_scale")
     assert ran["simulated"]["910b3"]["confidence"] == "calibrated"

@@ -16,7 +16,7 @@ from tests.scenarios.events import owner
 
 Console = Callable[..., Result]
 SOC = ("--soc", "910b3")
-QUICK = ("--op-time", "1ms", "--threads", 1, "--visits", 1)
+QUICK = ("--set", "op_time=1ms", "--set", "threads=1", "--set", "visits=1")
 REFUTED, SOUND = "aten::mul", "aten::mm"
 REFUTED_SHARE = 0.6
 

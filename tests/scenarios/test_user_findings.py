@@ -24,7 +24,7 @@ from tests.scenarios.conftest import kernel, launch, op
 from tests.scenarios.events import owner
 
 Console = Callable[..., Result]
-QUICK = ("--op-time", "1ms", "--threads", 1)
+QUICK = ("--set", "op_time=1ms", "--set", "threads=1")
 SHAPE = [64, 64]
 
 
@@ -42,7 +42,7 @@ def test_an_estimator_that_raises_ends_no_command(
     trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 50.0), *owner("mylib::odd", 2, [SHAPE], 50.0))
     out = tmp_path / "r.jsonl"
     for command in (("plan", trace), ("simulate", trace), ("run", trace, *QUICK, "-o", out)):
-        text = console(*command, "--custom-op-dir", folder).stdout
+        text = console(*command, "--plugin", folder).stdout
         assert "! mylib::odd" in text, command
         assert "mine.py:4:estimatefailedformylib::odd:ZeroDivisionError" in "".join(text.split()), command
     rows = {one["name"]: one for one in map(json.loads, out.read_text().splitlines()) if one["record"] == "op"}
@@ -135,7 +135,7 @@ def test_benchmark_takes_arguments_by_name() -> None:
 def test_a_bundle_chooses_its_threads_and_takes_gradients(console: Console, tmp_path: Path) -> None:
     """On a busy machine as many threads as are idle; batch_norm with gradients, whose running means have none."""
     folder = tmp_path / "bundle"
-    console("export", sample_path("cnn_train"), "-o", folder, "--select", "top", "--op", "aten::batch_norm")
+    console("export", sample_path("cnn_train"), "-o", folder, "--select", "top", "--op-filter", "aten::batch_norm")
     command = [sys.executable, str(folder / "replay.py"), "--iterations", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)
@@ -240,7 +240,20 @@ def test_few_samples_have_no_interval_and_say_how_many_they_are(console: Console
     trace = sample_path("transformer_infer")
     for name in ("before", "after"):
         out = tmp_path / f"{name}.jsonl"
-        console("run", trace, "--op", "aten::silu", "--op-time", "1ms", "--visits", 1, "--threads", 1, "-o", out)
+        console(
+            "run",
+            trace,
+            "--op-filter",
+            "aten::silu",
+            "--set",
+            "op_time=1ms",
+            "--set",
+            "visits=1",
+            "--set",
+            "threads=1",
+            "-o",
+            out,
+        )
         take_samples(out, 5)
     rows = list(csv.DictReader(io.StringIO(console("show", tmp_path / "after.jsonl", "--format", "csv").stdout)))
     assert {int(row["measured_samples"]) < 6 for row in rows} == {True}
@@ -318,7 +331,7 @@ def test_a_step_of_training_in_bfloat16_has_finite_values(console: Console, tmp_
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         step()
     profile.export_chrome_trace(str(tmp_path / "t.json"))
-    given = ("--mode", "sequence", "--op-time", "1ms", "--threads", 1, "--format", "json")
+    given = ("--mode", "sequence", "--set", "op_time=1ms", "--set", "threads=1", "--format", "json")
     found = json.loads(console("run", tmp_path / "t.json", *given).stdout)
     assert found["sequence"]["tensors"]["refilled"] == 0
     assert "not finite" not in json.dumps(found["ops"])

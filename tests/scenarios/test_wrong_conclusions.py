@@ -18,7 +18,7 @@ from tests.scenarios.events import owner
 Console = Callable[..., Result]
 SAMPLE = sample_path("transformer_infer")
 SHAPE = [512, 512]
-QUICK = ("--op-time", "1ms", "--threads", 1)
+QUICK = ("--set", "op_time=1ms", "--set", "threads=1")
 
 
 def flat(text: str) -> str:
@@ -86,8 +86,8 @@ def test_the_headline_tells_stand_ins_by_their_share_of_time(console: Console, t
     ("selection", "hint"),
     [
         (("--op-filter", "mm"), "The nearest names are aten::mm, aten::addmm"),
-        (("--op", "aten::mn"), "The nearest names are aten::mm"),
-        (("--op", "#9"), "The selection holds 2 ops, #1 to #2."),
+        (("--op-filter", "aten::mn"), "The nearest names are aten::mm"),
+        (("--op-filter", "#9"), "The selection holds 2 ops, #1 to #2."),
         (("--exclude", "*"), "The heaviest ops are aten::"),
     ],
 )
@@ -107,9 +107,14 @@ def test_one_op_is_taken_by_place_id_name_or_glob(console: Console, trace_of: Ca
         return [op["name"] for op in plan["unique_ops"]]
 
     (mm, add) = json.loads(console("plan", trace, "--format", "json").stdout)["unique_ops"]
-    assert names("--op", "#2") == names("--op", "aten::add") == names("--op", add["id"][:6]) == ["aten::add"]
-    assert names("--op", "*m") == ["aten::mm"] == names("--op", mm["id"])
-    assert names("--op", "#1", "--op", "#2") == ["aten::mm", "aten::add"]
+    assert (
+        names("--op-filter", "#2")
+        == names("--op-filter", "aten::add")
+        == names("--op-filter", add["id"][:6])
+        == ["aten::add"]
+    )
+    assert names("--op-filter", "*m") == ["aten::mm"] == names("--op-filter", mm["id"])
+    assert names("--op-filter", "#1", "--op-filter", "#2") == ["aten::mm", "aten::add"]
 
 
 def test_an_empty_bundle_is_an_error(console: Console, trace_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -134,11 +139,11 @@ def test_an_initializer_that_names_no_op_of_the_plan_is_an_error(
         "    def initialize(self, context):\n"
         "        return 'nothing'\n"
     )
-    told = flat(console("plan", trace, "--init-module", module, code=2).stderr)
+    told = flat(console("plan", trace, "--plugin", module, code=2).stderr)
     assert "none of its initializers names an op of the plan" in told
     assert "The nearest names are aten::mm." in told
     assert "no op of the plan is initialized by moe_routing" in flat(
-        console("simulate", trace, "--soc", "910b3", "--init-arg", "moe_routing.distribution=zipf", code=2).stderr
+        console("simulate", trace, "--soc", "910b3", "--set", "init_arg=moe_routing.distribution=zipf", code=2).stderr
     )
 
 
@@ -230,7 +235,7 @@ def test_an_npu_without_its_library_is_missing_as_any_device_is(console: Console
 
 
 def test_a_limit_that_is_none_is_refused(console: Console) -> None:
-    assert "no limit is called 'nesting'" in console("inspect", SAMPLE, "--limit", "nesting=3", code=2).stderr
+    assert "no limit is called 'nesting'" in console("inspect", SAMPLE, "--set", "limit=nesting=3", code=2).stderr
 
 
 def ranked(folder: Path, name: str, rank: int, *events: dict[str, Any], world: int = 2) -> None:

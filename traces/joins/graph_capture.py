@@ -47,7 +47,7 @@ _KINDS = (
 """Runtime call → category of the device work that it becomes a node for."""
 _SIZE = re.compile(r"capture\D{0,3}(\d{1,9})")
 """How servers mark a capture: `capture_8192_PIECEWISE` is for batches of up to 8192 tokens."""
-HINT = "give the recording of the capture with --capture FILE|FOLDER"
+HINT = "give the recording of the capture with --set capture=FILE"
 MAX_BESIDE = 64
 """Files beside a trace that are looked at for its captures."""
 MAX_SHOWN = 3
@@ -436,7 +436,7 @@ class _Table:
 
 
 def capture_files(named: str | Path) -> list[Path]:
-    """The files that --capture means: one, or those of a folder. Raises UsageError where there is none."""
+    """The files that the setting means: one, or those of a folder. Raises UsageError where there is none."""
     path = Path(named)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
@@ -475,7 +475,7 @@ def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
     Raises UsageError where no graph ran, TraceError for a file that cannot be read.
     """
     if trace.graphs is None:
-        raise UsageError(f"no captured graph ran in {trace.info.path}", hint="Leave --capture out.")
+        raise UsageError(f"no captured graph ran in {trace.info.path}", hint="Leave --set capture out.")
     captures: list[Capture] = []
     for file in files:
         source = read_trace(file, limits=limits, calls=True)

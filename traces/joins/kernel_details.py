@@ -52,7 +52,8 @@ def table_beside(path: str) -> str | None:
     except OSError:
         return None  # a folder that may be entered but not listed: its tables can still be named
     if len(tables) > 1:
-        raise UsageError(f"{len(tables)} tables {SUMMARIES} beside the trace", hint="Name one with --kernel-details.")
+        hint = "Name one with --set kernel_details=FILE."
+        raise UsageError(f"{len(tables)} tables {SUMMARIES} beside the trace", hint=hint)
     return str(folder / tables[0]) if tables else None
 
 

@@ -321,13 +321,13 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
         return []
     path = Path(folder)
     if not path.is_dir():
-        raise UsageError(f"{path} is no folder", hint="--custom-op-dir wants a folder of .py files.")
+        raise UsageError(f"{path} is no folder", hint="Give a folder of .py files.")
     failures: list[str] = []
     hints: list[str] = []
     loaded: list[Path] = []
     for file in sorted(path.glob("*.py")):
         try:
-            with loading(f"--custom-op-dir {folder}"):
+            with loading(f"--plugin {folder}"):
                 ran = run_file(file)
         except (Exception, SystemExit) as error:  # user code may raise anything
             hints += [hint] if (hint := missing_op_hint(error)) else []

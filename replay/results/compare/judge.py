@@ -295,7 +295,7 @@ def _require_alike(differ: Sequence[Difference]) -> None:
         raise EnvironmentRefused(
             f"the runs cannot be compared: {'; '.join(map(str, blocking))}",
             hint="Run both on the same machine with the same options, or compare all the same with --force."
-            + (" A number of threads is set with --threads." if threads else ""),
+            + (" A number of threads is set with --set threads=N." if threads else ""),
         )
 
 

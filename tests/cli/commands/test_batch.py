@@ -127,16 +127,16 @@ def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
         "aten::mm",
         "--select",
         "top",
-        "--seed",
-        "7",
-        "--op-time",
-        "5ms",
-        "--op-limit",
-        "9s",
-        "--threads",
-        "1",
-        "--max-op-memory",
-        "1GB",
+        "--set",
+        "seed=7",
+        "--set",
+        "op_time=5ms",
+        "--set",
+        "op_limit=9s",
+        "--set",
+        "threads=1",
+        "--set",
+        "max_op_memory=1GB",
         "--device",
         "cpu",
     )
@@ -347,21 +347,20 @@ def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None
     text = json.dumps(entry).encode()
     values = tmp_path / "v.safetensors"
     values.write_bytes(len(text).to_bytes(8, "little") + text + bytes(128))
-    refused = batch(ranks, "--values", values, "--dry-run")
+    refused = batch(ranks, "--set", f"values={values}", "--dry-run")
     assert refused.exit_code == 2
     assert "aten::relu.self is float32[8, 4]" in refused.stderr
-    assert batch(ranks, "--values", values).exit_code == 2
+    assert batch(ranks, "--set", f"values={values}").exit_code == 2
     first = batch(
         ranks / "rank0.json",
-        "--values",
-        values,
+        "--set",
+        f"values={values}",
         "--op-filter",
         "aten::relu",
         "--top",
         "1",
-        "--check-work",
-        "--check-kernels",
-        "--check-values",
+        "--check",
+        "work,kernels,values",
     )
     assert first.exit_code == 0, first.stderr
     options = SEEN["options"]
@@ -430,7 +429,7 @@ def test_a_batch_interrupted_while_reading_goes_on_there(
     assert not (tmp_path / "r.jsonl").exists()
     assert batch(ranks, "-o", tmp_path / "r.jsonl", "--resume").exit_code == 0
     assert [Path(path).name for path in read] == ["rank0.json", "rank1.json.gz", "rank1.json.gz"]
-    assert batch(ranks, "-o", tmp_path / "s.jsonl", "--top", "1", "--total-time", "1us").exit_code == 0
+    assert batch(ranks, "-o", tmp_path / "s.jsonl", "--top", "1", "--set", "total_time=1us").exit_code == 0
     assert (tmp_path / "s.jsonl.plans").exists()
     other = batch(ranks, "-o", tmp_path / "s.jsonl", "--top", "1", "--resume")
     assert other.exit_code == 0, other.stderr

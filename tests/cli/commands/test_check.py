@@ -32,18 +32,18 @@ def by_point(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_the_console_script_goes_through_every_point(tmp_path: Path) -> None:
     page = tmp_path / "check.html"
     script = Path(sys.executable).with_name("opreplay")
-    arguments = ["check", *SHIFT, "--shapes", "96x64", "--format", "json", "-o", str(page), "--speed-time", "2"]
+    arguments = ["check", *SHIFT, "--shapes", "96x64", "--format", "json", "-o", str(page), "--set", "speed_time=2"]
     arguments += [
         "--soc",
         "910b3",
-        "--threads",
-        "1",
-        "--seed",
-        "3",
+        "--set",
+        "threads=1",
+        "--set",
+        "seed=3",
         "--device",
         "cpu",
-        "--case-limit",
-        "40s",
+        "--set",
+        "case_limit=40s",
         "--force",
     ]
     done = subprocess.run([script, *arguments], capture_output=True, text=True, check=False, timeout=180)
@@ -69,7 +69,7 @@ def test_the_console_script_goes_through_every_point(tmp_path: Path) -> None:
 
 
 def test_a_required_point_decides_on_the_exit_code(tmp_path: Path) -> None:
-    few = ("--points", "schema, autocast", "--shapes", "8x6")
+    few = ("--set", "points=schema, autocast", "--shapes", "8x6")
     assert "missing" in invoke(*SHIFT, *few).stdout
     done = invoke(*SHIFT, *few, "--require", "autocast", code=1)
     assert "autocast: missing" in done.stderr
@@ -93,8 +93,8 @@ def test_recorded_calls_are_tried(tmp_path: Path) -> None:
         "aten::silu",
         "--trace",
         str(trace),
-        "--points",
-        "correctness",
+        "--set",
+        "points=correctness",
         "--format",
         "json",
         "--reference",
@@ -119,7 +119,7 @@ def test_recorded_calls_of_an_op_of_a_plugin_are_tried_from_a_trace_and_from_a_p
     trace.write_text(json.dumps({"traceEvents": [event | {"name": "recorded_here::twice"}], "schemaVersion": 1}))
     made = CliRunner().invoke(opreplay, ["plan", str(trace), "--plugin", str(plugin), "--output", str(plan)])
     assert made.exit_code == 0, made.stderr
-    few = ("--plugin", str(plugin), "--points", "schema", "--format", "json")
+    few = ("--plugin", str(plugin), "--set", "points=schema", "--format", "json")
     for source in (trace, plan):
         found = json.loads(invoke("recorded_here::twice", "--trace", str(source), *few).stdout)
         assert found["cases"] == ["recorded: recorded_here::twice(f32[6,10])"]
@@ -127,7 +127,7 @@ def test_recorded_calls_of_an_op_of_a_plugin_are_tried_from_a_trace_and_from_a_p
 
 
 def test_a_backward_op_is_held_against_the_gradients_of_its_forward(tmp_path: Path) -> None:
-    few = ("--points", "correctness", "--format", "json")
+    few = ("--set", "points=correctness", "--format", "json")
     arguments = ("aten::silu_backward", "--shapes", "f32[6,10], f32[6,10]", *few)
     found = json.loads(invoke(*arguments, "--against", "gradient:aten::silu").stdout)
     assert by_point(found)["correctness"]["verdict"] == "pass"
@@ -150,14 +150,14 @@ def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
     )
     wrong = tmp_path / "wrong.py"
     wrong.write_text("import torch\ndef log(x):\n    return torch.full_like(x, -float('inf'))\n")
-    arguments = ("aten::log", "--against", f"{wrong}:log", "--shapes", "f32[4,6]", "--points", "correctness")
+    arguments = ("aten::log", "--against", f"{wrong}:log", "--shapes", "f32[4,6]", "--set", "points=correctness")
 
     def given(*more: str) -> str:
         (point,) = json.loads(invoke(*arguments, "--format", "json", *more, code=1).stdout)["points"]
         return next(case["verdict"] for case in point["cases"] if case["case"].startswith("given: "))
 
     assert given() == "fail"
-    assert given("--init-module", str(ours)) == "pass"
+    assert given("--plugin", str(ours)) == "pass"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
     [
         (("nowhere::op",), "nothing that was loaded registers it"),
         (("no op",), "names no op"),
-        (("aten::mm", "--points", "beauty"), "is no point of a check"),
+        (("aten::mm", "--set", "points=beauty"), "is no point of a check"),
         (("aten::mm", "--shapes", "f32[4,5], f32[5,6], f32[7], f32[8]"), "no overload of aten::mm takes"),
         (("aten::mm", "--against", "everything"), "is no reference"),
         (("aten::mm", "--against", "torch.no_such"), "torch has no"),
@@ -189,8 +189,8 @@ def test_stand_ins_are_held_against_formulas() -> None:
 
 
 def test_a_library_has_to_be_there() -> None:
-    assert "--library goes with --stand-ins" in invoke("_C::gelu_quick", "--library", "vllm", code=2).stderr
-    assert "vllm is not installed" in invoke("_C::gelu_quick", "--stand-ins", "--library", "vllm", code=4).stderr
+    assert "--set library goes with --stand-ins" in invoke("_C::gelu_quick", "--set", "library=vllm", code=2).stderr
+    assert "vllm is not installed" in invoke("_C::gelu_quick", "--stand-ins", "--set", "library=vllm", code=4).stderr
     assert "no stand-in is called" in invoke("nothing*", "--stand-ins", code=2).stderr
     assert "no op is named" in invoke(code=2).stderr
 
@@ -206,8 +206,8 @@ def test_a_point_that_was_asked_for_and_fails_decides(tmp_path: Path) -> None:
         "def reference(x):\n    return x * 2\n"
     )
     own = ("halved::double", "--plugin", str(plugin), "--against", f"{plugin}:reference", "--shapes", "4x6")
-    invoke(*own, "--points", "gradient", code=1)
-    invoke(*own, "--points", "gradient", "--require", "none")
+    invoke(*own, "--set", "points=gradient", code=1)
+    invoke(*own, "--set", "points=gradient", "--require", "none")
 
 
 GATED = """
@@ -234,13 +234,13 @@ def test_a_given_call_that_is_refused_is_never_a_pass(tmp_path: Path) -> None:
     plugin = tmp_path / "gate.py"
     plugin.write_text(GATED)
     own = ("given::gate", "--plugin", str(plugin), "--against", f"{plugin}:reference", "--shapes")
-    both = invoke(*own, "4x8, 4x9", "--points", "correctness", code=2)
+    both = invoke(*own, "4x8, 4x9", "--set", "points=correctness", code=2)
     assert "refuses the given call given::gate(f32[4,8], f32[4,9]), and so does the reference" in both.stderr
     assert "--shapes" in both.stderr
-    theirs = invoke(*own, "4x8, 8x4", "--points", "correctness", code=2)
+    theirs = invoke(*own, "4x8, 8x4", "--set", "points=correctness", code=2)
     assert "gate.py:reference refuses the given call" in theirs.stderr
     for points in ("correctness", "CPU fallback"):
-        mine = invoke(*own, "4x6", "--points", points, "--format", "json", code=1)
+        mine = invoke(*own, "4x6", "--set", f"points={points}", "--format", "json", code=1)
         (point,) = json.loads(mine.stdout)["points"]
         assert point["verdict"] == "fail"
         assert "refuses the given call: ValueError: six columns" in point["cases"][0]["detail"]
@@ -268,7 +268,17 @@ op.register_fake(torch.empty_like)
 def test_a_given_call_that_ends_the_process_is_a_failed_case(tmp_path: Path) -> None:
     plugin = tmp_path / "ending.py"
     plugin.write_text(ENDING)
-    own = ("ending::op", "--plugin", str(plugin), "--points", "CPU fallback", "--format", "json", "--case-limit", "3")
+    own = (
+        "ending::op",
+        "--plugin",
+        str(plugin),
+        "--set",
+        "points=CPU fallback",
+        "--format",
+        "json",
+        "--set",
+        "case_limit=3",
+    )
     found = json.loads(invoke(*own, "--shapes", "4x8", "--shapes", "5x7", "--shapes", "3x3", code=1).stdout)
     (point,) = found["points"]
     verdicts = {case["case"]: (case["verdict"], case["detail"]) for case in point["cases"]}
@@ -277,7 +287,7 @@ def test_a_given_call_that_ends_the_process_is_a_failed_case(tmp_path: Path) -> 
     assert verdicts["given: ending::op(f32[4,8])"][1].startswith("crashes: SIGSEGV")
     assert verdicts["given: ending::op(f32[5,7])"] == ("fail", "hangs: no result after 18 s")
     assert found["cases"] == ["given: ending::op(f32[3,3])"]
-    none_left = json.loads(invoke(*own, "--points", "schema, CPU fallback", "--shapes", "4x8", code=1).stdout)
+    none_left = json.loads(invoke(*own, "--set", "points=schema, CPU fallback", "--shapes", "4x8", code=1).stdout)
     assert [one["verdict"] for one in none_left["points"]] == ["fail", "not reached"]
 
 
@@ -287,7 +297,16 @@ def test_an_interrupted_check_tells_what_was_done(tmp_path: Path) -> None:
     here = tmp_path / "waits"
     plugin.write_text(plugin.read_text().replace("HERE", f"pathlib.Path({str(here)!r})"))
     script = Path(sys.executable).with_name("opreplay")
-    arguments = ["check", "ending::op", "--plugin", plugin, "--shapes", "3x3", "--points", "CPU fallback, dtypes, vmap"]
+    arguments = [
+        "check",
+        "ending::op",
+        "--plugin",
+        plugin,
+        "--shapes",
+        "3x3",
+        "--set",
+        "points=CPU fallback, dtypes, vmap",
+    ]
     command = [script, *arguments, "--format", "json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         deadline = time.monotonic() + 120
@@ -316,7 +335,7 @@ def test_an_op_that_computes_in_float32_is_told_why_gradcheck_fails(tmp_path: Pa
         "    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),\n"
         ")\n"
     )
-    own = ("narrow::sin", "--plugin", str(plugin), "--shapes", "3x4", "--points", "gradient", "--format", "json")
+    own = ("narrow::sin", "--plugin", str(plugin), "--shapes", "3x4", "--set", "points=gradient", "--format", "json")
     (point,) = json.loads(invoke(*own, "--require", "none").stdout)["points"]
     (case,) = [one for one in point["cases"] if one["case"].startswith("gradcheck")]
     assert case["verdict"] == "fail"

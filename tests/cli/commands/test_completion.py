@@ -43,7 +43,7 @@ def test_each_shell_gets_commands_options_and_devices(shell: str) -> None:
     commands = asked(shell, "opreplay si", "si")
     assert "simulate" in commands
     assert "run" not in commands.split()
-    assert "--kernel-details" in asked(shell, "opreplay simulate --ker", "--ker")
+    assert "kernel_details=" in asked(shell, "opreplay simulate --set ker", "ker")
     devices = asked(shell, "opreplay simulate t.json --soc 910b", "910b")
     assert "910b3" in devices
     assert "910c" not in devices

@@ -103,7 +103,7 @@ def test_filters_and_plans_as_in_run(trace: Path, tmp_path: Path) -> None:
     plan = tmp_path / "ops.json"
     plan.write_bytes(text)
     assert [one["name"] for one in json.loads(text)["ops"]] == ["aten::relu"]
-    result = export(plan, "--output", second, "--device", "cpu", "--max-op-memory", "1MB")
+    result = export(plan, "--output", second, "--device", "cpu", "--set", "max_op_memory=1MB")
     assert result.exit_code == 0, result.stderr
     assert json.loads((second / "ops.json").read_text())["ops"] == json.loads(text)["ops"]
 
@@ -122,7 +122,7 @@ def test_initializers_and_plugins_have_their_say(trace: Path, tmp_path: Path) ->
     )
     from opreplay.initializers.extensions import clear_registrations
 
-    for flag in ("--init-module", "--plugin"):
+    for flag in ("--plugin", "--init-module"):
         try:
             assert export(trace, "--output", tmp_path / flag.strip("-"), flag, code).exit_code == 0
         finally:

@@ -35,7 +35,7 @@ def module(tmp_path: Path):
 
 
 def test_all_are_listed_with_ops_and_options(module: Path) -> None:
-    args = ["list", "initializers", "--init-module", str(module), "--format", "json"]
+    args = ["list", "initializers", "--plugin", str(module), "--format", "json"]
     listed = {rule["name"]: rule for rule in json.loads(CliRunner().invoke(opreplay, args).stdout)}
     assert set(listed) == {rule.name for rule in built_in()} | {"ours"}
     assert listed["ours"]["ops"] == ["mylib::op"]
@@ -49,9 +49,9 @@ def test_all_are_listed_with_ops_and_options(module: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--init-arg", "moe_routing.distribution=gauss"], "uniform, zipf, histogram"),
-        (["--init-arg", "nobody.x=1"], "unknown initializer"),
-        (["--init-module", "missing.py"], "missing.py fails"),
+        (["--set", "init_arg=moe_routing.distribution=gauss"], "uniform, zipf, histogram"),
+        (["--set", "init_arg=nobody.x=1"], "unknown initializer"),
+        (["--plugin", "missing.py"], "missing.py fails"),
     ],
 )
 def test_wrong_settings_stop_a_run_before_the_trace_is_read(args: list[str], said: str) -> None:

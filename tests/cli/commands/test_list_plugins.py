@@ -105,7 +105,7 @@ def test_a_plugin_that_fails_is_a_usage_error_with_file_and_line(tmp_path: Path)
 
 @pytest.mark.parametrize("command", ["plan", "simulate", "run"])
 def test_commands_use_plugins_and_say_so(command: str, plugin: Path, trace: Path, tmp_path: Path) -> None:
-    more = {"run": ["--op-time", "1ms"], "plan": ["--output", tmp_path / "plan.json"]}.get(command, [])
+    more = {"run": ["--set", "op_time=1ms"], "plan": ["--output", tmp_path / "plan.json"]}.get(command, [])
     result = invoke(command, trace, "--plugin", plugin, *more)
     assert result.exit_code == 0, result.stderr
     assert f"--plugin {plugin}: 1 conversion, 1 executor, 1 initializer, 1 estimator" in result.stderr

@@ -31,8 +31,8 @@ def test_the_console_script_measures_and_predicts_over_sizes(tmp_path: Path) -> 
         "--vary",
         "n=1,47,128",
         "--measure",
-        "--op-time",
-        "2ms",
+        "--set",
+        "op_time=2ms",
         "--soc",
         "910b3",
         "--soc",
@@ -76,7 +76,10 @@ def test_nothing_runs_without_measuring_and_the_second_time_is_the_same() -> Non
     assert found["device"] is None
     assert {case["measured_us"] for case in found["cases"]} == {None}
     assert invoke(MM, "--vary", "n=2^3..2^6", "--no-measure", "--format", "json").stdout == first.stdout
-    assert invoke(MM, "--vary", "n=2^3..2^6", "--no-measure", "--no-cache", "--format", "json").stdout == first.stdout
+    assert (
+        invoke(MM, "--vary", "n=2^3..2^6", "--no-measure", "--set", "no_cache=true", "--format", "json").stdout
+        == first.stdout
+    )
 
 
 def test_rows_say_what_their_numbers_rest_on() -> None:
@@ -97,7 +100,9 @@ def test_calls_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     assert [row["n"] for row in rows] == ["", "16", "16"]
 
 
-@pytest.mark.parametrize(("flags", "seconds"), [((), 0.2), (("--quick",), 0.02), (("--quick", "--op-time", "1s"), 1.0)])
+@pytest.mark.parametrize(
+    ("flags", "seconds"), [((), 0.2), (("--quick",), 0.02), (("--quick", "--set", "op_time=1s"), 1.0)]
+)
 def test_a_first_look_takes_less_time(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], seconds: float) -> None:
     def cases_of(*given: object, measuring: RunOptions, **others: object) -> None:
         raise UsageError(f"{measuring.op_time_s} s each")
@@ -107,7 +112,7 @@ def test_a_first_look_takes_less_time(monkeypatch: pytest.MonkeyPatch, flags: tu
 
 
 def test_shapes_that_do_not_fit_have_a_reason_and_no_time() -> None:
-    done = invoke("aten::mm(f32[4,8], f32[n,3])", "--vary", "n=8,9", "--format", "json", "--op-time", "1ms")
+    done = invoke("aten::mm(f32[4,8], f32[n,3])", "--vary", "n=8,9", "--format", "json", "--set", "op_time=1ms")
     assert done.exit_code == 1
     good, bad = json.loads(done.stdout)["cases"]
     assert good["measured_us"] > 0
@@ -117,7 +122,7 @@ def test_shapes_that_do_not_fit_have_a_reason_and_no_time() -> None:
 
 def test_a_call_refused_where_it_ran_has_no_prediction_and_one_without_a_kernel_here_keeps_it() -> None:
     calls = ("aten::linear(i64[4,8], f32[8,8])", "aten::max(c64[8])")
-    done = invoke(*calls, "--format", "json", "--op-time", "1ms")
+    done = invoke(*calls, "--format", "json", "--set", "op_time=1ms")
     assert done.exit_code == 1
     refused, lacking = json.loads(done.stdout)["cases"]
     assert "same dtype" in refused["reason"]
@@ -156,7 +161,7 @@ def test_ops_of_plugins(tmp_path: Path) -> None:
         "@register_executor('op_cmd_test::gate')\ndef gate(inputs, attrs):\n    return [inputs[0] * attrs['slope']]\n"
     )
     done = invoke(
-        "op_cmd_test::gate(f32[8], slope=2.0)", "--plugin", str(plugin), "--op-time", "1ms", "--format", "json"
+        "op_cmd_test::gate(f32[8], slope=2.0)", "--plugin", str(plugin), "--set", "op_time=1ms", "--format", "json"
     )
     assert done.exit_code == 0, done.stderr
     (case,) = json.loads(done.stdout)["cases"]
@@ -199,7 +204,7 @@ def test_a_size_that_a_tile_program_does_not_fit_is_a_row_with_its_reason(tmp_pa
     assert fits["simulated"]
     assert not too_wide["simulated"]
     assert any("UB:" in note and "no prediction" in note for note in too_wide["notes"])
-    measured = invoke("tile_test::double(f32[8,64])", "--op-time", "1ms", "--measure", *common)
+    measured = invoke("tile_test::double(f32[8,64])", "--set", "op_time=1ms", "--measure", *common)
     (case,) = json.loads(measured.stdout)["cases"]
     assert any("on the CPU by the tile program double" in note for note in case["notes"])
 
@@ -233,7 +238,7 @@ def negated(op):
 
 def test_kernels_of_a_users_rule_are_said_to_be_his_and_what_they_are_taken_for(tmp_path: Path) -> None:
     (tmp_path / "rules.py").write_text(RULE)
-    args = ("aten::neg(f32[64,64])", "--no-measure", "--soc", "910b3", "--l2", "sequence", "--custom-op-dir", tmp_path)
+    args = ("aten::neg(f32[64,64])", "--no-measure", "--soc", "910b3", "--l2", "sequence", "--plugin", tmp_path)
     done = invoke(*map(str, args))
     assert done.exit_code == 0, done.stderr
     text = " ".join(done.stdout.split())

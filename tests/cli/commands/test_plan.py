@@ -62,9 +62,9 @@ def test_routes_follow_from_seed_settings_and_values(plan: Path, tmp_path: Path)
     module = tmp_path / "mine.py"
     module.write_text("LOADED = True\n")
     even = predicted_us(plan)
-    assert predicted_us(plan, "--seed", 0) == even
-    zipf = ("--init-arg", "moe_routing.distribution=zipf", "--init-module", module)
-    skewed = {predicted_us(plan, *zipf, "--seed", seed) for seed in range(3)}
+    assert predicted_us(plan, "--set", "seed=0") == even
+    zipf = ("--set", "init_arg=moe_routing.distribution=zipf", "--plugin", module)
+    skewed = {predicted_us(plan, *zipf, "--set", f"seed={seed}") for seed in range(3)}
     assert even not in skewed
     assert len(skewed) > 1
     data = b"".join(bytes([choice, 0, 0, 0]) for _ in range(TOKENS) for choice in range(CHOICES))
@@ -72,10 +72,10 @@ def test_routes_follow_from_seed_settings_and_values(plan: Path, tmp_path: Path)
     header = json.dumps(entry).encode()
     values = tmp_path / "routes.safetensors"
     values.write_bytes(len(header).to_bytes(8, "little") + header + data)
-    assert predicted_us(plan, "--values", values) not in {even, *skewed}
+    assert predicted_us(plan, "--set", f"values={values}") not in {even, *skewed}
     values.write_bytes(values.read_bytes().replace(LAYER.encode(), LAYER.upper().encode()))
-    assert "is for an op that the plan does not hold" in invoke("plan", plan, "--values", values).stderr
-    assert invoke("plan", plan, "--init-arg", "moe_routing.colour=red").exit_code == 2
+    assert "is for an op that the plan does not hold" in invoke("plan", plan, "--set", f"values={values}").stderr
+    assert invoke("plan", plan, "--set", "init_arg=moe_routing.colour=red").exit_code == 2
 
 
 @pytest.mark.parametrize("l2", ["cold", "warm", "sequence"])

@@ -74,14 +74,14 @@ def test_the_report_starts_with_coverage_and_shows_every_op(trace: Path) -> None
 
 
 def test_check_work_reaches_the_library(trace: Path) -> None:
-    assert run(trace, "--check-work").exit_code == 0
+    assert run(trace, "--check", "work").exit_code == 0
     options = SEEN["options"]
     assert isinstance(options, orchestrator.RunOptions)
     assert options.check_work
 
 
 def test_how_to_measure_reaches_the_library(trace: Path) -> None:
-    assert run(trace, "--cache", "warm", "--cuda-graph", "--check-kernels", "--check-values").exit_code == 0
+    assert run(trace, "--cache", "warm", "--set", "cuda_graph=true", "--check", "kernels,values").exit_code == 0
     options = SEEN["options"]
     assert isinstance(options, orchestrator.RunOptions)
     assert (options.cache, options.cuda_graph, options.check_kernels) == ("warm", True, True)
@@ -97,20 +97,20 @@ def test_values_of_options_reach_the_library(trace: Path) -> None:
         trace,
         "--device",
         "cpu",
-        "--op-time",
-        "20ms",
-        "--op-limit",
-        "9s",
-        "--seed",
-        "5",
-        "--threads",
-        "2",
-        "--max-op-memory",
-        "2GB",
-        "--over-budget",
-        "skip",
-        "--total-time",
-        "2min",
+        "--set",
+        "op_time=20ms",
+        "--set",
+        "op_limit=9s",
+        "--set",
+        "seed=5",
+        "--set",
+        "threads=2",
+        "--set",
+        "max_op_memory=2GB",
+        "--set",
+        "over_budget=skip",
+        "--set",
+        "total_time=2min",
         "--allow-import",
         "mine=my.ops",
         "--select",
@@ -121,12 +121,12 @@ def test_values_of_options_reach_the_library(trace: Path) -> None:
         "aten::a*",
         "--top",
         "7",
-        "--min-share",
-        "0.1%",
+        "--set",
+        "min_share=0.1%",
         "--max-failed",
         "2",
-        "--limit",
-        "events=5",
+        "--set",
+        "limit=events=5",
     )
     assert result.exit_code == 0, result.stderr
     options = SEEN["options"]
@@ -227,7 +227,7 @@ def test_an_interrupted_run_is_resumed(trace: Path, tmp_path: Path, monkeypatch:
     assert warm.exit_code == 2
     assert "--l2" in warm.stderr, "predictions for other caches are of another run"
     assert json.loads(path.read_text().splitlines()[0])["options"]["l2"] == "cold"
-    other = run(trace, "--resume", "-o", path, "--seed", "9")
+    other = run(trace, "--resume", "-o", path, "--set", "seed=9")
     assert other.exit_code == 2
     assert "seed (0 before, 9 now)" in other.stderr
 
@@ -254,7 +254,7 @@ def test_a_device_in_use_is_refused_unless_it_is_shared(trace: Path, monkeypatch
         refused = run(trace, "--device", "cuda")
         assert refused.exit_code == 4
         assert "cuda-0 is in use by another opreplay" in refused.stderr
-        assert run(trace, "--device", "cuda", "--shared-device").exit_code == 0
+        assert run(trace, "--device", "cuda", "--set", "shared_device=true").exit_code == 0
         beside = run(trace)
         assert beside.exit_code == 0
         assert "going on beside another job on cpu" in beside.stderr

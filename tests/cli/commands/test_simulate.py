@@ -167,13 +167,13 @@ def test_selection_and_custom_ops_are_passed_on(trace: Path, tmp_path: Path) -> 
         "x",
         "--top",
         3,
-        "--min-share",
-        "1%",
+        "--set",
+        "min_share=1%",
         "--allow-import",
         "a=b",
-        "--limit",
-        "events=9",
-        "--custom-op-dir",
+        "--set",
+        "limit=events=9",
+        "--plugin",
         tmp_path,
     )
     try:
@@ -208,9 +208,9 @@ def test_routing_follows_the_initializers_settings(
     module = tmp_path / "mine.py"
     module.write_text("LOADED = True\n")
     even = facts(trace)["socs"]["910b3"]["total_us"]
-    skewed = facts(trace, "--init-arg", "moe_routing.distribution=zipf", "--init-module", module)
+    skewed = facts(trace, "--set", "init_arg=moe_routing.distribution=zipf", "--plugin", module)
     assert skewed["socs"]["910b3"]["total_us"] > 1.02 * even
-    assert invoke(trace, "--init-arg", "moe_routing.colour=red").exit_code == 2
+    assert invoke(trace, "--set", "init_arg=moe_routing.colour=red").exit_code == 2
     file = tmp_path / "fails.py"
     file.write_text(
         "from opreplay.initializers.base import CustomInit\n"
@@ -220,7 +220,7 @@ def test_routing_follows_the_initializers_settings(
         "    def initialize(self, context):\n        return 1 / 0\n"
     )
     try:
-        said = invoke(trace, "--init-module", file)
+        said = invoke(trace, "--plugin", file)
     finally:
         clear_initializers()
     assert said.exit_code == 0
@@ -228,9 +228,11 @@ def test_routing_follows_the_initializers_settings(
     assert "ZeroDivisionError: division by zero" in said.stderr
     one_group = tmp_path / "routes.safetensors"
     save_ids(one_group, f"{layer.name}.topk_ids", torch.arange(4, dtype=torch.int32).repeat(8192, 1))
-    assert facts(trace, "--values", one_group)["socs"]["910b3"]["total_us"] > skewed["socs"]["910b3"]["total_us"]
+    assert (
+        facts(trace, "--set", f"values={one_group}")["socs"]["910b3"]["total_us"] > skewed["socs"]["910b3"]["total_us"]
+    )
     save_ids(one_group, f"{layer.name}.topk_ids", torch.zeros(4, 4, dtype=torch.int32))
-    assert "int32[4, 4]" in invoke(trace, "--values", one_group).stderr
+    assert "int32[4, 4]" in invoke(trace, "--set", f"values={one_group}").stderr
 
 
 def test_a_trace_without_device_time_is_said_to_be_one(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.cli.options.types import Assignments, ByteSize, Duration, Share
+from opreplay.traces.samples.catalog import sample_path
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_assignments_fit_their_patterns() -> None:
 def test_custom_op_files_run_before_the_trace_is_read(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise RuntimeError('read me')\n")
     for command in ("run", "plan", "simulate"):
-        result = CliRunner().invoke(opreplay, [command, "nowhere.json", "--custom-op-dir", str(tmp_path)])
+        result = CliRunner().invoke(opreplay, [command, "nowhere.json", "--plugin", str(tmp_path)])
         assert result.exit_code == 2
         assert f"{tmp_path}/mine.py:1: RuntimeError: read me" in result.stderr
 
@@ -94,10 +96,10 @@ def test_every_custom_op_folder_counts(way: str, tmp_path: Path, monkeypatch: py
     clear_registrations()
     try:
         if way == "library":
-            load_plugins(installed=False, custom_op_dirs=folders)
+            load_plugins([str(folder) for folder in folders], installed=False)
             ops = {op for entry in registrations() for op in entry.ops}
         else:
-            given = [part for folder in folders for part in ("--custom-op-dir", str(folder))]
+            given = [part for folder in folders for part in ("--plugin", str(folder))]
             (tmp_path / "o.toml").write_text(f"custom-op-dir = {[str(folder) for folder in folders]}\n")
             before = ["--config", str(tmp_path / "o.toml")] if way == "file" else []
             after = given if way == "options" else []
@@ -109,3 +111,40 @@ def test_every_custom_op_folder_counts(way: str, tmp_path: Path, monkeypatch: py
         assert {"mylib::first", "mylib::second"} <= ops
     finally:
         clear_registrations()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("--op", "aten::silu"), ("--op-filter", "aten::silu")),
+        (("--check-work",), ("--check", "work")),
+        (("--check-kernels",), ("--check", "kernels")),
+        (("--check-values",), ("--check", "values")),
+        (("--seed", "3"), ("--set", "seed=3")),
+    ],
+)
+def test_names_of_before_work_and_say_what_they_are_called_now(old: tuple[str, ...], new: tuple[str, ...]) -> None:
+    trace = str(sample_path("transformer_infer"))
+    answers = [
+        CliRunner().invoke(opreplay, ["run", trace, *flags, "--dry-run", "--format", "json"]) for flags in (old, new)
+    ]
+    assert [answer.exit_code for answer in answers] == [0, 0], answers[1].stderr
+    assert answers[0].stdout == answers[1].stdout
+    assert f"{old[0]} is now {' '.join(new[:1])}" in answers[0].stderr
+    assert "is now" not in answers[1].stderr
+
+
+def test_an_op_filter_takes_ids_and_places() -> None:
+    trace = str(sample_path("transformer_infer"))
+
+    def ops(*flags: str) -> list[dict[str, Any]]:
+        answer = CliRunner().invoke(opreplay, ["plan", trace, *flags, "--format", "json"])
+        assert answer.exit_code == 0, answer.output
+        listed: list[dict[str, Any]] = json.loads(answer.stdout)["unique_ops"]
+        return listed
+
+    every = ops()
+    assert [op["id"] for op in ops("--op-filter", "#2")] == [every[1]["id"]]
+    assert [op["id"] for op in ops("--op-filter", every[3]["id"][:8])] == [every[3]["id"]]
+    filtered = ops("--op-filter", "aten::silu", "--op-filter", "#1")
+    assert [op["name"] for op in filtered] == ["aten::silu"]

@@ -59,7 +59,7 @@ main()
             ),
             "",
         ),
-        (("op", "aten::relu(f32[4])", "--op-time", "1ms"), "interrupted"),
+        (("op", "aten::relu(f32[4])", "--set", "op_time=1ms"), "interrupted"),
     ],
 )
 def test_no_command_that_was_told_to_end_succeeds(arguments: tuple[str, ...], said: str) -> None:

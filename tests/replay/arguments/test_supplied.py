@@ -139,10 +139,12 @@ def test_run_takes_values(tmp_path: Path) -> None:
     good = save(tmp_path / "g.safetensors", **{"aten::embedding.indices": ("I64", (2,), longs(7, 8))})
     bad = save(tmp_path / "b.safetensors", **{"aten::embedding.indices": ("I64", (3,), longs(7, 8, 9))})
     out = tmp_path / "r.jsonl"
-    done = CliRunner().invoke(opreplay, ["run", str(trace), "--values", good, "--op-time", "10ms", "-o", str(out)])
+    done = CliRunner().invoke(
+        opreplay, ["run", str(trace), "--set", f"values={good}", "--set", "op_time=10ms", "-o", str(out)]
+    )
     assert done.exit_code == 0, done.output
     assert read_results(out)[1][0].initializer == "index + recorded values"
     for flags in ([], ["--dry-run"]):
-        refused = CliRunner().invoke(opreplay, ["run", str(trace), "--values", bad, *flags])
+        refused = CliRunner().invoke(opreplay, ["run", str(trace), "--set", f"values={bad}", *flags])
         assert refused.exit_code == 2, refused.output
         assert "int64[3]" in refused.output

@@ -129,6 +129,6 @@ def test_a_run_with_a_slip_in_a_stand_in_ends_as_an_internal_error(
     event = {"ph": "X", "cat": "cpu_op", "name": "_C::rms_norm", "pid": 1, "tid": 1, "ts": 1, "dur": 2, "args": args}
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps({"traceEvents": [event]}))
-    result = CliRunner().invoke(opreplay, ["run", str(trace), "--op-time", "5ms"])
+    result = CliRunner().invoke(opreplay, ["run", str(trace), "--set", "op_time=5ms"])
     assert result.exit_code == ExitCode.INTERNAL, result.output
     assert "_C::rms_norm" in result.stderr

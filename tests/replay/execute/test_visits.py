@@ -118,8 +118,8 @@ def test_a_visit_takes_its_share() -> None:
 
 def test_all_samples_count_together(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
-    flags = ("--top", 3, "--op-time", "30ms", "--threads", 1)
-    arguments = ["run", sample_path("transformer_infer"), *flags, "--visits", 3, "-o", file]
+    flags = ("--top", 3, "--set", "op_time=30ms", "--set", "threads=1")
+    arguments = ["run", sample_path("transformer_infer"), *flags, "--set", "visits=3", "-o", file]
     done = CliRunner().invoke(opreplay, [str(one) for one in arguments])
     assert done.exit_code == 0, done.output
     records = [json.loads(line) for line in file.read_text().splitlines()]
@@ -194,6 +194,6 @@ def test_runs_without_visits_are_compared_as_before() -> None:
 
 def test_visits_that_would_have_no_effect_are_refused(tmp_path: Path) -> None:
     trace, out = str(sample_path("transformer_infer")), str(tmp_path / "r.jsonl")
-    result = CliRunner().invoke(opreplay, ["run", trace, "--mode", "sequence", "--visits", "3", "-o", out])
+    result = CliRunner().invoke(opreplay, ["run", trace, "--mode", "sequence", "--set", "visits=3", "-o", out])
     assert result.exit_code == 2
     assert "--set visits=3 has no effect in a sequence" in result.stderr

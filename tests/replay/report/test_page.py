@@ -129,7 +129,7 @@ def test_a_run_and_a_comparison_write_pages(tmp_path: Path) -> None:
     sample = Path("traces/samples/cnn_train.json.gz").absolute()
     run, lines, compared = tmp_path / "run.html", tmp_path / "run.jsonl", tmp_path / "compare.html"
     args = ["run", str(sample), "--top", "2", "--soc", "910b3", "--output", str(run), "--output", str(lines)]
-    result = CliRunner().invoke(opreplay, [*args, "--op-time", "50ms"])
+    result = CliRunner().invoke(opreplay, [*args, "--set", "op_time=50ms"])
     assert result.exit_code == 0, result.stderr
     text = run.read_text()
     assert "Roofline" in text

@@ -143,7 +143,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert run("--soc", "910b3", "--what-if", "aten::conv2d=0").exit_code == 2
     assert run().exit_code == 2
     results = str(tmp_path / "host.jsonl")
-    assert CliRunner().invoke(opreplay, ["run", str(path), "--op-time", "1ms", "-o", results]).exit_code == 0
+    assert CliRunner().invoke(opreplay, ["run", str(path), "--set", "op_time=1ms", "-o", results]).exit_code == 0
     measured = json.loads(run("--soc", "910b3", "--host", results, "--format", "json").stdout)
     assert measured["host_measured_calls"] == 3, "the views of the weights"
     assert measured["socs"]["910b3"]["high_us"] != facts["socs"]["910b3"]["high_us"]

@@ -246,7 +246,7 @@ def test_measured_times_of_ranks_on_their_hosts(tmp_path: Path) -> None:
 
 def test_results_of_a_run_are_put_into_the_ranks(tmp_path: Path) -> None:
     paths = [gloo_rank(tmp_path, rank, (2, 2, 3), 1500.0 * rank, [[0, 1]]) for rank in (0, 1)]
-    out, run = tmp_path / "out.jsonl", ["--op-time", "2ms", "--threads", "1"]
+    out, run = tmp_path / "out.jsonl", ["--set", "op_time=2ms", "--set", "threads=1"]
     assert CliRunner().invoke(opreplay, ["run", paths[0], "-o", str(out), *run]).exit_code == 0
     done = CliRunner().invoke(opreplay, ["timeline", *paths, "--ranks", "--measured", str(out), "--format", "json"])
     assert done.exit_code == 0, done.stderr

@@ -153,15 +153,17 @@ def test_other_ops_keep_their_predictions(monkeypatch: pytest.MonkeyPatch) -> No
         failed.conclude()
 
 
-@pytest.mark.parametrize("command", [("simulate",), ("plan",), ("op", "--no-measure"), ("run", "--op-time", "10ms")])
+@pytest.mark.parametrize(
+    "command", [("simulate",), ("plan",), ("op", "--no-measure"), ("run", "--set", "op_time=10ms")]
+)
 def test_a_command_ends_with_an_error_and_keeps_what_was_done(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OpView, "need", broken)
     measured = tmp_path / "run.jsonl"
-    more: list[str] = ["--no-cache"] if command[0] in ("simulate", "op") else []
+    more: list[str] = ["--set", "no_cache=true"] if command[0] in ("simulate", "op") else []
     if command[0] == "run":
-        more = ["--op", "aten::rms_norm", "--op", "aten::mul", "--output", str(measured)]
+        more = ["--op-filter", "aten::rms_norm", "--op-filter", "aten::mul", "--output", str(measured)]
     inputs = "aten::mm(f32[64,32], f32[32,16])" if command[0] == "op" else sample_path("transformer_infer")
     result = CliRunner().invoke(opreplay, [*command, str(inputs), *more])
     assert result.exit_code == ExitCode.INTERNAL, result.output

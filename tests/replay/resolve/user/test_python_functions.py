@@ -195,7 +195,7 @@ def test_the_commands_and_the_library_run_it_and_a_bundle_refuses_it(tmp_path: P
     explained = CliRunner().invoke(command, ["plan", trace, *allow, "--explain", "own::foo"]).stdout
     assert "Python function" in explained
     assert "result = foo(x, y, 3)" in explained
-    quick = ("--op-time", "2ms")
+    quick = ("--set", "op_time=2ms")
     for done in (facts("run", trace, *quick), facts("batch", trace, *quick)):
         assert [(op["status"], op["resolved_by"]) for op in done["ops"]] == [("replayed", "python function")]
     called = facts("op", "own::foo(f32[4], f32[4], 3)", *quick)

@@ -224,7 +224,7 @@ def test_the_page_runs_from_the_command_line(tmp_path: Path) -> None:
         ("conversion", "convert_gate", "custom::gate"),
         ("executor", "execute_gate", "custom::gate"),
     }
-    opreplay_says("run", "t.json", "--plugin", "gate.py", "--op-time", "2ms", "--output", "r.jsonl")
+    opreplay_says("run", "t.json", "--plugin", "gate.py", "--set", "op_time=2ms", "--output", "r.jsonl")
     (result,) = opreplay.read_results(tmp_path / "r.jsonl").ops
     assert result.status == "replayed"
     assert "slope" in str(result.assumptions)

@@ -1,7 +1,6 @@
-"""Parts of the documentation that are made from the source when it is built.
+"""Sphinx directive `records`: a table of the keys of each record of a module, from the docstrings of its fields.
 
-The directive `records` makes a table of the keys of each record of a module, from the docstrings of its fields:
-`{records} opreplay.replay.results.records Header OpResult`. The reference of commands gets their settings.
+`{records} opreplay.replay.results.records Header OpResult` makes two of them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import sys
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
-import click
 from sphinx.util.docutils import SphinxDirective
 
 
@@ -67,34 +65,7 @@ class Records(SphinxDirective):
         ]
 
 
-def add_settings(_app: Any, ctx: click.Context, lines: list[str]) -> None:
-    """Below the options of a command: what `--set` changes."""
-    for setting in getattr(ctx.command, "settings", {}).values():
-        form, meaning = setting.record(ctx)
-        lines += [f".. option:: --set {form}", "", f"    {meaning}", ""]
-
-
-def name_settings(_app: Any, ctx: click.Context, lines: list[str]) -> None:
-    """In variables of the environment, settings in place of their flags of before."""
-    hidden = {setting.opts[0]: f"--set {name}" for name, setting in getattr(ctx.command, "settings", {}).items()}
-    lines[:] = [
-        re.sub(
-            r":option:`(.+?)`", lambda option: f"``{hidden[option[1]]}``" if option[1] in hidden else option[0], line
-        )
-        for line in lines
-    ]
-
-
-def name_arguments(_app: Any, _ctx: click.Context, lines: list[str]) -> None:
-    """An argument without a name in --help is a list of more values of the option before it."""
-    lines[:] = [".. option:: NAME=N,N,..." if line == ".. option:: " else line for line in lines]
-
-
 def setup(app: Any) -> dict[str, Any]:
-    """Register the directive and what completes the reference of commands."""
+    """Register the directive."""
     app.add_directive("records", Records)
-    app.connect("sphinx-click-process-options", add_settings)
-    app.add_event("sphinx-click-process-envars")  # what sphinx-click emits, though it declares another name
-    app.connect("sphinx-click-process-envars", name_settings)
-    app.connect("sphinx-click-process-arguments", name_arguments)
     return {"parallel_read_safe": True}

@@ -1,0 +1,80 @@
+# pyright: strict
+"""Options of a run of many traces: how many at once, and on which machines."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from opreplay.cli.options.settings import flag_of, setting
+from opreplay.cli.options.shared import with_options
+
+OF_ONE_TRACE = {
+    "mode": "Replay the step of one rank with --mode sequence; `opreplay timeline FOLDER --ranks` times the steps of "
+    "all ranks together.",
+    "ranks": "Replay the collectives of one rank with --ranks; those that ranks recorded are matched by themselves, "
+    "with who waited for whom.",
+    "max_live_memory": "It is for --mode sequence.",
+    "backend": "It is for --ranks.",
+    "no_check": "It is for --ranks.",
+    "cluster": "`opreplay simulate TRACE --cluster ...` predicts one trace on a cluster.",
+    "l2": "Many traces are predicted as --cache measures.",
+    "kernel_details": "A table beside each trace is found by itself.",
+    "capture": "Recordings of captures beside each trace are found by themselves.",
+    "rows": "Results of many traces go to a file with --output.",
+    "notes": "`opreplay show FILE --notes` prints the notes of a file of results.",
+}
+"""Parameter of `opreplay run` that many traces have not → what to do instead."""
+
+
+def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--engine and --lanes, and the settings address and allow_damaged."""
+    return with_options(command, _OPTIONS)
+
+
+_OPTIONS = [
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="Run many traces on this machine, or on a Ray cluster, where a lane asks for CPUs, a GPU or an NPU.",
+    ),
+    click.option(
+        "--lanes",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Traces read and ops measured at the same time.  [default: reads with all processors, measures one op; "
+        "with Ray as many as fit]",
+    ),
+    setting("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]"),
+    setting(
+        "--allow-damaged",
+        is_flag=True,
+        help="Of many traces take those that are cut short or damaged for what can be read of them.",
+    ),
+]
+
+
+def is_many(traces: Sequence[str]) -> bool:
+    """Whether several traces are meant: more than one name, a folder, or a glob that matches several files."""
+    context = click.get_current_context()
+    for name in ("engine", "lanes"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            return True
+    (only, *more) = traces
+    return bool(more) or os.path.isdir(only) or (not os.path.exists(only) and len(glob.glob(only, recursive=True)) > 1)
+
+
+def refuse_options_of_one() -> None:
+    """Raises UsageError for an option on the command line that is for one trace."""
+    from opreplay.traces.errors import UsageError
+
+    context = click.get_current_context()
+    for name, hint in OF_ONE_TRACE.items():
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"{flag_of(context, name)} is for one trace", hint=hint)

@@ -97,7 +97,7 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
     if ratio >= 1 or op.count >= FEW:
         return other
     calls = "one recorded call" if op.count == 1 else f"{op.count} recorded calls"
-    return f"{calls} tell no median: one that was interrupted, or a first call, may be most of it; else {other}"
+    return f"{calls} are too few for a median: a first or an interrupted call may dominate; else {other}"
 
 
 def _assumed(op: ReplayOp) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opreplay.replay.tile.study import Study
 
 
-@click.command("tile", short_help="Check kernels written in tiles, and predict them on simulated NPUs.")
+@click.command("tile", short_help="Check and predict kernels written in tiles.")
 @click.argument("file", metavar="FILE|MODULE")
 @click.option(
     "--case",

@@ -9,7 +9,7 @@ from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import force_option, limit_option, trace_argument
 
 
-@click.command("trim", cls=Command, short_help="Cut a step, a time or some ops out of a huge trace.")
+@click.command("trim", cls=Command, short_help="Extract a step, a time range or ops of a huge trace.")
 @trace_argument
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Keep what starts in ProfilerStep#N.")
 @click.option(

@@ -145,7 +145,7 @@ def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device
     """The op of the first overload that takes the call's arguments. Raises UsageError where none does."""
     reasons: list[Reason] = []
     for spec in specs:
-        args = _bound(spec, call)
+        args = argument_forms(spec, call)
         if args is None:
             continue
         op = ReplayOp(id=_identity(spec.full_name, args), name=spec.full_name, count=1, recorded=_NO_TIME, args=args)
@@ -169,7 +169,7 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
     return blake2b(msgspec.json.encode([name, args]), digest_size=6).hexdigest()
 
 
-def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
+def argument_forms(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
     """Arguments by name in the schema's order; None where they do not go with its names."""
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     values = dict(zip(positional, call.args, strict=False))

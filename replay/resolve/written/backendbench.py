@@ -54,7 +54,11 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORDS: dict[str, CallValue] = {
-    "None": None, "True": True, "False": False, "inf": math.inf, "nan": math.nan,
+    "None": None,
+    "True": True,
+    "False": False,
+    "inf": math.inf,
+    "nan": math.nan,
     **{short: TorchName(f"torch.{name}") for short, name in DTYPES.items()},
 }
 

@@ -200,7 +200,7 @@ def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
     if not value:
         return argument_of(arg, value=())
     metas = tuple(_with_strides(item) for item in value if isinstance(item, TensorMeta) or item is None)
-    if not any(metas):
+    if not any(metas) and (arg.kind != "Tensor[]" or len(metas) < len(value)):
         return argument_of(arg, kind=f"{_kind(arg, value[0])}[]", value=tuple(_plain(item) for item in value))
     if len(metas) < len(value):
         raise UsageError(f"the list {arg.name} holds tensors and something else", hint="Give tensors or None.")

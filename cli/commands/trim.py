@@ -80,7 +80,7 @@ def _between(text: str, path: str, limits: object) -> tuple[int, int]:
 
     hint = "Write 1.5s..2s (since the first event) or 1719.5..2044 (µs, as in the file)."
     low, dots, high = text.partition("..")
-    if not dots or not low or not high:
+    if not all((low, dots, high)):
         raise UsageError(f"--between {text!r} is no span", hint=hint)
     start, end = to_ns([low, high]).tolist()
     if INVALID in (start, end):

@@ -1,17 +1,21 @@
 """Sphinx configuration; the pages are Markdown, the command-line reference comes from the commands themselves."""
 
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
 
 import click
 from sphinx.application import Sphinx
 
 from opreplay.cli.options.settings import Command
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 project = "opreplay"
 author = "The opreplay developers"
 version = release = installed_version("opreplay")
 
-extensions = ["myst_parser", "sphinx_click"]
+extensions = ["myst_parser", "sphinx_click", "records"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence"]
@@ -22,9 +26,8 @@ html_title = f"opreplay {version}"
 
 
 def setup(app: Sphinx) -> None:
-    """Settings stand in the reference as in --help; hidden options stand nowhere."""
+    """Settings stand in the reference as in --help, their variables in the text of each."""
     app.connect("sphinx-click-process-options", _with_settings)
-    app.connect("sphinx-click-process-envars", _without_hidden)
 
 
 def _with_settings(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
@@ -33,9 +36,7 @@ def _with_settings(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
         for setting in ctx.command.settings.values():
             name, text = setting.record(ctx)
             lines += [f"``{name}``", f"    {text}", ""]
-
-
-def _without_hidden(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
     for option in ctx.command.params:
         if isinstance(option, click.Option) and option.hidden:
-            lines[:] = [line.replace(f":option:`{option.opts[0]}`", f"``{option.name}``") for line in lines]
+            # Else the reference would link it to an option that stands nowhere.
+            option.envvar = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("capture", cls=Command, short_help="Make a plan of a model or a training step, without a profile.")
 @click.argument("target", metavar="TARGET")
-@click.argument("sizes", nargs=-1, metavar="")
+@click.argument("sizes", nargs=-1, metavar="[NAME=N,N,...]...")
 @click.option(
     "--via",
     type=click.Choice(["dispatch", "export", "compile"]),

@@ -1,7 +1,7 @@
 # pyright: strict
 """A page's figures as Bokeh's documents: roofline, waterfall, curve and timeline; no callback in Python or in text.
 
-What a figure does on a click, and its colours in dark mode, is the page's script (`page.js`).
+What a figure does on a click, and its colours in dark mode, is the script beside this.
 """
 
 from __future__ import annotations

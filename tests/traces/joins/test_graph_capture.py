@@ -237,15 +237,19 @@ def test_commands_hint_without_and_tell_with_the_capture(tmp_path: Path) -> None
     write(folder / "first.json", capture("hip", {4: [LAYER]}))
     run = write(tmp_path / "run.json", execution("hip", [(3, [LAYER])]))
     without = invoke("plan", run)
-    assert "--capture FILE|FOLDER" in without.stderr
+    assert "--set capture=FILE" in without.stderr
     for command in ("plan", "inspect", "simulate"):
-        done = invoke(command, run, "--capture", folder, *(("--soc", "910b3") if command == "simulate" else ()))
+        done = invoke(
+            command, run, "--set", f"capture={folder}", *(("--soc", "910b3") if command == "simulate" else ())
+        )
         assert done.exit_code == 0, done.output
         assert "first.json told the ops of 1 of them" in done.stderr
-    assert "would replay 2 of 2 ops = 100.0 % of device time" in invoke("plan", run, "--capture", folder).stdout
-    ran = invoke("run", run, "--capture", folder / "first.json", "--set", "op_time=1ms", "--set", "threads=1")
+    assert (
+        "would replay 2 of 2 ops = 100.0 % of device time" in invoke("plan", run, "--set", f"capture={folder}").stdout
+    )
+    ran = invoke("run", run, "--set", f"capture={folder / 'first.json'}", "--set", "op_time=1ms", "--set", "threads=1")
     assert "replayed 2 of 2 ops" in ran.stdout, ran.output
-    missing = invoke("plan", run, "--capture", tmp_path / "nowhere")
+    missing = invoke("plan", run, "--set", f"capture={tmp_path / 'nowhere'}")
     assert missing.exit_code == 2
     assert "does not exist" in missing.stderr
 
@@ -280,4 +284,4 @@ def test_a_simulated_part_is_not_called_the_step(tmp_path: Path) -> None:
     done = invoke("simulate", write(tmp_path / "run.json", events), "--soc", "910b3")
     assert done.exit_code == 0, done.output
     assert "2.4 % of the step" in done.stdout
-    assert "--capture FILE|FOLDER" in done.stderr
+    assert "--set capture=FILE" in done.stderr

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Trace
 
 
-@click.command("export", cls=Command, short_help="Write ops as a bundle for torch alone, or for another tool.")
+@click.command("export", cls=Command, short_help="Write ops as a script for torch, or for other tools.")
 @source_options()
 @click.option(
     "--format",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("op", cls=Command, short_help="Measure and predict ops without a trace, over sizes.")
+@click.command("op", cls=Command, short_help="Measure and predict ops without a trace.")
 @click.argument("calls", metavar="[CALL]...", nargs=-1)
 @click.option("--file", "files", multiple=True, metavar="FILE", help="Also the calls of FILE, one a line. Repeatable.")
 @click.option(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("simulate", cls=Command, short_help="Predict a whole step on simulated NPUs, without running it.")
+@click.command("simulate", cls=Command, short_help="Predict a whole step on simulated NPUs.")
 @source_options(execution_traces=False)
 @soc_option
 @cluster_option

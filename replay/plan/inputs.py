@@ -166,7 +166,7 @@ def refuse_plan(path: str) -> None:
     """Raises UsageError for a plan, captured or written, where only a trace says when things ran."""
     if plan_dialect(path) is PLAN:
         raise UsageError(
-            f"{path} is a plan: it says what is called, not when it ran",
+            f"{path} is a plan, and a plan has no times",
             hint=f"`opreplay simulate {path} --soc 910b3` predicts its ops and adds them up, and says whether a "
             "captured step fits the memory; `opreplay run` measures them.",
         )

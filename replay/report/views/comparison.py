@@ -168,7 +168,7 @@ def level(comparison: Comparison) -> str:
 def _threshold_text(comparison: Comparison) -> str:
     text = f"threshold: ±{share_text(comparison.threshold)}"
     if comparison.applied > comparison.threshold:
-        text += f", raised to ±{share_text(comparison.applied)}: so far do ratios scatter in these two runs"
+        text += f", raised to ±{share_text(comparison.applied)}, the noise of these two runs"
     return text
 
 

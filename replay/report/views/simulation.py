@@ -307,7 +307,7 @@ def _inversion_line(pair: Inversion) -> str:
     """That a smaller device is predicted faster than a larger one, and why."""
     return (
         f"{safe(pair.smaller)} is predicted faster than {safe(pair.larger)} for {pair.ops:,} of {pair.compared:,} ops, "
-        "though no part of it is: calibration, as launches or kernels were measured on one of them only"
+        "although it is slower in every respect: an artefact of the calibration"
     )
 
 

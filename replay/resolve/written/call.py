@@ -169,18 +169,23 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
     return blake2b(msgspec.json.encode([name, args]), digest_size=6).hexdigest()
 
 
-def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
-    """Arguments by name in the schema's order; None where they do not go with its names."""
+def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
+    """What a call gives each argument; None where it does not go with the schema's names."""
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     values = dict(zip(positional, call.args, strict=False))
     if len(call.args) > len(positional) or not call.kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():
         return None
     values.update(call.kwargs)
-    for arg in spec.args:
-        if not arg.has_default and arg.name not in values:
-            return None
-        if arg.kind in _BY_NAME and isinstance(values.get(arg.name), (int, float)):
-            return None  # a number may stand for a dtype in a trace; whoever writes one means a number
+    return None if any(not arg.has_default and arg.name not in values for arg in spec.args) else values
+
+
+def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
+    """Arguments in the schema's order; None where they do not go with it."""
+    values = values_by_name(spec, call)
+    if values is None:
+        return None
+    if any(arg.kind in _BY_NAME and isinstance(values.get(arg.name), (int, float)) for arg in spec.args):
+        return None  # a number may stand for a dtype in a trace; whoever writes one means a number
     return tuple(_argument(arg, values[arg.name]) for arg in spec.args if arg.name in values)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TOP = 30
 
 
-@click.command("inspect", cls=Command, short_help="Say what is in a trace, and where its time goes.")
+@click.command("inspect", cls=Command, short_help="Summarize a trace, and where its time goes.")
 @trace_argument
 @kernel_details_option
 @capture_option

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opreplay.replay.tile.study import Study
 
 
-@click.command("tile", short_help="Check kernels written in tiles, and predict them on simulated NPUs.")
+@click.command("tile", short_help="Check and predict kernels written in tiles.")
 @click.argument("file", metavar="FILE|MODULE")
 @click.option(
     "--case",
@@ -122,10 +122,8 @@ def command(
         console.show_line(view.headline(result))
         console.show_fitted(partial(view.render, result, lines=lines))
     # What does not fit in a sweep is an answer, as long as something does.
-    looked = result.looked
-    swept = tune or bool(settings)
-    broken = all(case.failed for case in looked) if swept else any(case.failed for case in looked)
-    return 1 if broken else 0
+    is_broken = all if tune or settings else any
+    return int(is_broken(case.failed for case in result.looked))
 
 
 def _tensors_of(path: str) -> dict[str, Any]:

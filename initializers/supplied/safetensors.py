@@ -102,7 +102,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as file:
             total = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if total < _LENGTH_BYTES or length > total - _LENGTH_BYTES:
+            if length > total - _LENGTH_BYTES:
                 raise _damaged(path, f"a header of {length} bytes in a file of {total}")
             if length > HEADER_BYTES:
                 raise FormatError(
@@ -143,7 +143,7 @@ def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTe
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, f"{name!r} has no dtype, shape and data_offsets")
     spelled, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(spelled, str) or spelled not in DTYPES:
+    if str(spelled) not in DTYPES:
         raise FormatError(f"{path}: {name!r} has dtype {spelled!r}", hint=f"Read are {', '.join(DTYPES)}.")
     if not _naturals(shape) or len(shape) > MAX_RANK:
         raise _damaged(path, f"{name!r} has no valid shape")

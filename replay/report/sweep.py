@@ -68,7 +68,7 @@ def prediction_notes(prediction: Simulated) -> list[str]:
     if prediction.taken_for:
         notes = [f"by your rule {prediction.source}: {prediction.taken_for}", *notes]
     if prediction.no_path:
-        return [f"has no known path for products of {prediction.no_path}: costed as another dtype"]
+        return [f"does not support {prediction.no_path} products: costed as another dtype"]
     if prediction.extrapolated:
         notes = [*notes, "extrapolated"]
     if prediction.by == "bytes":

@@ -168,7 +168,12 @@ def _discard_stdout() -> None:
     os.close(null)
 
 
-@click.group(cls=OpReplayGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=OpReplayGroup,
+    epilog="Also: `opreplay doctor` checks Python, torch, devices and libraries; `opreplay trust` lets a file of "
+    "options name code; `opreplay completion` and `opreplay man` are for shells.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="opreplay", message="%(prog)s %(version)s")
 @click.option(
     "--config",

@@ -229,7 +229,7 @@ def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
         return [f"{name}={item}" for name, item in cast("dict[str, Any]", value).items()]
     if isinstance(value, list) and option.multiple:
         items = cast("list[Any]", value)
-        return items if all(_is_plain(item) for item in items) else None
+        return items if all(map(_is_plain, items)) else None
     return [value] if _is_plain(value) else None
 
 

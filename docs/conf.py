@@ -1,17 +1,21 @@
 """Sphinx configuration; the pages are Markdown, the command-line reference comes from the commands themselves."""
 
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
 
 import click
 from sphinx.application import Sphinx
 
 from opreplay.cli.options.settings import Command
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 project = "opreplay"
 author = "The opreplay developers"
 version = release = installed_version("opreplay")
 
-extensions = ["myst_parser", "sphinx_click"]
+extensions = ["myst_parser", "sphinx_click", "records"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence"]

@@ -13,6 +13,8 @@ from opreplay.initializers.base import CustomInit, Option, OptionValue
 from opreplay.traces.errors import UsageError
 
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+ACCEPTED: dict[type, tuple[type, ...]] = {float: (int, float)}
+"""Types of values of an option where they are not its own alone."""
 
 
 class Known(Protocol):
@@ -33,7 +35,7 @@ def check_declared(kind: type[CustomInit]) -> None:
         raise UsageError(f"initializer {kind.name!r} has two options of one name")
     for option in kind.options:
         value, shown = option.default, f"the default of {kind.name}.{option.name}"
-        allowed: tuple[type, ...] = (int, float) if option.type is float else (option.type,)
+        allowed = ACCEPTED.get(option.type, option.type)
         if value is None:
             continue
         if not isinstance(value, allowed) or (isinstance(value, bool) and option.type is not bool):

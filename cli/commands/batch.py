@@ -164,7 +164,7 @@ def run_many(
 @force_option
 @format_option("table", "json")
 @quick_option("the 20 heaviest ops of each trace, as in `opreplay run`")
-@click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
+@click.option("--dry-run", is_flag=True, help="Show what would run, then stop.")
 @many_options
 @measuring_options
 @resume_option

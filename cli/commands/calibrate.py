@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.calibrate.validate import Measured
 
 
-@click.command("calibrate", short_help="Fit a simulated device to a profile of a real Ascend NPU.")
+@click.command("calibrate", short_help="Fit a simulated device to a profile of a real NPU.")
 @tables_argument
 @click.option(
     "--soc",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
 
 
-@click.command("capture", cls=Command, short_help="Make a plan of a model or a training step, without a profile.")
+@click.command("capture", cls=Command, short_help="Extract the ops of a model, without a profile.")
 @click.argument("target", metavar="TARGET")
 @click.argument("sizes", nargs=-1, metavar="[NAME=N,N,...]...")
 @click.option(

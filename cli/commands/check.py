@@ -25,15 +25,13 @@ if TYPE_CHECKING:
 REQUIRE = "schema, shape inference, correctness, bad input"
 
 
-@click.command(
-    "check", cls=Command, short_help="Say whether an op is right, everywhere, and faster than its reference."
-)
+@click.command("check", cls=Command, short_help="Test an op's correctness and speed against a reference.")
 @click.argument("op", metavar="OP", required=False)
 @click.option(
     "--against",
     "--reference",
     metavar="OP|FILE.py:FUNCTION|stand-in",
-    help="What results and times are held against: an op (aten::add), torch.add, a function of yours, opreplay's "
+    help="The reference of results and times: an op (aten::add), torch.add, a function of yours, opreplay's "
     "stand-in, torch's decomposition. By default the op itself in float64.",
 )
 @click.option(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.compare.judge import Method
 
 
-@click.command("compare", short_help="Say which ops became slower or faster between two runs.")
+@click.command("compare", short_help="Compare two runs or traces, op by op.")
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="[AFTER]", required=False)
 @click.option(

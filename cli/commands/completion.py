@@ -9,7 +9,7 @@ SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_OPREPLAY_COMPLETE"
 
 
-@click.command("completion", hidden=True, short_help="Print what makes a shell complete opreplay's commands.")
+@click.command("completion", hidden=True, short_help="Print the shell completion script.")
 @click.argument("shell", type=click.Choice(SHELLS), metavar="bash|zsh|fish")
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 UNTRUSTED = "refused: read the file, then opreplay trust FILE"
 
 
-@click.command("doctor", short_help="Check Python, torch, devices and libraries.")
+@click.command("doctor", hidden=True, short_help="Check Python, torch, devices and libraries.")
 @format_option("table", "json")
 @click.pass_context
 def command(ctx: click.Context, format_: str) -> int:

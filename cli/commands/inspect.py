@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 TOP = 30
 
 
-@click.command("inspect", cls=Command, short_help="Say what is in a trace, and where its time goes.")
+@click.command("inspect", cls=Command, short_help="Summarize a trace, and where its time goes.")
 @trace_argument
 @kernel_details_option
 @capture_option
 @click.option(
     "--by",
-    type=click.Choice(["op", "category", "module", "kernel", "phase"]),
-    help="One table instead: where the time goes, summed up by this.",
+    type=click.Choice(["op", "category", "module", "kernel", "phase", "step", "launch"]),
+    help="One table instead: where the time goes, summed up by this; all steps, outliers named; or how kernels are "
+    "launched: short ones, and how long they wait.",
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, CSV all]")
 @click.option(
@@ -43,7 +44,7 @@ def command(
     trace: str,
     kernel_details: str | None,
     capture: str | None,
-    by: By | None,
+    by: By | Literal["step", "launch"] | None,
     top: int | None,
     peak: str | None,
     format_: str,
@@ -74,8 +75,20 @@ def command(
         kernel_details=kernel_details,
         capture=capture,
         gradients=False,
-        activity=by is None and tells_step(trace),
+        activity=by in ("step", "launch") or (by is None and tells_step(trace)),
     )
+    if by == "step" or by == "launch":
+        from opreplay.replay.report import steps as view_of_steps
+        from opreplay.traces.times.steps import launch_table, step_table
+
+        rows_of = step_table(read) if by == "step" else launch_table(read)
+        console.show_as(
+            format_,
+            lambda: view_of_steps.facts(rows_of, top),
+            lambda width: view_of_steps.render(rows_of, top or TOP, width=width),
+            texts={"csv": lambda: view_of_steps.csv_text(rows_of, top)},
+        )
+        return
     if by is not None or format_ == "csv" or top is not None or named is not None:
         from opreplay.replay.report import breakdown as table
 

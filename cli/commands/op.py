@@ -30,9 +30,16 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("op", cls=Command, short_help="Measure and predict ops without a trace, over sizes.")
+@click.command("op", cls=Command, short_help="Measure and predict ops without a trace.")
 @click.argument("calls", metavar="[CALL]...", nargs=-1)
-@click.option("--file", "files", multiple=True, metavar="FILE", help="Also the calls of FILE, one a line. Repeatable.")
+@click.option(
+    "--file",
+    "--from",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Also the calls of FILE, one a line, or an op trace of BackendBench. Repeatable.",
+)
 @click.option(
     "--vary",
     multiple=True,
@@ -84,15 +91,27 @@ def command(
 
     from opreplay.cli.outputs import check_output
     from opreplay.cli.setup import planned
+    from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import RunProgress
     from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.cases import cases_of
+    from opreplay.replay.plan.inputs import BACKENDBENCH, plan_dialect
     from opreplay.replay.plan.kept import kept_plan_of_calls
+    from opreplay.replay.resolve.written.backendbench import written_calls
     from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
     from opreplay.traces.errors import UsageError
 
     measuring = quick_times(measuring) if quick else measuring
-    texts = [*calls, *(call for file in files for call in calls_of_file(file))]
+    texts, refused = list(calls), False
+    for file in files:
+        if file != "-" and plan_dialect(file) is BACKENDBENCH:
+            of_file, uncalled = written_calls(file)
+            refused = refused or bool(uncalled)
+            for why, count in uncalled.items():
+                console.narrate(f"{file}: left out: {count} × {why}")
+        else:
+            of_file = calls_of_file(file)
+        texts += of_file
     if not texts:
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
     for name in output:
@@ -140,7 +159,7 @@ def command(
     ready.conclude(unused=False)
     _show(cases, format_, output, force=force)
     failed.conclude()
-    left_out = any(case.result.reason is not None or case.unpredicted for case in cases.cases)
+    left_out = refused or any(case.result.reason is not None or case.unpredicted for case in cases.cases)
     return ExitCode.INCOMPLETE if left_out else ExitCode.OK
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("plan", cls=Command, short_help="Say what would run and how, without running it.")
+@click.command("plan", cls=Command, short_help="Show what `run` would do, without running it.")
 @source_options()
 @device_option
 @soc_option

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("run", cls=Command, short_help="Measure each op of traces here, predict it on a simulated NPU.")
+@click.command("run", cls=Command, short_help="Re-run the ops of traces here, and predict them on a simulated NPU.")
 @sources_options
 @device_option
 @soc_option
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 @click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
 @many_options
 @quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
-@click.option("--dry-run", is_flag=True, help="Say what would run, then stop.")
+@click.option("--dry-run", is_flag=True, help="Show what would run, then stop.")
 @measuring_options
 @resume_option
 @sequence_options

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("simulate", cls=Command, short_help="Predict a whole step on simulated NPUs, without running it.")
+@click.command("simulate", cls=Command, short_help="Predict a whole step on simulated NPUs.")
 @source_options(execution_traces=False)
 @soc_option
 @cluster_option
@@ -116,7 +116,7 @@ def command(
     shown = step if step is not None and step.marked else None
     facts = partial(view.facts, plan, steps, losers=losers, where=where, report=step)
     texts = {
-        ".html": lambda: render(view.page(plan, steps, command_line(), report=shown)),
+        ".html": lambda: render(view.page(plan, steps, command_line(), devices=devices, report=shown)),
         ".csv": lambda: view.csv_text(plan, steps),
         ".json": lambda: console.json_text(facts()),
     }

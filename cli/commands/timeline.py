@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from opreplay.traces import Trace
 
 
-@click.command("timeline", cls=Command, short_help="Say why a step takes as long as it does, and what would change it.")
+@click.command("timeline", cls=Command, short_help="Explain the time of a step, and estimate changes.")
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 @click.option(
     "--ranks",

@@ -9,7 +9,7 @@ from opreplay.cli.options.settings import Command
 from opreplay.cli.options.shared import force_option, limit_option, trace_argument
 
 
-@click.command("trim", cls=Command, short_help="Cut a step, a time or some ops out of a huge trace.")
+@click.command("trim", cls=Command, short_help="Extract a step, a time range or ops of a huge trace.")
 @trace_argument
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Keep what starts in ProfilerStep#N.")
 @click.option(
@@ -80,7 +80,7 @@ def _between(text: str, path: str, limits: object) -> tuple[int, int]:
 
     hint = "Write 1.5s..2s (since the first event) or 1719.5..2044 (µs, as in the file)."
     low, dots, high = text.partition("..")
-    if not dots or not low or not high:
+    if not all((low, dots, high)):
         raise UsageError(f"--between {text!r} is no span", hint=hint)
     start, end = to_ns([low, high]).tolist()
     if INVALID in (start, end):

@@ -10,7 +10,7 @@ import click
 from opreplay.cli.options.types import FileName
 
 
-@click.command("trust", hidden=True, short_help="Let a found file of options name code and files.")
+@click.command("trust", hidden=True, short_help="Trust the options of a file that was found.")
 @click.argument("file", metavar="[FILE]", required=False, type=FileName())
 def command(file: str | None) -> None:
     """Let FILE, as it is now, name code to run, files to write and limits. Read it first. It is the nearest

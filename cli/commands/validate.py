@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
 
 
-@click.command("validate", short_help="Compare predictions with a profile of a real Ascend NPU.")
+@click.command("validate", short_help="Compare predictions with a profile of a real NPU.")
 @tables_argument
 @click.option(
     "--soc",

@@ -33,7 +33,7 @@ _MEASURING = [
         type=click.Choice(("shrink", "skip")),
         default="shrink",
         show_default=True,
-        help="An op that needs more runs on fewer rows of a pool or on some of its slices, or not at all.",
+        help="Run an op that needs more on a part of its data, or skip it.",
     ),
     setting(
         "--op-time",
@@ -47,7 +47,7 @@ _MEASURING = [
         "--op-limit",
         type=Duration(),
         metavar="TIME",
-        help="Give an op up after this time.  [default: 60s, or 30 times op_time]",
+        help="Timeout of one op.  [default: 60s, or 30 times op_time]",
     ),
     setting(
         "--visits",
@@ -69,7 +69,9 @@ _MEASURING = [
         is_flag=True,
         help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
     ),
-    setting("--total-time", type=Duration(), metavar="TIME", help="Skip what has not run after this time, e.g. 5min."),
+    setting(
+        "--total-time", type=Duration(), metavar="TIME", help="Time for the whole run, e.g. 5min; the rest is skipped."
+    ),
     setting(
         "--threads",
         type=click.IntRange(min=1),
@@ -211,7 +213,7 @@ _CHECKING = [
         type=Names("work", "kernels", "values"),
         default=(),
         metavar="NAME,...",
-        help="work: report how much work the values of the arguments cause, and warn of ops that do none. kernels: "
+        help="work: report data-dependent work, and warn of ops that do none. kernels: "
         "profile a call of each op, and compare its kernels or child ops with those recorded. values: compare the "
         "results of ops that something else runs with those of their own implementation.",
     ),

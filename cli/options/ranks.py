@@ -49,7 +49,7 @@ _OPTIONS = [
     setting(
         "--backend",
         type=click.Choice(("gloo", "nccl", "hccl")),
-        help="Of the ranks.  [default: gloo on the CPU, nccl on CUDA, hccl on an NPU]",
+        help="Process group backend.  [default: gloo on the CPU, nccl on CUDA, hccl on an NPU]",
     ),
     setting("--no-check", is_flag=True, help="Do not check the results of collectives."),
 ]

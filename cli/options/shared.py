@@ -58,7 +58,7 @@ kernel_details_option = setting(
 """kernel_details: what the NPU's profiler says of each kernel."""
 
 
-notes_option = click.option("--notes", is_flag=True, help="Print all notes, not only those that may change a decision.")
+notes_option = click.option("--notes", is_flag=True, help="Print all notes.")
 """--notes: all that is to be known of the numbers, not only what may change a decision."""
 
 
@@ -86,7 +86,7 @@ limit_option = setting(
     type=Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB"),
     multiple=True,
     metavar="NAME=VALUE",
-    help="Raise a limit of the trace reader; an error about a limit names it. Repeatable.",
+    help="Raise a limit of the trace reader, named in its error. Repeatable.",
 )
 """limit, which raises the bounds that protect against hostile files."""
 
@@ -176,7 +176,7 @@ device_option = click.option(
     default="cpu",
     show_default=True,
     metavar="DEVICE",
-    help="Where to replay: cpu, cuda, cuda:1, npu. Never another one silently.",
+    help="Where to replay: cpu, cuda, cuda:1, npu. No fallback.",
 )
 """--device: where ops are resolved for and run."""
 
@@ -276,7 +276,7 @@ init_arg_option = setting(
 """init_arg: how initializers fill arguments."""
 
 
-seed_option = setting("--seed", type=int, default=0, show_default=True, help="Of the inputs' values.")
+seed_option = setting("--seed", type=int, default=0, show_default=True, help="Random seed of the inputs.")
 """seed: of everything that is drawn."""
 
 

@@ -112,11 +112,12 @@ def read_lengths(path: str) -> list[tuple[int, float]]:
     """(length, count) pairs from a JSON list of such lists. Raises InitializerError for anything else."""
     pairs = _read(path)
     sound = isinstance(pairs, list) and all(_counts(pair) and len(pair) == 2 for pair in pairs)
-    if not sound or not pairs or not all(isinstance(length, int) and length > 0 for length, _ in pairs):
+    lengths, counts = zip(*pairs, strict=True) if sound and pairs else ((), ())
+    if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
         raise InitializerError(f"{path} must be a list of [length, count]")
-    if not any(count for _, count in pairs):
+    if not any(counts):
         raise InitializerError(f"{path}: all counts are zero")
-    return [(length, float(count)) for length, count in pairs]
+    return list(zip(lengths, map(float, counts), strict=True))
 
 
 def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:

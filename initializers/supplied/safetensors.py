@@ -11,10 +11,13 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opreplay.traces.errors import FormatError
 from opreplay.traces.limits import MAX_RANK
+
+if TYPE_CHECKING:
+    import torch
 
 HEADER_BYTES = 16 << 20
 """Largest header read; the format's own limit is 100 MB, for files of hundreds of thousands of tensors."""
@@ -78,6 +81,18 @@ class SafetensorsFile:
             raise FormatError(f"{self.path} ends inside {name!r}", hint="The file changed while it was in use.")
         return data
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor in memory of its own. Raises FormatError as `read` does."""
+        import torch
+
+        stored = self.tensors[name]
+        dtype: torch.dtype = getattr(torch, stored.dtype)
+        if not stored.size_bytes:
+            return torch.empty(stored.shape, dtype=dtype)
+        raw = torch.frombuffer(self.read(name), dtype=torch.uint8)
+        # A byte other than 0 and 1 is no valid bool in memory.
+        return (raw != 0 if dtype is torch.bool else raw.view(dtype)).reshape(stored.shape)
+
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     if path.exists() and not path.is_file():
@@ -87,7 +102,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as file:
             total = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if total < _LENGTH_BYTES or length > total - _LENGTH_BYTES:
+            if length > total - _LENGTH_BYTES:
                 raise _damaged(path, f"a header of {length} bytes in a file of {total}")
             if length > HEADER_BYTES:
                 raise FormatError(
@@ -128,7 +143,7 @@ def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTe
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, f"{name!r} has no dtype, shape and data_offsets")
     spelled, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(spelled, str) or spelled not in DTYPES:
+    if str(spelled) not in DTYPES:
         raise FormatError(f"{path}: {name!r} has dtype {spelled!r}", hint=f"Read are {', '.join(DTYPES)}.")
     if not _naturals(shape) or len(shape) > MAX_RANK:
         raise _damaged(path, f"{name!r} has no valid shape")

@@ -63,8 +63,7 @@ def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
         args = tensors.arguments(op, device=torch.device("meta"))
     except (RuntimeError, ValueError):  # torch refuses what was recorded
         return 0
-    positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
-    by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+    positional, by_name = op.in_call(args)
     try:
         with FlopCounterMode(display=False) as counter:
             function(*positional, **by_name)

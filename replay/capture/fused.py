@@ -19,7 +19,7 @@ import msgspec
 from opreplay.replay.capture.calls.recorder import NOT_RECORDED
 from opreplay.replay.ir.captured import Capture
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.ir.sizes import itemsize
+from opreplay.replay.ir.sizes import itemsize, tensors_of
 from opreplay.replay.plan.passes import by_recorded_time
 from opreplay.replay.plan.step.linking import VIEWS, Memories
 from opreplay.replay.resolve.names import candidates
@@ -304,7 +304,7 @@ class _Rewriting:
                 result in wanted or self._graph.is_output(result[0]) for result in results
             )
             if not unused:
-                metas = [meta for arg in row.op.args for meta in arg.tensors if meta is not None]
+                metas = tensors_of(row.op)
                 wanted.update((memory, meta.shape) for memory, meta in zip(taken, metas, strict=True))
                 rows.append(row)
         return rows[::-1]

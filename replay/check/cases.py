@@ -19,6 +19,7 @@ from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName, call_text, parse_call, parse_tensor
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
+from opreplay.replay.resolve.written.call import values_by_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.literals import plain_float
 from opreplay.traces.model import TensorMeta
@@ -271,13 +272,8 @@ def _shapes(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
     """Arguments of a written call by name, in the schema's order; None where they do not go with the schema."""
-    positional = [arg for arg in spec.args if not arg.keyword_only]
-    values: dict[str, CallValue] = dict(zip((arg.name for arg in positional), call.args, strict=False))
-    names = {arg.name for arg in spec.args}
-    if len(call.args) > len(positional) or not call.kwargs.keys() <= names - values.keys():
-        return None
-    values.update(call.kwargs)
-    if any(not arg.has_default and arg.name not in values for arg in spec.args):
+    values = values_by_name(spec, call)
+    if values is None:
         return None
     bound = [_argument(arg, values[arg.name]) for arg in spec.args if arg.name in values]
     args = [arg for arg in bound if arg is not None]

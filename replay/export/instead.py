@@ -37,8 +37,7 @@ def called_instead(op: ReplayOp) -> ReplayOp | None:
         args = tensors.arguments(op, device=torch.device("meta"))
     except (RuntimeError, ValueError):  # torch refuses what was recorded
         return None
-    positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
-    by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+    positional, by_name = op.in_call(args)
     try:
         with torch.no_grad(), watch:
             function(*positional, **by_name)

@@ -6,7 +6,8 @@ Owns the values, not how they are made (`plan.make`), checked (`verify`), stored
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -159,6 +160,16 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     def called(self) -> str:
         """The op whose arguments these are, "namespace::op": an equivalent takes those of the recorded op."""
         return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """What is no tensor, by argument name; None for tensors."""
+        return {arg.name: arg.value for arg in self.args}
+
+    def in_call(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Values by argument name as a call takes them: by position, and by name."""
+        positional = [values[arg.name] for arg in self.args if not arg.keyword_only]
+        return positional, {arg.name: values[arg.name] for arg in self.args if arg.keyword_only}
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):

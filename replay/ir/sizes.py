@@ -60,7 +60,7 @@ def base_elements(op: ReplayOp) -> int:
     if not op.name.startswith("aten::as_strided"):
         return 0
     base = next(tensors_of(op), None)
-    values = {arg.name: arg.value for arg in op.args}
+    values = op.values
     size, strides, offset = _sizes(values.get("size")), _sizes(values.get("stride")), values.get("storage_offset")
     if base is None or size is None or strides is None or len(size) != len(strides):
         return 0
@@ -216,7 +216,7 @@ def _pieces(op: ReplayOp) -> int:
     """An upper bound of the number of results."""
     first = next(tensors_of(op), None)
     shape = () if first is None else first.shape
-    values = {arg.name: arg.value for arg in op.args}
+    values = op.values
     dim = values.get("dim", 0)
     size = shape[dim] if isinstance(dim, int) and -len(shape) <= dim < len(shape) else max(shape, default=0)
     chunks, sections, step = (values.get(name) for name in ("chunks", "sections", "split_size"))
@@ -226,7 +226,7 @@ def _pieces(op: ReplayOp) -> int:
         return min(size, chunks)
     if isinstance(sections, int):
         return sections
-    parts = next((values[name] for name in ("split_sizes", "indices", "split_size") if name in values), None)
+    parts = values.get("split_sizes", values.get("indices", step))
     return len(parts) + 1 if isinstance(parts, tuple) else size
 
 

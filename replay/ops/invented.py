@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from opreplay.initializers.base import OptionValue
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.model import TensorMeta
 
 WEIGHTS = "weights"
@@ -121,7 +122,7 @@ def sizes_of(op: ReplayOp, words: Mapping[str, OptionValue] | None = None) -> Ex
     """Sizes of an opaque layer of experts; None for any other op, and where its arguments are none of such a layer."""
     if op.called not in EXPERT_LAYERS:
         return None
-    metas = [meta for arg in op.args for meta in arg.tensors if meta is not None]
+    metas = list(tensors_of(op))
     if len(metas) < 2 or len(metas[0].shape) < 2 or not metas[1].shape:
         return None
     return expert_sizes(metas[0], metas[1], op, words)

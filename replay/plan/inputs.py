@@ -50,6 +50,12 @@ def _tracelens(source: Source, want: Want) -> ReplayPlan:
     return read_tracelens_ir(source.path)
 
 
+def _backendbench(source: Source, want: Want) -> ReplayPlan:
+    from opreplay.replay.resolve.written.backendbench import read_backendbench
+
+    return read_backendbench(source.path)
+
+
 def _results(source: Source, want: Want) -> ReplayPlan:
     raise UsageError(
         f"{source.path} holds the results of a run, not a trace",
@@ -63,7 +69,8 @@ TRACELENS = Dialect(
     "tracelens", sniff=lambda o: o.layout == "list" and {"op_name", "replay_ir"} <= o.keys.keys(), read=_tracelens
 )
 COMMS = Dialect("comms", sniff=lambda o: o.layout == "list" and "comms" in o.keys, read=_comms)
-PLANS = (RESULTS, PLAN, TRACELENS, COMMS)
+BACKENDBENCH = Dialect("backendbench", sniff=lambda o: o.data.lstrip().startswith(b"Operator:"), read=_backendbench)
+PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
 """Files that are no profile, in the order in which they are asked."""
 
 
@@ -166,7 +173,7 @@ def refuse_plan(path: str) -> None:
     """Raises UsageError for a plan, captured or written, where only a trace says when things ran."""
     if plan_dialect(path) is PLAN:
         raise UsageError(
-            f"{path} is a plan: it says what is called, not when it ran",
+            f"{path} is a plan, and a plan has no times",
             hint=f"`opreplay simulate {path} --soc 910b3` predicts its ops and adds them up, and says whether a "
             "captured step fits the memory; `opreplay run` measures them.",
         )

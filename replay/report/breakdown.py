@@ -65,7 +65,7 @@ def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableTy
     if peak := _peak_line(breakdown):
         parts.append(Text(peak, style="dim"))
     if beyond := [safe(row.name) for row in shown if (row.peak_share or 0.0) > MOST_OF_PEAK]:
-        why = "data that stayed in caches, or other sizes than those of the work"
+        why = "the byte count is not reliable"
         parts.append(Text(f"! above the peak: {listed(beyond, NAMED)}: {why}"))
     if breakdown.note:
         parts.append(Text(breakdown.note, style="dim"))

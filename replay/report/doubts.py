@@ -20,7 +20,7 @@ MARKED: dict[str, str] = {
     "not settled": "calls that did not settle",
     "interrupted": "other programs had the processor in most samples",
     VALUES: "results that differ from those of the op's own implementation",
-    ONE_SAMPLE: "a single sample, of which nobody knows how much it scatters",
+    ONE_SAMPLE: "1 sample: its variance is unknown",
     "one thread": "one thread, since several waited for processors",
     "threads waited": "several threads, which waited for processors",
 }

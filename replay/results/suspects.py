@@ -96,8 +96,8 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
     other = "other values, sizes or libraries than were recorded; `plan --meta` and `run --check kernels` tell more"
     if ratio >= 1 or op.count >= FEW:
         return other
-    calls = "one recorded call" if op.count == 1 else f"{op.count} recorded calls"
-    return f"{calls} tell no median: one that was interrupted, or a first call, may be most of it; else {other}"
+    calls = "1 recorded call is" if op.count == 1 else f"{op.count} recorded calls are"
+    return f"{calls} too few for a median: a first or an interrupted call may dominate; else {other}"
 
 
 def _assumed(op: ReplayOp) -> str:

@@ -154,13 +154,14 @@ def base_cases(program: Program) -> tuple[Case, ...]:
 def default_set(program: Program, base: Case) -> tuple[Case, ...]:
     """Cases for checking values: the program's own checks, or the base case with small and odd sizes, in each dtype.
 
-    Equal sizes of the base case stay equal. Sizes just beyond each block size of the settings are in the base dtype.
+    Equal sizes of the base case stay equal, and 1 stays 1. Sizes just beyond each block size of the settings
+    are in the base dtype.
     """
     if program.checks:
         checks = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
         return tuple(replace(_in_dtype(case, dtype), checked_only=True) for case in checks for dtype in program.dtypes)
     metas = _tensors(base)
-    sizes = list(dict.fromkeys(n for meta in metas for n in meta.shape))
+    sizes = list(dict.fromkeys(n for meta in metas for n in meta.shape if n != 1))
     cases = [
         _in_dtype(_resized(base, _pattern(sizes, values)), dtype) for dtype in program.dtypes for values in STANDARD
     ]
@@ -199,7 +200,7 @@ def _pattern(sizes: Sequence[int], values: Sequence[int]) -> dict[int, int]:
 
 def _resized(base: Case, sizes: Mapping[int, int]) -> Case:
     arguments = {
-        name: msgspec.structs.replace(value, shape=tuple(sizes[n] for n in value.shape), strides=None)
+        name: msgspec.structs.replace(value, shape=tuple(sizes.get(n, n) for n in value.shape), strides=None)
         if isinstance(value, TensorMeta)
         else value
         for name, value in base.arguments.items()

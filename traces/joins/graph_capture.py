@@ -516,7 +516,7 @@ def join_text(join: GraphJoin) -> str:
         return f"{ran} in kernels whose ops {_missed_text(join)}"
     sources = ", ".join(_shown(Path(source).name) for source in join.sources[:MAX_SHOWN])
     more = f" and {len(join.sources) - MAX_SHOWN} more" if len(join.sources) > MAX_SHOWN else ""
-    resolved = f"{sources}{more} told the ops of {join.told_launches:,} of them ({join.told_us / 1000:,.3g} ms)"
+    resolved = f"matched {join.told_launches:,} with {sources}{more} ({join.told_us / 1000:,.3g} ms)"
     by_order = join.told_launches - join.by_name
     how = f", {by_order:,} by number and order of kernels alone" if by_order else ""
     unmatched = join.launches - join.told_launches

@@ -70,6 +70,11 @@ def _union(start: Times, end: Times) -> tuple[Times, Times]:
     return start[opens], end[last]
 
 
+def union_us(start: Times, end: Times) -> float:
+    """Microseconds that lie in at least one of the intervals."""
+    return _length(_union(start, end))
+
+
 def _length(intervals: tuple[Times, Times]) -> float:
     """Microseconds."""
     return float((intervals[1] - intervals[0]).sum(dtype=np.int64)) / 1e3

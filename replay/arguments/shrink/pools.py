@@ -135,7 +135,7 @@ def _block_dim(meta: TensorMeta) -> int:
 
 def _rows_needed(op: ReplayOp) -> int:
     """The least number of rows that leaves the call what it was."""
-    values, tensors = {arg.name: arg.value for arg in op.args}, single_tensors(op)
+    values, tensors = op.values, single_tensors(op)
     if op.name == "aten::gather":
         # One index for each column: no more rows than the index has.
         index, dim = tensors.get("index"), values["dim"]

@@ -15,6 +15,7 @@ import msgspec
 
 from opreplay.replay.arguments.shrink.pools import largest_fitting, names, resized, single_tensors
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
@@ -180,7 +181,7 @@ def _heads(op: ReplayOp) -> Iterator[Cut]:
 def _joined(op: ReplayOp) -> Iterator[Cut]:
     """cat: another dimension than that along which tensors are joined, the same in all of them."""
     dim = _value(op, "dim")
-    metas = [meta for arg in op.args if arg.name == "tensors" for meta in arg.tensors if meta is not None]
+    metas = list(tensors_of(op))
     rank = len(metas[0].shape) if metas else 0
     if not rank or not isinstance(dim, int) or any(len(meta.shape) != rank for meta in metas):
         return

@@ -49,7 +49,7 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
 
 def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tuple[int | None, int]]:
     """(dimension of the asked sizes that shrinks with `dim` or None, what the size kept must be a multiple of)."""
-    size, values = base.shape[dim], {arg.name: arg.value for arg in op.args}
+    size, values = base.shape[dim], op.values
     if size < 2:
         return
     if short in UNSIZED:
@@ -76,7 +76,7 @@ def _cut(op: ReplayOp, base: TensorMeta, dim: int, at: int | None, unit: int, pi
     small = resized(base, (*base.shape[:dim], length, *base.shape[dim + 1 :]))
     if at is None:
         return _with(op, small, {})
-    values = {arg.name: arg.value for arg in op.args}
+    values = op.values
     asked: Any = values.get("size", values.get("shape"))
     sizes = tuple(n * length // base.shape[dim] if d == at and n > 0 else n for d, n in enumerate(asked))
     changed: dict[str, Any] = {"size": sizes, "shape": sizes}

@@ -187,6 +187,16 @@ def _time(sample: Sample, device: DeviceProfile) -> float:
     )
 
 
+def _scaled(device: DeviceProfile, parameter: Parameter, factor: float) -> DeviceProfile:
+    """The device with one of its constants times a factor."""
+    holder = device.rates if parameter.family is None else device.families[parameter.family]
+    changed = msgspec.structs.replace(holder, **{parameter.name: getattr(holder, parameter.name) * factor})
+    if isinstance(changed, Rates):
+        return msgspec.structs.replace(device, rates=changed)
+    assert isinstance(changed, FamilyCost)
+    return msgspec.structs.replace(device, families={**device.families, changed.name: changed})
+
+
 def _jacobian(
     samples: Sequence[Sample],
     devices: dict[str, DeviceProfile],
@@ -210,17 +220,7 @@ def _jacobian(
                 out[i, j] = 1.0
                 continue
             if sample.soc not in cache:
-                device = devices[sample.soc]
-                holder = device.rates if parameter.family is None else device.families[parameter.family]
-                changed = msgspec.structs.replace(
-                    holder, **{parameter.name: getattr(holder, parameter.name) * math.exp(step)}
-                )
-                if isinstance(changed, Rates):
-                    cache[sample.soc] = msgspec.structs.replace(device, rates=changed)
-                else:
-                    assert isinstance(changed, FamilyCost)
-                    families_changed = {**device.families, changed.name: changed}
-                    cache[sample.soc] = msgspec.structs.replace(device, families=families_changed)
+                cache[sample.soc] = _scaled(devices[sample.soc], parameter, math.exp(step))
             time_us = _time(sample, cache[sample.soc])
             out[i, j] = (math.log(max(time_us, 1e-9)) - logs[i]) / step
     return out

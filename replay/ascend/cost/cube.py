@@ -370,8 +370,9 @@ def conv_terms(
 
 
 def _conv_sizes(call: KernelCall) -> tuple[int, int, int, int, str] | None:
-    maps = [s for s in call.inputs + call.outputs if s is not None and len(s.shape) == 5]
-    weights = [s for s in call.inputs + call.outputs if s is not None and s.format == "FRACTAL_Z" and len(s.shape) == 4]
+    specs = [s for s in call.inputs + call.outputs if s is not None]
+    maps = [s for s in specs if len(s.shape) == 5]
+    weights = [s for s in specs if s.format == "FRACTAL_Z" and len(s.shape) == 4]
     if len(maps) < 2 or not weights:
         return None
     weight = weights[0].shape

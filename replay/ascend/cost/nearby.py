@@ -179,7 +179,7 @@ def drawn(
                 nearest = alike
     if not total:
         return 1.0, nearest
-    return exp(total if -MOST < total < MOST else MOST if total > 0 else -MOST), nearest
+    return exp(max(-MOST, min(MOST, total))), nearest
 
 
 def largest(call: KernelCall) -> tuple[float, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -74,24 +75,19 @@ def read_call_table(path: str | Path, *, soc: str | None = None) -> CallTable:
     column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
     dropped: Counter[str] = Counter()
     calls: list[MeasuredCall] = []
-    read: dict[str, tuple[ReplayOp, ...] | str] = {}
+    ops_of = cache(_ops_of)
     rows = 0
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         for row in csv.DictReader(file):
             rows += 1
             if rows > MAX_ROWS:
                 raise TooLarge(f"{path}: more than {MAX_ROWS:,} rows", hint="Split the table.")
-            why = _unusable(row, column, soc)
-            if not why:
-                text = row["op"].strip()
-                ops = read.get(text)
-                if ops is None:
-                    ops = read[text] = _ops_of(text)
-                why = ops if isinstance(ops, str) else ""
-                if not isinstance(ops, str):
-                    calls.append(_call(row, text, ops, float(row[column]), soc))
-            if why:
-                dropped[why] += 1
+            text = row["op"].strip()
+            ops = _unusable(row, column, soc) or ops_of(text)
+            if isinstance(ops, str):
+                dropped[ops] += 1
+            else:
+                calls.append(_call(row, text, ops, float(row[column]), soc))
     if not calls:
         reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
         raise Malformed(f"{path}: no measured call ({reasons})", hint="Columns as in docs/ascend-model.md.")

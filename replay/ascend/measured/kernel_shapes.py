@@ -40,6 +40,10 @@ def _gating(source: TensorSpec) -> Outputs:
     return _spec(chosen, source.dtype), _spec(chosen, "int32")
 
 
+def _same(source: TensorSpec) -> Outputs:
+    return (source,)
+
+
 _BY_TYPE: dict[str, Callable[[TensorSpec], Outputs]] = {
     "Cast": _cast,
     # What a slice cuts out is not recorded; half of the innermost dimension stands for it.
@@ -76,5 +80,4 @@ def complete_outputs(kernel_type: str, inputs: Inputs) -> Outputs:
         return (source,)
     if kernel_type in BINARY:
         return (_spec(broadcast([spec.shape for spec in tensors]), source.dtype),)
-    rule = _BY_TYPE.get(kernel_type)
-    return (source,) if rule is None else rule(source)
+    return _BY_TYPE.get(kernel_type, _same)(source)

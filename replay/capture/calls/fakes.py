@@ -165,7 +165,7 @@ class _Known:
         tensors = list(tensors_in((*args, *kwargs.values())))
         if is_lift(func):
             with _disable_current_modes():
-                values = iter([tensor.clone() for tensor in tensors])
+                values = iter(list(map(torch.clone, tensors)))
         elif tensors:
             if not all(tensor in self._real for tensor in tensors):
                 return None

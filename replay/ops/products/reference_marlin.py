@@ -45,8 +45,8 @@ def marlin_gemm(
     b_q_type: int | None = None,
 ) -> Tensor:
     """a [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N]; 8-bit a has a scale a row."""
-    identifier = next((i for i in (b_type_id, b_q_type_id, b_q_type) if i), None)
-    kind = None if identifier is None else kind_of(identifier)
+    identifier = b_type_id or b_q_type_id or b_q_type
+    kind = kind_of(identifier) if identifier else None
     zeros = b_zeros if b_zeros_or_none is None else b_zeros_or_none
     factor = global_scale if global_scale_or_none is None else global_scale_or_none
     rows = a

@@ -341,8 +341,7 @@ def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> l
     share = sum(share for _, share in without)
     part = f" = {share_text(share)}" if share else ""
     return [
-        f"{safe(soc)}: no known path for products of {kinds}: {plural(len(without), 'op')}{part} costed as another "
-        "dtype; the device refuses them or leaves them to its host processor"
+        f"{safe(soc)}: {kinds} products are not supported: {plural(len(without), 'op')}{part} costed as another dtype"
     ]
 
 

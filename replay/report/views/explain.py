@@ -166,7 +166,7 @@ def _device(explanation: Explanation) -> list[RenderableType]:
     """One simulated device: the total, the kernels with their terms, and notes."""
     total = explanation.simulated
     far = "; extrapolated" if total.extrapolated else ""
-    far += f"; no known path for products of {safe(total.no_path)}" if total.no_path else ""
+    far += f"; {safe(total.no_path)} products are not supported" if total.no_path else ""
     head = Text.assemble(
         (safe(explanation.device), "bold"),
         (f" (version {safe(explanation.device_version)})", "dim"),

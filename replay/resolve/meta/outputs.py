@@ -112,8 +112,7 @@ def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     whole = with_numbers(op)
     op = shortened(whole)
     arguments = _arguments(op)
-    positional = [arguments[arg.name] for arg in op.args if not arg.keyword_only]
-    by_name = {arg.name: arguments[arg.name] for arg in op.args if arg.keyword_only}
+    positional, by_name = op.in_call(arguments)
     if _is_factory(op) and "device" not in by_name and _takes_device(op):
         by_name["device"] = _META
     with torch.no_grad():
@@ -227,7 +226,7 @@ def _sequence_dim(op: ReplayOp) -> int | None:
     meta = op.args[0].tensors[0]
     if meta is None or len(meta.shape) != 3:
         return None
-    batch_first = next((arg.value for arg in op.args if arg.name == "batch_first"), False)
+    batch_first = op.values.get("batch_first", False)
     return 1 if batch_first else 0
 
 

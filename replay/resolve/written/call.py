@@ -145,7 +145,7 @@ def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device
     """The op of the first overload that takes the call's arguments. Raises UsageError where none does."""
     reasons: list[Reason] = []
     for spec in specs:
-        args = _bound(spec, call)
+        args = argument_forms(spec, call)
         if args is None:
             continue
         op = ReplayOp(id=_identity(spec.full_name, args), name=spec.full_name, count=1, recorded=_NO_TIME, args=args)
@@ -169,18 +169,23 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
     return blake2b(msgspec.json.encode([name, args]), digest_size=6).hexdigest()
 
 
-def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
-    """Arguments by name in the schema's order; None where they do not go with its names."""
+def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
+    """What a call gives each argument; None where it does not go with the schema's names."""
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     values = dict(zip(positional, call.args, strict=False))
     if len(call.args) > len(positional) or not call.kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():
         return None
     values.update(call.kwargs)
-    for arg in spec.args:
-        if not arg.has_default and arg.name not in values:
-            return None
-        if arg.kind in _BY_NAME and isinstance(values.get(arg.name), (int, float)):
-            return None  # a number may stand for a dtype in a trace; whoever writes one means a number
+    return None if any(not arg.has_default and arg.name not in values for arg in spec.args) else values
+
+
+def argument_forms(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
+    """Arguments in the schema's order; None where they do not go with it."""
+    values = values_by_name(spec, call)
+    if values is None:
+        return None
+    if any(arg.kind in _BY_NAME and isinstance(values.get(arg.name), (int, float)) for arg in spec.args):
+        return None  # a number may stand for a dtype in a trace; whoever writes one means a number
     return tuple(_argument(arg, values[arg.name]) for arg in spec.args if arg.name in values)
 
 
@@ -195,7 +200,7 @@ def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
     if not value:
         return argument_of(arg, value=())
     metas = tuple(_with_strides(item) for item in value if isinstance(item, TensorMeta) or item is None)
-    if not any(metas):
+    if not any(metas) and (arg.kind != "Tensor[]" or len(metas) < len(value)):
         return argument_of(arg, kind=f"{_kind(arg, value[0])}[]", value=tuple(_plain(item) for item in value))
     if len(metas) < len(value):
         raise UsageError(f"the list {arg.name} holds tensors and something else", hint="Give tensors or None.")

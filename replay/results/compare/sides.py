@@ -165,7 +165,7 @@ def with_prediction(op: OpTime, prediction: Simulated | None) -> OpTime:
     if prediction is None:
         return msgspec.structs.replace(op, note="not predicted")
     if prediction.no_path:
-        note = f"no known path for products of {prediction.no_path}"
+        note = f"{prediction.no_path} products are not supported"
     else:
         note = "by its bytes alone" if prediction.by == "bytes" else CONFIDENCE[prediction.confidence]
     far = "predicted far outside of what was measured" if prediction.extrapolated else ""

@@ -16,7 +16,7 @@ from opreplay.replay.tile.language.places import (
     fail,
     padded_bytes,
 )
-from opreplay.replay.tile.language.recording import Core, NeedsCube, current
+from opreplay.replay.tile.language.recording import UNITS, Core, NeedsCube, current
 from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile
 
 NARROW = 512
@@ -135,7 +135,7 @@ def core_count() -> int:
 def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -> Ref:
     """Memory in GM of this core or group, for what passes between its cube core and its vector cores.
 
-    Each time that the program comes by, the next of `buffers` is given.
+    Each time that the program comes by, the next of `buffers` is given; storing to it is the end of what it held.
     """
     core = current()
     place = core.here("scratch")
@@ -143,6 +143,7 @@ def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -
     memory = Memory("scratch", shape, str(dtype).removeprefix("torch."), "scratch")
     memory.place = place
     memory.counts = slot[1]
+    memory.buffers = buffers
     if core.values:
         prepare(memory, None)
     return Ref(memory, memory.shape, memory.strides, 0)
@@ -166,7 +167,7 @@ def prepare(memory: Memory, data: Any) -> None:
     if memory.role != "in":
         memory.writers = torch.full(memory.data.shape, -1, dtype=torch.int32)
         memory.line_of = torch.full(memory.data.shape, -1, dtype=torch.int32)
-    if memory.role == "inout":
+    if memory.role in ("inout", "sum"):
         memory.readers = torch.full(memory.data.shape, -1, dtype=torch.int32)
 
 
@@ -192,7 +193,9 @@ def runs_of(ref: Ref) -> tuple[int, int]:
             "stride",
             f"{ref.memory.name}{list(ref.shape)} has a stride of {dims[-1][1]} along its last dimension: a copy takes "
             "runs of neighbours",
-            hint="Load rows as they lie and use tile.transpose, or .T of a tile in L1.",
+            hint="Load rows as they lie and use tile.transpose, or .T of a tile in L1."
+            if any(stride == 1 for _, stride in dims)
+            else "Load what lies between as well and choose with tile.gather.",
         )
     run, count = dims[-1][0], 1
     joined = True
@@ -225,7 +228,8 @@ def load(
         raise fail("path", f"{ref!r} is no part of a tensor in GM", hint="Load arguments, or parts of them as x[rows].")
     place_to = _load_place(core, to)
     want = tuple(shape) if shape is not None else None
-    source = _selected(ref, rows)
+    source = _selected(core, ref, rows)
+    _check_turn(core, ref.memory)
     made_shape = want or source.shape or (1,)
     if want and (len(want) != len(source.shape) or any(w < n for w, n in zip(want, source.shape, strict=True))):
         raise fail("shape", f"{list(source.shape)} is not padded to {list(want)}")
@@ -268,11 +272,31 @@ def _is_swapped(ref: Ref) -> bool:
     return len(ref.shape) == 2 and ref.strides[1] != 1 and ref.strides[0] == 1 and min(ref.shape) > 1
 
 
-def _selected(ref: Ref, rows: Tile | None) -> Ref:
+def _check_turn(core: Core, memory: Memory) -> None:
+    """Raises TileError for scratch memory whose buffer was stored to since for a later turn."""
+    last = core.rings.get((memory.place, memory.counts), memory)
+    if memory.role == "scratch" and last is not memory:
+        raise fail(
+            "stale",
+            f"the scratch memory of line {core.line(memory.place)[1]} is gone: a later turn was stored to its buffer, "
+            f"of {memory.buffers} in all",
+            hint="Give that scratch more buffers, or load it earlier.",
+        )
+
+
+def _selected(core: Core, ref: Ref, rows: Tile | None) -> Ref:
     if rows is None:
         return ref
     if rows.dtype != "int32" or ref.ndim < 1:
         raise fail("dtype", f"row numbers are int32, here {rows.dtype}")
+    if rows.place != UB or rows.unit != core.unit:
+        raise fail(
+            "path",
+            f"row numbers in {rows.place} of {rows.unit} steer no copy of {core.unit}: memories are each core's own",
+            hint="Load the rows on the vector core that has their numbers; tile.scratch takes them to the cube core.",
+        )
+    core.check_fresh(rows)
+    check_defined(rows, "a copy by row numbers")
     return Ref(ref.memory, (prod(rows.shape), *ref.shape[1:]), ref.strides, ref.offset)
 
 
@@ -287,9 +311,15 @@ def _runs(ref: Ref, rows: Tile | None) -> tuple[int, int]:
 def _row_numbers(rows: Tile, memory: Memory) -> Any:
     """Row numbers as indexes of torch. Raises TileError for one that the memory does not have."""
     at = rows.data.reshape(-1).long()
-    if at.numel() and not (int(at.min()) >= 0 and int(at.max()) < memory.shape[0]):
-        raise fail("bounds", f"row {int(at.max())} of {memory.name}{list(memory.shape)}")
+    check_numbers(at, memory.shape[0], f"row {{}} of {memory.name}{list(memory.shape)}")
     return at
+
+
+def check_numbers(at: Any, size: int, message: str) -> None:
+    """Raises TileError, with the first number that is out of range put into the message."""
+    wrong = at[(at < 0) | (at >= size)]
+    if wrong.numel():
+        raise fail("bounds", message.format(int(wrong[0])))
 
 
 def _read_path(core: Core, to: Place, runs: int, run_bytes: int, moved: int) -> tuple[str, float]:
@@ -351,18 +381,32 @@ def _check_read(core: Core, memory: Memory, part: Any) -> None:
             f"{memory.name} is read before it was written: {int((writers < 0).sum())} of {writers.numel()} elements",
             hint="Results and scratch memory hold nothing at first.",
         )
-    other = (writers >= 0) & (writers // 3 != core.me // 3)
+    other = (writers >= 0) & _unordered(core, writers)
     if bool(other.any()):
         index = int(part(memory.line_of)[other][0])
+        writer = int(writers[other][0])
+        line = f" at line {memory.lines[index][1]}" if index >= 0 else ""
         raise fail(
             "race",
-            f"{memory.name}: core {core.number} reads what core {int(writers[other][0]) // 3} writes at line "
-            f"{memory.lines[index][1]}; nothing says which comes first",
-            hint="Make it two kernels, or let one core do both.",
+            f"{memory.name}: {_named(core.me)} reads what {_named(writer)} writes{line}; nothing says which comes "
+            "first",
+            hint="Make it two kernels, or let one core do both."
+            if writer // 3 != core.number
+            else "Let one half do both, or the cube core in between.",
         )
     if memory.readers is not None:
         before = part(memory.readers)
         before.copy_(before.where(before == core.me, before.new_tensor(-2)).where(before != -1, core.me))
+
+
+def _named(me: int) -> str:
+    """A core and which of its group: "core 3 (vec1)"."""
+    return f"core {me // 3}" + (f" ({UNITS[me % 3]})" if me % 3 else "")
+
+
+def _unordered(core: Core, others: Any) -> Any:
+    """Of which cores nothing says whether they come before this one: those of other groups and the other half."""
+    return (others // 3 != core.number) | ((others % 3 > 0) & (others != core.me) & (core.me % 3 > 0))
 
 
 def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: Tile | None = None) -> None:
@@ -384,7 +428,7 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
             hint="store(..., add=True) goes with tile.Sum.",
         )
     core.check_fresh(tile)
-    target = _selected(ref, rows)
+    target = _selected(core, ref, rows)
     _check_store(core, target, tile, relu)
     place = core.here()
     runs, _run = _runs(target, rows)
@@ -398,7 +442,9 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
         pipe, path, cycles = FIXP, "l0c_to_gm", 0.0
     written = [(memory.place, memory.counts)] if memory.role == "scratch" else [(place, 0)]
     reads = [tile.buffer] if rows is None else [tile.buffer, rows.buffer]
-    if memory.role != "scratch":
+    if memory.role == "scratch":
+        core.rings[memory.place, memory.counts] = memory
+    else:
         low, high = ref.offset, _last(ref)
         before = memory.stored.get(place, (low, high))
         memory.stored[place] = min(before[0], low), max(before[1], high)
@@ -468,34 +514,31 @@ def _write(core: Core, ref: Ref, tile: Tile, *, add: bool, relu: bool, rows: Til
 
     data = tile.data.clamp_min(0) if relu else tile.data
     data = data.to(getattr(torch, memory.dtype)).reshape(ref.shape or (1,))
+    if memory.readers is not None:
+        readers = view(memory.readers)[at]
+        if bool(((readers == -2) | ((readers >= 0) & _unordered(core, readers))).any()):
+            raise fail("race", f"{memory.name}: {_named(core.me)} writes what another core reads")
     if add:
         sums = view(memory.data)
         sums.copy_(sums + data) if rows is None else sums.index_add_(0, at, data)
     else:
-        readers = None if memory.readers is None else view(memory.readers)[at]
-        _check_order(core, memory, view(memory.writers)[at], view(memory.line_of)[at], readers)
+        _check_order(core, memory, view(memory.writers)[at], view(memory.line_of)[at])
         memory.lines.append(core.line(place))
         view(memory.data)[at] = data
         view(memory.line_of)[at] = len(memory.lines) - 1
     view(memory.writers)[at] = core.me
 
 
-def _check_order(core: Core, memory: Memory, writers: Any, lines: Any, readers: Any) -> None:
-    """Raises TileError where another core wrote the elements that are stored, or read them."""
-    same_group = writers // 3 == core.me // 3
-    halves = same_group & (writers % 3 > 0) & (writers != core.me) & (core.me % 3 > 0)
-    clash = (writers >= 0) & (~same_group | halves)
+def _check_order(core: Core, memory: Memory, writers: Any, lines: Any) -> None:
+    """Raises TileError where another core wrote the elements that are stored."""
+    clash = (writers >= 0) & _unordered(core, writers)
     if bool(clash.any()):
-        other = int(writers[clash][0])
-        names = f"core {core.number}" + (f" ({core.unit})" if core.me % 3 else "")
         raise fail(
             "race",
-            f"{memory.name}: {names} writes {int(clash.sum())} elements that core {other // 3} wrote at line "
-            f"{memory.lines[int(lines[clash][0])][1]}",
+            f"{memory.name}: {_named(core.me)} writes {int(clash.sum())} elements that "
+            f"{_named(int(writers[clash][0]))} wrote at line {memory.lines[int(lines[clash][0])][1]}",
             hint="Deal elements out once; sums of several cores are tile.Sum with add=True.",
         )
-    if readers is not None and bool(((readers == -2) | ((readers >= 0) & (readers // 3 != core.me // 3))).any()):
-        raise fail("race", f"{memory.name}: core {core.number} writes what another core reads")
 
 
 def _undefined(tile: Tile) -> str:

@@ -28,11 +28,13 @@ from opreplay.replay.tile.language.places import (
     padded_bytes,
     spot,
 )
-from opreplay.replay.tile.language.tiles import Tile
+from opreplay.replay.tile.language.tiles import Memory, Tile
 
 Kind = Literal["vector", "cube"]
 """Which cores blocks are dealt to: vector cores, or cube cores with two vector cores each."""
 
+UNITS = ("cube", "vec0", "vec1")
+"""Cores of a group."""
 LONGEST_PERIOD = 12
 """Iterations that a loop's instructions may take to repeat: buffers take turns."""
 TAIL = 2
@@ -131,11 +133,13 @@ class Core:
         self._in_use: dict[tuple[str, Place], int] = {}
         self._unchecked: tuple[str, Place, tuple[str, int], list[tuple[list[int], int]]] | None = None
         self._overflow: Overflow | None = None
+        self.rings: dict[tuple[int, int], Memory] = {}
+        """By buffer of scratch memory: which of those that take turns there was stored to last."""
 
     @property
     def me(self) -> int:
         """Number of the core and the one of its group."""
-        return self.number * 3 + ("cube", "vec0", "vec1").index(self.unit)
+        return self.number * 3 + UNITS.index(self.unit)
 
     # Places and instructions
 
@@ -241,10 +245,13 @@ class Core:
         ):
             largest = sorted(
                 (slots * size, slots, size, self.line(place)[1])
-                for place, (at, slots, size, _) in self._buffers.items()
-                if at == memory
-            )
-            shown = "; ".join(f"{slots} × {kib(size)} of line {at}" for _, slots, size, at in reversed(largest[-3:]))
+                for place, (at, slots, size, of) in self._buffers.items()
+                if (of, at) == (unit, memory)
+            )[-3:]
+            parts = [f"{slots} × {kib(size)} of line {at}" for _, slots, size, at in reversed(largest)]
+            # Tiles that were computed have no buffers of their own.
+            others = used - sum(total for total, *_ in largest)
+            shown = "; ".join([*parts, *([f"{kib(others)} of others"] if parts and others else [])])
             self._overflow = Overflow(
                 memory=memory,
                 used=used,

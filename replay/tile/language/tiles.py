@@ -14,6 +14,7 @@ class Memory:
     """A tensor in GM: an argument, a result, or scratch memory of a core."""
 
     __slots__ = (
+        "buffers",
         "counts",
         "data",
         "dtype",
@@ -54,6 +55,8 @@ class Memory:
         self.place = -1
         """Of scratch memory: the place of the source that made it."""
         self.counts = 0
+        """Of scratch memory: which of its `buffers` it is."""
+        self.buffers = 1
         self.stored: dict[int, tuple[int, int]] = {}
         """By place of a store: least and greatest element that it wrote on this core."""
 

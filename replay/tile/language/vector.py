@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from opreplay.replay.tile.language import instructions as table
 from opreplay.replay.tile.language.instructions import VEC, VECTOR, Spec
-from opreplay.replay.tile.language.memory import check_defined
+from opreplay.replay.tile.language.memory import check_defined, check_numbers
 from opreplay.replay.tile.language.places import DTYPE_BYTES, UB, fail, rows_and_columns, up
 from opreplay.replay.tile.language.recording import Core, NeedsCube, current
 from opreplay.replay.tile.language.tiles import Tile
@@ -114,7 +114,14 @@ class TileCore(Core):
     # For the functions of this module
 
     def operand(self, value: Any, what: str) -> Tile:
-        """A tile in UB of this vector core whose data is still there. Raises TileError for anything else."""
+        """A tile in UB of this vector core with data. Raises TileError for anything else."""
+        self.in_ub(value, what)
+        if value.why == "unwritten":
+            check_defined(value, what)
+        return value
+
+    def in_ub(self, value: Any, what: str) -> None:
+        """Raises TileError for anything but a tile in UB of this vector core whose memory is still its own."""
         if not isinstance(value, Tile):
             raise fail("program", f"{what} of {type(value).__name__}", hint="tile.load brings tensors into UB.")
         if self.kind == "vector" and value.place != UB:
@@ -130,9 +137,6 @@ class TileCore(Core):
         if value.unit != self.unit:
             raise fail("path", f"{what} of a tile of {value.unit} on {self.unit}", hint="Each half has its own UB.")
         self.check_fresh(value)
-        if value.why == "unwritten":
-            check_defined(value, what)
-        return value
 
     def new_tile(self, shape: Sequence[int], dtype: str, *beside: Tile) -> Tile:
         """A new tile of this place of the source, in memory other than that of the operands `beside`."""
@@ -218,7 +222,7 @@ def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
 
     for source in tiles:
         if source.defined is not None:
-            defined = torch.broadcast_to(source.defined, tile.shape)
+            defined = torch.broadcast_to(source.defined, tile.shape).clone()
             tile.defined = defined if tile.defined is None else tile.defined & defined
             tile.why = "mask"
 
@@ -382,6 +386,7 @@ def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
     """Write a tile into a part of another one. TINSERT."""
     on = core()
     on.operand(t, "insert")
+    on.in_ub(into, "insert")
     if into.dtype != t.dtype:
         raise fail("dtype", f"{t.dtype} is written into {into.dtype}")
     rows, columns = rows_and_columns(t.shape)
@@ -395,10 +400,15 @@ def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
     place = on.here()
     on.emit("insert", VEC, cycles, place, reads=[t.buffer], writes=[into.buffer])
     if on.values:
+        import torch
+
         at = (slice(row, row + rows), slice(column, column + columns))
         into.data.view(all_rows, all_columns)[at] = t.data.reshape(rows, columns)
+        if into.defined is None and t.defined is not None:
+            into.defined = torch.ones(into.shape, dtype=torch.bool)
         if into.defined is not None:
-            into.defined.view(all_rows, all_columns)[at] = True
+            into.defined.view(all_rows, all_columns)[at] = True if t.defined is None else t.defined.view(rows, columns)
+            into.why = into.why if t.defined is None else "mask"
             if bool(into.defined.all()):
                 into.defined, into.why = None, ""
 
@@ -491,6 +501,7 @@ def col_expand(t: Tile, rows: int) -> Tile:
     on.vector("col_expand", on.cycles(20.0, table.ONE, rows * up(t.shape[-1], 64), t.dtype), [t], tile)
     if on.values:
         tile.data = t.data.reshape(1, -1).expand(tile.shape).clone()
+        _inherit(tile, [t])
     return tile
 
 
@@ -527,8 +538,8 @@ def gather(t: Tile, index: Tile) -> Tile:
     on.vector("gather", cycles, [t, index], tile)
     if on.values:
         at = index.data.long().expand(tile.shape)
-        if at.numel() and not (int(at.min()) >= 0 and int(at.max()) < columns):
-            raise fail("bounds", f"gather: number {int(at.max())} of {columns} columns")
+        check_defined(index, "gather")
+        check_numbers(at, columns, f"gather: number {{}} of {columns} columns")
         tile.data = t.data.gather(-1, at)
         if t.defined is not None:
             tile.defined, tile.why = t.defined.gather(-1, at), t.why

@@ -15,7 +15,7 @@ def test_a_single_sample_is_marked_and_told(made: SimpleNamespace) -> None:
     alone = msgspec.structs.replace(result, measurement=msgspec.structs.replace(result.measurement, samples=1))
     assert marks(alone) == [ONE_SAMPLE]
     assert mark([result, alone]) == MARK
-    assert any("single sample" in note for note in doubt_notes(None, [alone], device=False))
+    assert any("variance is unknown" in note for note in doubt_notes(None, [alone], device=False))
     in_order = msgspec.structs.replace(alone.measurement, cache="sequence")
     assert not marks(msgspec.structs.replace(alone, measurement=in_order)), "one pass of a step is no single op"
 

@@ -243,7 +243,7 @@ def test_commands_hint_without_and_tell_with_the_capture(tmp_path: Path) -> None
             command, run, "--set", f"capture={folder}", *(("--soc", "910b3") if command == "simulate" else ())
         )
         assert done.exit_code == 0, done.output
-        assert "first.json told the ops of 1 of them" in done.stderr
+        assert "matched 1 with first.json" in done.stderr
     assert (
         "would replay 2 of 2 ops = 100.0 % of device time" in invoke("plan", run, "--set", f"capture={folder}").stdout
     )

@@ -270,8 +270,7 @@ class TorchExecutor:
         """Allocate and fill the arguments; for an op that writes to them, also find how often it may be called."""
         filled = self.fill(op, function, seed, notes)
         op, args = filled.op, filled.args
-        positional = [args[arg.name] for arg in op.args if not arg.keyword_only]
-        by_name = {arg.name: args[arg.name] for arg in op.args if arg.keyword_only}
+        positional, by_name = op.in_call(args)
         spare = self._memory_bytes - budget.need_of(op).total
         function = partial(with_gradients, filled.function) if op.gradients else filled.function
         prepared = TorchPrepared(partial(function, *positional, **by_name), _written(op, args), spare)

@@ -45,11 +45,11 @@ def _query(op: OpView, q: TensorMeta) -> tuple[int, int, int]:
     if len(q.shape) == 4:
         heads = q.shape[1] if said == q.shape[1] != q.shape[2] else q.shape[2]
         return max(1, heads), q.shape[3], q.shape[0] * q.shape[1] * q.shape[2] // max(1, heads)
-    if len(q.shape) == 3 and "input_layout" not in op.args:
-        return max(1, q.shape[1]), q.shape[2], q.shape[0]
-    if len(q.shape) == 3 and 0 < said == q.shape[1] and q.shape[2] % said:
-        return said, q.shape[2], q.shape[0]
-    if len(q.shape) == 3 and str(op.value("input_layout") or "").startswith("TND"):
+    if len(q.shape) == 3 and (
+        "input_layout" not in op.args
+        or (0 < said == q.shape[1] and q.shape[2] % said)
+        or str(op.value("input_layout") or "").startswith("TND")
+    ):
         return max(1, q.shape[1]), q.shape[2], q.shape[0]
     heads = max(1, said or op.integer("num_kv_heads", default=32))
     return heads, max(1, q.shape[-1] // heads), max(1, prod(q.shape[:-1]))

@@ -1,0 +1,105 @@
+# pyright: strict
+"""All steps of a trace, and how its kernels were launched, as tables for a terminal, JSON-safe facts and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.report import formats
+from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, names_room, terminal
+from opreplay.replay.report.text import plural, safe, time_text
+from opreplay.traces.times.steps import OUTLIER, LaunchRow, LaunchTable, StepRow, StepTable
+
+Row = TypeVar("Row", StepRow, LaunchRow)
+
+NAMED = 5
+"""Outliers that one line names."""
+_OfStep, _OfLaunch = Column[StepRow], Column[LaunchRow]
+_STEPS = [
+    _OfStep("host time", lambda row: row.host_us, TIME, key="host_us"),
+    _OfStep("÷ median", lambda row: row.over_median, RATIO, key="over_median", style=lambda row: _style(row)),
+    _OfStep("busy", lambda row: row.busy_us, TIME, key="busy_us"),
+    _OfStep("idle", lambda row: row.idle_us, TIME, key="idle_us"),
+    _OfStep("kernels", lambda row: row.kernels, COUNT, drop=1),
+    _OfStep("start", lambda row: row.start_us, TIME, key="start_us", drop=2),
+    _OfStep("step", lambda row: row.name, key="name", form="name"),
+]
+_LAUNCHES = [
+    _OfLaunch("time", lambda row: row.time_us, TIME, key="time_us"),
+    _OfLaunch("launches", lambda row: row.launches, COUNT),
+    _OfLaunch("median", lambda row: row.median_us, TIME, key="median_us", drop=3),
+    _OfLaunch("< 10 µs", lambda row: row.short_share, SHARE, key="short_share", drop=2),
+    _OfLaunch("< call", lambda row: row.below_call_share, SHARE, key="below_call_share", drop=4),
+    _OfLaunch("waits", lambda row: row.delay_us, TIME, key="delay_us"),
+    _OfLaunch("p90", lambda row: row.delay_p90_us, TIME, key="delay_p90_us", drop=1),
+    _OfLaunch("kernel", lambda row: row.name, key="name", form="name"),
+]
+
+
+def facts(table: StepTable | LaunchTable, top: int | None) -> dict[str, Any]:
+    """All of it, the first `top` rows."""
+    return {
+        **msgspec.to_builtins(table),
+        "rows": msgspec.to_builtins(table.rows[:top]),
+        "all_rows": len(table.rows),
+    }
+
+
+def csv_text(table: StepTable | LaunchTable, top: int | None) -> str:
+    """One row each; times in microseconds, shares from 0 to 1."""
+    if isinstance(table, StepTable):
+        return formats.csv_text(Table("Steps", _STEPS, table.rows[:top]))
+    return formats.csv_text(Table("Launches", _LAUNCHES, table.rows[:top]))
+
+
+def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> RenderableType:
+    """What the rows come to, and the first `top` of them."""
+    if isinstance(table, StepTable):
+        return _shown(_step_line(table), _STEPS, table.rows, top, width, lambda row: row.name)
+    return _shown(_launch_line(table), _LAUNCHES, table.rows, top, width, lambda row: row.name)
+
+
+def _shown(
+    line: str,
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    top: int | None,
+    width: int,
+    name: Callable[[Row], str],
+) -> RenderableType:
+    shown = rows[:top]
+    parts: list[RenderableType] = [Text(line)]
+    parts += terminal(Table("Rows", columns, shown), width, room=names_room(map(name, shown)))[1:]
+    if rest := len(rows) - len(shown):
+        parts.append(Text(f"… {plural(rest, 'more row')}; --top N shows more", style="dim"))
+    return Group(*parts)
+
+
+def _step_line(table: StepTable) -> str:
+    line = f"{plural(len(table.rows), 'step')}, median {time_text(table.median_us)} on the host"
+    line += f" (launches of {plural(table.unlinked, 'kernel')} are not recorded)" if table.unlinked else ""
+    outliers = sorted((row for row in table.rows if row.outlier), key=lambda row: -row.over_median)
+    if not outliers:
+        return f"{line}; none above {OUTLIER:g} times that"
+    names = ", ".join(f"{safe(row.name)} {row.over_median:.2f}×" for row in outliers[:NAMED])
+    return f"{line}; above {OUTLIER:g} times that: {names}{' …' if len(outliers) > NAMED else ''}"
+
+
+def _launch_line(table: LaunchTable) -> str:
+    rows = table.rows
+    short = sum(row.short_share * row.launches for row in rows) / table.launches
+    below = sum(row.below_call_share * row.launches for row in rows) / table.launches
+    line = f"{plural(table.launches, 'kernel')} with a launch of their own: {100 * short:.0f} % below 10 µs, "
+    line += f"{100 * below:.0f} % shorter than the call that launched them"
+    return (
+        f"{line}; {table.unlinked:,} others are of graphs, or their launch is not recorded" if table.unlinked else line
+    )
+
+
+def _style(row: StepRow) -> str:
+    return "yellow" if row.outlier else ""

@@ -1,0 +1,171 @@
+# pyright: strict
+"""All steps of a trace side by side, and how kernels are launched: what to look at before one step; sums alone."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.traces.errors import NothingRan
+from opreplay.traces.links.steps import steps_of
+from opreplay.traces.model import Trace
+from opreplay.traces.times.busy import union_us
+
+OUTLIER = 1.2
+"""Times the median: longer steps are outliers."""
+SHORT_US = 10.0
+"""Kernels below this are short: about what the host takes to launch one."""
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One marked step; microseconds."""
+
+    name: str
+    start_us: float
+    """Since the first step."""
+    host_us: float
+    """Of the mark on its thread."""
+    kernels: int
+    """Device work that was launched within the mark."""
+    busy_us: float | None
+    """During which at least one stream of a device did some of it; None without device work."""
+    idle_us: float | None
+    """Between the first and the last of it."""
+    over_median: float
+    """`host_us` over the median step's."""
+    outlier: bool
+
+
+class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All launches of one kernel, copy or fill whose launching calls are recorded; microseconds."""
+
+    name: str
+    launches: int
+    time_us: float
+    """On the device."""
+    median_us: float
+    short_share: float
+    """Of the launches, those of less than 10 us on the device."""
+    below_call_share: float
+    """Those of less time than their launching call took on the host."""
+    delay_us: float
+    """Median time from the end of the launching call to the start on the device: what waits there, or in queues."""
+    delay_p90_us: float
+
+
+class StepTable(msgspec.Struct, frozen=True, kw_only=True):
+    """All marked steps by time."""
+
+    by: Literal["step"] = "step"
+    median_us: float
+    unlinked: int
+    """Device work of which neither the launching call nor the op is recorded: it counts for no step."""
+    rows: tuple[StepRow, ...]
+
+
+class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
+    """By kernel, most time first."""
+
+    by: Literal["launch"] = "launch"
+    launches: int
+    """Whose launching calls are recorded."""
+    unlinked: int
+    """Device work whose launching call is not: of graphs, or launched before the recording began."""
+    rows: tuple[LaunchRow, ...]
+
+
+def step_table(trace: Trace) -> StepTable:
+    """Every marked step of a trace that was read with its activity. Raises NothingRan where none is marked."""
+    steps = steps_of(trace)
+    if not steps:
+        raise NothingRan(
+            f"{trace.info.path} marks no step", hint="Record with torch.profiler and call profiler.step()."
+        )
+    kernels, launched = trace.kernels, _launched_ns(trace)
+    start, end = kernels.start_ns, kernels.start_ns + kernels.dur_ns.astype(np.int64)
+    median = float(np.median([step.end_ns - step.start_ns for step in steps])) / 1e3
+    out: list[StepRow] = []
+    for step in steps:
+        # Backward passes launch from threads of autograd: time decides, not the thread.
+        inside = (launched >= step.start_ns) & (launched < step.end_ns)
+        busy = union_us(start[inside], end[inside]) if inside.any() else None
+        span = float(end[inside].max() - start[inside].min()) / 1e3 if inside.any() else 0.0
+        host_us = (step.end_ns - step.start_ns) / 1e3
+        out.append(
+            StepRow(
+                name=step.name,
+                start_us=(step.start_ns - steps[0].start_ns) / 1e3,
+                host_us=host_us,
+                kernels=int(inside.sum()),
+                busy_us=busy,
+                idle_us=None if busy is None else max(0.0, span - busy),
+                over_median=host_us / median,
+                outlier=host_us > OUTLIER * median,
+            )
+        )
+    return StepTable(median_us=median, unlinked=int((launched < 0).sum()), rows=tuple(out))
+
+
+def launch_table(trace: Trace) -> LaunchTable:
+    """How the device work of a trace that was read with its activity was launched.
+
+    Raises NothingRan where no device work has a recorded launching call.
+    """
+    kernels, (rows, calls) = trace.kernels, _linked(trace)
+    # Kernels of a graph share the call that launched it.
+    alone = np.bincount(calls, minlength=1)[calls] == 1
+    rows, calls, activity = rows[alone], calls[alone], trace.activity
+    if activity is None or not len(rows):
+        raise NothingRan(
+            f"{trace.info.path} holds no device work with the calls that launched it",
+            hint="Record with ProfilerActivity.CPU and that of the device.",
+        )
+    dur_us = kernels.dur_ns[rows].astype(np.float64) / 1e3
+    call_us = activity.calls.dur_ns[calls].astype(np.float64) / 1e3
+    delay_us = (kernels.start_ns[rows] - activity.calls.start_ns[calls]) / 1e3 - call_us
+    names, of_row = np.unique(kernels.name[rows], return_inverse=True)
+    out: list[LaunchRow] = []
+    order = np.argsort(of_row, kind="stable")
+    for name, at in zip(names.tolist(), np.split(order, np.cumsum(np.bincount(of_row))[:-1]), strict=True):
+        out.append(
+            LaunchRow(
+                name=trace.kernel_names[int(name)],
+                launches=len(at),
+                time_us=float(dur_us[at].sum()),
+                median_us=float(np.median(dur_us[at])),
+                short_share=float((dur_us[at] < SHORT_US).mean()),
+                below_call_share=float((dur_us[at] < call_us[at]).mean()),
+                delay_us=float(np.median(delay_us[at])),
+                delay_p90_us=float(np.quantile(delay_us[at], 0.9)),
+            )
+        )
+    out.sort(key=lambda row: (-row.time_us, row.name))
+    return LaunchTable(launches=len(rows), unlinked=len(kernels) - len(rows), rows=tuple(out))
+
+
+def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
+    """When each row of `Trace.kernels` was launched: by its call, else within the op that owns it; -1 unknown."""
+    owner = trace.kernels.owner
+    launched = np.full(len(owner), -1, np.int64)
+    launched[owner >= 0] = trace.ops.start_ns[owner[owner >= 0]]
+    rows, calls = _linked(trace)
+    if trace.activity is not None:
+        launched[rows] = trace.activity.calls.start_ns[calls]
+    return launched
+
+
+def _linked(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(rows of `Trace.kernels`, of the calls that launched them) where a correlation links both."""
+    if trace.activity is None or not len(trace.kernels):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    calls, wanted = trace.activity.calls.correlation, trace.activity.correlation
+    order = np.argsort(calls, kind="stable")
+    at = np.searchsorted(calls[order], wanted)
+    place = np.minimum(at, max(len(order) - 1, 0))
+    linked = (wanted >= 0) & (len(order) > 0)
+    linked &= calls[order[place]] == wanted if len(order) else False
+    rows = np.flatnonzero(linked)
+    return rows, order[place[rows]]

@@ -34,6 +34,8 @@ Counter = Callable[["InitContext", "BatchLengths | None"], "Work | None"]
 COUNTERS: dict[str, str] = {
     "attention_backward lengths": "attention.count_attention",
     "moe_routing chosen": "moe.count_chosen",
+    "moe_routing numbered_from_one": "moe.count_chosen",
+    "moe_routing summed": "moe.count_chosen",
     "moe_routing groups": "moe.count_groups",
     "moe_routing returned": "moe.count_returned",
     "moe_routing router": "moe.count_scores",

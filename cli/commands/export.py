@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["bundle", "tritonbench", "chakra", "tracelens"]),
+    type=click.Choice(["bundle", "backendbench", "tritonbench", "chakra", "tracelens"]),
     default="bundle",
     show_default=True,
-    help="A script with its ops; op and inputs with counts; a step for ASTRA-sim; TraceLens's event_replay_ir.",
+    help="A script with its ops; calls with counts, in two forms; a step for ASTRA-sim; TraceLens's event_replay_ir.",
 )
 @click.option(
     "--output",
@@ -132,7 +132,12 @@ def _check_target(output: str, format_: str, *, force: bool) -> None:
     if format_ == "bundle":
         check_target(Path(output), force=force)
         return
-    suffixes = {"tritonbench": (".json", ".txt"), "chakra": (".et",), "tracelens": (".json",)}[format_]
+    suffixes = {
+        "backendbench": (".txt",),
+        "tritonbench": (".json", ".txt"),
+        "chakra": (".et",),
+        "tracelens": (".json",),
+    }[format_]
     if Path(output).suffix.lower() not in suffixes:
         raise UsageError(f"no suffix of --format {format_}: {output}", hint=f"Name a file {' or '.join(suffixes)}.")
     check_writable(Path(output), force=force)
@@ -232,10 +237,17 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
         return
     from opreplay.replay.export.tritonbench import input_configs, json_text, log_text
 
-    configs = input_configs(plan)
-    left_out = sum(configs.left_out.values())
+    of_backendbench = format_ == "backendbench"
+    configs = input_configs(plan, "[1, 4]" if of_backendbench else "stride=(1, 4)")
+    left_out = sum(sum(names.values()) for names in configs.left_out.values())
     text = json_text(configs) if output.lower().endswith(".json") else log_text(configs)
     write_file(Path(output), text, force=force)
     console.show_line(f"exported {len(plan.ops) - left_out} of {len(plan.ops)} ops to {output}; {left_out} left out")
-    for reason, count in configs.left_out.items():
-        console.show_line(f"* {count} × {reason}")
+    for reason, names in configs.left_out.items():
+        if not of_backendbench:
+            console.show_line(f"* {sum(names.values())} × {reason}")
+            continue
+        for name, count in names.items():
+            console.narrate(f"* left out: {count} × {name}: {reason}")
+    if of_backendbench and configs.unsaid:
+        console.narrate(f"* {configs.unsaid} ops have tensors that share memory, which the file does not say")

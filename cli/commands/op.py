@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
 @click.command("op", cls=Command, short_help="Measure and predict ops without a trace.")
 @click.argument("calls", metavar="[CALL]...", nargs=-1)
-@click.option("--file", "files", multiple=True, metavar="FILE", help="Also the calls of FILE, one a line. Repeatable.")
+@click.option(
+    "--file",
+    "--from",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Also the calls of FILE, one a line, or an op trace of BackendBench. Repeatable.",
+)
 @click.option(
     "--vary",
     multiple=True,
@@ -86,15 +93,27 @@ def command(
 
     from opreplay.cli.outputs import check_output
     from opreplay.cli.setup import planned
+    from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import RunProgress
     from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.cases import cases_of
+    from opreplay.replay.plan.inputs import BACKENDBENCH, plan_dialect
     from opreplay.replay.plan.kept import kept_plan_of_calls
+    from opreplay.replay.resolve.written.backendbench import written_calls
     from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
     from opreplay.traces.errors import UsageError
 
     measuring = quick_times(measuring) if quick else measuring
-    texts = [*calls, *(call for file in files for call in calls_of_file(file))]
+    texts, refused = list(calls), False
+    for file in files:
+        if file != "-" and plan_dialect(file) is BACKENDBENCH:
+            of_file, uncalled = written_calls(file)
+            refused = refused or bool(uncalled)
+            for why, count in uncalled.items():
+                console.narrate(f"{file}: left out: {count} × {why}")
+        else:
+            of_file = calls_of_file(file)
+        texts += of_file
     if not texts:
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
     for name in output:
@@ -133,7 +152,7 @@ def command(
     ready.conclude(unused=False)
     _show(cases, format_, output, force=force)
     failed.conclude()
-    return ExitCode.OK if cases.complete else ExitCode.INCOMPLETE
+    return ExitCode.OK if cases.complete and not refused else ExitCode.INCOMPLETE
 
 
 def _show(cases: Cases, format_: str, output: tuple[str, ...], *, force: bool) -> None:

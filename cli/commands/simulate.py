@@ -116,7 +116,7 @@ def command(
     shown = step if step is not None and step.marked else None
     facts = partial(view.facts, plan, steps, losers=losers, where=where, report=step)
     texts = {
-        ".html": lambda: render(view.page(plan, steps, command_line(), report=shown)),
+        ".html": lambda: render(view.page(plan, steps, command_line(), devices=devices, report=shown)),
         ".csv": lambda: view.csv_text(plan, steps),
         ".json": lambda: console.json_text(facts()),
     }

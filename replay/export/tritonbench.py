@@ -1,5 +1,6 @@
 # pyright: strict
-"""Ops and their inputs as TritonBench's `input_configs` hold them: op → signature of the inputs → how often.
+"""Ops and their inputs as TritonBench's `input_configs` and BackendBench's op traces hold them: op → signature of the
+inputs → how often.
 
 The signatures are those of PyTorch's operator benchmarks (benchmarks/dynamo/microbenchmarks/operator_inp_utils.py):
 `((T([4096, 1024], bf16), T([1024, 3072], bf16)), {})`, evaluated there with `T` and the short names of dtypes.
@@ -8,20 +9,23 @@ The signatures are those of PyTorch's operator benchmarks (benchmarks/dynamo/mic
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 import msgspec
 
 from opreplay.replay.export.whole import spec_of
 from opreplay.replay.ir.model import PlainValue, ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.ir.notation import SHORT_DTYPES
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.resolve.schema import OpSpec
+from opreplay.replay.resolve.written.backendbench import DTYPES as READ_DTYPES
+from opreplay.replay.resolve.written.backendbench import MADE_UP
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
-_READ = frozenset({"bf16", "f64", "f32", "f16", "c32", "c64", "c128", "i8", "i16", "i32", "i64", "b8", "u8"})
-DTYPES = {name: short for name, short in (SHORT_DTYPES | {"bool": "b8"}).items() if short in _READ}
+DTYPES = {name: short for short, name in READ_DTYPES.items()}
 """Dtypes that operator_inp_utils has a short name for; it reads no others."""
+Strides = Literal["stride=(1, 4)", "[1, 4]"]
+"""How the strides of a tensor are written: by name for operator_inp_utils, by place for BackendBench."""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,27 +33,35 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
     ops: dict[str, dict[str, int]]
     """ "aten.mm.default" → signature → calls."""
-    left_out: dict[str, int]
-    """Reason → ops of the plan."""
+    left_out: dict[str, dict[str, int]]
+    """Reason → name → ops of the plan."""
+    unsaid: int
+    """Ops whose tensors share memory or begin inside of it, which signatures do not say."""
 
 
-def input_configs(plan: ReplayPlan) -> Exported:
+def input_configs(plan: ReplayPlan, strides: Strides = "stride=(1, 4)") -> Exported:
     """Every op of a plan that torch knows by an overload, with its calls counted."""
     calls_by_op: dict[str, Counter[str]] = {}
-    left_out: Counter[str] = Counter()
+    left_out: dict[str, Counter[str]] = {}
+    unsaid = 0
     for op in plan.ops:
         spec = None if op.reason is not None else spec_of(op)
         if spec is None:
-            left_out[op.reason.kind if op.reason is not None else "no schema here"] += 1
+            reason = op.reason.kind if op.reason is not None else "no schema here"
+            left_out.setdefault(reason, Counter())[op.name] += 1
             continue
         unread = {meta.dtype for meta in tensors_of(op)} - DTYPES.keys()
         if unread:
-            left_out[f"the file has no name for {', '.join(sorted(unread))}"] += 1
+            reason = f"the file has no name for {', '.join(sorted(unread))}"
+            left_out.setdefault(reason, Counter())[op.name] += 1
             continue
         name = f"{spec.name.replace('::', '.')}.{spec.overload or 'default'}"
-        calls_by_op.setdefault(name, Counter())[signature(op, spec)] += op.count
+        calls_by_op.setdefault(name, Counter())[signature(op, spec, strides)] += op.count * (op.origin != MADE_UP)
+        unsaid += any(meta.storage is not None or meta.storage_offset for meta in tensors_of(op))
     return Exported(
-        ops={name: dict(counts.most_common()) for name, counts in calls_by_op.items()}, left_out=dict(left_out)
+        ops={name: dict(counts.most_common()) for name, counts in calls_by_op.items()},
+        left_out={reason: dict(names) for reason, names in left_out.items()},
+        unsaid=unsaid,
     )
 
 
@@ -66,18 +78,17 @@ def log_text(exported: Exported) -> str:
     return "\n".join(lines) + "\n"
 
 
-def signature(op: ReplayOp, spec: OpSpec) -> str:
+def signature(op: ReplayOp, spec: OpSpec, strides: Strides) -> str:
     """The inputs of one call: positional ones in a tuple, keyword-only ones in a dict."""
     arguments = {arg.name: arg for arg in op.args}
     by_place: list[str] = []
     positional = [arg for arg in spec.args if not arg.keyword_only]
     last = max((i for i, arg in enumerate(positional) if arg.name in arguments), default=-1)
     for arg in positional[: last + 1]:
-        by_place.append(
-            _argument(arguments.get(arg.name) or ReplayArg(name=arg.name, type=arg.kind, value=arg.default))
-        )
+        absent = ReplayArg(name=arg.name, type=arg.kind, value=arg.default)
+        by_place.append(_argument(arguments.get(arg.name, absent), strides))
     by_name = [
-        f"'{arg.name}': {_argument(arguments[arg.name])}"
+        f"'{arg.name}': {_argument(arguments[arg.name], strides)}"
         for arg in spec.args
         if arg.keyword_only and arg.name in arguments
     ]
@@ -85,25 +96,27 @@ def signature(op: ReplayOp, spec: OpSpec) -> str:
     return f"({places}, {{{', '.join(by_name)}}})"
 
 
-def _argument(arg: ReplayArg) -> str:
+def _argument(arg: ReplayArg, strides: Strides) -> str:
     if arg.type == "Tensor" and arg.value is None:
-        return _tensor(arg.tensors[0] if arg.tensors else None)
+        return _tensor(arg.tensors[0] if arg.tensors else None, strides)
     if arg.type == "Tensor":
         return _plain("Scalar", arg.value if not isinstance(arg.value, tuple) else None)  # a number of Python's
     if arg.tensors:
-        return f"[{', '.join(map(_tensor, arg.tensors))}]"
+        return f"[{', '.join(_tensor(meta, strides) for meta in arg.tensors)}]"
     if isinstance(arg.value, tuple):
         items = [_plain(arg.type, item) if not isinstance(item, tuple) else repr(list(item)) for item in arg.value]
         return f"[{', '.join(items)}]"
     return _plain(arg.type, arg.value)
 
 
-def _tensor(meta: TensorMeta | None) -> str:
+def _tensor(meta: TensorMeta | None, strides: Strides) -> str:
     if meta is None:
         return "None"
     usual = meta.strides is None or meta.strides == contiguous_strides(meta.shape)
-    stride = "" if usual or meta.strides is None else f", stride={meta.strides}"
-    return f"T({list(meta.shape)}, {DTYPES[meta.dtype]}{stride})"
+    if usual or meta.strides is None:
+        return f"T({list(meta.shape)}, {DTYPES[meta.dtype]})"
+    stride = f"stride={meta.strides}" if strides == "stride=(1, 4)" else list(meta.strides)
+    return f"T({list(meta.shape)}, {DTYPES[meta.dtype]}, {stride})"
 
 
 def _plain(kind: str, value: PlainValue) -> str:
@@ -113,5 +126,7 @@ def _plain(kind: str, value: PlainValue) -> str:
     if isinstance(value, str) and base in ("Layout", "MemoryFormat"):
         return value
     if isinstance(value, str) and base in ("float", "Scalar", "complex"):
-        return f"float('{value}')" if value in ("inf", "-inf", "nan") else value
+        if value in ("inf", "-inf", "nan"):
+            return f"float('{value}')"
+        return f"complex('{value}')" if "n" in value else value
     return repr(value)

@@ -50,6 +50,12 @@ def _tracelens(source: Source, want: Want) -> ReplayPlan:
     return read_tracelens_ir(source.path)
 
 
+def _backendbench(source: Source, want: Want) -> ReplayPlan:
+    from opreplay.replay.resolve.written.backendbench import read_backendbench
+
+    return read_backendbench(source.path)
+
+
 def _results(source: Source, want: Want) -> ReplayPlan:
     raise UsageError(
         f"{source.path} holds the results of a run, not a trace",
@@ -63,7 +69,8 @@ TRACELENS = Dialect(
     "tracelens", sniff=lambda o: o.layout == "list" and {"op_name", "replay_ir"} <= o.keys.keys(), read=_tracelens
 )
 COMMS = Dialect("comms", sniff=lambda o: o.layout == "list" and "comms" in o.keys, read=_comms)
-PLANS = (RESULTS, PLAN, TRACELENS, COMMS)
+BACKENDBENCH = Dialect("backendbench", sniff=lambda o: o.data.lstrip().startswith(b"Operator:"), read=_backendbench)
+PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
 """Files that are no profile, in the order in which they are asked."""
 
 

@@ -62,7 +62,8 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
         return _by_user(op, overloads.reason)
     if overloads.function is not None:
         return _called_by_position(op, overloads.function)
-    spec = _cheapest([spec for spec in overloads.specs if parts[2] in (None, spec.overload)], op.args)
+    overload = op.overload if parts[2] is None else parts[2]
+    spec = _cheapest([spec for spec in overloads.specs if overload in (None, spec.overload)], op.args)
     _refuse(spec, op.args)
     args = _adopted(spec, op.args)
     dtypes = {arg.name: meta.dtype for arg in args if arg.type == "Tensor" for meta in arg.tensors if meta}

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from opreplay.replay.arguments.shrink.flops import product_flops
 from opreplay.replay.collectives.model import CollectiveFacts, bandwidth
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import call_text
+from opreplay.replay.ir.sizes import tensor_bytes
 from opreplay.replay.results.outcome import Outcome, refilled
-from opreplay.replay.results.records import NpuKernel, OpResult, Simulated, Summary
+from opreplay.replay.results.records import NpuKernel, OpResult, Product, Simulated, Summary
 from opreplay.replay.results.summary import summarized
 from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
 from opreplay.traces.times.kernel_classes import class_of_work
@@ -39,6 +41,17 @@ def kernel_classes(op: ReplayOp) -> dict[str, float]:
         times[kind] = times.get(kind, 0.0) + kernel.total_us
     total = sum(times.values())
     return {kind: us / total for kind, us in sorted(times.items(), key=lambda item: -item[1])} if total else {}
+
+
+def product_of(op: ReplayOp) -> Product | None:
+    """What one call multiplies and moves; None where nothing is known to be multiplied."""
+    flops = product_flops(op)
+    if flops <= 0.0:
+        return None
+    tensors = [meta for arg in op.args for meta in arg.tensors if meta is not None]
+    own = {(meta.storage if meta.storage is not None else -1 - at): meta for at, meta in enumerate(tensors)}
+    moved = [*own.values(), *(meta for meta in op.outputs or () if meta is not None)]
+    return Product(flops=flops, moved_bytes=sum(map(tensor_bytes, moved)))
 
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
@@ -97,6 +110,7 @@ def result_of(
         bound=None if first is None else first.bound,
         simulated=simulated,
         kernel_classes=kernel_classes(op),
+        product=product_of(op),
         npu_kernels=npu_kernels(recorded),
         initializer=outcome.initializer,
         filling=outcome.filling,

@@ -87,6 +87,14 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
     there for the op: lengths, tables, offsets, slots."""
 
 
+class Product(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of one call of a product, attention or convolution, by its sizes."""
+
+    flops: float
+    moved_bytes: int
+    """Each argument read once, the result written."""
+
+
 class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="record"):
     """One op of a run. Times are microseconds a call; multiply by `count` for a total."""
 
@@ -116,6 +124,8 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     simulated: dict[str, Simulated] = {}
     kernel_classes: dict[str, float] = {}
     """Class of work ("GEMM", "attention", "Triton", ...) → share of the time of the recorded kernels, most first."""
+    product: Product | None = None
+    """None for an op that multiplies no matrices, or whose sizes do not tell."""
     npu_kernels: tuple[NpuKernel, ...] = ()
     """What the NPU that was recorded ran, all calls, heaviest type first; only where a kernel table says it."""
     initializer: str | None = None

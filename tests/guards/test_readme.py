@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^\$ opreplay (.+)$", README, re.MULTILINE)
+FILES = re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 COVERAGE = r"replayed \d+ of \d+ ops = [\d.]+ % of (device|host) time"
 
 
@@ -34,6 +35,8 @@ def test_the_demo_is_the_command_that_the_readme_shows() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_runs(command: str, tmp_path: Path) -> None:
     (tmp_path / "traces").symlink_to(ROOT / "traces")
+    for name, text in FILES:
+        (tmp_path / name).write_text(text)
     arguments = shlex.split(command)
     if arguments[0] == "run":
         arguments += ["--top", "4", "--set", "op_time=5ms"]  # the same path through the program, in less time

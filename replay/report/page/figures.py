@@ -1,198 +1,384 @@
 # pyright: strict
-"""Geometry of a page's figures: values → positions and paths of an SVG; no markup, no text from a trace."""
+"""A page's figures as Bokeh's documents: roofline, waterfall, curve and timeline; no callback in Python or in text.
+
+What a figure does on a click, and its colours in dark mode, is the script beside this.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from opreplay.replay.ir.describe import time_text
-from opreplay.replay.report.page.model import Curve, Roofline, Strip
+from opreplay.replay.report.page.model import Curve, DeviceRoof, Page, Roof, Roofline, Stretch, Strip, Waterfall
+from opreplay.replay.report.text import end, middle, safe, share_text
 
-WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
-_DECADES_X, _DECADES_Y = (-3.0, 2.0), (-3.0, 0.1)
-_PIXELS = 1200
-"""Of a strip's width: what is narrower is drawn as one with its neighbours."""
-
-
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of a roofline."""
-
-    x: float
-    y: float
-    r: float
-    bound: str
-    label: str
+COLOURS = ("#4269d0", "#c26b05", "#1f8a70", "#9a4fb5", "#b03a48")
+"""Readable on white and on black; the style sheet has the same."""
+KINDS = {"kernel": 0, "collective": 1, "memcpy": 2, "memset": 2, "host": 3}
+"""Kind of a task → its colour."""
+MOST_TASKS = 30_000
+"""Of a timeline, the longest ones: others would be no pixel wide, and the page too large to send."""
+NAME_WIDTH, LANE_WIDTH, BAR_NAME_WIDTH = 64, 16, 44
+_LANE_PIXELS, _BAR_PIXELS = 26, 34
+_GREY = "#76808e"
+_MS_FROM = 2_000.0
+"""Microseconds from which an axis is in milliseconds."""
 
 
-class Ticks(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions and texts along an axis."""
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure, ready to be embedded."""
 
-    at: float
-    text: str
-
-
-class RooflineFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One roofline, drawn."""
-
-    device: str
-    marks: tuple[Mark, ...]
-    roof: str
-    x_ticks: tuple[Ticks, ...]
-    y_ticks: tuple[Ticks, ...]
-    left_out: int
-    """Ops that neither compute nor move: views, launches alone."""
+    id: str
+    item: dict[str, Any]
+    """Bokeh's JSON."""
+    names: list[str] = []
+    """Texts, to which columns of int32 are indices."""
+    left_out: int = 0
 
 
-def roofline(model: Roofline) -> RooflineFigure:
-    """Arithmetic over memory time (1: the ridge) against the share of the device's arithmetic peak that is reached.
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of a page, in the order of its parts."""
 
-    The roof is min(1, x): the roofline model in units of the device's own peaks (Williams, Waterman, Patterson 2009).
-    """
+    waterfalls: list[Drawn]
+    timeline: Drawn | None
+    roofline: Drawn | None
+    curves: list[Drawn]
 
-    def x_of(value: float) -> float:
-        return MARGIN + _share_of_decades(value, *_DECADES_X) * (WIDTH - MARGIN - 12)
+    @property
+    def all(self) -> list[Drawn]:
+        single = [figure for figure in (self.timeline, self.roofline) if figure is not None]
+        return [*self.waterfalls, *single, *self.curves]
 
-    def y_of(value: float) -> float:
-        return HEIGHT - MARGIN - _share_of_decades(value, *_DECADES_Y) * (HEIGHT - MARGIN - 12)
 
-    marks: list[Mark] = []
-    left_out = 0
-    for point in model.points:
-        if point.time_us <= 0.0 or point.arithmetic_us + point.memory_us <= 0.0:
-            left_out += 1
-            continue
-        ratio = point.arithmetic_us / point.memory_us if point.memory_us > 0 else 1e9
-        reached = point.arithmetic_us / point.time_us
-        radius = 2.0 + 14.0 * math.sqrt(min(max(point.share, 0.0), 1.0))
-        marks.append(
-            Mark(
-                x=round(x_of(ratio), 1),
-                y=round(y_of(reached), 1),
-                r=round(radius, 1),
-                bound=point.bound,
-                label=f"{point.name} {point.detail}".strip(),
-            )
-        )
-    corners = [(10 ** _DECADES_X[0], 10 ** _DECADES_X[0]), (1.0, 1.0), (10 ** _DECADES_X[1], 1.0)]
-    roof = "M" + " L".join(f"{x_of(x):.1f} {y_of(y):.1f}" for x, y in corners)
-    return RooflineFigure(
-        device=model.device,
-        marks=tuple(sorted(marks, key=lambda mark: -mark.r)),
-        roof=roof,
-        left_out=left_out,
-        x_ticks=tuple(Ticks(at=round(x_of(10.0**d), 1), text=f"{10.0**d:g}") for d in range(-3, 3)),
-        y_ticks=tuple(Ticks(at=round(y_of(10.0**d), 1), text=f"{100 * 10.0**d:g} %") for d in range(-3, 1)),
+def figures_of(page: Page) -> Figures:
+    """All figures of a page."""
+    return Figures(
+        waterfalls=[waterfall(model, f"waterfall{i}") for i, model in enumerate(page.waterfalls)],
+        timeline=timeline(page.strips, "timeline") if any(strip.lanes for strip in page.strips) else None,
+        roofline=None if page.roofline is None else roofline(page.roofline, "roofline"),
+        curves=[curve(model, f"curve{i}") for i, model in enumerate(page.curves)],
     )
 
 
-def _share_of_decades(value: float, low: float, high: float) -> float:
-    return (min(max(math.log10(value), low), high) - low) / (high - low) if value > 0 else 0.0
+def script() -> str:
+    """BokehJS without widgets, tables and typesetting."""
+    resources = import_module("bokeh.resources").Resources(mode="inline", components=["bokeh"])
+    return str(resources.js_raw[0])
 
 
-class LaneFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a strip: a path of rectangles for each kind."""
-
-    name: str
-    paths: tuple[tuple[str, str], ...]
-    """(kind, SVG path in units of the strip's pixels)"""
+def _models() -> Any:
+    return import_module("bokeh.models")
 
 
-class StripFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """Timelines above each other, drawn."""
+def _figure(tools: Sequence[Any], height: int, **options: Any) -> Any:
+    plot = import_module("bokeh.plotting").figure(
+        height=height,
+        sizing_mode="stretch_width",
+        tools=list(tools),
+        toolbar_location="above",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        min_border_left=0,
+        min_border_right=8,
+        **options,
+    )
+    plot.toolbar.logo = None
+    plot.axis.minor_tick_line_color = None
+    plot.axis.major_label_text_color = plot.axis.axis_label_text_color = _GREY
+    plot.axis.axis_label_text_font_style = "normal"
+    plot.axis.major_tick_line_color = plot.axis.axis_line_color = _GREY
+    plot.grid.grid_line_alpha = 0.3
+    return plot
 
-    title: str
-    width: int
-    until_us: float
-    lanes: tuple[LaneFigure, ...]
+
+def _zoom_tools(dimensions: str) -> list[Any]:
+    """Drag pans, Ctrl and the wheel zooms, so that the wheel alone goes on with the page; the rest are buttons."""
+    models = _models()
+    return [
+        models.PanTool(dimensions=dimensions),
+        models.WheelZoomTool(dimensions=dimensions, modifiers={"ctrl": True}),
+        models.BoxZoomTool(dimensions=dimensions),
+        models.ZoomInTool(dimensions=dimensions, factor=0.4),
+        models.ZoomOutTool(dimensions=dimensions, factor=0.4),
+        models.ResetTool(),
+    ]
 
 
-def strip(model: Strip) -> StripFigure:
-    """Rectangles on whole pixels, neighbours of one kind drawn as one, so that size does not grow with the step."""
-    scale = _PIXELS / model.until_us if model.until_us > 0 else 0.0
-    lanes: list[LaneFigure] = []
-    for lane in model.lanes:
-        spans: defaultdict[str, list[list[int]]] = defaultdict(list)
-        for stretch in sorted(lane.stretches, key=lambda stretch: stretch.start_us):
-            low = min(max(int(stretch.start_us * scale), 0), _PIXELS - 1)
-            high = min(max(math.ceil(stretch.end_us * scale), low + 1), _PIXELS)
-            of_kind = spans[stretch.kind]
-            if of_kind and low <= of_kind[-1][1]:
-                of_kind[-1][1] = max(of_kind[-1][1], high)
-            else:
-                of_kind.append([low, high])
-        paths = tuple(
-            (kind, "".join(f"M{low} 0h{high - low}v10h-{high - low}z" for low, high in of_kind))
-            for kind, of_kind in sorted(spans.items())
+class _Texts(dict[str, int]):
+    """Those of a figure with their places: most stand for many marks."""
+
+    def column(self, texts: Iterable[str]) -> Any:
+        return np.array([self.setdefault(safe(text), len(self)) for text in texts], np.int32)
+
+
+def _drawn(plot: Any, name: str, texts: Iterable[str] = (), left_out: int = 0) -> Drawn:
+    item = import_module("bokeh.embed").json_item(plot, name)
+    return Drawn(id=name, item=item, names=list(texts), left_out=left_out)
+
+
+def _source(name: str, /, **columns: Any) -> Any:
+    return _models().ColumnDataSource(data=columns, name=name)
+
+
+def roofline(model: Roofline, name: str) -> Drawn:
+    """Operations a byte across, operations a second up, both logarithmic; a mark of each op on each device."""
+    models = _models()
+    tips = [("", "@name"), ("", "@detail"), ("on", "@device"), ("a call", "@time"), ("share", "@share"), ("", "@bound")]
+    points = [point for device in model.devices for point in device.points]
+    across = [point.flops / point.moved_bytes for point in points]
+    roofs = [device.roof for device in model.devices if device.roof is not None]
+    across += [max(roof.flops_per_s.values()) / roof.bytes_per_s for roof in roofs]
+    low, high = min(across) / 4, max(across) * 4
+    marks: list[Any] = []
+    texts = _Texts()
+    plot = _figure(
+        _zoom_tools("both"),
+        380,
+        x_axis_type="log",
+        y_axis_type="log",
+        x_range=models.Range1d(low, high),
+        x_axis_label="operations a byte (FLOP/byte)",
+        y_axis_label="TFLOP/s",
+    )
+    for index, device in enumerate(model.devices):
+        colour = COLOURS[index % len(COLOURS)]
+        if device.roof is not None:
+            _draw_roof(plot, device.device, device.roof, (low, high), colour)
+        marks.append(_draw_points(plot, device, colour, texts))
+    plot.add_tools(models.HoverTool(renderers=marks, tooltips=tips), models.TapTool(renderers=marks))
+    return _drawn(plot, name, texts)
+
+
+def _draw_roof(plot: Any, device: str, roof: Roof, span: tuple[float, float], colour: str) -> None:
+    """The slope of the memory, and what each dtype reaches at most."""
+    low, high = span
+    heights = sorted(set(roof.flops_per_s.values()), reverse=True)
+    for index, flops in enumerate(heights):
+        ridge = flops / roof.bytes_per_s
+        dtypes = ", ".join(dtype for dtype, value in roof.flops_per_s.items() if value == flops)
+        begin = low if index == 0 else ridge
+        path = [(begin, begin * roof.bytes_per_s), (ridge, flops), (max(high, ridge), flops)]
+        plot.line(
+            [x for x, _ in path],
+            [y / 1e12 for _, y in path],
+            line_color=colour,
+            line_width=1.5,
+            line_dash="solid" if index == 0 else "dashed",
         )
-        lanes.append(LaneFigure(name=lane.name, paths=paths))
-    return StripFigure(title=model.title, width=_PIXELS, until_us=model.until_us, lanes=tuple(lanes))
-
-
-class LineFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a curve, drawn."""
-
-    name: str
-    path: str
-    marks: tuple[tuple[float, float, str], ...]
-    """(x, y, label)"""
-
-
-class CurveFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """Times over a size, drawn."""
-
-    title: str
-    across: str
-    lines: tuple[LineFigure, ...]
-    x_ticks: tuple[Ticks, ...]
-    y_ticks: tuple[Ticks, ...]
-    left_out: int
-
-
-_MOST_TICKS = 9
-
-
-def curve(model: Curve) -> CurveFigure:
-    """Both axes in powers, so that what grows with the size is a straight line."""
-    points = [point for line in model.lines for point in line.points]
-    x_of = _log_scale([x for x, _ in points], MARGIN, WIDTH - 12)
-    y_of = _log_scale([y for _, y in points], HEIGHT - MARGIN, 12)
-
-    def drawn(name: str, line_points: Sequence[tuple[float, float]]) -> LineFigure:
-        places = [(round(x_of(x), 1), round(y_of(y), 1)) for x, y in line_points]
-        texts = (f"{name}: {model.across}={x:.0f}, {time_text(y)}" for x, y in line_points)
-        return LineFigure(
-            name=name,
-            path="M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in places),
-            marks=tuple((*place, text) for place, text in zip(places, texts, strict=True)),
+        text = _source("", x=[high], y=[flops / 1e12], text=[safe(f"{device} {dtypes} {flops / 1e12:,.3g}")])
+        plot.text(
+            x="x",
+            y="y",
+            text="text",
+            source=text,
+            text_align="right",
+            text_baseline="bottom",
+            text_font_size="11px",
+            text_color=colour,
+            x_offset=-4,
+            y_offset=-1,
         )
 
-    sizes = sorted({x for x, _ in points})
-    every = math.ceil(len(sizes) / _MOST_TICKS)
-    return CurveFigure(
-        title=model.title,
-        across=model.across,
-        lines=tuple(drawn(line.name, line.points) for line in model.lines),
-        x_ticks=tuple(Ticks(at=round(x_of(x), 1), text=f"{x:.0f}") for x in sizes[::every]),
-        y_ticks=tuple(Ticks(at=round(y_of(y), 1), text=time_text(y)) for y in _levels([y for _, y in points])),
-        left_out=model.left_out,
+
+def _draw_points(plot: Any, device: DeviceRoof, colour: str, texts: _Texts) -> Any:
+    points = sorted(device.points, key=lambda point: -point.share)
+    source = _source(
+        "ops",
+        x=[point.flops / point.moved_bytes for point in points],
+        y=[point.flops / point.time_us / 1e6 for point in points],
+        size=[6.0 + 26.0 * max(min(point.share, 1.0), 0.0) ** 0.5 for point in points],
+        key=texts.column(point.key for point in points),
+        name=texts.column(middle(point.name, NAME_WIDTH) for point in points),
+        detail=texts.column(middle(point.detail, NAME_WIDTH) for point in points),
+        device=texts.column(device.device for _ in points),
+        time=texts.column(time_text(point.time_us) for point in points),
+        share=texts.column(share_text(point.share) for point in points),
+        bound=texts.column(point.bound for point in points),
+    )
+    return plot.scatter(
+        x="x",
+        y="y",
+        size="size",
+        source=source,
+        fill_color=colour,
+        line_color=colour,
+        fill_alpha=0.55,
+        nonselection_fill_alpha=0.2,
+        nonselection_line_alpha=0.3,
+        selection_line_width=3,
     )
 
 
-def _levels(values: list[float]) -> list[float]:
-    """Round values between the least and the greatest."""
-    low, high = min(values, default=1.0), max(values, default=1.0)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1.0, 2.0, 5.0) if len(decades) < 4 else (1.0,)
-    return [step * 10.0**d for d in decades for step in steps if low <= step * 10.0**d <= high] or [low]
+def waterfall(model: Waterfall, name: str) -> Drawn:
+    """A bar a line, its name above it: from the first time by what is more or less to the last."""
+    models = _models()
+    rows: list[tuple[str, float, float, str, int]] = [(*_whole(model.begin), 0)]
+    at = model.begin[1]
+    for text, us in model.changes:
+        sign = "+" if us > 0 else "−"
+        rows.append((text, min(at, at + us), max(at, at + us), f"{sign}{time_text(abs(us))}", 4 if us > 0 else 2))
+        at += us
+    rows.append((*_whole(model.end), 0))
+    most = max(high for _, _, high, _, _ in rows) or 1.0
+    scale, unit = _unit(most)
+    places = np.arange(len(rows), 0, -1, dtype=np.float64)
+    source = _source(
+        "bars",
+        y=places - 0.2,
+        above=places + 0.22,
+        left=[low / scale for _, low, _, _, _ in rows],
+        right=[high / scale for _, _, high, _, _ in rows],
+        zero=[0.0] * len(rows),
+        key=[safe(row[0]) for row in rows],
+        name=[middle(safe(row[0]), NAME_WIDTH) for row in rows],
+        label=[f"{middle(safe(row[0]), BAR_NAME_WIDTH)}  {row[3]}" for row in rows],
+        text=[row[3] for row in rows],
+        colour=[COLOURS[row[4]] for row in rows],
+    )
+    plot = _figure(
+        [],
+        _BAR_PIXELS * len(rows) + 50,
+        x_axis_label=unit,
+        x_range=models.Range1d(0, most / scale * 1.04),
+        y_range=models.Range1d(0.4, len(rows) + 0.6),
+    )
+    plot.yaxis.visible = False
+    plot.ygrid.visible = False
+    bars = plot.hbar(
+        y="y",
+        left="left",
+        right="right",
+        height=0.36,
+        source=source,
+        fill_color="colour",
+        line_color="colour",
+        nonselection_fill_alpha=0.5,
+    )
+    plot.text(x="zero", y="above", text="label", source=source, name="text", text_font_size="12px", **_TEXT)
+    tips = [("", "@name"), ("", "@text")]
+    plot.add_tools(models.HoverTool(renderers=[bars], tooltips=tips), models.TapTool(renderers=[bars]))
+    plot.toolbar_location = None
+    return _drawn(plot, name)
 
 
-def _log_scale(values: list[float], begin: float, end: float) -> Callable[[float], float]:
-    """From the logarithm of a value to a position; a single value lies in the middle."""
-    low, high = (math.log(min(values, default=1.0)), math.log(max(values, default=1.0)))
-    if high <= low:
-        return lambda value: (begin + end) / 2
-    return lambda value: begin + (math.log(value) - low) / (high - low) * (end - begin)
+_TEXT: dict[str, Any] = {"text_baseline": "middle", "text_color": _GREY, "x_offset": 2}
+
+
+def _whole(bar: tuple[str, float]) -> tuple[str, float, float, str]:
+    return bar[0], 0.0, bar[1], time_text(bar[1])
+
+
+def _unit(most_us: float) -> tuple[float, str]:
+    """What to divide microseconds by, and what they are then."""
+    return (1e3, "ms") if most_us >= _MS_FROM else (1.0, "µs")
+
+
+def curve(model: Curve, name: str) -> Drawn:
+    """Both axes logarithmic, so that what grows with the size is a straight line."""
+    models = _models()
+    plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label="µs")
+    plot.xaxis.axis_label = _plain(model.across)
+    marks: list[Any] = []
+    for index, line in enumerate(model.lines):
+        colour = COLOURS[index % len(COLOURS)]
+        source = _source(
+            "",
+            x=[x for x, _ in line.points],
+            y=[y for _, y in line.points],
+            name=[safe(line.name)] * len(line.points),
+            time=[time_text(y) for _, y in line.points],
+        )
+        plot.line(x="x", y="y", source=source, line_color=colour, line_width=1.5)
+        marks.append(plot.scatter(x="x", y="y", size=7, source=source, fill_color=colour, line_color=colour))
+    plot.add_tools(models.HoverTool(renderers=marks, tooltips=[("", "@name"), ("size", "@x"), ("time", "@time")]))
+    return _drawn(plot, name)
+
+
+def _plain(text: str) -> str:
+    """Text for an axis, which Bokeh would typeset between dollars and slashed brackets."""
+    return safe(text).replace("$", "＄").replace("\\", "⧵")
+
+
+def timeline(strips: Sequence[Strip], name: str) -> Drawn:
+    """All lanes above each other on one axis from zero, a colour a kind, the critical path outlined."""
+    models = _models()
+    rows: list[tuple[float, Stretch]] = []
+    ticks: dict[float, str] = {}
+    at = 0.0
+    for strip in strips:
+        at -= 1.0
+        ticks[at] = _plain(end(strip.title, LANE_WIDTH + 4).upper())
+        for lane in strip.lanes:
+            at -= 1.0
+            ticks[at] = _plain(middle(lane.name, LANE_WIDTH))
+            rows += [(at, stretch) for stretch in lane.stretches]
+        at -= 0.3
+    left_out = max(len(rows) - MOST_TASKS, 0)
+    if left_out:
+        rows = sorted(rows, key=lambda row: row[1].start_us - row[1].end_us)[:MOST_TASKS]
+    until = max((stretch.end_us for _, stretch in rows), default=1.0) or 1.0
+    scale, unit = _unit(until)
+    span = until / scale
+    plot = _figure(
+        _zoom_tools("width"),
+        int(-at * _LANE_PIXELS) + 90,
+        x_axis_label=f"{unit} after the start",
+        x_range=models.Range1d(0, span, bounds=(0, span), min_interval=span / 1e5),
+        y_range=models.Range1d(at - 0.2, -0.4),
+    )
+    plot.yaxis.ticker = models.FixedTicker(ticks=list(ticks))
+    plot.yaxis.major_label_overrides = dict(ticks)
+    plot.yaxis.major_tick_line_color = None
+    plot.ygrid.visible = False
+    texts = _Texts()
+    bars: list[Any] = []
+    for colour in dict.fromkeys(KINDS.values()):
+        chosen = [row for row in rows if KINDS.get(row[1].kind, 0) == colour]
+        if chosen:
+            source = _tasks(chosen, scale, texts)
+            bars.append(_draw_tasks(plot, source, fill_color=COLOURS[colour], line_color=COLOURS[colour]))
+    if critical := [row for row in rows if row[1].is_critical]:
+        places = _places(critical, scale)
+        source = _source("", **{**places, "y": places["y"] - np.float32(0.43)})
+        plot.hbar(y="y", left="left", right="right", height=0.1, source=source, name="path", color=_GREY)
+    labels = _source("labels", x=[], y=[], text=[])
+    style = {"text_font_size": "11px", "text_color": "#ffffff", "text_baseline": "middle", "x_offset": 3}
+    plot.text(x="x", y="y", text="text", source=labels, **style)
+    tips = [
+        ("", "@name"),
+        ("op", "@op"),
+        ("starts", f"@left{{0,0.000}} {unit}"),
+        ("takes", f"@takes{{0,0.000}} {unit}"),
+    ]
+    plot.add_tools(models.HoverTool(renderers=bars, tooltips=tips), models.TapTool(renderers=bars))
+    return _drawn(plot, name, texts, left_out)
+
+
+def _places(rows: Iterable[tuple[float, Stretch]], scale: float) -> dict[str, Any]:
+    rows = list(rows)
+    return {
+        "y": np.array([at for at, _ in rows], np.float32),
+        "left": np.array([stretch.start_us / scale for _, stretch in rows], np.float32),
+        "right": np.array([stretch.end_us / scale for _, stretch in rows], np.float32),
+    }
+
+
+def _tasks(rows: Sequence[tuple[float, Stretch]], scale: float, texts: _Texts) -> Any:
+    name = texts.column(middle(stretch.name, NAME_WIDTH) for _, stretch in rows)
+    return _source("tasks", **_places(rows, scale), name=name, op=texts.column(stretch.op for _, stretch in rows))
+
+
+def _draw_tasks(plot: Any, source: Any, **style: Any) -> Any:
+    style = {"line_width": 0.5, **style}
+    bar = plot.hbar(y="y", left="left", right="right", height=0.8, source=source, **style)
+    bar.nonselection_glyph = None
+    bar.selection_glyph = _models().HBar(
+        y="y", left="left", right="right", height=0.95, **{**style, "line_width": 2, "line_color": _GREY}
+    )
+    return bar

@@ -3,9 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import msgspec
 
 from opreplay.replay.report.table import AnyTable
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The ratio that the page is about, in large type, with its band."""
+
+    name: str
+    ratio: str
+    band: str = ""
+    detail: str = ""
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,32 +28,82 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):
-    """Values beside each other, largest first."""
+    """Values beside each other."""
 
     title: str
+    what: str = "op"
+    """What a name is."""
     series: tuple[str, ...]
     bars: tuple[Bar, ...]
     note: str = ""
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One op on a roofline, of one call: its predicted time and the parts that arithmetic and memory would need."""
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A name of a tree with what lies inside it."""
 
+    name: str
+    values_us: tuple[float, ...]
+    inner: tuple[Node, ...] = ()
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """Names inside of each other, that with most time first."""
+
+    title: str
+    series: tuple[str, ...]
+    totals_us: tuple[float, ...]
+    """What the values are parts of."""
+    roots: tuple[Node, ...]
+
+
+class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
+    """What leads from one time to another."""
+
+    title: str
+    begin: tuple[str, float]
+    changes: tuple[tuple[str, float], ...]
+    """Names of ops, and µs more or less."""
+    end: tuple[str, float]
+    note: str = ""
+
+
+class Roof(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device can do at most."""
+
+    flops_per_s: dict[str, float]
+    """By dtype."""
+    bytes_per_s: float
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One op on one device: operations and bytes of a call, and what it takes."""
+
+    key: str
+    """Of its row in the tables."""
     name: str
     detail: str
     bound: str
     time_us: float
-    arithmetic_us: float
-    memory_us: float
+    flops: float
+    moved_bytes: float
     share: float
     """Of all time, which sets the size of the mark."""
 
 
-class Roofline(msgspec.Struct, frozen=True, kw_only=True):
-    """All ops on one device."""
+class DeviceRoof(msgspec.Struct, frozen=True, kw_only=True):
+    """The ops on one device below its roof, where that is known."""
 
     device: str
+    roof: Roof | None
     points: tuple[Point, ...]
+
+
+class Roofline(msgspec.Struct, frozen=True, kw_only=True):
+    """Ops on all devices."""
+
+    devices: tuple[DeviceRoof, ...]
+    left_out: int = 0
+    """Ops of which no number of operations is known: they only move data, or their sizes do not tell."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +114,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """Times over a size, both in powers."""
+    """Times over a size, both logarithmic."""
 
     title: str
     across: str
@@ -69,6 +131,11 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     end_us: float
     kind: str
     """"kernel", "collective", "memcpy", "memset" or "host"."""
+    name: str = ""
+    op: str = ""
+    """Of the op that launched it; the key of rows in the tables."""
+    is_critical: bool = False
+    """Whether it is on the critical path."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +146,23 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strip(msgspec.Struct, frozen=True, kw_only=True):
-    """Timelines above each other, from one zero."""
+    """Lanes of one timeline, from the zero of all."""
 
     title: str
-    until_us: float
     lanes: tuple[Lane, ...]
+
+
+Details = Callable[[Any], Sequence[tuple[str, str]]]
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """A table whose rows have a key, by which figures find them, and open to show more."""
+
+    table: AnyTable
+    key: Callable[[Any], str]
+    name: Callable[[Any], str] = str
+    """Of the op, where several rows have one."""
+    details: Details | None = None
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,14 +170,17 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     headline: str
-    """The first line of the same report in the terminal: coverage, or how sure it is."""
+    """The first line of the same report in the terminal: what bounds the step, or how sure it is."""
     command: str
+    answers: tuple[Answer, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    strips: tuple[Strip, ...] = ()
     bars: tuple[Bars, ...] = ()
-    rooflines: tuple[Roofline, ...] = ()
+    trees: tuple[Tree, ...] = ()
+    waterfalls: tuple[Waterfall, ...] = ()
+    strips: tuple[Strip, ...] = ()
+    roofline: Roofline | None = None
     curves: tuple[Curve, ...] = ()
-    tables: tuple[AnyTable, ...] = ()
+    tables: tuple[AnyTable | Opened, ...] = ()
     """Those without rows are not drawn."""
     notes: tuple[str, ...] = ()
     """Coverage, assumptions, what to know before trusting the numbers."""

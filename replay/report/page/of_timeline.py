@@ -9,24 +9,27 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from opreplay.replay.report.page.model import Lane, Page, Stretch, Strip
-from opreplay.replay.report.page.parts import bars_by_name
+from opreplay.replay.report.page.model import Lane, Opened, Page, Stretch, Strip, Tree
+from opreplay.replay.report.page.parts import bars_by_name, module_tree, step_answers, waterfall
 from opreplay.replay.report.step import ranks
 from opreplay.replay.report.step.text import (
     CATEGORY_ROWS,
     band_text,
     head_facts,
     head_line,
+    modules_table,
     note_lines,
     path_table,
     slack_table,
 )
-from opreplay.replay.report.step.tracks import Process, processes, rank_processes
+from opreplay.replay.report.step.tracks import Process, host_slices, processes, rank_processes
 from opreplay.replay.report.table import cut
 from opreplay.replay.report.text import plural, time_text
-from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS, StepGraph
+from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS
 from opreplay.replay.timeline.job.study import JobStudy
 from opreplay.replay.timeline.job.values import JobChange, JobTimeline
+from opreplay.replay.timeline.names import PYTHON
+from opreplay.replay.timeline.paths import PathPart
 from opreplay.replay.timeline.timeline import Study, Timeline, WhatIf
 
 MOST_LANES = 8
@@ -51,6 +54,7 @@ def page(study: Study, command: str) -> Page:
         title=f"Timeline of {timeline.step.name}: {timeline.source}",
         headline=head_line(timeline),
         command=command,
+        answers=step_answers(timeline.step),
         facts=(
             *(
                 (name, f"{time_text(simulated.step_us)} with gaps, 80 % band {band_text(simulated)}")
@@ -61,12 +65,39 @@ def page(study: Study, command: str) -> Page:
         ),
         strips=_strips_of_a_step(drawn),
         bars=(
-            bars_by_name("What the device did", by_category),
-            bars_by_name("Work of the device by op", work, "times of ops, which may overlap"),
+            bars_by_name("Where the step goes", by_category, "part"),
+            bars_by_name("Work of the device by op", work, note="times of ops, which may overlap"),
         ),
-        tables=(cut(path_table(timeline), MOST_ROWS), cut(slack_table(timeline), MOST_ROWS)),
+        trees=_trees(timeline),
+        waterfalls=tuple(
+            waterfall(
+                f"From the recorded step to {name}",
+                ("recorded", _path_us(timeline.critical_path)),
+                (name, _path_us(simulated.critical_path)),
+                "time on the critical path, by op",
+            )
+            for name, simulated in timeline.socs.items()
+        ),
+        tables=(
+            Opened(table=cut(path_table(timeline), MOST_ROWS), key=lambda part: part.name),
+            Opened(table=cut(slack_table(timeline), MOST_ROWS), key=lambda slack: slack.name),
+        ),
         notes=tuple(note_lines(timeline)),
     )
+
+
+def _path_us(parts: Sequence[PathPart]) -> dict[str, float]:
+    out: defaultdict[str, float] = defaultdict(float)
+    for part in parts:
+        out[f"{part.name}, host" if part.where == "host" else part.name] += part.us
+    return dict(out)
+
+
+def _trees(timeline: Timeline) -> tuple[Tree, ...]:
+    if not timeline.modules:
+        return ()
+    path_us = sum(part.us for part in timeline.critical_path)
+    return (module_tree(modules_table(timeline).rows, timeline.step.device_sum_us, path_us),)
 
 
 def page_of_ranks(study: JobStudy, command: str) -> Page:
@@ -92,15 +123,12 @@ def page_of_ranks(study: JobStudy, command: str) -> Page:
 
 def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, ...]:
     """Those of ranks, on the clock of the job."""
-    until = max(float(process.end_us.max(initial=0.0)) for process in drawn)
-    return tuple(Strip(title=process.title, until_us=until, lanes=lanes(process)) for process in drawn[:limit])
+    return tuple(Strip(title=process.title, lanes=lanes(process)) for process in drawn[:limit])
 
 
 def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[Strip, ...]:
     """Each from the first thing that ran in it: what the host waited before differs from device to device."""
-    shown = [(process.title, _from_zero(lanes(process))) for process in drawn]
-    ends = [stretch.end_us for _, rows in shown for lane in rows for stretch in lane.stretches]
-    return tuple(Strip(title=title, until_us=max(ends, default=0.0), lanes=rows) for title, rows in shown)
+    return tuple(Strip(title=process.title, lanes=_from_zero(lanes(process))) for process in drawn)
 
 
 def _from_zero(rows: tuple[Lane, ...]) -> tuple[Lane, ...]:
@@ -151,25 +179,23 @@ def lanes(process: Process) -> tuple[Lane, ...]:
         for node in np.flatnonzero(nodes.lane == lane).tolist():
             start, end = float(process.start_us[node]), float(process.end_us[node])
             if nodes.name[node] >= 0:
-                stretches.append(Stretch(start_us=start, end_us=end, kind=NODE_KINDS[int(nodes.kind[node])]))
+                stretches.append(
+                    Stretch(
+                        start_us=start,
+                        end_us=end,
+                        kind=NODE_KINDS[int(nodes.kind[node])],
+                        name=process.names.kernel(node),
+                        op=process.names.task(node),
+                        is_critical=node in process.critical,
+                    )
+                )
             elif nodes.kind[node] == HOST and nodes.slices[node]:
-                stretches += _host(graph, node, start, end)
+                stretches += [
+                    Stretch(start_us=low, end_us=high, kind="host", name=name, op=name)
+                    for low, high, name in host_slices(process, node, start, end)
+                    if name != PYTHON
+                ]
         if stretches:
             out.append(Lane(name=graph.lanes[int(lane)].name, stretches=tuple(stretches)))
     rest = len(graph.lanes) - len(chosen)
     return (*out, Lane(name=plural(rest, "quieter lane"), stretches=())) if rest > 0 else tuple(out)
-
-
-def _host(graph: StepGraph, node: int, start: float, end: float) -> list[Stretch]:
-    low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
-    lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]
-    total = float(lengths.sum())
-    if total <= 0.0:
-        return []
-    edges = start + np.concatenate([[0.0], np.cumsum(lengths)]) * ((end - start) / total)
-    inside = ops >= 0
-    first = np.flatnonzero(inside & ~np.append(False, inside[:-1]))
-    last = np.flatnonzero(inside & ~np.append(inside[1:], False)) + 1
-    return [
-        Stretch(start_us=float(edges[a]), end_us=float(edges[b]), kind="host") for a, b in zip(first, last, strict=True)
-    ]

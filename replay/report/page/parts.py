@@ -1,21 +1,84 @@
 # pyright: strict
-"""Parts that pages have in common: bars by family, points of a roofline, from simulated results."""
+"""Parts that pages have in common: the answer, bars by op and class, the waterfall, the roofline, a row opened."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from opreplay.replay.ascend.cost.predict import BOUNDS, MOVING
-from opreplay.replay.report.page.model import Bar, Bars, Point, Roofline
-from opreplay.replay.report.table import Column
-from opreplay.replay.results.records import OpResult, Simulated
+from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.step import StepReport
+from opreplay.replay.report.page.model import (
+    Answer,
+    Bar,
+    Bars,
+    DeviceRoof,
+    Node,
+    Opened,
+    Point,
+    Roof,
+    Roofline,
+    Tree,
+    Waterfall,
+)
+from opreplay.replay.report.step.verdict import CAUSES
+from opreplay.replay.report.table import AnyTable, Column
+from opreplay.replay.report.text import DASH, quotient, ratio_text, share_text, time_text
+from opreplay.replay.results.records import Header, OpResult
+from opreplay.replay.timeline.modules import ModuleTime
+from opreplay.traces.errors import OpReplayError
+from opreplay.traces.times.peaks import peak_of
 
 MOST_BARS = 14
-_ARITHMETIC, _MEMORY = ("cube", "vector"), ("hbm", "l2")
+MOST_CHANGES = 12
+"""Ops of a waterfall; the others are one bar."""
+LEAST_CHANGE = 0.002
+"""Share of the longer time from which a change has a bar of its own."""
+OTHER = "other"
 
 
-def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], note: str = "") -> Bars:
+def answer(name: str, us: float, low_us: float | None, high_us: float | None, base_us: float, more: str = "") -> Answer:
+    """How many times the recorded time a device would take, with the band of that."""
+    detail = f"{time_text(us)}, recorded {time_text(base_us)}"
+    band = ""
+    if low_us is not None and high_us is not None:
+        band = f"{ratio_text(low_us, base_us)} to {ratio_text(high_us, base_us)} (80 %)"
+    return Answer(name=name, ratio=ratio_text(us, base_us), band=band, detail=f"{detail}{more}")
+
+
+def step_answers(step: StepReport) -> tuple[Answer, ...]:
+    """One for each simulated device; of a step on no simulated device how much of it the device is busy."""
+    base_us = step.window.step_us
+    answers: list[Answer] = []
+    for name, soc in step.socs.items():
+        lacking = f"; {share_text(1.0 - soc.predicted_share)} of device time not predicted"
+        if soc.low_us is None:
+            answers.append(Answer(name=name, ratio=DASH, band="not predicted", detail=lacking[2:]))
+        else:
+            answers.append(answer(name, soc.step_us, soc.low_us, soc.high_us, base_us, lacking))
+    if answers:
+        return tuple(answers)
+    what = "of the step in ops" if step.bound == "host alone" else f"of the step the {step.accelerator} is busy"
+    detail = f"{time_text(step.busy_us)} of {time_text(base_us)}"
+    return (Answer(name=what, ratio=share_text(quotient(step.busy_us, base_us)), detail=detail),)
+
+
+def step_bars(step: StepReport) -> Bars:
+    """What the device did in the recorded step."""
+    return bars_by_name("Where the step goes", {"recorded": step_parts(step)}, "part")
+
+
+def step_parts(step: StepReport) -> dict[str, float]:
+    """What the device did in the recorded step: work, communication alone, and idle by cause."""
+    working = step.busy_us - step.communication_us
+    times = {"computing and copies" if step.bound != "host alone" else "in ops": working}
+    times |= {"communication alone": step.communication_us}
+    times |= {f"idle {CAUSES[cause]}": us for cause, us in step.idle_us.items()}
+    return {name: us for name, us in times.items() if us > 0}
+
+
+def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], what: str = "op", note: str = "") -> Bars:
     """Series → name → µs, as bars beside each other; what is beyond `MOST_BARS` names is one bar of its own."""
     total: defaultdict[str, float] = defaultdict(float)
     for values in series.values():
@@ -26,45 +89,172 @@ def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], note: st
     bars = [Bar(name=name, values_us=tuple(times.get(name) for times in series.values())) for name in shown]
     if rest:
         sums = tuple(sum(times.get(name, 0.0) for name in rest) for times in series.values())
-        bars.append(Bar(name=f"{len(rest)} others", values_us=sums))
-    return Bars(title=title, series=tuple(series), bars=tuple(bars), note=note)
+        bars.append(Bar(name=_others(len(rest)), values_us=sums))
+    return Bars(title=title, what=what, series=tuple(series), bars=tuple(bars), note=note)
 
 
-def point_of(name: str, detail: str, simulated: Simulated, share: float) -> Point:
-    """One op of a roofline."""
-    terms: defaultdict[str, float] = defaultdict(float)
-    for term, us in simulated.terms_us.items():
-        if term != MOVING:  # a core's time, and no arithmetic
-            terms[BOUNDS.get(term, term)] += us
-    return Point(
-        name=name,
-        detail=detail,
-        bound=simulated.bound,
-        time_us=simulated.time_us,
-        arithmetic_us=max((terms[b] for b in _ARITHMETIC), default=0.0),
-        memory_us=max((terms[b] for b in _MEMORY), default=0.0),
-        share=share,
-    )
+def _others(count: int) -> str:
+    return "1 other" if count == 1 else f"{count:,} others"
 
 
 def sums(results: Sequence[OpResult], column: Column[OpResult]) -> dict[str, float]:
     """Name of an op → what a column of times comes to, all calls."""
+    return _summed(results, column, lambda result: {result.name: 1.0})
+
+
+def sums_by_class(results: Sequence[OpResult], column: Column[OpResult]) -> dict[str, float]:
+    """Class of the recorded kernels → what a column of times comes to, all calls."""
+    return _summed(results, column, lambda result: result.kernel_classes or {OTHER: 1.0})
+
+
+def _summed(
+    results: Iterable[OpResult], column: Column[OpResult], shares: Callable[[OpResult], Mapping[str, float]]
+) -> dict[str, float]:
     out: defaultdict[str, float] = defaultdict(float)
     for result in results:
         us = column.value(result)
         if us is not None:
-            out[result.name] += us * result.count
+            for name, share in shares(result).items():
+                out[name] += us * result.count * share
     return dict(out)
 
 
-def roofline(soc: str, results: Sequence[OpResult]) -> Roofline:
-    """All ops that are predicted on a device."""
-    total = sum(r.simulated_us.get(soc, 0.0) * r.count for r in results) or 1.0
-    return Roofline(
-        device=soc,
-        points=tuple(
-            point_of(r.name, r.inputs, r.simulated[soc], r.simulated[soc].time_us * r.count / total)
-            for r in results
-            if soc in r.simulated
-        ),
+def waterfall(
+    title: str, before: tuple[str, Mapping[str, float]], after: tuple[str, Mapping[str, float]], note: str = ""
+) -> Waterfall:
+    """From one sum to another by what each name has more or less."""
+    changes = {name: after[1].get(name, 0.0) - before[1].get(name, 0.0) for name in {**before[1], **after[1]}}
+    whole = sum(before[1].values()), sum(after[1].values())
+    return waterfall_of(title, (before[0], whole[0]), changes, (after[0], whole[1]), note)
+
+
+def waterfall_of(
+    title: str, begin: tuple[str, float], changes: Mapping[str, float], end: tuple[str, float], note: str = ""
+) -> Waterfall:
+    """The largest changes by name, largest first, and what is left to the end in one."""
+    least_us = LEAST_CHANGE * max(begin[1], end[1])
+    order = sorted(changes.items(), key=lambda change: -abs(change[1]))
+    shown = [change for change in order[:MOST_CHANGES] if abs(change[1]) >= least_us]
+    rest = end[1] - begin[1] - sum(us for _, us in shown)
+    if abs(rest) > 1e-9 * max(begin[1], end[1], 1.0):
+        shown.append(("all others", rest))
+    return Waterfall(title=title, begin=begin, changes=tuple(shown), end=end, note=note)
+
+
+def roof_of_device(device: DeviceProfile) -> Roof:
+    """Products of each dtype on all cube cores, and the memory, by the device's file."""
+    rates = {dtype: 2.0 * macs * device.aic_cores * device.freq_hz for dtype, macs in device.macs_per_cycle.items()}
+    chosen = {dtype: rate for dtype, rate in rates.items() if dtype in ("float16", "float32")} or rates
+    return Roof(flops_per_s=chosen, bytes_per_s=device.hbm_bytes_per_s)
+
+
+def roofs_of_results(header: Header, names: Iterable[str]) -> dict[str, Roof | None]:
+    """Of devices that opreplay ships in the version that predicted; None of others, whose files results do not hold."""
+    versions = header.identity.get("devices", "").split(",")
+    roofs: dict[str, Roof | None] = {}
+    for name in names:
+        try:
+            device = load_device(name)
+        except OpReplayError:
+            roofs[name] = None
+        else:
+            roofs[name] = roof_of_device(device) if f"{device.name} {device.version}" in versions else None
+    return roofs
+
+
+def roof_of_recorded(name: str | None) -> Roof | None:
+    """The datasheet's peaks of a recorded device; None of one that is not known."""
+    peak = None if name is None else peak_of((name,))
+    if peak is None:
+        return None
+    rates = {dtype: rate * 1e12 for dtype, rate in peak.tflops.items()}
+    return Roof(flops_per_s=rates, bytes_per_s=peak.gb_per_s * 1e9)
+
+
+def roofline(
+    results: Sequence[OpResult], clock: Column[OpResult], recorded: str | None, devices: Mapping[str, Roof | None]
+) -> Roofline | None:
+    """The ops at their recorded times and on each simulated device; None where no op tells what it computes."""
+    told = [(r, r.product) for r in results if r.product is not None]
+    drawn: list[DeviceRoof] = []
+
+    def add(device: str, roof: Roof | None, column: Column[OpResult], bound: Callable[[OpResult], str]) -> None:
+        total = sum((column.value(r) or 0.0) * r.count for r in results) or 1.0
+        timed = [(r, product, column.value(r)) for r, product in told]
+        points = tuple(
+            Point(
+                key=r.id,
+                name=r.name,
+                detail=r.inputs,
+                bound=bound(r),
+                time_us=us,
+                flops=product.flops,
+                moved_bytes=product.moved_bytes,
+                share=us * r.count / total,
+            )
+            for r, product, us in timed
+            if us
+        )
+        if points:
+            drawn.append(DeviceRoof(device=device, roof=roof, points=points))
+
+    add(recorded or clock.title, roof_of_recorded(recorded), clock, lambda r: "recorded")
+    for name, roof in devices.items():
+        us = Column[OpResult](name, lambda r, name=name: r.simulated_us.get(name))
+        add(name, roof, us, lambda r, name=name: f"bound by {r.simulated[name].bound}, {r.simulated[name].confidence}")
+    left_out = len(results) - len(told)
+    return Roofline(devices=tuple(drawn), left_out=left_out) if drawn else None
+
+
+def opened_ops(table: AnyTable, source: str) -> Opened:
+    """Rows of ops that open to their kernels, what was assumed, and how to reproduce them."""
+    return Opened(table=table, key=lambda r: r.id, name=lambda r: r.name, details=lambda r: op_details(r, source))
+
+
+def op_details(result: OpResult, source: str) -> list[tuple[str, str]]:
+    """What a row has no column for."""
+    rows = [("id", result.id), ("inputs", result.inputs)]
+    rows += [("kernels", f"{k.type} ×{k.count}, {time_text(k.total_us)}") for k in result.npu_kernels]
+    rows += [("work of its kernels", ", ".join(f"{n} {share_text(s)}" for n, s in result.kernel_classes.items()))]
+    if (product := result.product) is not None:
+        rows.append(
+            (
+                "of a call",
+                f"{product.flops / 1e9:,.3g} GFLOP, {product.moved_bytes / 1e6:,.3g} MB of arguments and results",
+            )
+        )
+    for name, predicted in result.simulated.items():
+        band = f"{time_text(predicted.low_us)} to {time_text(predicted.high_us)}"
+        rows.append(
+            (
+                f"on {name}",
+                f"{time_text(predicted.time_us)} ({band}), bound by {predicted.bound}, {predicted.confidence}",
+            )
+        )
+        rows += [(f"kernels on {name}", ", ".join(predicted.kernels)), (f"taken for, on {name}", predicted.taken_for)]
+        rows += [(f"slow path on {name}", predicted.no_path), (f"source of {name}", predicted.source)]
+    rows += [("assumed", f"{note.argument}: {note.what}") for note in result.assumptions]
+    rows += [("filled by", result.initializer or ""), ("not replayed because", str(result.reason or ""))]
+    rows += [("doubtful", text) for text in result.suspicions]
+    rows += [("reproduce", f"opreplay run {source} --op {result.id}"), ("the call alone", result.call)]
+    return [(name, text) for name, text in rows if text]
+
+
+def module_tree(modules: Sequence[ModuleTime], device_us: float, path_us: float) -> Tree:
+    """Modules as they are inside each other, from a list in which the inner ones follow the outer one."""
+
+    def inside(at: int, depth: int) -> tuple[list[Node], int]:
+        nodes: list[Node] = []
+        while at < len(modules) and modules[at].depth >= depth:
+            module = modules[at]
+            inner, at = inside(at + 1, module.depth + 1)
+            name = module.name + (f" ×{module.count}" if module.count > 1 else "")
+            nodes.append(Node(name=name, values_us=(module.device_us, module.path_us), inner=tuple(inner)))
+        return nodes, at
+
+    return Tree(
+        title="Modules",
+        series=("device", "critical path"),
+        totals_us=(device_us, path_us),
+        roots=tuple(inside(0, 0)[0]),
     )

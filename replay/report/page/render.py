@@ -1,37 +1,80 @@
+# pyright: strict
 """A page → one HTML file: no network, all text escaped, light and dark; the template and its script lie beside this."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
-from opreplay.replay.report.page.figures import HEIGHT, MARGIN, WIDTH, curve, roofline, strip
-from opreplay.replay.report.page.model import Page
-from opreplay.replay.report.text import safe, time_text
+import msgspec
 
-TEMPLATE = "page.html.j2"
+from opreplay.replay.host.environment import opreplay_version
+from opreplay.replay.report.page import figures
+from opreplay.replay.report.page.model import Opened, Page
+from opreplay.replay.report.text import plural, quotient, safe, share_text, time_text
+
+_JOINT = re.compile(r"([_:/.])(?=[A-Za-z])")
+TEMPLATE, SCRIPT = "page.html.j2", "page.js"
 
 
 def render(page: Page) -> str:
     """The whole file."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False
     )
-    environment.filters["safe_text"] = safe
-    environment.filters["time"] = time_text
+    filters = cast("dict[str, Any]", vars(environment)["filters"])
+    filters |= {"safe_text": safe, "time": time_text, "breaking": _breaking}
     # jinja's own filter would let markup through.
-    del environment.filters["safe"]
-    text = resources.files("opreplay.replay.report.page").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    del filters["safe"]
+    drawn = figures.figures_of(page)
+    scripts = [*([figures.script()] if drawn.all else []), _file(SCRIPT)]
     values: dict[str, Any] = {
         "page": page,
-        "strips": [strip(figure) for figure in page.strips],
-        "rooflines": [roofline(figure) for figure in page.rooflines],
-        "curves": [curve(figure) for figure in page.curves],
-        "width": WIDTH,
-        "height": HEIGHT,
-        "margin": MARGIN,
+        "version": opreplay_version(),
+        "figures": drawn,
+        "plural": plural,
+        "share_of": _share,
+        "data": Markup(_in_script(drawn)) if drawn.all else "",
+        "scripts": [Markup(script) for script in scripts],
+        "hashes": " ".join(f"'sha256-{_sha256(script)}'" for script in scripts),
         "most": [max((v or 0.0 for bar in figure.bars for v in bar.values_us), default=0.0) for figure in page.bars],
+        "tables": [table for part in page.tables if (table := _opened(part)).table.rows],
     }
-    return environment.from_string(text).render(values)
+    return environment.from_string(_file(TEMPLATE)).render(values)
+
+
+def _breaking(text: str) -> Any:
+    """A name that may go on in the next line behind its underscores and colons."""
+    from markupsafe import Markup, escape
+
+    return Markup(_JOINT.sub(r"\1<wbr>", str(escape(safe(text)))))
+
+
+def _share(us: float, total_us: float) -> str:
+    return share_text(quotient(us, total_us))
+
+
+def _file(name: str) -> str:
+    return resources.files("opreplay.replay.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _sha256(script: str) -> str:
+    """By which the page's content security policy knows its own scripts: no other runs."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _in_script(drawn: figures.Figures) -> str:
+    """The figures as JSON in which nothing can end the element around it."""
+    body = [{"id": figure.id, "item": figure.item, "names": figure.names} for figure in drawn.all]
+    text = msgspec.json.encode(body).decode()
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _opened(table: Any) -> Opened:
+    return table if isinstance(table, Opened) else Opened(table=table, key=lambda row: "")

@@ -12,8 +12,18 @@ from rich.text import Text
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report import collectives, doubts, first_screen, formats, suspects
-from opreplay.replay.report.page.model import Page
-from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
+from opreplay.replay.report.page.model import Answer, Page, Waterfall
+from opreplay.replay.report.page.parts import (
+    answer,
+    bars_by_name,
+    opened_ops,
+    roofline,
+    roofs_of_results,
+    step_bars,
+    sums,
+    sums_by_class,
+    waterfall,
+)
 from opreplay.replay.report.page.render import render as render_page
 from opreplay.replay.report.run import batch, facts, npu, ops, sequence
 from opreplay.replay.report.step.verdict import page_facts, step_facts, verdict
@@ -32,7 +42,7 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import quotient, share_text, shown_json, time_text
+from opreplay.replay.report.text import plural, quotient, share_text, shown_json, time_text
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
 from opreplay.replay.results.summary import reasons_of
@@ -148,20 +158,20 @@ def markdown(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def file_table(run: Run) -> Table[OpResult]:
+def file_table(results: Sequence[OpResult]) -> Table[OpResult]:
     """One row an op, with all that CSV, Parquet and data frames hold of it."""
-    return Table("Ops", ops.file_columns(run.results), run.results, noun="op")
+    return Table("Ops", ops.file_columns(results), results, noun="op")
 
 
 def csv(run: Run) -> str:
     """One row an op, times in microseconds a call."""
-    return formats.csv_text(file_table(run))
+    return formats.csv_text(file_table(run.results))
 
 
 def parquet(run: Run) -> bytes:
     """The columns of the CSV, typed; the metadata `opreplay` is the header and the summary as JSON."""
     about = msgspec.json.encode({"header": run.header, "summary": run.summary})
-    return formats.parquet(file_table(run), about)
+    return formats.parquet(file_table(run.results), about)
 
 
 def json(run: Run) -> str:
@@ -199,28 +209,65 @@ def page(run: Run, command: str) -> Page:
     columns = [ops.NAME, ops.INPUTS, ops.RECORDED_SHARE, ops.CALLS, ops.recorded(device=device), ops.MEASURED]
     columns += [column for soc in socs for column in (ops.simulated(soc), ops.bound_of(soc))]
     columns.append(ops.ratio(ops.MEASURED, device=device))
-    columns += [ops.REASON, ops.CALL] if any(r.reason for r in results) else [ops.CALL]
+    columns += [ops.REASON] if any(r.reason for r in results) else []
+    by_op = {column.title: sums(results, column) for column in times}
+    by_class = {column.title: sums_by_class(results, column) for column in times}
     return Page(
         title=f"opreplay: {source}",
         headline=run.first_line if run.step is None else verdict(run.step),
         command=command,
+        answers=_answers(run),
         facts=(
             *([] if run.step is None else page_facts(run.step, run.first_line)),
-            ("started", header.started_at),
-            ("opreplay", header.opreplay_version),
             ("machine", str(header.environment.get("cpu") or header.environment.get("device") or "–")),
+            ("started", f"{header.started_at} with opreplay {header.opreplay_version}"),
             *((total.label, _total_text(total)) for total in facts.totals(results, device=device, header=header)),
         ),
-        bars=(bars_by_name("Time by op, all calls", {column.title: sums(results, column) for column in times}),),
-        rooflines=tuple(roofline(soc, results) for soc in socs),
+        bars=(
+            *([] if run.step is None else [step_bars(run.step)]),
+            bars_by_name("Time by op, all calls", by_op),
+            bars_by_name("Time by class of work", by_class, "class"),
+        ),
+        waterfalls=tuple(_waterfall(results, times[0], column) for column in times[1:]),
+        roofline=roofline(results, times[0], _device(header), roofs_of_results(header, socs)),
         tables=(
-            heaviest("Ops", columns, results, lambda r: r.recorded_share),
+            opened_ops(heaviest("Ops", columns, results, lambda r: r.recorded_share), source),
             *tables(run),
             *batch.tables(run.traces, run.jobs),
             *([sequence.table(run.sequence)] if run.sequence is not None else []),
         ),
         notes=(*run.notes, *batch.notes(run.traces, run.jobs)),
     )
+
+
+def _device(header: Header) -> str | None:
+    name = header.trace.get("device")
+    return str(name) if name else None
+
+
+def _answers(run: Run) -> tuple[Answer, ...]:
+    """How many times the recorded time the ops took here, and would take on each simulated device."""
+    results, device = run.results, run.by_device
+    answers: list[Answer] = []
+    for total in facts.totals(results, device=device, header=run.header)[:1]:
+        if total.recorded_us and total.measured_us is not None:
+            what = f"measured here, {total.label}"
+            answers.append(answer(what, total.measured_us, None, None, total.recorded_us))
+    for soc in facts.socs_of(results):
+        recorded = [(facts.recorded_us(r, device=device) or 0.0) * r.count for r in results if soc in r.simulated_us]
+        us, low_us, high_us = first_screen.predicted_total(soc, results)
+        lacking = run.summary.unpredicted_share.get(soc, 0.0)
+        more = f"; {share_text(lacking)} not predicted"
+        answers.append(answer(f"{soc}, all calls", us, low_us, high_us, sum(recorded), more))
+    return tuple(answers)
+
+
+def _waterfall(results: Sequence[OpResult], recorded: ops.OpColumn, other: ops.OpColumn) -> Waterfall:
+    """From the recorded time to another, of the ops that have both."""
+    both = [r for r in results if recorded.value(r) is not None and other.value(r) is not None]
+    begin, end = ((column.title, sums(both, column)) for column in (recorded, other))
+    note = f"all calls of {plural(len(both), 'op')} with both times"
+    return waterfall(f"From the {recorded.title} time to {other.title}", begin, end, note)
 
 
 def _total_text(total: facts.Totals) -> str:

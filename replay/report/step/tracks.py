@@ -19,6 +19,7 @@ import orjson
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.report.text import safe
 from opreplay.replay.timeline.graph.model import LAUNCH, NODE_KINDS, Floats, StepGraph
+from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
 from opreplay.replay.timeline.job.study import JobStudy
 from opreplay.replay.timeline.names import PYTHON, Names
 from opreplay.replay.timeline.simulated import Predicted
@@ -39,12 +40,14 @@ class Process:
     end_us: Floats
     predicted: Predicted | None = None
     """Predictions that the times come from."""
+    critical: frozenset[int] = frozenset()
+    """Nodes on the critical path, where it is known."""
 
 
 def processes(study: Study) -> list[Process]:
     """The recording, the step with measured times, then each simulated device."""
     graph, names = study.graph, study.names
-    out = [_recorded("recorded", graph, names, 0.0)]
+    out = [_recorded("recorded", graph, names, 0.0, _critical(graph, study.schedule))]
     if study.measured is not None:
         times = study.measured
         out.append(Process(title="measured", graph=graph, names=names, start_us=times.start_us, end_us=times.end_us))
@@ -57,6 +60,7 @@ def processes(study: Study) -> list[Process]:
                 start_us=simulated.schedule.start_us,
                 end_us=simulated.schedule.end_us,
                 predicted=simulated.made,
+                critical=_critical(simulated.graph, simulated.schedule),
             )
         )
     return out
@@ -70,9 +74,16 @@ def rank_processes(study: JobStudy) -> list[Process]:
     ]
 
 
-def _recorded(title: str, graph: StepGraph, names: Names, at_us: float) -> Process:
+def _critical(graph: StepGraph, schedule: Schedule) -> frozenset[int]:
+    return frozenset(critical_path(graph, schedule)[0].tolist())
+
+
+def _recorded(
+    title: str, graph: StepGraph, names: Names, at_us: float, critical: frozenset[int] = frozenset()
+) -> Process:
     start = graph.nodes.start_us + at_us
-    return Process(title=title, graph=graph, names=names, start_us=start, end_us=start + graph.nodes.dur_us)
+    end = start + graph.nodes.dur_us
+    return Process(title=title, graph=graph, names=names, start_us=start, end_us=end, critical=critical)
 
 
 def write_json(stream_events: Iterable[Event], stream: BinaryIO) -> int:
@@ -131,7 +142,9 @@ def _process(process: Process, pid: int) -> Iterator[Event]:
             if node in launched:
                 yield {"ph": "f", "bp": "e", **_arrow(pid, node, tid, start)}
         elif nodes.slices[node]:
-            yield from _host(process, pid, tid, node, start, end)
+            for begin, until, name in host_slices(process, node, start, end):
+                if name != PYTHON:  # is left blank
+                    yield _slice(pid, tid, begin, until - begin, name, "host")
     for edge in np.flatnonzero(graph.edges.kind == LAUNCH).tolist():
         source, target = int(graph.edges.source[edge]), int(graph.edges.target[edge])
         # An arrow starts inside a slice: just before the block of the launch ends.
@@ -139,8 +152,8 @@ def _process(process: Process, pid: int) -> Iterator[Event]:
         yield {"ph": "s", **_arrow(pid, target, int(nodes.lane[source]) + 1, at)}
 
 
-def _host(process: Process, pid: int, tid: int, node: int, start: float, end: float) -> Iterator[Event]:
-    """Stretches of one op each; Python between ops is left blank."""
+def host_slices(process: Process, node: int, start: float, end: float) -> Iterator[tuple[float, float, str]]:
+    """(start, end, name) of stretches of one op each, `PYTHON` between ops."""
     graph = process.graph
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]
@@ -151,9 +164,7 @@ def _host(process: Process, pid: int, tid: int, node: int, start: float, end: fl
     first = np.flatnonzero(np.append(True, ops[1:] != ops[:-1]))
     last = np.append(first[1:], count)
     for begin, until in zip(first.tolist(), last.tolist(), strict=True):
-        name = process.names.op(int(ops[begin]))
-        if name != PYTHON:
-            yield _slice(pid, tid, float(edges[begin]), float(edges[until] - edges[begin]), name, "host")
+        yield float(edges[begin]), float(edges[until]), process.names.op(int(ops[begin]))
 
 
 def _prediction(predicted: Predicted, node: int) -> dict[str, Any]:

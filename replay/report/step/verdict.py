@@ -17,7 +17,7 @@ _LEAST_SHARE = 0.005
 """Share of the step from which a cause is named."""
 _UNEVEN = 1.25
 """Steps of one trace that differ by more than this have something to be told."""
-_CAUSES = {
+CAUSES = {
     "before_first": "before its first task",
     "host": "for the host to launch",
     "launch_latency": "launch latency",
@@ -83,7 +83,7 @@ def step_rows(step: StepReport) -> list[Fact]:
     lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"
     if step.bound == "host alone":
         return [("step", lengths, ""), ("in ops", _share(step.busy_us, step_us), "")]
-    causes = [(_CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
+    causes = [(CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
     idle = [f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=lambda one: -one[1])]
     lengths += f", from the first to the last device task {time_text(window.device_us)}"
     return [

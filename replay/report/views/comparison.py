@@ -12,12 +12,13 @@ from rich.console import Group, RenderableType
 
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report import formats
-from opreplay.replay.report.page.model import Page
-from opreplay.replay.report.page.parts import bars_by_name
+from opreplay.replay.report.page.model import Answer, Bars, Opened, Page, Waterfall
+from opreplay.replay.report.page.parts import bars_by_name, step_parts, waterfall, waterfall_of
 from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     OP,
+    TEXT,
     TIME,
     Column,
     OpCell,
@@ -258,18 +259,32 @@ def ops_table(comparison: Comparison, *last: _OfOp, everything: bool = False) ->
     return Table("Ops", columns, rows(comparison, everything=everything), noun="op")
 
 
+def file_table(comparison: Comparison) -> Table[OpComparison]:
+    """One row an op, with all that data frames hold of it; times in microseconds a call."""
+    texts = ("id", "name", "inputs", "verdict", "before_kernel", "after_kernel", "note")
+    numbers = {"count": COUNT, "before_us": TIME, "after_us": TIME, "ratio": _RATIO, "low": _RATIO, "high": _RATIO}
+    units = {**dict.fromkeys(texts[:4], TEXT), **numbers, "step_change_us": TIME, **dict.fromkeys(texts[4:], TEXT)}
+    columns = [
+        _OfOp(field, lambda op, field=field: getattr(op, field), unit, key=_RATIO_KEYS.get(field, field))
+        for field, unit in units.items()
+    ]
+    return Table("Ops", columns, comparison.ops, noun="op")
+
+
+_RATIO_KEYS = {"low": "ratio_low", "high": "ratio_high"}
+
+
 def page_table(comparison: Comparison) -> Table[OpComparison]:
     """All ops with both their times, as a page sorts them."""
     columns = [
+        *([_STEP_CHANGE] if _of_steps(comparison) else []),
         _NAME,
         _OfOp("inputs", lambda op: op.inputs, form="code"),
         _CALLS,
         _VERDICT,
-        *([_STEP_CHANGE] if _of_steps(comparison) else []),
         *_TIMES,
         _OfOp("ratio", lambda op: op.ratio, _RATIO),
         _OfOp(level(comparison), interval),
-        _OfOp("note", lambda op: op.note),
     ]
     if _of_steps(comparison):
         return heaviest("Ops", columns, comparison.ops, lambda op: op.weight_us)
@@ -343,6 +358,7 @@ def page(comparison: Comparison, steps: Steps, command: str) -> Page:
         title="opreplay: two sides compared" if comparison.sides else "opreplay: two runs compared",
         headline=next(iter(step_lines(steps)), first_line(comparison)),
         command=command,
+        answers=_answers(comparison, steps),
         facts=(
             ("compared", first_line(comparison)),
             *(
@@ -351,11 +367,74 @@ def page(comparison: Comparison, steps: Steps, command: str) -> Page:
                 for name, text in (("bound", verdict(step)), *((row[0], row[1]) for row in step_rows(step)))
             ),
             *((line.partition(": ")[0], line.partition(": ")[2]) for line in side_lines(comparison)),
-            ("before", time_text(comparison.before_us)),
-            ("after", time_text(comparison.after_us)),
+            ("ops on both sides", f"{time_text(comparison.before_us)} before, {time_text(comparison.after_us)} after"),
             ("an op counts as changed from", share_text(comparison.applied)),
         ),
-        bars=(bars_by_name("Time by op, all calls", series),),
-        tables=(replaced_table(comparison), page_table(comparison), classes_table(comparison)),
+        bars=(
+            *_bars_of_steps(steps),
+            bars_by_name(
+                "Time by class of work",
+                {
+                    "before": {total.name: total.before_us for total in comparison.classes},
+                    "after": {total.name: total.after_us for total in comparison.classes},
+                },
+                "class",
+            ),
+            bars_by_name("Time by op, all calls", series),
+        ),
+        waterfalls=(_waterfall(comparison, steps, series),),
+        tables=(
+            replaced_table(comparison),
+            Opened(table=page_table(comparison), key=lambda op: op.id, name=lambda op: op.name, details=_details),
+            classes_table(comparison),
+        ),
         notes=tuple(notes(comparison)),
     )
+
+
+def _answers(comparison: Comparison, steps: Steps) -> tuple[Answer, ...]:
+    """The ratio of the steps, else of the ops on both sides with its interval."""
+    if len(steps) == 2 and all(step.marked for step in steps.values()):
+        was, now = (step.window.step_us for step in steps.values())
+        detail = f"{time_text(was)} before, {time_text(now)} after"
+        return (
+            Answer(name="step, after ÷ before", ratio=precise(now / was), band="steps of median length", detail=detail),
+        )
+    if comparison.total is None:
+        return ()
+    sure = interval(comparison.total)
+    band = f"{sure}, {100 * comparison.total.level:.0f} % interval" if sure else "no interval"
+    detail = f"{time_text(comparison.before_us)} before, {time_text(comparison.after_us)} after"
+    return (
+        Answer(
+            name="ops on both sides, after ÷ before", ratio=precise(comparison.total.ratio), band=band, detail=detail
+        ),
+    )
+
+
+def _bars_of_steps(steps: Steps) -> tuple[Bars, ...]:
+    parts = {which: step_parts(step) for which, step in steps.items() if step.marked}
+    return (bars_by_name("Where the step goes", parts, "part"),) if parts else ()
+
+
+def _waterfall(comparison: Comparison, steps: Steps, series: Mapping[str, Mapping[str, float]]) -> Waterfall:
+    """Between the steps of two traces what each op adds to their difference, else between the sums of all calls."""
+    if len(steps) < 2 or not _of_steps(comparison):
+        title = "From before to after"
+        return waterfall(title, *((side, times) for side, times in series.items()), note="all calls added up")
+    changes: dict[str, float] = {}
+    for op in comparison.ops:
+        changes[op.name] = changes.get(op.name, 0.0) + (op.step_change_us or 0.0)
+    was, now = (step.window.step_us for step in steps.values())
+    return waterfall_of("From the step before to the step after", ("before", was), changes, ("after", now))
+
+
+def _details(op: OpComparison) -> list[tuple[str, str]]:
+    """What a row has no column for."""
+    rows = [
+        ("id", op.id),
+        ("inputs", op.inputs),
+        ("kernel before", op.before_kernel),
+        ("kernel after", op.after_kernel),
+    ]
+    return [(name, text) for name, text in (*rows, ("note", op.note)) if text]

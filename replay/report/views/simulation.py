@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.agreement import compare_all
 from opreplay.replay.ascend.simulate.coverage import Coverage, clock_of, coverage_of
 from opreplay.replay.ascend.simulate.step import Inversion, OpStep, Step, inversions, losing
@@ -20,18 +21,31 @@ from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, formats, suspects
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
-from opreplay.replay.report.page.model import Page
-from opreplay.replay.report.page.parts import bars_by_name, roofline, sums
+from opreplay.replay.report.page.model import Answer, Page
+from opreplay.replay.report.page.parts import (
+    answer,
+    bars_by_name,
+    opened_ops,
+    roof_of_device,
+    roofline,
+    step_answers,
+    step_bars,
+    sums,
+    sums_by_class,
+    waterfall,
+)
 from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
 from opreplay.replay.report.step.verdict import page_facts, step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
+    FLAG,
     ONE_LINE_WIDTH,
     OP,
     RATIO,
     SHARE,
+    TEXT,
     TIME,
     Column,
     OpCell,
@@ -176,7 +190,12 @@ def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
 
 
 def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """One row an op; times in microseconds a call."""
+    """As `file_table`."""
+    return formats.csv_text(file_table(plan, steps))
+
+
+def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
+    """One row an op, with all that CSV and data frames hold of it; times in microseconds a call."""
 
     def recorded(key: str, total_us: Callable[[ReplayOp], float]) -> _OfOp:
         return _OfOp(key, lambda op: None if plan.captured else total_us(op) / op.count, TIME)
@@ -190,17 +209,21 @@ def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
         recorded("recorded_host_us", lambda op: op.recorded.host_us_total),
         *(column for step in steps for column in _predictions(step)),
     ]
-    return formats.csv_text(Table("Ops", columns, plan.ops))
+    return Table("Ops", columns, plan.ops)
 
 
 def _predictions(step: Step) -> list[_OfOp]:
     """What is predicted of a call on a device, under keys that end with its name."""
     predictions = {op.id: op.simulated for op in step.ops}
-    fields = ("time_us", "low_us", "high_us", "bound", "confidence", "by", "l2", "extrapolated")
-    keys = ("simulated_us", *fields[1:])
+    times, texts = dict.fromkeys(("time_us", "low_us", "high_us"), TIME), ("bound", "confidence", "by", "l2")
+    units = {**times, **dict.fromkeys(texts, TEXT), "extrapolated": FLAG}
     return [
-        _OfOp(f"{key}_{step.device}", lambda op, field=field: getattr(predictions.get(op.id), field, None))
-        for key, field in zip(keys, fields, strict=True)
+        _OfOp(
+            f"{'simulated_us' if field == 'time_us' else field}_{step.device}",
+            lambda op, field=field: getattr(predictions.get(op.id), field, None),
+            unit,
+        )
+        for field, unit in units.items()
     ]
 
 
@@ -406,21 +429,31 @@ def render(
     return Group(*parts)
 
 
-def page(plan: ReplayPlan, steps: Sequence[Step], command: str, *, report: StepReport | None = None) -> Page:
+def page(
+    plan: ReplayPlan,
+    steps: Sequence[Step],
+    command: str,
+    *,
+    devices: Mapping[str, DeviceProfile],
+    report: StepReport | None = None,
+) -> Page:
     """Everything of a simulation that a page shows."""
     results, clock = results_of(plan, steps), ops.recorded(device=plan.device_us_total > 0)
     times = [clock, *(ops.simulated(step.device) for step in steps)]
-    columns = [ops.NAME, ops.INPUTS, ops.CALLS, clock]
+    columns = [ops.NAME, ops.INPUTS, ops.CALLS, ops.RECORDED_SHARE, clock]
     columns += [column for step in steps for column in (ops.simulated(step.device), ops.bound_of(step.device))]
+    by_op = {column.title: sums(results, column) for column in times}
+    base_us = sum(by_op[clock.title].values())
     return Page(
         title=f"Simulated: {plan.source}",
         headline=head_line(plan, steps) if report is None else verdict(report),
         command=command,
+        answers=step_answers(report) if report is not None and report.socs else _answers(plan, steps),
         facts=(
-            *([] if report is None else page_facts(report, head_line(plan, steps))),
+            *([("coverage", head_line(plan, steps))] if report is None else page_facts(report, head_line(plan, steps))),
             *(
                 (
-                    step.device,
+                    f"{step.device} {step.device_version}".strip(),
                     f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %); "
                     f"{share_text(step.uncalibrated_share)} uncalibrated"
                     if step.ops
@@ -430,14 +463,41 @@ def page(plan: ReplayPlan, steps: Sequence[Step], command: str, *, report: StepR
             ),
         ),
         bars=(
-            bars_by_name("Time by op, all calls", {column.title: sums(results, column) for column in times}),
-            bars_by_name("Time by kernel family", {step.device: step.by_family for step in steps}),
-            bars_by_name("Time by what bounds it", {step.device: step.by_bound for step in steps}),
+            *([] if report is None else [step_bars(report)]),
+            bars_by_name(
+                "Time by class of work", {column.title: sums_by_class(results, column) for column in times}, "class"
+            ),
+            bars_by_name("Time by op, all calls", by_op),
+            bars_by_name("Time by kernel family", {step.device: step.by_family for step in steps}, "kernel family"),
+            bars_by_name("Time by what bounds it", {step.device: step.by_bound for step in steps}, "bound"),
         ),
-        rooflines=tuple(roofline(step.device, results) for step in steps),
-        tables=(heaviest("Ops, one call", [*columns, ops.CALL], results, lambda r: r.recorded_share),),
+        waterfalls=tuple(
+            waterfall(
+                f"From the recorded time to {step.device}",
+                (clock.title, by_op[clock.title]),
+                (step.device, by_op[step.device]),
+                "all calls added up",
+            )
+            for step in steps
+            if step.ops and base_us
+        ),
+        roofline=roofline(
+            results, clock, plan.device, {name: roof_of_device(device) for name, device in devices.items()}
+        ),
+        tables=(opened_ops(heaviest("Ops, one call", columns, results, lambda r: r.recorded_share), plan.source),),
         notes=(
             *first_screen.capture_lines(plan),
+            *notes(results, steps),
             "Sums over ops: `opreplay timeline --soc` says what the step takes.",
         ),
+    )
+
+
+def _answers(plan: ReplayPlan, steps: Sequence[Step]) -> tuple[Answer, ...]:
+    """All calls added up, where no step is marked: against the recorded time of the ops that are predicted."""
+    recorded = {op.id: op.recorded.device_us_total or op.recorded.host_us_total for op in plan.ops}
+    return tuple(
+        answer(step.device, step.total_us, step.low_us, step.high_us, sum(recorded[op.id] for op in step.ops))
+        for step in steps
+        if step.ops
     )

@@ -145,7 +145,7 @@ def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device
     """The op of the first overload that takes the call's arguments. Raises UsageError where none does."""
     reasons: list[Reason] = []
     for spec in specs:
-        args = _bound(spec, call)
+        args = argument_forms(spec, call)
         if args is None:
             continue
         op = ReplayOp(id=_identity(spec.full_name, args), name=spec.full_name, count=1, recorded=_NO_TIME, args=args)
@@ -179,7 +179,7 @@ def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
     return None if any(not arg.has_default and arg.name not in values for arg in spec.args) else values
 
 
-def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
+def argument_forms(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
     """Arguments in the schema's order; None where they do not go with it."""
     values = values_by_name(spec, call)
     if values is None:
@@ -200,7 +200,7 @@ def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
     if not value:
         return argument_of(arg, value=())
     metas = tuple(_with_strides(item) for item in value if isinstance(item, TensorMeta) or item is None)
-    if not any(metas):
+    if not any(metas) and (arg.kind != "Tensor[]" or len(metas) < len(value)):
         return argument_of(arg, kind=f"{_kind(arg, value[0])}[]", value=tuple(_plain(item) for item in value))
     if len(metas) < len(value):
         raise UsageError(f"the list {arg.name} holds tensors and something else", hint="Give tensors or None.")

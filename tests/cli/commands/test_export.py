@@ -155,6 +155,18 @@ def test_files_for_other_tools(trace: Path, tmp_path: Path) -> None:
     assert [one["op_name"] for one in json.loads(lens.read_text())] == ["aten::relu", "aten::exp"]
 
 
+def test_an_op_trace_is_read_back(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ops.txt"
+    done = export(trace, "--format", "backendbench", "-o", out)
+    assert done.exit_code == 0, done.stderr
+    left_out = int(done.stdout.split("; ")[1].split()[0])
+    assert sum(int(line.split()[3]) for line in done.stderr.splitlines() if line.startswith("* left out:")) == left_out
+    planned = CliRunner().invoke(opreplay, ["plan", str(out), "--format", "json"])
+    assert planned.exit_code == 0, planned.stderr
+    assert export(out, "--format", "backendbench", "-o", tmp_path / "again.txt").exit_code == 0
+    assert (tmp_path / "again.txt").read_bytes() == out.read_bytes()
+
+
 def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
     out, fast = tmp_path / "step.0.et", tmp_path / "fast.0.et"
     result = export(trace, "--format", "chakra", "-o", out)

@@ -100,6 +100,17 @@ def test_calls_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     assert [row["n"] for row in rows] == ["", "16", "16"]
 
 
+def test_an_op_trace_is_a_file_of_calls(tmp_path: Path) -> None:
+    file = tmp_path / "ops"
+    file.write_text(
+        "Operator: aten.relu.default\ncnt: 3, ((T([4, 8], bf16),), {})\nOperator: aten.no_op\ncnt: 1, ((), {})\n"
+    )
+    done = invoke("--from", str(file), "--no-measure", "--format", "csv")
+    assert done.exit_code == 1
+    assert "1 × aten::no_op" in done.stderr
+    assert [row["op"] for row in csv.DictReader(done.stdout.splitlines())] == ["aten::relu"]
+
+
 @pytest.mark.parametrize(
     ("flags", "seconds"), [((), 0.2), (("--quick",), 0.02), (("--quick", "--set", "op_time=1s"), 1.0)]
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
-import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,9 +12,28 @@ import pytest
 from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
-from opreplay.replay.report.page.model import Page, Point, Roofline
+from opreplay.replay.report.page.figures import script
+from opreplay.replay.report.page.model import (
+    Answer,
+    Bars,
+    Curve,
+    DeviceRoof,
+    Lane,
+    Line,
+    Node,
+    Opened,
+    Page,
+    Point,
+    Roof,
+    Roofline,
+    Stretch,
+    Strip,
+    Tree,
+    Waterfall,
+)
 from opreplay.replay.report.page.render import render
 from opreplay.replay.report.table import TIME, Column, Table
+from tests.replay.report.browser import Tab, tab
 from tests.replay.timeline.machine import training
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m\u202e {{ 7*7 }}"
@@ -31,7 +50,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.counts[tag] = self.counts.get(tag, 0) + 1
-        if tag not in ("meta", "input", "br", "path", "img"):
+        if tag not in ("meta", "input", "br", "path", "img", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -48,47 +67,78 @@ def outline(text: str) -> Outline:
     return found
 
 
-def big_page(ops: int) -> Page:
+def big_page(ops: int, *, tasks: int = 3) -> Page:
+    """Every part, each text of it hostile."""
     point = Point(
-        name="aten::mm" + EVIL, detail="bf16[1]", bound="cube", time_us=9.0, arithmetic_us=5.0, memory_us=2.0, share=0.1
+        key=EVIL,
+        name="aten::mm" + EVIL,
+        detail=EVIL,
+        bound=EVIL,
+        time_us=9.0,
+        flops=5e9,
+        moved_bytes=2e6,
+        share=0.1,
     )
+    stretches = tuple(
+        Stretch(start_us=10.0 * i, end_us=10.0 * i + 8.0, kind="kernel", name=f"{EVIL}{i % 100}", op=EVIL)
+        for i in range(tasks)
+    )
+    roof = Roof(flops_per_s={"float16": 1e14, EVIL: 1e13}, bytes_per_s=1e12)
     return Page(
         title=EVIL,
         headline=EVIL,
         command=EVIL,
+        answers=(Answer(name=EVIL, ratio=EVIL, band=EVIL, detail=EVIL),),
         facts=((EVIL, EVIL),),
         notes=(EVIL,),
-        rooflines=tuple(Roofline(device=f"d{i}", points=(point,) * ops) for i in range(3)),
+        bars=(Bars(title=EVIL, what=EVIL, series=(EVIL,), bars=()),),
+        trees=(Tree(title=EVIL, series=(EVIL,), totals_us=(2.0,), roots=(Node(name=EVIL, values_us=(1.0,)),)),),
+        waterfalls=(Waterfall(title=EVIL, begin=(EVIL, 3.0), changes=((EVIL, 1.0), (EVIL, -2.0)), end=(EVIL, 2.0)),),
+        strips=(Strip(title=EVIL, lanes=(Lane(name=EVIL, stretches=stretches),)),),
+        roofline=Roofline(
+            devices=tuple(DeviceRoof(device=f"{EVIL}{i}", roof=roof, points=(point,) * ops) for i in range(3))
+        ),
+        curves=(Curve(title=EVIL, across=EVIL, lines=(Line(name=EVIL, points=((1.0, 2.0), (4.0, 5.0))),)),),
         tables=(
-            Table(
-                EVIL,
-                [
-                    Column[int](EVIL, lambda row: f"{row} {EVIL}"),
-                    *(Column[int](str(i), lambda row: 12.3, TIME) for i in range(10)),
-                ],
-                range(ops),
+            Opened(
+                table=Table(
+                    EVIL,
+                    [
+                        Column[int](EVIL, lambda row: f"{row} {EVIL}"),
+                        *(Column[int](str(i), lambda row: 12.3, TIME) for i in range(10)),
+                    ],
+                    range(ops),
+                ),
+                key=lambda row: f"{row}",
+                name=lambda row: EVIL,
+                details=lambda row: [(EVIL, EVIL)],
             ),
         ),
     )
 
 
 def test_text_of_a_trace_does_nothing() -> None:
-    text = render(big_page(3))
+    text = render(big_page(3)).replace(script(), "")
     found = outline(text)
-    assert found.counts["script"] == 1
+    assert found.counts["script"] == 3, "figures as data, Bokeh, and the page's own"
     assert "img" not in found.counts
     assert "{{ 7*7 }}" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
+    policy = text.partition('http-equiv="Content-Security-Policy"')[2].partition(">")[0]
+    assert policy.count("sha256-") == 2
+    assert "unsafe-eval" not in policy
+    assert "script-src 'unsafe" not in policy
 
 
 def test_five_hundred_ops_are_small_and_need_no_network() -> None:
-    text = render(big_page(500))
-    assert len(text.encode()) < 1_000_000
-    assert not OUTSIDE.search(re.sub(r"&[#\w]+;|onerror|src=x", "", text.replace("img src", "")))
-    found = outline(text)
-    assert found.counts["circle"] == 1500
-    assert found.counts["tr"] == 501
+    text = render(big_page(500, tasks=10_000))
+    assert len(text.encode()) < 2_500_000
+    own = re.sub(r"&[#\w]+;|onerror|src=x", "", text.replace(script(), "").replace("img src", ""))
+    assert not OUTSIDE.search(own)
+    assert outline(text).counts["tr"] == 1 + 1 + 2 * 500, (
+        "a head of bars, one of ops, and each op with what it opens to"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +170,7 @@ def test_every_page_says_what_made_it_and_has_its_parts(pages: dict[str, Path]) 
         text = path.read_text()
         outline(text)
         assert "Made by <code>" in text
+        assert len(text.encode()) < 2_500_000
         assert "Content-Security-Policy" in text
         for part in (*parts[name], 'scope="col"', "<h1>", 'lang="en"'):
             assert part in text, (name, part)
@@ -133,8 +184,8 @@ def test_a_run_and_a_comparison_write_pages(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     text = run.read_text()
     assert "Roofline" in text
-    assert "for opreplay op</button>" in text
-    assert text.count('<td class="k"><code>aten::') == 2, "a call to paste is one line, taken whole by a click"
+    assert text.count("<dt>reproduce</dt>") == 2
+    assert text.count("<dt>the call alone</dt><dd>aten::") == 2
     assert "not replayed because" not in text, "a column that says nothing"
     outline(run.read_text())
     args = ["compare", str(lines), str(lines), "--output", str(compared)]
@@ -146,30 +197,137 @@ def test_a_run_and_a_comparison_write_pages(tmp_path: Path) -> None:
     assert "--overwrite" not in CliRunner().invoke(opreplay, ["compare", "--help"]).output
 
 
+CUT = """[...document.querySelectorAll("body *")].filter(shown => {
+  if (["SCRIPT", "STYLE"].includes(shown.tagName) || shown.closest(".wide") || !shown.getClientRects().length)
+    return false;
+  const text = [...shown.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+  const box = shown.getBoundingClientRect();
+  return text && (box.right > innerWidth + 1 || box.left < -1 || (getComputedStyle(shown).overflow !== "visible" &&
+    (shown.scrollWidth > shown.clientWidth + 1 || shown.scrollHeight > shown.clientHeight + 1)));
+}).map(shown => shown.textContent)"""
+"""Texts that are not shown whole; tables scroll in a frame of their own."""
+TOOLTIPS = """(() => {
+  const texts = [], walk = root => {
+    for (const shown of root.querySelectorAll("*")) {
+      if (shown.classList.contains("bk-Tooltip") || shown.localName.startsWith("bk-")) texts.push(shown.textContent);
+      if (shown.shadowRoot) { texts.push(shown.shadowRoot.textContent); walk(shown.shadowRoot); }
+    }
+  };
+  walk(document);
+  return texts;
+})()"""
+"""What Bokeh shows beside its canvases."""
+MARK = """(() => {
+  const view = views.find(view => view.model.renderers.some(r => r.data_source.name === "%s"));
+  const renderer = view.model.renderers.find(r => r.data_source.name === "%s" && r.glyph.type !== "Text");
+  view.el.scrollIntoView({block: "center", behavior: "instant"});
+  const {data} = renderer.data_source, width = i => data.right[i] - data.left[i];
+  const ends = renderer.data_source.name === "bars" ? 1 : 0;
+  let best = ends;
+  if (data.right) for (let i = ends; i < data.right.length - ends; i++) if (width(i) > width(best)) best = i;
+  const x = data.x ? data.x[best] : (data.left[best] + data.right[best]) / 2;
+  const box = view.canvas_view.el.getBoundingClientRect(), {x_scale, y_scale} = view.frame;
+  return [box.left + x_scale.compute(x), box.top + y_scale.compute(data.y[best]),
+          (data.key ?? data.op)[best], data.name[best]];
+})()"""
+"""Where the first mark or the widest bar of an op is, which op it stands for, and what it says."""
+
+
+def mark_of(shown: Tab, source: str) -> tuple[float, float, str, str]:
+    x, y, key, label = shown.value(MARK % (source, source))
+    shown.value("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+    return x, y, key, label[:20]
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with tab(tmp_path_factory.mktemp("profile")) as shown:
+        yield shown
+
+
+@pytest.fixture(scope="module")
+def all_pages(pages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Of `run` and `compare` too."""
+    folder = tmp_path_factory.mktemp("measured")
+    sample = str(Path("traces/samples/transformer_infer.json.gz").absolute())
+    lines = folder / "run.jsonl"
+    made = {name: folder / f"{name}.html" for name in ("run", "compare")}
+    for args in (
+        ["run", sample, "--top", "4", "--op-time", "30ms", "--soc", "910b3", "-o", str(made["run"]), "-o", str(lines)],
+        ["compare", str(lines), sample, "--output", str(made["compare"])],
+    ):
+        result = CliRunner().invoke(opreplay, args)
+        assert result.exit_code == 0, result.stderr
+    return {**pages, **made}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "simulate", "timeline", "compare", "validate"])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
+def test_a_browser_shows_it_without_complaint(
+    all_pages: dict[str, Path], chromium: Tab, name: str, width: int, dark: bool
+) -> None:
+    chromium.complaints.clear()
+    chromium.requests.clear()
+    chromium.open(all_pages[name], width, dark=dark)
+    assert chromium.complaints == []
+    assert chromium.requests == [all_pages[name].resolve().as_uri()]
+    assert chromium.value(CUT) == []
+    assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+    answer = chromium.value("document.querySelector('.answer b')?.getBoundingClientRect().bottom ?? 0")
+    assert answer < 900, "the answer is there without scrolling"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "source"), [("run", "ops"), ("simulate", "ops"), ("timeline", "tasks"), ("compare", "bars")]
+)
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_browser_shows_it_without_complaint(pages: dict[str, Path], width: int, tmp_path: Path) -> None:
-    browser = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip("no chromium on this machine: pages are not looked at in a browser")
-    for name, path in pages.items():
-        picture = tmp_path / f"{name}.png"
-        base = [
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            "--v=0",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--window-size={width},1200",
-        ]
-        shown = subprocess.run(
-            [*base, f"--screenshot={picture}", path.as_uri()], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert "CONSOLE" not in shown.stderr, shown.stderr
-        assert picture.stat().st_size > 5_000
-        told = subprocess.run(
-            [*base, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert "<table" in told.stdout
+def test_a_figure_says_what_is_under_the_pointer_and_a_click_finds_its_row(
+    all_pages: dict[str, Path], chromium: Tab, name: str, source: str, width: int
+) -> None:
+    chromium.open(all_pages[name], width)
+    x, y, key, label = mark_of(chromium, source)
+    chromium.mouse("mouseMoved", x, y)
+    chromium.wait(f"{TOOLTIPS}.some(text => text.includes({json.dumps(label)}))")
+    chromium.click(x, y)
+    chromium.wait("document.querySelector('tr.chosen')")
+    chosen = chromium.value(
+        "[...document.querySelectorAll('tr.chosen')].map(row => [row.dataset.key, row.dataset.name])"
+    )
+    assert chosen
+    assert all(key in row for row in chosen)
+    assert chromium.complaints == []
+
+
+@pytest.mark.slow
+def test_hostile_text_is_shown_and_no_more(tmp_path: Path, chromium: Tab) -> None:
+    page = tmp_path / "evil.html"
+    page.write_text(render(big_page(3)))
+    chromium.complaints.clear()
+    chromium.requests.clear()
+    chromium.open(page, 1280)
+    x, y, _, _ = mark_of(chromium, "ops")
+    chromium.mouse("mouseMoved", x, y)
+    chromium.wait(f"{TOOLTIPS}.some(text => text.includes('<script>'))")
+    assert chromium.value("document.querySelectorAll('img').length") == 0
+    assert chromium.complaints == []
+    assert chromium.requests == [page.resolve().as_uri()]
+
+
+@pytest.mark.slow
+def test_a_timeline_of_ten_thousand_tasks_zooms_fluently(tmp_path: Path, chromium: Tab) -> None:
+    page = tmp_path / "long.html"
+    page.write_text(render(big_page(3, tasks=10_000)))
+    chromium.open(page, 1280)
+    x, y, _, _ = mark_of(chromium, "tasks")
+    span = "(range => range.end - range.start)(plots.find(plot => plot.x_range.bounds).x_range)"
+    frames = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(performance.now()))))"
+    whole = chromium.value(span)
+    spent: list[float] = []
+    for _ in range(10):
+        before = chromium.value("performance.now()")
+        chromium.mouse("mouseWheel", x, y, deltaX=0, deltaY=-120, modifiers=2)
+        spent.append(chromium.value(frames) - before)
+    assert chromium.value(span) < whole / 2
+    assert sorted(spent)[5] < 250, "milliseconds a step of the wheel, two frames with all that they draw"

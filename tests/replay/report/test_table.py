@@ -83,11 +83,14 @@ def test_markdown_has_the_cells_of_the_terminal() -> None:
 
 def test_a_run_has_one_title_a_quantity_in_every_format(made: SimpleNamespace) -> None:
     """What is called "measured" in a terminal is that in Markdown and on the page, and files hold it by one key."""
+    from opreplay.replay.report.page.model import Opened
     from opreplay.replay.report.run import report
 
     run = report.Run(made.header, made.results, made.summary)
     titles: dict[str, set[str]] = {}
-    ops = report.page(run, "opreplay").tables[0]
+    opened = report.page(run, "opreplay").tables[0]
+    assert isinstance(opened, Opened)
+    ops = opened.table
     for column in (*ops.columns, *report.file_table(run).columns):
         titles.setdefault(column.key or column.title, set()).add(column.title)
     assert {key: names for key, names in titles.items() if len(names) > 1} == {}

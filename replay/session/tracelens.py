@@ -211,13 +211,14 @@ def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     from opreplay.replay.ops.register import canonical_name
 
     rules = [rule for rule in open_registry() if {name, canonical_name(name)} & set(rule.op_patterns)]
+    known = [(rule.name, option.name) for rule in rules for option in rule.options]
     settings: list[str] = []
     for key, value in options.items():
-        having = [rule.name for rule in rules if key in {option.name for option in rule.options}]
-        if "." not in key and not having:
-            known = ", ".join(option.name for rule in rules for option in rule.options) or "none"
-            raise UsageError(f"no initializer of {name} has an option {key!r}", hint=f"Its options: {known}.")
-        settings += [f"{key}={value}"] if "." in key else [f"{rule}.{key}={value}" for rule in having]
+        keys = [key] if "." in key else [f"{rule}.{key}" for rule, option in known if option == key]
+        if not keys:
+            options_text = ", ".join(option for _, option in known) or "none"
+            raise UsageError(f"no initializer of {name} has an option {key!r}", hint=f"Its options: {options_text}.")
+        settings += [f"{each}={value}" for each in keys]
     return tuple(settings)
 
 

@@ -280,16 +280,20 @@ def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
     return completed(spec, args) if len(args) == len(bound) else None
 
 
+def _tensor_argument(arg: ArgSpec, value: CallValue, items: Sequence[CallValue]) -> ReplayArg | None:
+    if value is None:
+        return argument(arg) if arg.optional else None
+    of_kind = isinstance(value, list) == (arg.kind == "Tensor[]")
+    if not of_kind or not all(item is None or isinstance(item, TensorMeta) for item in items):
+        return None
+    return argument(arg, tensors=tuple(cast("Sequence[TensorMeta | None]", items)))
+
+
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg | None:
     """One argument in the form of the IR; None where its type takes no such value."""
     items: list[CallValue] = value if isinstance(value, list) else [value]
     if arg.kind in ("Tensor", "Tensor[]"):
-        if value is None:
-            return argument(arg) if arg.optional else None
-        of_kind = isinstance(value, list) == (arg.kind == "Tensor[]")
-        if not of_kind or not all(item is None or isinstance(item, TensorMeta) for item in items):
-            return None
-        return argument(arg, tensors=tuple(cast("list[TensorMeta | None]", items)))
+        return _tensor_argument(arg, value, items)
     if not all(_takes(arg, item) for item in items):
         return None
     plain = _plain(value)

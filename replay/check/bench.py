@@ -67,6 +67,7 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
         reference=find_reference(setup.against, target),
         executor=executor,
         seed=setup.seed,
+        isolated=trying is not None,
         trying=trying,
         lost=setup.lost,
     )

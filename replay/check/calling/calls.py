@@ -155,6 +155,8 @@ class Bench:
     """The same with few elements, as the op takes them."""
     refused: list[Case] = field(default_factory=list)
     """Given calls that the reference takes and the op does not."""
+    isolated: bool = False
+    """In a process of its own, which a call may end."""
     trying: Callable[[str], None] | None = None
     """Told each call before it is made, and "" after it, until the trials begin."""
     lost: Mapping[str, str] = field(default_factory=dict[str, str])

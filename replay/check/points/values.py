@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,12 +26,13 @@ from opreplay.replay.check.calling.calls import (
     widened,
 )
 from opreplay.replay.check.calling.closeness import Distance, compare
+from opreplay.replay.check.calling.guarded import guarded
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case, replaced
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.peak import arguments_for
 from opreplay.replay.check.points.stateless import stateless
-from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, raised, refused
+from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed, raised, refused
 from opreplay.traces.model import TensorMeta
 
 WHOLE = (torch.int32, torch.int64)
@@ -54,7 +56,26 @@ VARIED = 2
 def correctness(bench: Bench) -> list[Attempt]:
     """Every case as it is, and the first ones with other sizes, layouts and values."""
     cases = [attempt(bench, case, against_reference) for case in _correctness_cases(bench)]
-    return [*cases, *stateless(bench, bench.compact_bases[0])]
+    base = bench.compact_bases[0]
+    ends = [base, variants.primes_of(base)] if bench.isolated and sys.platform == "linux" else []
+    beyond = [attempt(bench, case, _stays_inside, "memory that ends with each tensor") for case in ends]
+    return [*cases, *stateless(bench, base), *beyond]
+
+
+def _stays_inside(bench: Bench, case: Case) -> Finding:
+    """A call on tensors behind which no memory is: one that reads there ends the process, which is what it costs."""
+    arguments = arguments_for(bench, case)
+    try:
+        before = bench.call(case, arguments.copy())
+    except Exception as error:  # judged by other cases
+        return nothing(words(error))
+    try:
+        at_the_end = arguments.changed(guarded)
+    except (OSError, ValueError) as error:
+        return nothing(f"no memory that ends there: {words(error)}")
+    after = bench.call(case, at_the_end)
+    forms = [[(t.shape, t.dtype) for t in results.all()] for results in (before, after)]
+    return passed() if forms[0] == forms[1] else failed("results have another form there")
 
 
 def _correctness_cases(bench: Bench) -> Iterator[Case]:

@@ -271,6 +271,29 @@ def test_signs_that_torch_has_yet_to_apply_are_tried(tmp_path: Path, point: str,
     assert failures(f"{file}:twice", f"{file}:twice", point, "4x6") == []
 
 
+READS = """
+import ctypes, torch
+
+
+def reads_beyond(x):
+    if x.is_contiguous():
+        ctypes.string_at(x.data_ptr(), x.numel() * x.element_size() + 1)
+    return x * 2
+
+
+def twice(x):
+    return x * 2
+"""
+
+
+@pytest.mark.parametrize(("name", "cases"), [("reads_beyond", 2), ("twice", 0)])
+def test_a_read_beyond_the_end_ends_its_case(tmp_path: Path, name: str, cases: int) -> None:
+    (file := tmp_path / "reads.py").write_text(READS)
+    report = check(f"{file}:{name}", against=f"{file}:twice", shapes=["3x5"], points=["correctness"])
+    bad = report.point("correctness").of("fail")
+    assert ["SIGSEGV" in one.detail and "ends with each tensor" in one.case for one in bad] == [True] * cases
+
+
 @pytest.fixture(autouse=True)
 def state() -> Iterator[None]:
     """What planted ops change is given back."""

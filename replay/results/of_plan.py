@@ -49,7 +49,11 @@ def product_of(op: ReplayOp) -> Product | None:
     if flops <= 0.0:
         return None
     tensors = [meta for arg in op.args for meta in arg.tensors if meta is not None]
-    own = {(meta.storage if meta.storage is not None else -1 - at): meta for at, meta in enumerate(tensors)}
+    # Equal views of one memory are read once; queries, keys and values may be slices of one that do not overlap.
+    own = {
+        (meta.storage, meta.storage_offset, meta.shape) if meta.storage is not None else at: meta
+        for at, meta in enumerate(tensors)
+    }
     moved = [*own.values(), *(meta for meta in op.outputs or () if meta is not None)]
     return Product(flops=flops, moved_bytes=sum(map(tensor_bytes, moved)))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -12,7 +13,7 @@ from opreplay.replay.collectives.model import CollectiveFacts, bandwidth
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import call_text
-from opreplay.replay.ir.sizes import tensor_bytes
+from opreplay.replay.ir.sizes import itemsize
 from opreplay.replay.results.outcome import Outcome, refilled
 from opreplay.replay.results.records import NpuKernel, OpResult, Product, Simulated, Summary
 from opreplay.replay.results.summary import summarized
@@ -55,7 +56,7 @@ def product_of(op: ReplayOp) -> Product | None:
         for at, meta in enumerate(tensors)
     }
     moved = [*own.values(), *(meta for meta in op.outputs or () if meta is not None)]
-    return Product(flops=flops, moved_bytes=sum(map(tensor_bytes, moved)))
+    return Product(flops=flops, moved_bytes=sum(math.prod(meta.shape) * itemsize(meta.dtype) for meta in moved))
 
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:

@@ -145,6 +145,7 @@ TRUE: dict[str, dict[str, str]] = {
     "aten::huber_loss": {"gradient": "of an argument that is broadcast: only Python's wrapper expands it first"},
     "aten::smooth_l1_loss": {"gradient": "of an argument that is broadcast: only Python's wrapper expands it first"},
     "aten::mse_loss": {"gradient": "as huber_loss", "dtypes": "overflows float16"},
+    "aten::embedding": {"gradient": "rows of padding_idx have none; that of the decomposition does not leave them out"},
     "aten::upsample_nearest2d": {
         "shape inference": "the fake kernel raises TypeError for no images",
         "correctness": "scales that are no ratio of the sizes are used, the decomposition takes the ratio",

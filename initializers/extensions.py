@@ -6,7 +6,8 @@ Owns how they are found and loaded; which one an op gets is decided in `registry
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -66,6 +67,17 @@ def clear_registrations() -> None:
     _registered.clear()
     _sources.clear()
     forget_loaded()
+
+
+@contextmanager
+def without_registrations() -> Generator[None, None, None]:
+    """What this program registered is not looked at meanwhile."""
+    before = dict(_registered)
+    _registered.clear()
+    try:
+        yield
+    finally:
+        _registered.update(before)
 
 
 def registered() -> dict[str, tuple[type[CustomInit], str]]:

@@ -144,6 +144,21 @@ def place_of(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
 
+def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
+    """Whether a function takes the place of another one: the same file run again, or a cell of a notebook, which has
+    another file name each time that it is edited."""
+    place, before = place_of(function), place_of(earlier)
+    if place == before:
+        return True
+    files = place.rpartition(":")[0], before.rpartition(":")[0]
+    return files[0] != files[1] and _qualified(function) == _qualified(earlier)
+
+
+def _qualified(function: Callable[..., Any]) -> tuple[str, str]:
+    inner = inspect.unwrap(function)
+    return getattr(inner, "__module__", ""), getattr(inner, "__qualname__", repr(inner))
+
+
 def place_of_class(kind: type) -> str:
     """ "file:line" where a class is defined; its module where that is in no file."""
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from opreplay.initializers.user_code import current_source, place_of, shown_place
+from opreplay.initializers.user_code import current_source, place_of, redefines, shown_place
 from opreplay.traces.errors import UsageError
 
 
@@ -72,12 +72,12 @@ class UserTable(Generic[Entry]):
         """Register; ops that are in `patterns` are matched from the start of a name, the others are names.
 
         Raises Taken for an op that has another function for the same device, unless this one shall replace it; the
-        same place again is the same file run again.
+        same file run again, or an edited cell of a notebook, does replace its own.
         """
         patterns = patterns or {}
         earlier = [(op, other) for op in entry.ops if (other := self._at((op, entry.device))) is not None]
         for op, other in () if replace else earlier:
-            if other.place != entry.place:
+            if not redefines(entry.function, other.function):
                 where = f" for {entry.device}" if entry.device else ""
                 raise Taken(
                     f"{op} has a user {self.what} already{where}, from {other.place}; {entry.place} registers another: "

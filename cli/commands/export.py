@@ -88,14 +88,14 @@ def command(
     from opreplay.traces.errors import UsageError
 
     bundle = format_ == "bundle"
-    of_bundles = {
-        "--keep-names": keep_names,
-        "--with-plugins": with_plugins,
-        "--set max_op_memory": max_op_memory is not None,
-        "--set init_arg": bool(init_arg),
+    of_formats = {
+        "--keep-names": keep_names and "bundle",
+        "--with-plugins": with_plugins and "bundle",
+        "--set max_op_memory": max_op_memory is not None and "bundle",
+        "--set init_arg": init_arg and "bundle",
+        "--clock": clock is not None and "chakra",
     }
-    wrong = [name for name, is_set in of_bundles.items() if is_set and not bundle]
-    wrong += ["--clock"] if clock is not None and format_ != "chakra" else []
+    wrong = [name for name, only in of_formats.items() if only and only != format_]
     if wrong:
         raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
     _check_target(output, format_, force=force)

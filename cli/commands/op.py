@@ -87,6 +87,8 @@ def command(
     values, as those of an op of a trace. With --no-measure a call that nothing here can run is predicted, too, by its
     name and tensors. Exits with 1 where a call cannot be replayed or predicted.
     """
+    from functools import partial
+
     import msgspec
 
     from opreplay.cli.outputs import check_output
@@ -134,8 +136,9 @@ def command(
     plan, devices, contents = ready.plan, ready.devices, ready.contents
     state: L2State = l2 or measuring.l2_state()
     failed = Failed()
+    of_plan = partial(cases_of, written, plan, ids, devices=devices, contents=contents, l2=state, failed=failed)
     if not measure:
-        cases = cases_of(written, plan, ids, devices=devices, contents=contents, l2=state, failed=failed)
+        cases = of_plan()
     else:
         options = msgspec.structs.replace(
             measuring,
@@ -145,22 +148,11 @@ def command(
             init_args=init_arg,
         )
         with holding([device], shared=options.shared_device), RunProgress() as on_progress:
-            cases = cases_of(
-                written,
-                plan,
-                ids,
-                devices=devices,
-                contents=contents,
-                l2=state,
-                failed=failed,
-                measuring=options,
-                on_progress=on_progress,
-            )
+            cases = of_plan(measuring=options, on_progress=on_progress)
     ready.conclude(unused=False)
     _show(cases, format_, output, force=force)
     failed.conclude()
-    left_out = refused or any(case.result.reason is not None or case.unpredicted for case in cases.cases)
-    return ExitCode.INCOMPLETE if left_out else ExitCode.OK
+    return ExitCode.OK if cases.complete and not refused else ExitCode.INCOMPLETE
 
 
 def _show(cases: Cases, format_: str, output: tuple[str, ...], *, force: bool) -> None:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from opreplay.cli.options.shared import force_option, format_option, l2_option, soc_option
+from opreplay.cli.options.types import FileName
 
 if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
@@ -47,9 +48,15 @@ if TYPE_CHECKING:
     metavar="TIMES.csv",
     help="Measured times (columns program, soc, shape, tiling, time_us) to compare and calibrate predictions with.",
 )
+@click.option(
+    "--inputs",
+    type=FileName(),
+    metavar="FILE",
+    help="A .safetensors file of tensors named as arguments: the values that cases have.",
+)
 @click.option("--timeline", metavar="FILE.json", help="Write the pipes of a core in the first case, for Perfetto.")
 @soc_option
-@l2_option("sequence")
+@l2_option("cold")
 @format_option("table", "json", "html")
 @force_option
 def command(
@@ -63,6 +70,7 @@ def command(
     no_values: bool,
     lines: bool,
     measured: str | None,
+    inputs: str | None,
     timeline: str | None,
     soc: tuple[str, ...],
     l2: L2State,
@@ -77,6 +85,7 @@ def command(
     from functools import partial
 
     from opreplay.cli.terminal import console
+    from opreplay.cli.terminal.progress import CasesProgress
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.ascend.simulate.op import state_of
     from opreplay.replay.report import tile_programs as view
@@ -95,8 +104,11 @@ def command(
         every=every,
         keep=KEPT_SPANS if timeline is not None else 0,
         measured=None if measured is None else Path(measured),
+        inputs=None if inputs is None else _tensors_of(inputs),
     )
-    result = study(load_programs(file), load_socs(soc), wanted)
+    programs, devices = load_programs(file), load_socs(soc)
+    with CasesProgress() as on_step:
+        result = study(programs, devices, wanted, on_step)
     if timeline is not None:
         write_timeline(result, Path(timeline), force=force)
     if format_ == "json":
@@ -112,6 +124,14 @@ def command(
     # What does not fit in a sweep is an answer, as long as something does.
     is_broken = all if tune or settings else any
     return int(is_broken(case.failed for case in result.looked))
+
+
+def _tensors_of(path: str) -> dict[str, Any]:
+    """The tensors of a .safetensors file by name. Raises FormatError for an unsound one."""
+    from opreplay.initializers.supplied.safetensors import SafetensorsFile
+
+    file = SafetensorsFile(path)
+    return {name: file.tensor(name) for name in file.tensors}
 
 
 def check_timeline(path: Path, *, force: bool) -> None:

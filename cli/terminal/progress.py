@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from time import monotonic
@@ -114,6 +115,16 @@ class CheckProgress(_Bar):
         super().__enter__()
         self._next_line = monotonic() + EVERY_S
         return lambda point, done, total: self._tell(done, total, f"{point:{NAME_WIDTH}}", f"{done:,}/{total:,} trials")
+
+
+class CasesProgress(_Bar):
+    """Cases looked at, and the one that is next."""
+
+    def __enter__(self) -> Callable[[str], None]:
+        super().__enter__()
+        self._next_line = monotonic() + EVERY_S
+        count = itertools.count()
+        return lambda case: self._tell(done := next(count), None, case[:LINE_WIDTH], f"{done:,} cases done")
 
 
 class RunProgress(_Bar):

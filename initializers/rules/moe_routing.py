@@ -116,7 +116,7 @@ def expert_count(context: InitContext) -> int:
     said = _number(context, "global_num_experts", "num_experts", "expert_num", "num_expert", "n_expert")
     if said is not None:
         # SGLang passes one more: number 0 of its sorted experts stands for those that are elsewhere.
-        return max(1, said - 1) if context.op == "sgl_kernel::moe_align_block_size" else said
+        return max(1, said - 1) if context.role == "numbered_from_one" else said
     for name in ("expert_map", "local_expert_mask", "expert_mask"):
         if (mapped := context.tensor(name)) is not None and mapped.numel():
             return mapped.numel()
@@ -178,7 +178,7 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
     """Chosen experts and their weights, [tokens, topk]."""
     ids = _find(context, CHOSEN)
     if ids is None:
-        if context.op == "_moe_C::moe_sum":
+        if context.role == "summed":
             return InitReport(summary="no experts among its arguments")
         raise InitializerError(f"{context.op}: no chosen experts among its arguments")
     experts = expert_count(context)

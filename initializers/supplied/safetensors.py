@@ -11,10 +11,13 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opreplay.traces.errors import FormatError
 from opreplay.traces.limits import MAX_RANK
+
+if TYPE_CHECKING:
+    import torch
 
 HEADER_BYTES = 16 << 20
 """Largest header read; the format's own limit is 100 MB, for files of hundreds of thousands of tensors."""
@@ -77,6 +80,18 @@ class SafetensorsFile:
         if got != stored.size_bytes:
             raise FormatError(f"{self.path} ends inside {name!r}", hint="The file changed while it was in use.")
         return data
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor in memory of its own. Raises FormatError as `read` does."""
+        import torch
+
+        stored = self.tensors[name]
+        dtype: torch.dtype = getattr(torch, stored.dtype)
+        if not stored.size_bytes:
+            return torch.empty(stored.shape, dtype=dtype)
+        raw = torch.frombuffer(self.read(name), dtype=torch.uint8)
+        # A byte other than 0 and 1 is no valid bool in memory.
+        return (raw != 0 if dtype is torch.bool else raw.view(dtype)).reshape(stored.shape)
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:

@@ -83,17 +83,9 @@ class RecordedValues:
                 )
             if only is not None and not only(target):
                 continue
-            fill.assign(target, self._tensor(place.key, stored).to(target.device))
+            fill.assign(target, self._file.tensor(place.key).to(target.device))
             said[place.shown] = f"{RECORDED} of {self.path.name}"
         return said
-
-    def _tensor(self, key: str, stored: StoredTensor) -> torch.Tensor:
-        dtype: torch.dtype = getattr(torch, stored.dtype)
-        if not stored.size_bytes:
-            return torch.empty(stored.shape, dtype=dtype)
-        raw = torch.frombuffer(self._file.read(key), dtype=torch.uint8)
-        # A byte other than 0 and 1 is no valid bool in memory.
-        return (raw != 0 if dtype is torch.bool else raw.view(dtype)).reshape(stored.shape)
 
 
 def _target(place: Place, args: Mapping[str, Any]) -> torch.Tensor | None:

@@ -125,7 +125,7 @@ def _one_value(kind: str, name: str, value: Value, device: torch.device) -> Any:
     if isinstance(value, tuple):
         return [_one_value(kind, name, item, device) for item in value]
     if not isinstance(value, str):
-        return float(value) if kind == "float" and isinstance(value, int) and not isinstance(value, bool) else value
+        return float(value) if kind == "float" and type(value) is int else value
     if kind == "str":
         return value
     if kind == "Device":

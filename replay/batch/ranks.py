@@ -40,6 +40,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """"metadata", "file name", or "" where nothing tells a rank."""
 
 
+def _rank_of(path: str, recorded: int | None) -> tuple[int | None, str]:
+    """The rank of a trace and what says it, "" where nothing does."""
+    if recorded is not None:
+        return recorded, "metadata"
+    rank = rank_in_name(path)
+    return rank, "" if rank is None else "file name"
+
+
 def recognised(
     paths: Sequence[str], ranks: Sequence[tuple[int | None, int | None]], ops: Sequence[frozenset[int]] | None = None
 ) -> list[Member]:
@@ -53,10 +61,8 @@ def recognised(
     """
     seen: dict[tuple[str, int | None], list[dict[int, int]]] = {}
     keys: list[_Key | None] = []
-    known: list[tuple[int | None, str]] = []
-    for number, (path, (recorded, world_size)) in enumerate(zip(paths, ranks, strict=True)):
-        rank = rank_in_name(path) if recorded is None else recorded
-        known.append((rank, "" if rank is None else "file name" if recorded is None else "metadata"))
+    known = [_rank_of(path, recorded) for path, (recorded, _) in zip(paths, ranks, strict=True)]
+    for number, (path, (rank, _), (_, world_size)) in enumerate(zip(paths, known, ranks, strict=True)):
         if rank is None:
             keys.append(None)
             continue
@@ -69,7 +75,7 @@ def recognised(
             runs.append({})
         runs[index][rank] = number
         keys.append((masked, world_size, index))
-    names = _names({key: None for key in keys if key is not None})
+    names = _names(dict.fromkeys(filter(None, keys)))
     sizes = Counter(keys)
     return [
         Member(

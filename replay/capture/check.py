@@ -7,7 +7,7 @@ was first used, and the plan, which gets those storages. The plan is the one tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -134,12 +134,14 @@ def compared(name: str, expected: torch.Tensor, got: torch.Tensor) -> Compared:
     )
 
 
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def digest(value: Any) -> bytes:
     """A hash of the bits of all tensors of a result."""
     hasher = blake2b(digest_size=16)
-    for tensor in tensors_in(value):
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            continue
+    for tensor in filter(_has_storage, tensors_in(value)):
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         hasher.update(plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
     return hasher.digest()
@@ -156,6 +158,12 @@ class _Snapshots:
         self._generator: torch.Tensor | None = None
         self._names: list[str] = []
 
+    def _copy_outside(self, storages: Storages, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in filter(_has_storage, tensors):
+            number = storages.number(tensor)
+            if number not in self.storages and storages.is_outside(number):
+                self.storages[number] = tensor.untyped_storage().clone()
+
     def looking(self, storages: Storages) -> Callable[[int, list[torch.Tensor], Any], None]:
         def look(call: int, inputs: list[torch.Tensor], result: Any) -> None:
             if result is None and len(self.digests) == call:
@@ -163,12 +171,7 @@ class _Snapshots:
                 state = torch.get_rng_state()
                 if self._generator is not None and not torch.equal(state, self._generator):
                     self.generators[call] = state
-                for tensor in inputs:
-                    if tensor.layout is not torch.strided or tensor.is_nested:
-                        continue
-                    number = storages.number(tensor)
-                    if number not in self.storages and storages.is_outside(number):
-                        self.storages[number] = tensor.untyped_storage().clone()
+                self._copy_outside(storages, inputs)
             elif result is not None:
                 self.digests[call] = digest(result)
                 self._generator = torch.get_rng_state()

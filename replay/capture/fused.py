@@ -24,7 +24,7 @@ from opreplay.replay.plan.passes import by_recorded_time
 from opreplay.replay.plan.step.linking import VIEWS, Memories
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy
-from opreplay.replay.resolve.schema import named_after_gaps
+from opreplay.replay.resolve.schema import ArgSpec, named_after_gaps
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
@@ -336,6 +336,22 @@ class _Row:
     memories: Memories
 
 
+def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
+    """An argument of a kernel; `shared` numbers the storages that several tensors lie in."""
+    tensors = _tensors(value)
+    metas = [
+        msgspec.structs.replace(each.meta, storage=shared.get(each.storage) if isinstance(each, Tensor) else None)
+        for each in tensors
+    ]
+    return ReplayArg(
+        name=arg.name,
+        type=arg.kind,
+        tensors=tuple(metas),
+        value=None if tensors else value,
+        keyword_only=arg.keyword_only,
+    )
+
+
 def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
     """The op of a kernel, by its schema: torch_npu's, or torch's."""
     resolution = candidates(kernel.name, Policy())
@@ -347,21 +363,7 @@ def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
     for arg in spec.args:
         if arg.name not in kernel.values:
             continue
-        value = kernel.values[arg.name]
-        tensors = _tensors(value)
-        metas = [
-            msgspec.structs.replace(each.meta, storage=shared.get(each.storage) if isinstance(each, Tensor) else None)
-            for each in tensors
-        ]
-        args.append(
-            ReplayArg(
-                name=arg.name,
-                type=arg.kind,
-                tensors=tuple(metas),
-                value=None if tensors else value,
-                keyword_only=arg.keyword_only,
-            )
-        )
+        args.append(_argument(arg, kernel.values[arg.name], shared))
     return ReplayOp(
         id=blake2b(msgspec.json.encode([spec.full_name, args]), digest_size=6).hexdigest(),
         name=spec.name,

@@ -176,18 +176,17 @@ def attention(graph: Graph, call: Call) -> Fusion | None:
     }
     if mask is not None:
         chosen = graph.maker(mask, "aten::where.self")
-        ends = (
-            []
-            if chosen is None
-            else [graph.maker(chosen.values[name], "aten::scalar_tensor") for name in ("self", "other")]
-        )
-        if chosen is None or [end and end.values["s"] for end in ends] != [0.0, "-inf"]:
+        if chosen is None:
+            return None
+        makers = (graph.maker(chosen.values[name], "aten::scalar_tensor") for name in ("self", "other"))
+        ends = [end for end in makers if end is not None]
+        if [end.values["s"] for end in ends] != [0.0, "-inf"]:
             return None
         visible = chosen.values["condition"]
         hidden = New(msgspec.structs.replace(visible.meta, strides=None, storage=None, storage_offset=0))
         kernels.append(Kernel(name="aten::logical_not", values={"self": visible}, results=[hidden]))
         arguments["atten_mask"] = hidden
-        calls |= {chosen, *(end for end in ends if end is not None)}
+        calls |= {chosen, *ends}
     kernels.append(_attending(arguments, call.results[0]))
     return Fusion(kernels=kernels, calls=frozenset(calls))
 

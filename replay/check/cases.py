@@ -34,14 +34,31 @@ _INDEX_WORDS = ("index", "indices", "idx", "ids", "positions", "offsets", "lengt
 _MASK_WORDS = ("mask",)
 
 
-Trait = Literal["expanded", "inside memory", "one tensor", "value", "dtype"]
+Trait = Literal["expanded", "inside memory", "one tensor", "value", "dtype", "conjugated", "negated"]
 """What a trial has to know of a variant: a stride of 0, memory around the tensor, one tensor for several arguments,
-another value of an argument that is no tensor, another dtype of one tensor."""
+another value of an argument that is no tensor, another dtype of one tensor, signs that torch has yet to apply."""
 
-Values = Literal["usual", "large", "far", "small", "denormal", "zeros", "odd", "positive"]
-"""Those of the op's initializers; a hundred times as large, whole numbers so large that float32, or float64, does not
-hold them; a thousand added; a millionth; below the smallest normal number; zeros of both signs among them; NaN and
-infinities among them; between 0 and 1."""
+Values = Literal[
+    "usual",
+    "wide",
+    "large",
+    "beyond",
+    "far",
+    "small",
+    "denormal",
+    "zeros",
+    "ties",
+    "odd",
+    "NaN in rows",
+    "rows of -inf",
+    "positive",
+    "too large",
+    "negative",
+]
+"""Those of the op's initializers; eight times as large; a hundred times as large, whole numbers so large that float32,
+or float64, does not hold them; beyond what float16 holds; a thousand added; a millionth; below the smallest normal
+number; zeros of both signs among them; few different ones; NaN and infinities among them, in rows by themselves;
+between 0 and 1; a whole number that is no place in any tensor, too large or negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,16 +280,20 @@ def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
     return completed(spec, args) if len(args) == len(bound) else None
 
 
+def _tensor_argument(arg: ArgSpec, value: CallValue, items: Sequence[CallValue]) -> ReplayArg | None:
+    if value is None:
+        return argument(arg) if arg.optional else None
+    of_kind = isinstance(value, list) == (arg.kind == "Tensor[]")
+    if not of_kind or not all(item is None or isinstance(item, TensorMeta) for item in items):
+        return None
+    return argument(arg, tensors=tuple(cast("Sequence[TensorMeta | None]", items)))
+
+
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg | None:
     """One argument in the form of the IR; None where its type takes no such value."""
     items: list[CallValue] = value if isinstance(value, list) else [value]
     if arg.kind in ("Tensor", "Tensor[]"):
-        if value is None:
-            return argument(arg) if arg.optional else None
-        of_kind = isinstance(value, list) == (arg.kind == "Tensor[]")
-        if not of_kind or not all(item is None or isinstance(item, TensorMeta) for item in items):
-            return None
-        return argument(arg, tensors=tuple(cast("list[TensorMeta | None]", items)))
+        return _tensor_argument(arg, value, items)
     if not all(_takes(arg, item) for item in items):
         return None
     plain = _plain(value)

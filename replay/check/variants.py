@@ -65,6 +65,14 @@ MANY_ELEMENTS = ("huge", "many rows", "many inner rows")
 
 MOST_ARGUED = 48
 """Cases of other arguments."""
+MOST_PAIRED = 24
+"""Cases of two other arguments at once."""
+FAR_NUMBER = 129
+"""One more than the threads of a usual block."""
+AXES = ("dim", "axis")
+"""Beginnings of names of dimensions."""
+WORDS = (("mean", "sum", "none"), ("none", "tanh"), ("floor", "trunc"), ("amax", "amin", "prod", "max", "min"))
+"""Values of strings, those together that stand for one another."""
 LENGTHS = (1, 3, 5)
 """Of lists of tensors."""
 PLACEMENT = ("device", "pin_memory", "layout", "memory_format", "generator", "inplace", "out")
@@ -92,7 +100,11 @@ VALUES: dict[Values, str] = {
     "small": "small values",
     "denormal": "denormal numbers",
     "zeros": "zeros of both signs",
+    "ties": "equal values",
+    "beyond": "values beyond 16 bits",
     "odd": "NaN and infinities",
+    "NaN in rows": "NaN in rows",
+    "rows of -inf": "rows of -inf",
 }
 """Kinds of values that are tried, and what they are called."""
 
@@ -113,9 +125,24 @@ def sized(case: Case) -> Iterator[Case]:
     for kind, groups in MADE_UP.items():
         for group in groups:
             yield from _resized(case, kind, sizes, group)
+    yield from _other_longer(case, first)
     yield from long_rows(case, "long rows")
     yield from many_rows(case)
     yield from huge(case)
+
+
+def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
+    """The case with more rows of all tensors but the first: keys and values beside queries."""
+    places = [(a, t) for a, arg in enumerate(case.op.args) for t, meta in enumerate(arg.tensors) if meta is not None]
+    longer, args = (
+        (*first.shape[:-2], 2 * first.shape[-2] + 1, first.shape[-1]) if first.shape[1:] else (),
+        case.op.args,
+    )
+    for a, t in places[1:] if longer else ():
+        if args[a].tensors[t] == first:
+            args = _with_tensor(args, (a, t), TensorMeta(shape=longer, dtype=first.dtype))
+    if args != case.op.args:
+        yield replaced(case, "rows of the first alone", args)
 
 
 def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
@@ -289,16 +316,18 @@ def compact(case: Case) -> list[Case]:
     ]
 
 
-def argued(case: Case, spec: OpSpec) -> Iterator[Case]:
-    """The case with one argument after the other changed: numbers, flags, dtypes, tensors that may be left out, lists.
+def argued(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case]:
+    """The case with one argument after the other changed: numbers, flags, words, dtypes, tensors that may be left out,
+    lists; then with two of them changed.
 
     An op that takes an argument and ignores it is right as long as nobody gives another value than the default; what
-    the reference refuses says nothing.
+    the reference refuses says nothing. `words` are values of strings beside the usual ones.
     """
     changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
-    yield from itertools.islice(
-        itertools.chain.from_iterable(_with_other(case, spec, arg) for arg in changed), MOST_ARGUED
-    )
+    alone = {arg.name: list(_with_other(case, spec, arg, words)) for arg in changed}
+    yield from itertools.islice(itertools.chain.from_iterable(alone.values()), MOST_ARGUED)
+    yield from itertools.islice(_paired(case, spec, alone), MOST_PAIRED)
+    yield from _far_numbers(case)
     lists = [arg for arg in case.op.args if arg.type == "Tensor[]" and arg.tensors]
     lengths = {len(arg.tensors) for arg in lists}
     for length in LENGTHS if len(lengths) == 1 else ():
@@ -310,7 +339,37 @@ def argued(case: Case, spec: OpSpec) -> Iterator[Case]:
             yield replaced(case, f"{length} in a list", args)
 
 
-def _with_other(case: Case, spec: OpSpec, arg: ArgSpec) -> Iterator[Case]:
+def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> Iterator[Case]:
+    """The case with two arguments changed: for every two each value of either, by turns so that no two come last."""
+
+    def of_two(first: str, second: str) -> Iterator[Case]:
+        ours, theirs = alone[first], alone[second]
+        for i in range(max(len(ours), len(theirs)) if ours and theirs else 0):
+            one, other = ours[i % len(ours)], theirs[i % len(theirs)]
+            by_name = {arg.name: arg for arg in one.op.args}
+            by_name |= {arg.name: arg for arg in other.op.args if arg.name == second}
+            yield replaced(case, f"{one.kind} and {other.kind}", completed(spec, [*by_name.values()]), "value")
+
+    for turn in itertools.zip_longest(*itertools.starmap(of_two, itertools.combinations(alone, 2))):
+        yield from filter(None, turn)
+
+
+def _far_numbers(case: Case) -> Iterator[Case]:
+    """The case with a whole number beyond the threads of a block, in rows of more columns than that."""
+    first = _first(case)
+    for a, arg in enumerate(case.op.args if first is not None else ()):
+        if first is not None and arg.type == "int" and type(arg.value) is int and not arg.name.startswith(AXES):
+            for wide in _mapped(case, f"{arg.name}={FAR_NUMBER}", {first.shape[-1]: 2 * FAR_NUMBER}):
+                far = msgspec.structs.replace(arg, value=FAR_NUMBER)
+                yield replaced(wide, wide.kind, (*wide.op.args[:a], far, *wide.op.args[a + 1 :]), "value")
+
+
+def other_calls(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> list[Case]:
+    """The case with other numbers of dimensions and other arguments, for what may depend on either."""
+    return [*ranked(case), *argued(case, spec, words)]
+
+
+def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) -> Iterator[Case]:
     """The case with one argument changed."""
     by_name = {before.name: before for before in case.op.args}
     before = by_name.get(arg.name)
@@ -319,7 +378,7 @@ def _with_other(case: Case, spec: OpSpec, arg: ArgSpec) -> Iterator[Case]:
         return replaced(case, kind, completed(spec, [*{**by_name, arg.name: changed}.values()]), trait)
 
     if arg.kind != "Tensor":
-        for value in _other_values(arg, arg.default if before is None else before.value):
+        for value in _other_values(arg, arg.default if before is None else before.value, words):
             shown = str(value).removeprefix("torch.")
             yield with_argument(f"{arg.name}={shown}", argument(arg, value=value), "value")
     elif arg.optional and before is not None and any(before.tensors):
@@ -330,24 +389,31 @@ def _with_other(case: Case, spec: OpSpec, arg: ArgSpec) -> Iterator[Case]:
 
 
 def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
-    """What a tensor that was left out may look like: the last dimension of the first one, all of it, its first."""
-    first = next(iter(_tensors(case)), None)
-    if first is None:
+    """What a tensor that was left out may look like: the last dimension of the first one, all of it, its first; rows of
+    the first one by those of the second."""
+    tensors = _tensors(case)
+    if not tensors:
         return
-    for shape in dict.fromkeys((first.shape[-1:], first.shape, first.shape[:1])):
+    first, *others = tensors
+    between = [
+        (first.shape[-2], other.shape[-2]) for other in others[:1] if min(len(first.shape), len(other.shape)) > 1
+    ]
+    for shape in dict.fromkeys((first.shape[-1:], first.shape, first.shape[:1], *between)):
         for dtype in (first.dtype, "bool"):
             yield TensorMeta(shape=shape, dtype=dtype)
 
 
-def _other_values(spec: ArgSpec, now: Value) -> Sequence[Value]:
+def _other_values(spec: ArgSpec, now: Value, words: Sequence[str]) -> Sequence[Value]:
     """Values of an argument's type that are not the one that it has."""
     # A negative number is a place from the end, or nothing that anybody means.
-    last = (-1,) if spec.name.startswith(("dim", "axis")) else ()
+    last = (-1, -2) if spec.name.startswith(AXES) else ()
+    usual = next((some for some in WORDS if now in some), tuple(itertools.chain.from_iterable(WORDS)))
     tried: dict[str, Sequence[Value]] = {
         "int": (0, 1, 2, *last) if type(now) is not int else (now + 1, 0, 1, *last),
         "Scalar": (2, 0, -1, 2.5),
         "float": (2.5, 0.0, 0.125, -0.75),
         "int[]": ((0,), (-1,)),
+        "str": tuple(dict.fromkeys([*words, *usual])),
         "ScalarType": ("torch.float64", "torch.float32", "torch.bfloat16"),
     }
     if isinstance(now, bool) or spec.kind == "bool":

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State, OpResult, Simulated
 
 
+def _too_large_for(op: ReplayOp, devices: Mapping[str, DeviceProfile]) -> tuple[str, ...]:
+    need_bytes = need_of(op).total
+    return tuple(name for name, device in devices.items() if need_bytes > device.hbm_bytes)
+
+
 def cases_of(
     written: Sequence[Written],
     plan: ReplayPlan,
@@ -62,17 +67,16 @@ def cases_of(
         results = [_of_sound_arguments(result, failed) for result in sink.results]
         environment = dict(sink.header.environment) if sink.header else {}
     by_id: dict[str, OpResult] = {result.id: result for result in results}
-    texts = {op.id: call_text(op) for op in plan.ops}
-    needs = {op.id: need_of(op).total for op in plan.ops}
+    ops = {op.id: op for op in plan.ops}
     return Cases(
         cases=tuple(
             Case(
                 written=call.text,
                 sizes=dict(call.sizes),
-                call=texts[id_],
+                call=call_text(ops[id_]),
                 result=by_id[id_],
                 unpredicted=tuple(failed.get(id_, ())),
-                too_large_for=tuple(name for name, device in devices.items() if needs[id_] > device.hbm_bytes),
+                too_large_for=_too_large_for(ops[id_], devices),
             )
             for call, id_ in zip(written, ids, strict=True)
         ),

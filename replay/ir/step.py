@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
 
 Bound = Literal["host", "communication", "device", "mixed", "host alone"]
 
@@ -72,3 +75,17 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Host time in calls that wait for the device by their nature, of which nothing says for what."""
     socs: dict[str, StepOnDevice] = {}
     """By the name of the simulated device."""
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a segment of the step, which they add up to: `segment`, `time_us`, `share`."""
+        import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+        segments = {
+            "computing": self.busy_us - self.communication_us,
+            "communication": self.communication_us,
+            **{f"idle: {cause}": us for cause, us in self.idle_us.items()},
+        }
+        data: Any = pandas.DataFrame({"segment": list(segments), "time_us": list(segments.values())})
+        total_us = sum(segments.values())
+        data["share"] = data["time_us"] / total_us if total_us else 0.0
+        return data.astype({"segment": "string", "time_us": "float64", "share": "float64"})

@@ -57,3 +57,7 @@ PROFILER_WRAPPERS: frozenset[str] = frozenset(
 def library_of(namespace: str) -> str | None:
     """The library that registers `namespace::*`, by its import name, or None when the namespace is not known here."""
     return LIBRARIES.get(namespace)
+
+
+UNDER_ATEN: dict[str, str] = {f"aten::{name}": f"npu::{name}" for name in ("npu_dtype_cast", "npu_format_cast")}
+"""Names of an NPU's ops under aten → their own."""

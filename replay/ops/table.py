@@ -34,6 +34,8 @@ Counter = Callable[["InitContext", "BatchLengths | None"], "Work | None"]
 COUNTERS: dict[str, str] = {
     "attention_backward lengths": "attention.count_attention",
     "moe_routing chosen": "moe.count_chosen",
+    "moe_routing numbered_from_one": "moe.count_chosen",
+    "moe_routing summed": "moe.count_chosen",
     "moe_routing groups": "moe.count_groups",
     "moe_routing returned": "moe.count_returned",
     "moe_routing router": "moe.count_scores",
@@ -129,6 +131,12 @@ def row(name: str) -> Row:
     return _rows.setdefault(name, Row(name))
 
 
+def _parsed(line: str) -> tuple[list[str], dict[str, str]]:
+    """The names of a line, and what it says of them by key."""
+    words = line.split()
+    return [word for word in words if "=" not in word], dict(word.split("=", 1) for word in words if "=" in word)
+
+
 def family(
     folder: str,
     name: str,
@@ -147,13 +155,13 @@ def family(
     ValueError for what an op has already, and for a key that is none.
     """
     for line in filter(str.strip, ops.splitlines()):
-        texts = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        names, texts = _parsed(line)
         kernel, like = texts.pop("kernel", ""), texts.pop("like", "")
         renames = {key: texts.pop(key) for key in texts.keys() - {"inputs", "role"}} if like else {}
         if not texts.keys() <= {"inputs", "role"} or bool(kernel) != (kernels is not None):
             raise ValueError(f"family {name}: {line.strip()!r} gives what a row does not have, or lacks its kernel")
         rule = _left_out(uncosted) if uncosted else cost if kernels is None else kernels(kernel)
-        for op in (word for word in line.split() if "=" not in word):
+        for op in names:
             row(op).give(
                 family=name,
                 folder=folder,

@@ -74,21 +74,21 @@ def keep_heaviest(
     return [op for op in ops if op.id in ids]
 
 
+def _at_place(ops: Sequence[ReplayOp], digits: str, wanted: str) -> ReplayOp:
+    place = int(digits) if digits.isdecimal() and len(digits) < 7 else 0
+    if not 1 <= place <= len(ops):
+        fits = f"The selection holds {len(ops)} ops, #1 to #{len(ops)}."
+        raise UsageError(f"no op is {wanted!r}", hint=fits if ops else "It holds no ops: try --select all.")
+    return ops[place - 1]
+
+
 def named(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
     """Ops that a name, a glob, the start of an id, or "#4" (the fourth) means, in their order.
 
     Raises UsageError with the nearest names when there is none.
     """
     if match := _PLACE.fullmatch(wanted):
-        place = int(match[1]) if match[1].isdecimal() and len(match[1]) < 7 else 0
-        if not 1 <= place <= len(ops):
-            hint = (
-                f"The selection holds {len(ops)} ops, #1 to #{len(ops)}."
-                if ops
-                else "It holds no ops: try --select all."
-            )
-            raise UsageError(f"no op is {wanted!r}", hint=hint)
-        return [ops[place - 1]]
+        return [_at_place(ops, match[1], wanted)]
     matches = [op for op in ops if op.name == wanted]
     matches = matches or [op for op in ops if fnmatchcase(op.name, wanted) or (op.id.startswith(wanted) and wanted)]
     if not matches:

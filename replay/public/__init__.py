@@ -35,8 +35,18 @@ if TYPE_CHECKING:
     from opreplay.replay.session.checking import check
     from opreplay.replay.session.op import Op, PreparedCall
     from opreplay.replay.session.single import op, op_of_call, op_of_event
+    from opreplay.replay.session.sweeping import Sweep, sweep
     from opreplay.replay.session.trace import OpenTrace, open, plan
-    from opreplay.replay.session.whole import Comparison, Results, Simulation, compare, read_results, run, simulate
+    from opreplay.replay.session.whole import (
+        Comparison,
+        Results,
+        Simulation,
+        compare,
+        read_results,
+        run,
+        simulate,
+        step,
+    )
     from opreplay.traces.errors import OpReplayError
     from opreplay.traces.reader import read_trace
 
@@ -63,6 +73,7 @@ __all__ = [
     "Results",
     "RunOptions",
     "Simulation",
+    "Sweep",
     "benchmark",
     "capture",
     "check",
@@ -81,6 +92,8 @@ __all__ = [
     "register_op_properties",
     "run",
     "simulate",
+    "step",
+    "sweep",
     "tile",
 ]
 
@@ -103,8 +116,9 @@ _HOMES = {
         "replay.session.checking": "check",
         "replay.session.op": "Op PreparedCall",
         "replay.session.single": "op op_of_call op_of_event",
+        "replay.session.sweeping": "Sweep sweep",
         "replay.session.trace": "OpenTrace open plan",
-        "replay.session.whole": "Comparison Results Simulation compare read_results run simulate",
+        "replay.session.whole": "Comparison Results Simulation compare read_results run simulate step",
         "traces.errors": "OpReplayError",
         "traces.reader": "read_trace",
     }.items()

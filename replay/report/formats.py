@@ -97,7 +97,7 @@ def parquet(table: AnyTable, about: bytes) -> bytes:
             "Parquet needs pyarrow, which is not installed",
             hint="pip install 'opreplay[parquet]', or use --format csv.",
         ) from None
-    types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "text": pyarrow.string()}
+    types = {"int": pyarrow.int64(), "float": pyarrow.float64(), "text": pyarrow.string(), "bool": pyarrow.bool_()}
     columns = _columns(table)
     fields = [(key, types[column.unit.kind]) for key, column in zip(columns, table.columns, strict=True)]
     out = io.BytesIO()
@@ -109,7 +109,7 @@ def frame(table: AnyTable) -> pandas.DataFrame:
     """The table as a data frame under the keys of the columns, typed by them as Parquet is."""
     import pandas  # pyright: ignore[reportMissingTypeStubs]
 
-    columns, types = _columns(table), {"int": "Int64", "float": "float64", "text": "string"}
+    columns, types = _columns(table), {"int": "Int64", "float": "float64", "text": "string", "bool": "boolean"}
     kinds = {key: types[column.unit.kind] for key, column in zip(columns, table.columns, strict=True)}
     data: Any = pandas.DataFrame(columns)
     return data.astype(kinds)

@@ -15,7 +15,20 @@ from opreplay.replay.ir.model import BY_PROGRAM
 from opreplay.replay.report import formats
 from opreplay.replay.report.doubts import marks, thread_notes
 from opreplay.replay.report.page.model import Curve, Line, Page
-from opreplay.replay.report.table import COUNT, OP, PAGE_ROWS, TEXT, TIME, Column, OpCell, Table, Unit, cut, terminal
+from opreplay.replay.report.table import (
+    COUNT,
+    FLAG,
+    OP,
+    PAGE_ROWS,
+    TEXT,
+    TIME,
+    Column,
+    OpCell,
+    Table,
+    Unit,
+    cut,
+    terminal,
+)
 from opreplay.replay.report.text import plural, safe
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.records import Simulated
@@ -118,7 +131,12 @@ def page_columns(sweep: Cases) -> list[_OfCase]:
 
 
 def csv_text(sweep: Cases) -> str:
-    """One row a call; times in microseconds."""
+    """As `file_table`."""
+    return formats.csv_text(file_table(sweep))
+
+
+def file_table(sweep: Cases) -> Table[Case]:
+    """One row a call, with all that CSV and data frames hold of it; times in microseconds."""
     columns = [
         _NAME,
         _INPUTS,
@@ -126,16 +144,16 @@ def csv_text(sweep: Cases) -> str:
         *_sizes(sweep),
         _MEASURED,
         *(
-            _OfCase(field, lambda case, field=field: getattr(case.result.measurement, field, None))
-            for field in ("ci_low_us", "ci_high_us", "samples")
+            _OfCase(field, lambda case, field=field: getattr(case.result.measurement, field, None), unit)
+            for field, unit in (("ci_low_us", TIME), ("ci_high_us", TIME), ("samples", COUNT))
         ),
         *_predictions(
-            sweep, ("low_us", TIME), ("high_us", TIME), ("bound", TEXT), ("confidence", TEXT), ("extrapolated", TEXT)
+            sweep, ("low_us", TIME), ("high_us", TIME), ("bound", TEXT), ("confidence", TEXT), ("extrapolated", FLAG)
         ),
         _OfCase("reason", lambda case: case.result.reason and str(case.result.reason)),
         _NOTES,
     ]
-    return formats.csv_text(Table("Calls", columns, sweep.cases))
+    return Table("Calls", columns, sweep.cases)
 
 
 def render(sweep: Cases, *, width: int) -> RenderableType:

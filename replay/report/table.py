@@ -50,7 +50,7 @@ class Unit(msgspec.Struct, frozen=True):
     """How people read the values of a column, and their type in files."""
 
     text: Callable[[Any], str]
-    kind: Literal["text", "int", "float"] = "float"
+    kind: Literal["text", "int", "float", "bool"] = "float"
 
 
 def number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
@@ -59,6 +59,7 @@ def number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
 
 
 TEXT = Unit(lambda value: "" if value is None else str(value), "text")
+FLAG = Unit(lambda value: "" if value is None else str(value), "bool")
 OP = Unit(str, "text")
 """Values are OpCell."""
 COUNT = number("{:,}", "int")

@@ -256,7 +256,8 @@ def l2_text(study: Study, looked: Sequence[Looked]) -> str:
         return ""
     low, high = f"{min(shares):.0f}", f"{max(shares):.0f}"
     part = low if low == high else f"{low} to {high}"
-    return f"{part} % of what a kernel touches is taken to be in L2 when it starts (--l2 {study.l2}; cold: none)"
+    state = f"--l2 {study.l2}; sequence: as in a step"
+    return f"{part} % of what a kernel touches is taken to be in L2 when it starts ({state})"
 
 
 def cases_table(rows: Sequence[Looked]) -> Table[Looked]:

@@ -23,7 +23,7 @@ from opreplay.replay.ir.model import Reason, ReplayOp, Resolution
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ops import aten as portable
-from opreplay.replay.ops.catalog import library_of
+from opreplay.replay.ops.catalog import UNDER_ATEN, library_of
 from opreplay.replay.ops.register import canonical_name, is_reference, register_namespace
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy, refuse_arguments, refuse_name, refuse_value
@@ -33,8 +33,7 @@ from opreplay.replay.resolve.user.python_functions import PythonFunction, python
 
 RENAMED: dict[str, str] = {
     **portable.RENAMED,
-    "aten::npu_dtype_cast": "npu::npu_dtype_cast",
-    "aten::npu_format_cast": "npu::npu_format_cast",
+    **UNDER_ATEN,
 }
 """Ops that torch no longer has, and npu's under aten's name → what took their place with the same leading arguments."""
 

@@ -38,3 +38,8 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
     socs: dict[str, str]
     """Simulated devices and their versions, in the order asked for."""
     l2: L2State
+
+    @property
+    def complete(self) -> bool:
+        """Whether every call was replayed and predicted, as far as was asked for."""
+        return not any(case.result.reason is not None or case.unpredicted for case in self.cases)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -12,7 +13,7 @@ from opreplay.replay.collectives.model import CollectiveFacts, bandwidth
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import call_text
-from opreplay.replay.ir.sizes import tensor_bytes
+from opreplay.replay.ir.sizes import itemsize
 from opreplay.replay.results.outcome import Outcome, refilled
 from opreplay.replay.results.records import NpuKernel, OpResult, Product, Simulated, Summary
 from opreplay.replay.results.summary import summarized
@@ -49,9 +50,13 @@ def product_of(op: ReplayOp) -> Product | None:
     if flops <= 0.0:
         return None
     tensors = [meta for arg in op.args for meta in arg.tensors if meta is not None]
-    own = {(meta.storage if meta.storage is not None else -1 - at): meta for at, meta in enumerate(tensors)}
+    # Equal views of one memory are read once; queries, keys and values may be slices of one that do not overlap.
+    own = {
+        (meta.storage, meta.storage_offset, meta.shape) if meta.storage is not None else at: meta
+        for at, meta in enumerate(tensors)
+    }
     moved = [*own.values(), *(meta for meta in op.outputs or () if meta is not None)]
-    return Product(flops=flops, moved_bytes=sum(map(tensor_bytes, moved)))
+    return Product(flops=flops, moved_bytes=sum(math.prod(meta.shape) * itemsize(meta.dtype) for meta in moved))
 
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:

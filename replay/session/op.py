@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import Explanation
     from opreplay.replay.execute.executors.torch.device import TorchPrepared
     from opreplay.replay.ir.model import Assumption, ReplayOp
+    from opreplay.traces.links.annotations import BatchContext
 
 
 class Op(Shown):
@@ -57,6 +58,11 @@ class Op(Shown):
     def assumptions(self) -> tuple[Assumption, ...]:
         """What the trace does not say of the call and was filled in; `prepare` adds what it assumed of values."""
         return self.ir.assumptions
+
+    def in_batch(self, batch: BatchContext) -> Op:
+        """The same op, run in an iteration over this batch, which decides on lengths of sequences."""
+        op = msgspec.structs.replace(self.ir, batch=batch)
+        return Op(msgspec.structs.replace(self._plan, ops=(op,)), self._setting)
 
     def prepare(self, *, options: RunOptions | None = None) -> PreparedCall:
         """The op with its arguments, allocated and filled from the options' seed, in this process.

@@ -19,8 +19,10 @@ from opreplay.replay.session.setting import Setting
 from opreplay.traces.model import Trace
 
 if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
     from rich.console import RenderableType
 
+    from opreplay.replay.results.records import OpResult
     from opreplay.traces import Limits
     from opreplay.traces.links.annotations import Phase
 
@@ -61,18 +63,29 @@ class OpenTrace(Shown):
         """All ops that a name, glob, start of an id or rank means, heaviest first. Raises UsageError for none."""
         return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
 
+    def frame(self) -> pandas.DataFrame:
+        """One row an op, with the columns of `Results.frame`; what was recorded, in microseconds a call."""
+        from opreplay.replay.report.formats import frame
+        from opreplay.replay.report.run.report import file_table
+
+        return frame(file_table(self._planned()))
+
+    def _planned(self) -> list[OpResult]:
+        from opreplay.replay.report.views.plan import planned_results
+
+        return planned_results(self.plan, lambda op: {}, max_op_bytes=None)
+
     def _line(self) -> str:
         from opreplay.replay.report.run.facts import coverage_line
-        from opreplay.replay.report.views.plan import planned_results, planned_summary
+        from opreplay.replay.report.views.plan import planned_summary
 
-        results = planned_results(self.plan, lambda op: {}, max_op_bytes=None)
+        results = self._planned()
         return coverage_line(None, results, planned_summary(self.plan, results), verb="would replay")
 
     def _table(self, width: int) -> RenderableType:
-        from opreplay.replay.report.views.plan import planned_results, render
+        from opreplay.replay.report.views.plan import render
 
-        results = planned_results(self.plan, lambda op: {}, max_op_bytes=None)
-        return render(self.plan, results, width=width, ranked=True)
+        return render(self.plan, self._planned(), width=width, ranked=True)
 
 
 def open(

@@ -7,17 +7,102 @@ The surface is that of TraceLens's pull request 607: an event in, `replay()` and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from logging import getLogger
+from typing import Annotated, Any
 
+import msgspec
+
+from opreplay.initializers.extensions import without_registrations
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.plan.tracelens import entry_of
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.session.benchmarking import benchmark, tensors_in
-from opreplay.replay.session.op import PreparedCall
+from opreplay.replay.session.op import Op, PreparedCall
 from opreplay.replay.session.single import op_of_event
 from opreplay.traces.errors import UsageError
+from opreplay.traces.links.annotations import BatchContext, batch_context
+
+_LOG = getLogger(__name__)
+
+
+class CustomInit:
+    """Base of initializers as TraceLens has them: exact names of ops, and what fills a replayer's tensors in place."""
+
+    op_patterns: Sequence[str] = ()
+
+    def initialize(self, replayer: Any, **kwargs: Any) -> str | None:
+        """Fill `replayer.args` and `replayer.kwargs`; a line that says what was done."""
+        raise NotImplementedError
+
+
+_custom_init_registry: list[Any] = []
+"""Initializers in the order of registration; the first that names an op fills its tensors."""
+_namespaces: dict[str, str] = {}
+
+
+def register_custom_init(init: Any) -> Any:
+    """Make an initializer known, a class or an instance, to every later `EventReplayer`; returns what it was given."""
+    _custom_init_registry.append(init() if isinstance(init, type) else init)
+    return init
+
+
+def list_custom_inits() -> list[tuple[str, list[str]]]:
+    """(class, names of ops) of each registered initializer, in order."""
+    return [(type(init).__name__, list(init.op_patterns)) for init in _custom_init_registry]
+
+
+def register_namespace(namespace: str, module: str | None = None) -> None:
+    """Allow a module, called like the namespace unless it is named, to be imported for the ops of a namespace."""
+    _namespaces[namespace] = module or namespace
+
+
+_BATCH_KEYS = {
+    "n_prefill": "prefill_sequences",
+    "prefill_tokens": "prefill_tokens",
+    "n_decode": "decode_sequences",
+    "decode_tokens": "decode_tokens",
+}
+
+
+def extract_batch_context(annotation: str | Mapping[str, Any]) -> dict[str, int] | None:
+    """The batch of an iteration as its annotation, a name or an event, tells it: `n_prefill`, `prefill_tokens`,
+    `n_decode`, `decode_tokens`. None for any other text."""
+    name = annotation if isinstance(annotation, str) else str(annotation.get("name", ""))
+    batch = batch_context(name)
+    return batch and {key: getattr(batch, field) or 0 for key, field in _BATCH_KEYS.items()}
+
+
+def _batch_of(event: Mapping[str, Any]) -> BatchContext | None:
+    """The batch under the event's key batch_context. Raises UsageError for what is none."""
+    context: Any = event.get("batch_context")
+    if context is None:
+        return None
+    try:
+        given = msgspec.convert(context, dict[str, Any])
+        counts = msgspec.convert({field: given[key] for key, field in _BATCH_KEYS.items() if key in given}, _Counts)
+    except msgspec.ValidationError:
+        counts = dict[str, int]()
+    if not counts:
+        raise UsageError(f"batch_context is no batch: {context!r:.80}", hint=f"It has {', '.join(_BATCH_KEYS)}.")
+    return BatchContext(**{"prefill_sequences": 0, "decode_sequences": 0, **counts})
+
+
+_Counts = dict[str, Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
+
+
+@dataclass
+class TensorCfg:
+    """A tensor of the replay IR."""
+
+    shape: list[int]
+    dtype: str
+    strides: list[int]
+    init: str = "normal"
 
 
 class EventReplayer:
@@ -25,7 +110,8 @@ class EventReplayer:
 
     Tensors are made when the replayer is, or with `lazy` anew at each `replay`. `auto_init` fills them as the op needs
     them (docs/initializers.md); without it whole numbers are zeros, with which many kernels do next to nothing.
-    `init_kwargs` are options of the op's initializer: `{"distribution": "zipf"}`, or `{"moe.distribution": "zipf"}`.
+    `init_kwargs` are options of the op's initializer: `{"distribution": "zipf"}`, or `{"moe.distribution": "zipf"}`;
+    an initializer of `register_custom_init` gets them as they are. `event["batch_context"]` says which batch it ran in.
     Raises NotReplayable with the reason for an event that cannot be replayed, Malformed for one that is no op,
     UsageError for an option that no initializer of the op has.
     """
@@ -44,23 +130,34 @@ class EventReplayer:
         self.lazy = lazy
         self.verbose = verbose
         self.auto_init = auto_init
-        self.op = op_of_event(event, device=device)
+        self.op = _op_of(event, device)
         if self.op.reason is not None:
             raise NotReplayable(self.op.reason)
-        self._options = RunOptions(
-            device=device, isolation="none", init_args=settings_of(self.op.ir.called, init_kwargs or {})
-        )
+        names = {self.op.name, self.op.ir.called}
+        inits = (init for init in _custom_init_registry if names & set(init.op_patterns))
+        self._custom = next(inits, None) if auto_init else None
+        self._init_kwargs = dict(init_kwargs or {})
+        settings = () if self._custom is not None else settings_of(self.op.ir.called, self._init_kwargs)
+        self._options = RunOptions(device=device, isolation="none", init_args=settings)
         self._prepared: PreparedCall | None = None if lazy else self._prepare()
+        if not lazy:
+            self._fill()
 
     @property
     def args(self) -> list[Any]:
-        """Positional arguments; with `lazy` those of the last `replay`, none before the first."""
-        return [] if self._prepared is None else list(self._prepared.args)
+        """Positional arguments; with `lazy` those of the last `replay`. Raises AttributeError before the first."""
+        return list(self._ready.args)
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """Arguments by name, likewise."""
-        return {} if self._prepared is None else self._prepared.kwargs
+        return self._ready.kwargs
+
+    @property
+    def _ready(self) -> PreparedCall:
+        if self._prepared is None:
+            raise AttributeError("a lazy replayer has no arguments before its first replay")
+        return self._prepared
 
     @property
     def matched_schema(self) -> str | None:
@@ -76,6 +173,7 @@ class EventReplayer:
         """Call the op once; its result."""
         if self.lazy or self._prepared is None:
             self._prepared = self._prepare()
+            self._fill()
         return self._prepared()
 
     def get_repro_info(self) -> dict[str, Any]:
@@ -84,13 +182,27 @@ class EventReplayer:
         assert entry is not None  # an op with a reason was refused
         return copy.deepcopy(entry)
 
+    def _fill(self) -> None:
+        """Let the registered initializer of the op, where there is one, fill the tensors."""
+        summary = None if self._custom is None else self._custom.initialize(self, **self._init_kwargs)
+        if self.verbose and summary:
+            _LOG.info("%s: %s", self.op.name, summary)
+
     def _prepare(self) -> PreparedCall:
-        call = self.op.prepare(options=self._options)
+        with nullcontext() if self.auto_init else without_registrations():
+            call = self.op.prepare(options=self._options)
         if not self.auto_init:
             for tensor in tensors_in([*call.args, *call.kwargs.values()]):
                 if not tensor.is_floating_point() and not tensor.is_complex():
                     tensor.zero_()
         return call
+
+
+def _op_of(event: Mapping[str, Any], device: str) -> Op:
+    """The op of an event, in the batch that it names. Raises as `op_of_event`, UsageError for what is no batch."""
+    op = op_of_event(event, device=device, allow_imports=_namespaces)
+    batch = _batch_of(event)
+    return op if batch is None else op.in_batch(batch)
 
 
 def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -99,19 +211,33 @@ def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     from opreplay.replay.ops.register import canonical_name
 
     rules = [rule for rule in open_registry() if {name, canonical_name(name)} & set(rule.op_patterns)]
+    known = [(rule.name, option.name) for rule in rules for option in rule.options]
     settings: list[str] = []
     for key, value in options.items():
-        having = [rule.name for rule in rules if key in {option.name for option in rule.options}]
-        if "." not in key and not having:
-            known = ", ".join(option.name for rule in rules for option in rule.options) or "none"
-            raise UsageError(f"no initializer of {name} has an option {key!r}", hint=f"Its options: {known}.")
-        settings += [f"{key}={value}"] if "." in key else [f"{rule}.{key}={value}" for rule in having]
+        keys = [key] if "." in key else [f"{rule}.{key}" for rule, option in known if option == key]
+        if not keys:
+            options_text = ", ".join(option for _, option in known) or "none"
+            raise UsageError(f"no initializer of {name} has an option {key!r}", hint=f"Its options: {options_text}.")
+        settings += [f"{each}={value}" for each in keys]
     return tuple(settings)
 
 
-def benchmark_func(
-    func: Callable[[], Any], device: str = "cuda", warmup: int = 50, avg_steps: int = 100
-) -> Measurement:
+class Timing(Measurement, frozen=True, kw_only=True):
+    """A measurement whose fields can be looked up by name, as those of TraceLens: `timing["mean_us"]`."""
+
+    @property
+    def mean_us(self) -> float:
+        """Of the samples, from their deciles."""
+        bounds = self.deciles_us or (self.median_us, self.median_us)
+        return sum((low + high) / 2 for low, high in pairwise(bounds)) / (len(bounds) - 1)
+
+    def __getitem__(self, name: str) -> Any:
+        if name != "mean_us" and name not in self.__struct_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+
+def benchmark_func(func: Callable[[], Any], device: str = "cuda", warmup: int = 50, avg_steps: int = 100) -> Timing:
     """Time a callable without arguments, such as `EventReplayer.replay`; microseconds a call are in `median_us`.
 
     `warmup` calls come first, and at least `avg_steps` samples are taken where the time limit allows it.
@@ -119,4 +245,5 @@ def benchmark_func(
     options = RunOptions(
         device=device, warmup_calls=warmup, min_samples=avg_steps, max_samples=max(avg_steps, 400), cache="warm"
     )
-    return benchmark(func, device=device, options=options)
+    measured = benchmark(func, device=device, options=options)
+    return Timing(**{name: getattr(measured, name) for name in measured.__struct_fields__})

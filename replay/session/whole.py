@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.simulate.step import Step
     from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.ir.step import StepReport
     from opreplay.replay.report.run.report import Run
 
 LOSERS = 10
@@ -57,7 +58,7 @@ class Results(Shown):
         from opreplay.replay.report.formats import frame
         from opreplay.replay.report.run.report import file_table
 
-        return frame(file_table(self._run))
+        return frame(file_table(self.ops))
 
     @property
     def _run(self) -> Run:
@@ -181,6 +182,13 @@ class Simulation(Shown):
         """By device."""
         return {name: step.total_us for name, step in self.steps.items()}
 
+    def frame(self) -> pandas.DataFrame:
+        """One row an op, with the columns of `opreplay simulate --format csv`; times in microseconds a call."""
+        from opreplay.replay.report.formats import frame
+        from opreplay.replay.report.views.simulation import file_table
+
+        return frame(file_table(self.plan, list(self.steps.values())))
+
     def _line(self) -> str:
         from opreplay.replay.report.views.simulation import head_line
 
@@ -218,6 +226,24 @@ def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) 
     return Simulation(plan, steps, tuple(problems))
 
 
+def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepReport:
+    """The step of median length of a trace: how long it took, what bounds it, and the same on simulated devices.
+
+    Raises UsageError for a file that does not say what ran when, and for an unknown device.
+    """
+    from opreplay.replay.ops.work.expected import expected_contents
+    from opreplay.replay.plan.inputs import open_input
+    from opreplay.replay.timeline.timeline import step_of
+    from opreplay.traces.errors import UsageError
+
+    read = open_input(os.fspath(trace), activity=True)
+    devices = list(devices_of(soc).values())
+    report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
+    if report is None:
+        raise UsageError(f"{os.fspath(trace)} does not say what ran when", hint="Record a profile with times.")
+    return report
+
+
 class Comparison(Shown):
     """Two runs op by op, largest change of total time first."""
 
@@ -232,6 +258,13 @@ class Comparison(Shown):
     def of(self, *verdicts: str) -> list[OpComparison]:
         """The ops with these verdicts: "slower", "faster", "same", "unclear", "lost", "gained", ..."""
         return [op for op in self.ops if op.verdict in verdicts]
+
+    def frame(self) -> pandas.DataFrame:
+        """One row an op: verdict, times in microseconds a call, their ratio and its interval."""
+        from opreplay.replay.report.formats import frame
+        from opreplay.replay.report.views.comparison import file_table
+
+        return frame(file_table(self.found))
 
     def _line(self) -> str:
         from opreplay.replay.report.views.comparison import first_line

@@ -16,15 +16,23 @@ from opreplay.replay.tile.registration import register_program
 from opreplay.traces.errors import UsageError
 
 
-class Out(Ref):
+class _Result(Ref):
+    def __init__(self, *args: Any) -> None:
+        raise UsageError(
+            f"tile.{type(self).__name__}{args!r}: annotations of results take nothing",
+            hint="Shapes and dtypes of results are those of reference=, or of results= where it says none.",
+        )
+
+
+class Out(_Result):
     """Annotation of an argument: the program writes it."""
 
 
-class InOut(Ref):
+class InOut(_Result):
     """Annotation of an argument: the program reads and writes it."""
 
 
-class Sum(Ref):
+class Sum(_Result):
     """Annotation of an argument: zero at first, and stores add to it, from all cores in any order."""
 
 
@@ -38,6 +46,7 @@ def kernel(
     results: Callable[..., Any] | None = None,
     cases: Sequence[str] = (),
     checks: Sequence[str] = (),
+    inputs: Callable[..., Mapping[str, Any]] | None = None,
     dtypes: Sequence[str] = FLOATS,
     cores: int | None = None,
     tolerance: Mapping[str, float] | None = None,
@@ -50,11 +59,12 @@ def kernel(
     """Decorator: a function of tensors in GM is a kernel of op "namespace::name", written in tiles.
 
     Arguments are tensors, results those annotated `tile.Out`, `tile.InOut` or `tile.Sum`; those with a default or
-    annotated `int`, `float`, `bool` are numbers; keyword-only ones are settings such as tile sizes. `reference`,
+    annotated `int`, `float`, `bool` are numbers; keyword-only ones settings such as tile sizes. `reference`,
     `results` and `when` get the inputs and numbers: the expected values, tensors of the results' shapes and dtypes
-    where no reference tells them, and whether a recorded call is run by this kernel. `arguments` makes this kernel's
-    arguments of a recorded call's, given by name. `library` makes a torch.library op of it. `choices` are values of
-    settings that --tune tries, `cores` the most cores that it uses. `measured` is a CSV of measured times,
+    where no reference tells them, and whether a recorded call is run by this kernel. `inputs` gets the same, drawn at
+    random, and returns a dict of those that values are checked with instead: page tables, offsets. `arguments` makes
+    this kernel's arguments of a recorded call's, given by name. `library` makes a torch.library op of it. `choices` are
+    values of settings that --tune tries, `cores` the most cores that it uses. `measured` is a CSV of measured times,
     beside the file of the kernel, that its predictions are calibrated with. Raises UsageError for what fits no kernel.
     """
 
@@ -69,6 +79,7 @@ def kernel(
             results=results,
             cases=tuple(cases),
             checks=tuple(checks),
+            given=inputs,
             dtypes=tuple(dtypes),
             cores=cores,
             tolerance=dict(tolerance or {}),

@@ -43,6 +43,8 @@ class Program:
     """What it is looked at with where nothing else is asked for."""
     checks: tuple[str, ...] = ()
     """Cases of the default set, where its sizes depend on each other."""
+    given: Callable[..., Mapping[str, Any]] | None = None
+    """Of drawn inputs and numbers: tensors by name that values are checked with in place of those drawn."""
     dtypes: tuple[str, ...] = FLOATS
     cores: int | None = None
     tolerance: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -198,5 +200,5 @@ def reference_of(program: Program) -> Callable[..., Any] | None:
     return getattr(packet, overload, None) if overload else packet
 
 
-OWN_LIBRARY: set[str] = set()
-"""Ops that programs made: they are no reference for themselves."""
+OWN_LIBRARY: dict[str, Program] = {}
+"""Ops that programs made, with the program that each is: they are no reference for themselves."""

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from opreplay.initializers.user_code import redefines
 from opreplay.replay.ascend.custom.op_invoke import OpInvokeInfo
 from opreplay.replay.ascend.custom.programs import ProgramCost, register_program_cost
 from opreplay.replay.ascend.custom.registrations import CustomOpError, op_name
@@ -51,6 +52,9 @@ def register_program(program: Program) -> None:
             runner = functools.wraps(program.function)(functools.partial(_execute, program))
             runner.__signature__ = _open_signature()  # type: ignore[attr-defined]
             register_executor(program.op, program=True)(runner)
+    for place, earlier in list(_programs.items()):
+        if redefines(program.function, earlier.function):
+            del _programs[place]
     _programs[program.place] = program
     if program.library:
         _make_library_op(program)
@@ -261,14 +265,22 @@ def _make_library_op(program: Program) -> None:
     """A torch op of the program's name: run by it on the CPU, with shapes and dtypes of its results as fake kernel."""
     import torch
 
-    if program.op in OWN_LIBRARY:
+    name, schema = program.op, schema_of(program)
+    earlier = OWN_LIBRARY.get(name)
+    if earlier is not None and schema_of(earlier) != schema:
+        raise UsageError(
+            f"{program.place}: torch has {name}{schema_of(earlier)} already, from {earlier.place}",
+            hint="An op keeps its arguments as long as Python runs: restart it, or name the op anew.",
+        )
+    OWN_LIBRARY[name] = program
+    if earlier is not None:
         return
-    OWN_LIBRARY.add(program.op)
     library_op = torch.library.custom_op(
-        program.op, functools.partial(_execute, program), mutates_args=(), schema=schema_of(program)
+        name, lambda *args: _execute(OWN_LIBRARY[name], *args), mutates_args=(), schema=schema
     )
 
     def fake(*args: Any) -> Any:
+        program = OWN_LIBRARY[name]
         arguments = {p.name: as_meta(value) for p, value in zip(program.inputs, args, strict=False)}
         bound = bind(program, arguments)
         results = tuple(

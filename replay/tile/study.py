@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,7 @@ from opreplay.replay.ir.notation import tensor_text
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import L2State
 from opreplay.replay.tile.cases import Case, base_cases, default_set, expand, smaller, to_tune, with_settings
-from opreplay.replay.tile.check import Checked, check, too_large
+from opreplay.replay.tile.check import Checked, as_meta, check, too_large
 from opreplay.replay.tile.chip import TileTime, estimate
 from opreplay.replay.tile.language.places import TileError
 from opreplay.replay.tile.measured import (
@@ -128,13 +129,15 @@ class Wanted:
     """Table of measured times: its cases are looked at too, and other predictions are calibrated with it."""
     calibrations: Mapping[tuple[str, str], Calibration] = field(default_factory=dict[tuple[str, str], Calibration])
     """By program and device: made by `study`."""
+    inputs: Mapping[str, Any] | None = None
+    """Tensors by argument, which the cases asked for have; what they lack is drawn."""
 
 
 def study(
     known: Sequence[Program],
     devices: Mapping[str, DeviceProfile],
     wanted: Wanted,
-    on_step: Callable[[str], None] | None = None,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> Study:
     """Look at cases on devices: those asked for, else each program's own, and the default set for values.
 
@@ -144,7 +147,7 @@ def study(
     wanted = replace(wanted, calibrations=_calibrations(known, devices, wanted.measured, rows))
     measured = _measured(devices, wanted) if rows else []
     asked = _asked_cases(known, wanted, required=not measured)
-    looked = [*_look_at_asked(asked, devices, wanted), *measured]
+    looked = [*_look_at_asked(asked, devices, wanted, on_step), *measured]
     defaults: list[Looked | None] = []
     if wanted.values and not wanted.tune:
         defaults = _look_at_defaults(asked or [outcome.case for outcome in measured], devices, wanted, on_step)
@@ -160,6 +163,8 @@ def study(
 
 def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) -> tuple[Case, ...]:
     """The cases asked for; where there are none and some are `required`, each program's own."""
+    if wanted.inputs is not None:
+        return _with_inputs(expand(wanted.cases, known, wanted.shapes), known, wanted.inputs)
     if wanted.cases:
         return expand(wanted.cases, known, wanted.shapes)
     if not required:
@@ -169,7 +174,22 @@ def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) ->
     return tuple(case for program in known for case in base_cases(program))
 
 
-def _look_at_asked(asked: Sequence[Case], devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
+def _with_inputs(cases: Sequence[Case], known: Sequence[Program], inputs: Mapping[str, Any]) -> tuple[Case, ...]:
+    """Cases with the given tensors, without cases those of programs that they are all of. Raises UsageError where there
+    is none."""
+    metas = {name: as_meta(tensor) for name, tensor in inputs.items()}
+    programs = [p for p in known if p.required <= metas.keys() <= {i.name for i in p.inputs}]
+    bases = cases or [Case(program=p, arguments={}) for p in programs]
+    if not bases:
+        raise UsageError(
+            f"no kernel has the inputs {', '.join(metas)}", hint="Name tensors as arguments; numbers are in --case."
+        )
+    return tuple(replace(case, arguments=metas | dict(case.arguments)) for case in bases)
+
+
+def _look_at_asked(
+    asked: Sequence[Case], devices: Mapping[str, DeviceProfile], wanted: Wanted, on_step: Callable[[str], None]
+) -> list[Looked]:
     """The cases with all combinations of their settings, on each device; of several the shortest time first."""
     swept = with_settings(asked, wanted.settings)
     if wanted.tune:
@@ -177,6 +197,7 @@ def _look_at_asked(asked: Sequence[Case], devices: Mapping[str, DeviceProfile], 
     looked: list[Looked] = []
     # Values do not depend on sizes of blocks in a right program, but a sweep may break it: each is run.
     for case in swept:
+        on_step(case.text)
         values = _values(case, next(iter(devices.values())), wanted) if not wanted.tune else None
         looked += [_look(case, name, device, wanted, values) for name, device in devices.items()]
     if wanted.tune or wanted.settings:
@@ -188,7 +209,7 @@ def _look_at_defaults(
     asked: Sequence[Case],
     devices: Mapping[str, DeviceProfile],
     wanted: Wanted,
-    on_step: Callable[[str], None] | None,
+    on_step: Callable[[str], None],
 ) -> list[Looked | None]:
     """The default set of each program on the first device, for its values; None for what the reference refuses."""
     name, device = next(iter(devices.items()))
@@ -198,9 +219,8 @@ def _look_at_defaults(
     looked: list[Looked | None] = []
     for base in bases.values():
         for case in default_set(base.program, base):
+            on_step(case.text)
             looked.append(_look_at_default(case, name, device, wanted))
-            if on_step is not None:
-                on_step(case.text)
     return looked
 
 
@@ -269,7 +289,7 @@ def _values(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Brok
     if large := too_large(bound):
         return large
     try:
-        return check(bound, device)
+        return check(bound, device, inputs=None if case.checked_only else wanted.inputs)
     except TileError as error:
         return _broken(error)
 

@@ -106,19 +106,19 @@ class _Export:
         parent = self._first_of_call.get(owner) if op is not None else None
         if parent is not None and self._end_of(parent) > start + _ROUNDING_US:
             parent = None  # further work of the call beside it
-        first = op is not None and owner not in self._first_of_call
-        if first:
+        first = op if owner not in self._first_of_call else None
+        if first is not None:
             self._first_of_call[owner] = len(self.nodes) + 1
         memories = self.names.trace.ops.memories
         return ChakraNode(
-            name=op.name if op is not None and first else self.names.kernel(node),
+            name=first.name if first is not None else self.names.kernel(node),
             waits_for=waits,
             parent=parent,
             start_us=start,
             duration_us=end - start,
             on_host=False,
-            op=op if first else None,
-            memories=memories.of_row(owner)[0] if first and memories is not None else None,
+            op=first,
+            memories=memories.of_row(owner)[0] if first is not None and memories is not None else None,
             whole_us=round(end) - round(start),
         )
 

@@ -16,6 +16,7 @@ from opreplay.replay.ascend.custom.estimators import clear_registrations as clea
 from opreplay.replay.plugins import clear_registrations
 from opreplay.replay.tile.registration import forget_programs
 
+AS_IN_A_STEP = ("--l2", "sequence", "--format", "json")
 Console = Callable[..., Result]
 PROGRAM = """
 from opreplay import tile
@@ -79,7 +80,9 @@ def test_a_program_is_the_cost_of_its_op_in_every_command(
 
     case = "fused_scale x=bf16[512,256] y=bf16[512,256] factor=2.0"
     alone = json.loads(
-        console("tile", plugin, "--case", case, "--no-values", "--soc", "910b3", "--format", "json").stdout
+        console(
+            "tile", plugin, "--case", case, "--no-values", "--soc", "910b3", "--l2", "sequence", "--format", "json"
+        ).stdout
     )
     assert alone["cases"][0]["time_us"] == pytest.approx(fused["time_us"])
 
@@ -219,7 +222,9 @@ def test_a_program_that_names_its_measured_times_is_calibrated_in_every_command(
     assert not fused["910b3"].get("extrapolated")
 
     case = "fused_scale x=bf16[512,256] y=bf16[512,256] factor=2.0"
-    alone = console("tile", plugin, "--case", case, "--no-values", "--soc", "910b3", "--format", "json").stdout
+    alone = console(
+        "tile", plugin, "--case", case, "--no-values", "--soc", "910b3", "--l2", "sequence", "--format", "json"
+    ).stdout
     (tiled,) = json.loads(alone)["cases"]
     for key in ("time_us", "low_us", "high_us"):
         assert fused["910b3"][key] == pytest.approx(tiled[key]), key

@@ -120,7 +120,7 @@ def _table(op: ReplayOp, table: str, indices: str) -> dict[str, int]:
     args = {arg.name: arg for arg in op.args}
     if table not in args or indices not in args or not any(args[table].tensors):
         return {}
-    dim = args["dim"].value if "dim" in args else 0
+    dim = op.values.get("dim", 0)
     if args[indices].type == "Tensor[]":
         # Only the first indexed dimension is cut; a mask must stay as large as what it masks.
         dtypes = {i: meta.dtype for i, meta in enumerate(args[indices].tensors) if meta is not None}

@@ -86,7 +86,11 @@ def _cut_tensor(meta: TensorMeta, dim: int, count: int) -> TensorMeta:
 
 
 def _value(op: ReplayOp, name: str) -> object:
-    return next((arg.value for arg in op.args if arg.name == name), None)
+    return op.values.get(name)
+
+
+def _named(op: ReplayOp, *names: str) -> dict[str, TensorMeta]:
+    return {name: meta for name, meta in single_tensors(op).items() if name in names}
 
 
 def _pointwise(op: ReplayOp) -> Iterator[Cut]:
@@ -165,12 +169,10 @@ def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None =
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:
     """Attention on [batch, heads, length, width]: fewer batches, or fewer heads where all have the same number."""
-    tensors = {name: meta for name, meta in single_tensors(op).items() if name in ("query", "key", "value")}
+    tensors = _named(op, "query", "key", "value")
     if len(tensors) != 3 or any(len(meta.shape) != 4 for meta in tensors.values()):
         return
-    extra = {
-        name: meta for name, meta in single_tensors(op).items() if name in ("attn_mask", "attn_bias", "grad_out", "out")
-    }
+    extra = _named(op, "attn_mask", "attn_bias", "grad_out", "out")
     for dim, what in ((0, "batches"), (1, "heads")):
         size = tensors["query"].shape[dim]
         if all(meta.shape[dim] == size for meta in tensors.values()):

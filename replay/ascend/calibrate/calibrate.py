@@ -339,23 +339,23 @@ def calibrate(
     fitted_bands = with_widths(
         bands(held_out["folds"]), held_out["folds"], [*held_out["unseen_table"], *held_out["unseen_soc"]]
     )
-    states: dict[tuple[str, str], list[State]] = defaultdict(list)
+    states: dict[str, dict[str, list[State]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
         for name in {family_of(part.call, devices[group.soc]).name for part in group.launches[0].parts}:
-            states[group.soc, name].append(group.launches[0].state)
+            states[name][group.soc].append(group.launches[0].state)
     measured = _extents(groups, devices)
     out: dict[str, DeviceProfile] = {}
     for soc, device in fitted_to(groups, devices).items():
         families: dict[str, FamilyCost] = {}
         for name, family in device.families.items():
-            here = len(states.get((soc, name), ()))
-            elsewhere = sum(len(kernels) for (s, f), kernels in states.items() if f == name and s != soc)
+            here = len(states[name][soc])
+            elsewhere = sum(map(len, states[name].values())) - here
             families[name] = msgspec.structs.replace(
                 family,
                 samples=here or family.samples,
                 samples_elsewhere=elsewhere or family.samples_elsewhere,
                 band=fitted_bands.of_family(soc, name, here=here, elsewhere=elsewhere),
-                states=tuple(sorted(set(states.get((soc, name), ())))),
+                states=tuple(sorted(set(states[name][soc]))),
                 **measured.get(name, {}),
             )
         rates = msgspec.structs.replace(

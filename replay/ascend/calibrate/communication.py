@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -67,6 +67,18 @@ def _compared(call: KernelCall, measured_us: float, predicted_us: float) -> Comp
     )
 
 
+def _comparisons(pairs: Iterable[tuple[Transfer, str]]) -> list[tuple[Compared, str]]:
+    """Rows as predicted and measured, each with its SoC, without those that cannot be."""
+    return [(comparison, soc) for row, soc in pairs if (comparison := compared_of(row, soc)) is not None]
+
+
+def _by_soc(comparisons: Iterable[tuple[Compared, str]]) -> dict[str, list[Compared]]:
+    by_soc: dict[str, list[Compared]] = defaultdict(list)
+    for comparison, soc in comparisons:
+        by_soc[soc].append(comparison)
+    return dict(sorted(by_soc.items()))
+
+
 def validate_transfers(
     files: Sequence[tuple[Transfers, str]],
     *,
@@ -78,7 +90,7 @@ def validate_transfers(
     `cross` also fits the table without one profiled run at a time. Raises Malformed where nothing can be compared.
     """
     pairs = [(row, row.soc or soc) for file, soc in files for row in file.rows]
-    comparisons = [(comparison, soc) for row, soc in pairs if (comparison := compared_of(row, soc)) is not None]
+    comparisons = _comparisons(pairs)
     if not comparisons:
         raise Malformed("no transfer with a time on a known transport", hint="Known are " + ", ".join(transports()))
     unseen: dict[str, Figures] = {}
@@ -86,10 +98,10 @@ def validate_transfers(
         if on_step is not None:
             on_step("fitting without one profiled run at a time")
         unseen["unseen_table"] = figures_of([comparison for comparison, _ in leave_one_run_out(pairs)])
-    socs = sorted({soc for _, soc in comparisons})
+    by_soc = _by_soc(comparisons)
     return Validation(
         figures=figures_of([comparison for comparison, _ in comparisons]),
-        socs={soc: errors_of([comparison for comparison, of in comparisons if of == soc]) for soc in socs},
+        socs={soc: errors_of(of_soc) for soc, of_soc in by_soc.items()},
         compared=tuple(comparison for comparison, _ in comparisons),
         rows=len(pairs),
         measured_rows=len(comparisons),
@@ -197,22 +209,26 @@ def read_misc(path: str | Path) -> list[MiscRow]:
     return [row for row in map(_misc_row, cells) if row is not None]
 
 
+def _moe_row(row: dict[str, str], moe: re.Match[str], rate: re.Match[str] | None) -> MiscRow | None:
+    """Tokens sent to their experts' ranks or back; None without a time or rate."""
+    tokens = _TOKENS.search(row.get("shape", ""))
+    count = int(tokens[1]) if tokens else 128 if moe[2] == "low latency" else NORMAL_TOKENS
+    dtype, itemsize = ("int8", 1) if row.get("dtype") == "int8" else ("bfloat16", 2)
+    spec = TensorSpec(shape=(count * TOP_K, HIDDEN), dtype=dtype)
+    size = count * TOP_K * HIDDEN * itemsize
+    call = KernelCall(
+        type=f"MoeDistribute{moe[1].title()}", inputs=(spec,), outputs=(spec,), attrs={"world_size": int(row["ranks"])}
+    )
+    measured = float(row["us"]) if row.get("us") else size / float(rate[1]) / 1e3 if rate else 0.0
+    return (
+        MiscRow(name=row["op"], soc="910c", call=call, measured_us=measured, source=row["source"]) if measured else None
+    )
+
+
 def _misc_row(row: dict[str, str]) -> MiscRow | None:
-    op, dtype = row.get("op", ""), row.get("dtype", "")
-    rate = _RATE.search(row.get("other", ""))
+    op, rate = row.get("op", ""), _RATE.search(row.get("other", ""))
     if (moe := _MOE.match(op)) is not None and row.get("ranks", "").isdigit():
-        tokens = _TOKENS.search(row.get("shape", ""))
-        count = int(tokens[1]) if tokens else 128 if moe[2] == "low latency" else NORMAL_TOKENS
-        spec = TensorSpec(shape=(count * TOP_K, HIDDEN), dtype="int8" if dtype == "int8" else "bfloat16")
-        size = count * TOP_K * HIDDEN * (1 if dtype == "int8" else 2)
-        call = KernelCall(
-            type=f"MoeDistribute{moe[1].title()}",
-            inputs=(spec,),
-            outputs=(spec,),
-            attrs={"world_size": int(row["ranks"])},
-        )
-        measured = float(row["us"]) if row.get("us") else size / float(rate[1]) / 1e3 if rate else 0.0
-        return MiscRow(name=op, soc="910c", call=call, measured_us=measured, source=row["source"]) if measured else None
+        return _moe_row(row, moe, rate)
     if "(SDMA)" in op and rate is not None and (size := _SIZE.search(row.get("shape", ""))) is not None:
         count = round(float(size[1]) * (1 << 10 if size[2] == "KB" else 1 << 20))
         spec = TensorSpec(shape=(count,), dtype="uint8")
@@ -242,9 +258,8 @@ def of_folder(folder: Path, *, cross: bool) -> dict[str, list[tuple[str, str, li
     for path in sorted(folder.glob("*.csv")):
         if is_communication(path):
             pairs = [(row, row.soc) for row in read_transfers(path).rows]
-            comparisons = [(comparison, soc) for row, soc in pairs if (comparison := compared_of(row, soc)) is not None]
-            for soc in sorted({soc for _, soc in comparisons}):
-                shipped.append((path.name, soc, [comparison for comparison, of in comparisons if of == soc], True))
+            comparisons = _comparisons(pairs)
+            shipped += [(path.name, soc, of_soc, True) for soc, of_soc in _by_soc(comparisons).items()]
             every += [comparison for comparison, _ in comparisons]
             if cross:
                 unseen.append((path.name, "", [comparison for comparison, _ in leave_one_run_out(pairs)], False))

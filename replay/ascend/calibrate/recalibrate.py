@@ -48,6 +48,20 @@ def _error(compared: Sequence[Compared]) -> float:
     return sum(min(1.0, abs(math.log(c.predicted_us / c.measured_us))) for c in compared) / len(compared)
 
 
+def _best_caution(
+    groups: Sequence[Group], device: DeviceProfile, error: float, folds: int, tell: Callable[[str], None]
+) -> tuple[float, list[HeldOut]]:
+    """The width of priors that predicts unseen kernels best, and these; 0 and none where none has less than `error`."""
+    best: tuple[float, list[HeldOut]] = (0.0, [])
+    for caution in CAUTION:
+        tell(f"cross-validating with priors {caution} times as wide")
+        held_out = cross_validate(groups, {device.name: device}, folds=folds, prior_width=caution)
+        unseen_error = _error([h.compared for h in held_out])
+        if unseen_error < error:
+            error, best = unseen_error, (caution, held_out)
+    return best
+
+
 def recalibrate(
     groups: Sequence[Group], device: DeviceProfile, *, folds: int = 5, on_step: Callable[[str], None] | None = None
 ) -> Recalibration:
@@ -63,18 +77,10 @@ def recalibrate(
             "no measured kernels to calibrate to", hint="Rows need a duration and shapes; collectives do not count."
         )
     before = [compare_group(g.launches, device) for g in usable]
-    best: tuple[float, float, list[HeldOut]] = (_error(before), 0.0, [])
+    # Too few to try anything out: what they say is weighed against narrow priors.
+    caution, held_out = CAUTION[-1], list[HeldOut]()
     if len(usable) >= 4:
-        for caution in CAUTION:
-            tell(f"cross-validating with priors {caution} times as wide")
-            held_out = cross_validate(usable, {device.name: device}, folds=min(folds, len(usable)), prior_width=caution)
-            error = _error([h.compared for h in held_out])
-            if error < best[0]:
-                best = (error, caution, held_out)
-    _, caution, held_out = best
-    if len(usable) < 4:
-        # Too few to try anything out: what they say is weighed against narrow priors.
-        caution = CAUTION[-1]
+        caution, held_out = _best_caution(usable, device, _error(before), min(folds, len(usable)), tell)
     after = device
     if caution:
         after = fitted_to(usable, {device.name: device}, prior_width=caution)[device.name]

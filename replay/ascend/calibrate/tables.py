@@ -88,6 +88,16 @@ def read_measurements(path: str | Path) -> Measurements:
     )
 
 
+def _by_soc(table: Measurements, named: str | None, known: Sequence[str]) -> dict[str, list[Launch]]:
+    """The computing kernels of a table by their SoC: the one that its file names, else that of the row."""
+    by_soc: dict[str, list[Launch]] = {}
+    for launch in table.launches:
+        soc = named or soc_in(launch.soc, known)
+        if soc is not None and not launch.row.communication:
+            by_soc.setdefault(soc, []).append(launch)
+    return by_soc
+
+
 def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurements, str]], dict[str, str]]:
     """All tables of a folder, each with its SoC, and why each other CSV file is none.
 
@@ -104,12 +114,7 @@ def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurem
         except Malformed:
             others[path.name] = "neither a kernel table nor a table of ops"
             continue
-        named = soc_in(path.name, known)
-        by_soc: dict[str, list[Launch]] = {}
-        for launch in table.launches:
-            soc = named or soc_in(launch.soc, known)
-            if soc is not None and not launch.row.communication:
-                by_soc.setdefault(soc, []).append(launch)
+        by_soc = _by_soc(table, soc_in(path.name, known), known)
         for soc, chosen in by_soc.items():
             tables.append((msgspec.structs.replace(table, launches=tuple(chosen)), soc))
         if not by_soc:

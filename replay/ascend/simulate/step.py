@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -101,6 +102,18 @@ NOTABLE = 0.03
 """Share by which times differ enough to be told."""
 
 
+def _summed_us(parts: Iterable[OpStep]) -> tuple[dict[str, float], dict[str, float]]:
+    """Time of all calls by what bounds it, and by family of kernels."""
+    by_bound: dict[str, float] = defaultdict(float)
+    by_family: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, us in part.simulated.terms_us.items():
+            by_bound[BOUNDS.get(name, name)] += us * part.count
+        for name, us in part.families_us.items():
+            by_family[name] += us * part.count
+    return by_bound, by_family
+
+
 def simulate_step(
     ops: Iterable[ReplayOp],
     device: DeviceProfile,
@@ -133,14 +146,7 @@ def simulate_step(
             parts.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
             weights[op.id] = op.recorded.device_us_total, op.recorded.host_us_total
     total = sum(part.simulated.time_us * part.count for part in parts)
-    by_bound: dict[str, float] = {}
-    by_family: dict[str, float] = {}
-    for part in parts:
-        for name, us in part.simulated.terms_us.items():
-            bound = BOUNDS.get(name, name)
-            by_bound[bound] = by_bound.get(bound, 0.0) + us * part.count
-        for name, us in part.families_us.items():
-            by_family[name] = by_family.get(name, 0.0) + us * part.count
+    by_bound, by_family = _summed_us(parts)
     below, above_us = _deviations(by_family, device)
     return Step(
         device=device.name,

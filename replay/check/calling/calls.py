@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from opreplay.replay.arguments.tensors import flattened
+from opreplay.replay.check import variants
 from opreplay.replay.check.calling.target import OfNames, Reference, Target
-from opreplay.replay.check.cases import Case, Values
+from opreplay.replay.check.cases import Case, Trait, Values
 from opreplay.replay.execute.executors.torch.caches import copied
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.resolve.schema import OpSpec
@@ -37,7 +38,16 @@ LARGE_WHOLE = 2**24 + 1
 FAR, FAR_OF_16_BITS = 1024.0, 32.0
 """Added to the usual values: far from zero, but so near that each is held to a hundredth."""
 SMALL = 2.0**-20
+BEYOND = 2.0**18
+"""So many times the usual values: float16 holds few of them."""
+OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
+"""Whole numbers that are places in no tensor."""
 MOST_ZEROS = 64
+SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
+    "conjugated": lambda t: t.conj_physical().conj() if t.is_complex() else t,
+    "negated": lambda t: torch.ops.aten._neg_view(-t) if is_float(t) else t,
+}
+"""The same numbers with a sign that torch has yet to apply to the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +204,23 @@ class Bench:
             _change_values(tensor, case.values, number)
         return arguments
 
+    def other_calls(self, case: Case) -> list[Case]:
+        """The case with other numbers of dimensions and other arguments, among which are strings that its reference
+        is written with."""
+        function = self.reference.function_for(case.op.overload)
+        constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+        words = [word for word in constants if isinstance(word, str) and word.isidentifier()]
+        return variants.other_calls(case, self.spec(case), words)
+
+    def reference_refuses(self, case: Case, arguments: Arguments) -> bool:
+        """Whether there is a reference that does not take these arguments."""
+        if self.has_reference(case):
+            try:
+                self.refer(case, arguments.copy())
+            except Exception:  # references raise anything
+                return True
+        return False
+
     def call(self, case: Case, arguments: Arguments) -> Results:
         """The op on these arguments, which it may write to. Whatever it raises passes through; RuntimeError for a case
         that ended an earlier process."""
@@ -209,6 +236,8 @@ class Bench:
 
     def call_of(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
         """What calls the op on these arguments."""
+        if case.trait in SIGNS:
+            arguments = arguments.changed(SIGNS[case.trait])
         return partial(self.target.function(case.op.overload), *arguments.positional, **arguments.by_name)
 
     def reference_call(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
@@ -257,17 +286,38 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
         return
     if values == "large" and tensor.dtype is torch.int32:
         tensor.mul_(LARGE_WHOLE)
-    if not is_float(tensor):
+    if values in OUTSIDE and tensor.dtype in (torch.int32, torch.int64):
+        tensor[_index(tensor, -1)] = OUTSIDE[values]
+    if not is_float(tensor) or values in OUTSIDE:
         return
     info = torch.finfo(tensor.dtype)
     small = 2.0**-6 if tensor.dtype is torch.float16 else SMALL
-    factors: dict[Values, float] = {"large": LARGE, "small": small, "denormal": info.tiny / 4}
+    factors: dict[Values, float] = {
+        "wide": 8.0,
+        "large": LARGE,
+        "beyond": BEYOND if info.max > BEYOND else 1.0,
+        "small": small,
+        "denormal": info.tiny / 4,
+    }
     if values in factors:
         tensor.mul_(factors[values])
     elif values == "far":
         tensor.add_(FAR if info.bits > 16 else FAR_OF_16_BITS)
     elif values == "positive":
         tensor.abs_().clamp_(max=3.0).mul_(0.3).add_(0.05)
+    elif values == "ties":
+        tensor.mul_(2).round_()
+    elif values in ("NaN in rows", "rows of -inf"):
+        # Every second row: NaN each time in another column, or nothing else.
+        columns, rows = (
+            tensor.shape[-1] if tensor.dim() else 1,
+            tensor.numel() // (tensor.shape[-1] if tensor.dim() else 1),
+        )
+        row = torch.arange(rows, device=tensor.device).unsqueeze(-1)
+        column = torch.arange(columns, device=tensor.device)
+        there = column == (7 * row + 3 + number) % columns if values == "NaN in rows" else column >= 0
+        value = torch.nan if values == "NaN in rows" else -torch.inf
+        tensor.masked_fill_((there & (row % 2 == 1 if rows > 1 else row == 0)).reshape(tensor.shape), value)
     elif values == "zeros":
         for place in range(min(tensor.numel(), MOST_ZEROS)):
             if (place + number) % 3 != 2:

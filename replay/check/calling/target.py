@@ -247,6 +247,10 @@ def find_reference(text: str | None, target: Target) -> Reference:
     )
 
 
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
 def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
     """What a backward op has to give: autograd's gradients of the forward op, whose arguments it has by their names.
 
@@ -257,11 +261,7 @@ def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Ten
     if spec is None:
         raise TypeError(f"{forward.name} needs arguments that the op does not have by their names")
     named = {arg.name: values[arg.name] for arg in spec.args if arg.name in values}
-    leaves = {
-        name: value.detach().requires_grad_()
-        for name, value in named.items()
-        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    }
+    leaves = {name: value.detach().requires_grad_() for name, value in named.items() if _is_differentiable(value)}
     with torch.enable_grad():
         results = list(flattened(forward.function(spec.overload)(**{**named, **leaves})))
     results = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]

@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import torch
 
 from opreplay.replay.check import variants
 from opreplay.replay.check.calling.calls import Bench, NotApplicable
 from opreplay.replay.check.calling.refusals import words
-from opreplay.replay.check.cases import Case
+from opreplay.replay.check.cases import Case, Values
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.peak import arguments_for
 from opreplay.replay.check.points.trials import Attempt, attempt, failed, nothing, passed
 from opreplay.replay.check.points.values import against_reference
 
+INDICES: tuple[Values, ...] = ("too large", "negative")
+INDEX = (torch.int32, torch.int64)
 MOST = 60
 """Calls that are tried at most."""
 
@@ -24,10 +27,20 @@ def bad_input(bench: Bench) -> list[Attempt]:
     """Other dtypes, ranks, sizes and numbers, NaN, and a tensor of another device."""
     base = bench.compact_bases[0]
     odd = [case for case in variants.valued(base) if case.values == "odd"]
+    beyond = [dataclasses.replace(base, kind=f"{values} index", values=values) for values in INDICES]
     return [
+        *(attempt(bench, case, _indices_refused) for case in (beyond if bench.has_reference(base) else ())),
         *(attempt(bench, case, _refused) for case in [*variants.wrong(base), *odd][:MOST]),
         attempt(bench, base, _elsewhere, "another device"),
     ]
+
+
+def _indices_refused(bench: Bench, case: Case) -> Finding:
+    """As the reference does where a whole number among the values of arguments is no place in any of them."""
+    arguments = arguments_for(bench, case)
+    if not any(t.dtype in INDEX and t.numel() for t in arguments.tensors()):
+        return nothing("no argument has whole numbers that may be places")
+    return _refused(bench, case)
 
 
 def _refused(bench: Bench, case: Case) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import warnings
 from collections.abc import Callable
@@ -73,11 +74,14 @@ def gradient(bench: Bench) -> list[Attempt]:
         for case in variants.sized(base)
         if case.kind not in variants.MANY_ELEMENTS and variants.elements(case) <= variants.HUGE_ELEMENTS
     ]
+    # Beyond where usual values lie: gradients have steps there, as that of a clamp.
+    wide = dataclasses.replace(base, kind="values far apart", values="wide")
     names = [name for name, value in tensors.items() if isinstance(value, torch.Tensor) and _differentiable(value)]
     return [
         attempt(bench, base, _registered, "registered"),
         attempt(bench, base, partial(_numerically, second=False), "gradcheck"),
         *(attempt(bench, case, _against_reference) for case in [*apart, *sized, *variants.broadcast(base)]),
+        *(attempt(bench, case, _against_reference) for case in (*bench.other_calls(base), wide)),
         *(attempt(bench, base, partial(_against_reference, form=form), name) for name, form in FORMS.items()),
         # Each argument the only one that needs a gradient, as beside frozen weights.
         *(
@@ -354,9 +358,11 @@ def _against_reference(bench: Bench, case: Case, *, form: Form | None = None, on
     if arguments.written:
         return nothing("the op writes to its arguments")
     try:
-        bench.call(case, arguments.copy())
+        results = bench.call(case, arguments.copy()).all()
     except Exception as error:  # judged by other points
         return nothing(f"the call itself is refused: {words(error)}")
+    if case.values == "wide" and not all(bool(torch.isfinite(t).all()) for t in results if is_float(t)):
+        return nothing("results are not finite where gradients would be looked at")
     mine = _with_grad(bench, arguments.copy(), only)
     try:
         gradients = _gradients(bench.call_of(case, mine), mine, form)

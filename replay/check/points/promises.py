@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -42,6 +42,7 @@ def schema(bench: Bench) -> list[Attempt]:
         others += [variants.typed(base, dtype) for dtype in ("float64", "bfloat16")]
     return [
         *(attempt(bench, case, _writes) for case in (*layouts(bench), *others)),
+        *(attempt(bench, case, taken(_writes)) for case in bench.other_calls(base)),
         attempt(bench, base, leaves_state, "state of torch"),
         Attempt(f"opcheck: {first.text}", lambda: opcheck(bench, base, "test_schema")),
     ]
@@ -162,8 +163,20 @@ def shape_inference(bench: Bench) -> list[Attempt]:
         cases += [variants.typed(compact, dtype) for dtype in variants.DTYPES if hasattr(torch, dtype)]
     return [
         *(attempt(bench, case, faked) for case in cases),
+        *(attempt(bench, case, taken(faked)) for case in bench.other_calls(compact)),
         Attempt(f"opcheck: {compact.text}", lambda: opcheck(bench, compact, "test_faketensor")),
     ]
+
+
+def taken(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
+    """The same for calls that the reference takes, where there is one: of others nobody knows what they mean."""
+
+    def judged(bench: Bench, case: Case) -> Finding:
+        if bench.reference_refuses(case, arguments_for(bench, case)):
+            return nothing("the reference refuses it")
+        return judge(bench, case)
+
+    return judged
 
 
 def broadcast_fakes(bench: Bench) -> list[Attempt]:

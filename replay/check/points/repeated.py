@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -118,7 +119,7 @@ def _growth(bench: Bench, case: Case) -> Finding:
         gc.unfreeze()
     for name, by_round in grown.items():
         per_call = min(by_round) / LEAK_CALLS
-        unit, leak = ("objects", 1.0) if name == "objects" else ("bytes", LEAK_BYTES)
+        unit, leak = ("bytes", LEAK_BYTES) if name in ("heap", "device") else (name, 1.0)
         if per_call >= leak:
             return failed(f"keeps {per_call:,.0f} {unit} a call ({LEAK_ROUNDS} times {LEAK_CALLS} calls)")
     return passed(f"nothing kept in {LEAK_ROUNDS * LEAK_CALLS} calls")
@@ -139,6 +140,9 @@ def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[i
 def _readings(device: torch.device) -> dict[str, Callable[[], int]]:
     """What tells how much memory is in use: Python's objects, the C library's blocks, the device's allocator."""
     readings: dict[str, Callable[[], int]] = {"objects": sys.getallocatedblocks}
+    for name, folder in {"open files": "/proc/self/fd", "threads": "/proc/self/task"}.items():
+        if os.path.isdir(folder):
+            readings[name] = lambda folder=folder: len(os.listdir(folder))
     if device.type == "cpu":
         if (heap := _heap()) is not None:
             readings["heap"] = heap

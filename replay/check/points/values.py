@@ -37,6 +37,10 @@ WHOLE = (torch.int32, torch.int64)
 """Dtypes of places in a tensor."""
 TINY = 1e-30
 """In place of a zero, to see which sign a result has beside it."""
+ODD = ("odd", "NaN in rows", "rows of -inf")
+"""Values of which float64 says nothing more."""
+MOST_MOVED, FEWEST_MOVED = 1 << 16, 16
+"""Elements of a result that is looked for among the arguments, and different ones of them."""
 MOST_REFUSED = 2
 """Cases of which no other sizes are taken either, after which none is looked for."""
 ROUNDINGS = 8
@@ -60,12 +64,16 @@ def _correctness_cases(bench: Bench) -> Iterator[Case]:
         yield from variants.laid_out(base)
         yield from variants.shared(base)
         if bench.has_reference(base):
+            yield from bench.other_calls(base)
             for case in variants.ranked(base):
-                yield case
                 yield from (other for other in variants.laid_out(case) if other.kind == "outer dimensions swapped")
-            yield from variants.argued(base, bench.spec(base))
             yield from variants.valued(base)
-    yield from variants.long_rows(bench.compact_bases[0], "endless rows")
+            if not any(arg.mutated for arg in base.op.args):
+                yield dataclasses.replace(base, kind="negated", trait="negated")
+    first = bench.compact_bases[0]
+    yield from variants.long_rows(first, "endless rows")
+    for rows in variants.long_rows(first, "long rows") if bench.has_reference(first) else ():
+        yield dataclasses.replace(rows, kind="large values in long rows", values="large")
 
 
 def layouts(bench: Bench) -> list[Case]:
@@ -89,6 +97,9 @@ def dtypes(bench: Bench) -> list[Attempt]:
         for case, suffix in ((base, ""), (variants.primes_of(base), " at prime sizes"))
     ]
     if bench.has_reference(base):
+        if not any(arg.mutated for arg in base.op.args):
+            conjugated = variants.typed(base, "complex64", "complex64, conjugated")
+            cases.append(dataclasses.replace(conjugated, trait="conjugated"))
         for dtype in ("float16", "bfloat16", "int32"):
             case = variants.typed(base, dtype, f"{dtype}, large values")
             cases.append(dataclasses.replace(case, values="large"))
@@ -149,12 +160,14 @@ def _compared(bench: Bench, case: Case) -> Finding:
         raise BothRefuse(f"the reference refuses it: {words(refusal)}")
     if same is not None and not _fits_buffers(arguments, same):
         return nothing("the buffers are not those of the result")
-    exact = same if case.values == "odd" else _exact(bench, case, arguments)
+    if case.values == "beyond" and not _narrower(mine, arguments):
+        return nothing("results hold what the arguments do")
+    exact = same if case.values in ODD else _exact(bench, case, arguments)
     if same is None and exact is None:
         return nothing("there is nothing to hold it against")
     finding = _judged(case, mine, exact, same, arguments)
     whole = any(not tensor.dtype.is_floating_point for tensor in mine.all())
-    if finding.verdict == "fail" and finding.error is not None and (case.values != "odd" or whole):
+    if finding.verdict == "fail" and finding.error is not None and (case.values not in ODD or whole):
         # Is it what a rounding of the arguments, or sums along a row, come to?
         perturbed = [] if exact is None else _all_perturbed(bench, case, arguments, mine)
         longest = float(max((size for t in arguments.tensors() for size in t.shape), default=1))
@@ -333,6 +346,7 @@ def _judged(
     wide = _targets(mine, exact, len(pairs))
     moved = [targets for results in perturbed if (targets := _targets(mine, results, len(pairs))) is not None]
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
+    longest = max((size for tensor in arguments.tensors() for size in tensor.shape), default=1)
     reach = reach_of(arguments)
     # Where all elements along a dimension are equal, which of them is the first in order is anybody's choice.
     tied = case.trait == "expanded" and any(t.is_floating_point() for t in arguments.tensors())
@@ -341,8 +355,14 @@ def _judged(
         which = f"result {i}: " if len(pairs) > 1 else ""
         if (other := _other_form(actual, native, shape_only=same is None)) is not None:
             return failed(f"{which}{other}")
-        if tied and actual.dtype in WHOLE:
+        if actual.dtype in WHOLE and (tied or (case.values == "ties" and actual.numel() * longest > largest)):
             continue
+        if case.values in ("usual", "beyond") and case.trait != "expanded" and same is not None:
+            moved_wrong = (actual != native) & ~(actual.isnan() & native.isnan())
+            if bool(moved_wrong.any()) and _moves(native, arguments):
+                index = tuple(int(i) for i in moved_wrong.nonzero()[0])
+                ours, theirs = actual[index].item(), native[index].item()
+                return failed(f"{which}not the nearest number to an argument's: at {index} it is {ours}, not {theirs}")
         target = native if wide is None else wide[i]
         if target.shape != actual.shape or target.dtype.is_floating_point != native.dtype.is_floating_point:
             target = native
@@ -351,7 +371,8 @@ def _judged(
             target,
             native if same is not None else None,
             terms=max(terms, largest / max(1, actual.numel())),
-            perturbed=[targets[i] for targets in moved if targets[i].shape == target.shape],
+            # Where equal elements are in a row, the first of them is meant, not any that rounding would choose.
+            perturbed=[targets[i] for targets in moved if targets[i].shape == target.shape and case.values != "ties"],
             reach=reach,
         )
         if not distance.fits:
@@ -364,6 +385,23 @@ def _judged(
     # Units in the last place say little of numbers that underflow.
     ulp = worst.ulp if worst is not None and case.values == "usual" else None
     return Finding(verdict="pass", ulp=ulp, error=None if worst is None else worst.relative)
+
+
+def _narrower(mine: Results, arguments: Arguments) -> bool:
+    """Whether a result does not hold all numbers that an argument does."""
+    most = [torch.finfo(t.dtype).max for t in arguments.tensors() if is_float(t)]
+    return any(torch.finfo(t.dtype).max < max(most, default=0.0) for t in mine.all() if t.is_floating_point())
+
+
+def _moves(native: torch.Tensor, arguments: Arguments) -> bool:
+    """Whether each number of the reference's result is one of the arguments', rounded to its dtype, or its negative: of
+    copies, casts and choices, which have nothing to be off by."""
+    if not is_float(native) or native.numel() > MOST_MOVED:
+        return False
+    numbers = native.double().abs().reshape(-1).sort().values.cpu()
+    different = 1 + int((numbers.diff() > 0).sum())
+    given = [t.reshape(-1).to(native.dtype).double().abs().cpu() for t in arguments.tensors() if is_float(t)]
+    return different >= FEWEST_MOVED and bool(torch.isin(numbers, torch.cat([numbers.new_zeros(1), *given])).all())
 
 
 def _targets(mine: Results, reference: Results | None, count: int) -> list[torch.Tensor] | None:

@@ -19,6 +19,7 @@ from opreplay.replay.execute.executors.timers import Timer
 from opreplay.replay.execute.sequence.lifetimes import MemoryPlan
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.plan.step.linking import CASTS, NO_VIEWS, VIEWS, Source, Value, results_of, tensors_of
+from opreplay.traces.model import TensorMeta
 
 PLAIN = ("dense", "domain")
 """Initializers after which arguments without a domain hold any finite values."""
@@ -140,6 +141,9 @@ class Program:
         if beside is not None:
             beside(len(linked.calls))
 
+    def _seen(self, tensor: Any, meta: TensorMeta | None) -> Any:
+        return tensor if meta is None else self._tools.seen_as(tensor, meta)
+
     def _arguments(self, index: int, sources: tuple[Source, ...], alive: dict[Value, Any]) -> list[Any]:
         """The tensor arguments of a call, lists flattened."""
         fresh: list[Any] | None = None
@@ -147,13 +151,11 @@ class Program:
         for argument, source in enumerate(sources):
             meta = self._metas[index][argument]
             if source.kind == "outside":
-                tensor = self._outside[source.number]
-                tensors.append(self._tools.seen_as(tensor, meta) if source.seen and meta is not None else tensor)
+                tensors.append(self._seen(self._outside[source.number], meta if source.seen else None))
             elif source.kind == "absent":
                 tensors.append(None)
             elif source.value is not None and source.value in alive:
-                tensor = alive[source.value]
-                tensors.append(tensor if source.kind == "result" or meta is None else self._tools.seen_as(tensor, meta))
+                tensors.append(self._seen(alive[source.value], None if source.kind == "result" else meta))
             else:
                 fresh = self._anew(index) if fresh is None else fresh
                 tensors.append(fresh[argument])

@@ -15,7 +15,7 @@ family(
     """
         aiter::moe_sum sgl_kernel::moe_sum sgl_kernel::moe_sum_reduce npu::npu_moe_finalize_routing_v2
         sgl_kernel::apply_shuffle_mul_sum inputs=index role=permutation,input,0
-        _moe_C::moe_sum inputs=moe_routing role=chosen
+        _moe_C::moe_sum inputs=moe_routing role=summed
         _moe_C::moe_unpermute npu::npu_moe_finalize_routing inputs=moe_routing role=returned
         npu::npu_moe_token_permute_grad npu::npu_moe_token_unpermute inputs=moe_routing role=returned
         npu::npu_moe_token_unpermute_grad inputs=moe_routing role=returned
@@ -79,7 +79,8 @@ family(
         _moe_C::moe_permute aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing role=chosen
         aiter::moe_sorting_opus_fwd npu::npu_moe_init_routing inputs=moe_routing role=chosen
         npu::npu_moe_init_routing_v2 npu::npu_moe_token_permute inputs=moe_routing role=chosen
-        sgl_kernel::get_cutlass_w4a8_moe_mm_data sgl_kernel::moe_align_block_size inputs=moe_routing role=chosen
+        sgl_kernel::get_cutlass_w4a8_moe_mm_data inputs=moe_routing role=chosen
+        sgl_kernel::moe_align_block_size inputs=moe_routing role=numbered_from_one
         sgl_kernel::prepare_moe_input inputs=moe_routing role=chosen
         _moe_C::batched_moe_align_block_size npu::npu_moe_compute_expert_tokens inputs=moe_routing role=groups
         _moe_C::moe_permute_with_scratch like=_moe_C::moe_permute inputs=moe_routing role=chosen

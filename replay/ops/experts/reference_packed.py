@@ -12,7 +12,7 @@ from torch import Tensor
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.activations import gate_by_name
 from opreplay.replay.ops.maths.experts import by_expert, expert_scale
-from opreplay.replay.ops.maths.packed_weights import Kind, grouped_linear_packed, kind_of, unpack
+from opreplay.replay.ops.maths.packed_weights import decodable_kind, grouped_linear_packed, unpack
 from opreplay.replay.ops.maths.products import linear
 from opreplay.replay.ops.maths.quantize import scaled_linear
 
@@ -71,8 +71,7 @@ def moe_wna16_marlin_gemm(
 ) -> Tensor:
     """a [M, K] → [M · top_k, N]: row t · k + slot is a[t] times its expert's weight, and times its routing weight."""
     identifier = b_type_id if b_type_id is not None else b_q_type_id
-    kind = kind_of(identifier) if identifier else None
-    kind = kind if kind is not None and kind.bits in (4, 8) else None
+    kind = decodable_kind(identifier)
     out = a.new_zeros((size_m * top_k, size_n), dtype=a.dtype if a.dtype.itemsize > 1 else torch.bfloat16)
     wide = a.to(out.dtype)
     blocks = runs(sorted_token_ids, expert_ids, num_tokens_past_padded, moe_block_size, size_m * top_k)
@@ -157,8 +156,7 @@ def fused_marlin_moe(
     routed_scaling_factor: float | None = None,
 ) -> Tensor:
     """hidden_states [T, H] through both packed layers of its experts, w1 [E, H/16, ..], w2 [E, I/16, ..] → [T, H]."""
-    kind: Kind | None = kind_of(quant_type_id) if quant_type_id else None
-    kind = kind if kind is not None and kind.bits in (4, 8) else None
+    kind = decodable_kind(quant_type_id)
     topk = topk_ids.shape[1]
     ids = topk_ids if expert_map is None else expert_map[topk_ids.to(torch.int64)]
     order, starts = by_expert(ids, w1.shape[0])

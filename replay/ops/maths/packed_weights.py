@@ -42,6 +42,12 @@ def kind_of(identifier: int) -> Kind:
     return Kind(identifier & 255, (identifier >> 8) & 255, bool((identifier >> 16) & 1), signed_bias)
 
 
+def decodable_kind(identifier: int | None) -> Kind | None:
+    """The ScalarType of an id where `packed_weights` can decode it; any other, and none, is taken as usual integers."""
+    kind = kind_of(identifier) if identifier else None
+    return kind if kind is not None and kind.bits in (4, 8) else None
+
+
 def unpack(words: Tensor, bits: int) -> Tensor:
     """Words [.., n] with 8, 16 or 32 bits → unsigned numbers int32 [.., n · word / bits], lowest bits first."""
     if bits == 8 * words.dtype.itemsize:

@@ -15,8 +15,8 @@ from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.packed_weights import (
     Kind,
     column_linear,
+    decodable_kind,
     grouped_linear_packed,
-    kind_of,
     spread,
     unpack,
 )
@@ -45,8 +45,7 @@ def marlin_gemm(
     b_q_type: int | None = None,
 ) -> Tensor:
     """a [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N]; 8-bit a has a scale a row."""
-    identifier = b_type_id or b_q_type_id or b_q_type
-    kind = kind_of(identifier) if identifier else None
+    kind = decodable_kind(b_type_id or b_q_type_id or b_q_type)
     zeros = b_zeros if b_zeros_or_none is None else b_zeros_or_none
     factor = global_scale if global_scale_or_none is None else global_scale_or_none
     rows = a
@@ -54,13 +53,8 @@ def marlin_gemm(
         rows = a.to(b_scales.dtype if b_scales.dtype.itemsize > 1 else torch.bfloat16)
     if a_scales is not None and a_scales.numel():
         rows = (rows.float() * a_scales.float().reshape(-1, 1)).to(rows.dtype)
-    out = grouped_linear_packed(rows, b_q_weight, size_n, b_scales, zeros, _usable(kind), b_bias_or_none, factor)
+    out = grouped_linear_packed(rows, b_q_weight, size_n, b_scales, zeros, kind, b_bias_or_none, factor)
     return out.to(a.dtype) if a.dtype.itemsize > 1 else out.to(a.dtype if a.dtype == torch.int8 else out.dtype)
-
-
-def _usable(kind: Kind | None) -> Kind | None:
-    """A kind that `packed_weights` can decode; anything else is taken as the usual integers."""
-    return kind if kind is not None and kind.bits in (4, 8) else None
 
 
 def _fake_qqq(a: Tensor, s_ch: Tensor, size_n: int) -> Tensor:
@@ -85,7 +79,7 @@ def unified_gptq_marlin(
     wtype_id: int = 0,
 ) -> Tensor:
     """As marlin_gemm on the last dim of input."""
-    kind = _usable(kind_of(wtype_id)) if wtype_id else None
+    kind = decodable_kind(wtype_id)
     return grouped_linear_packed(input, weight, output_size_per_partition, weight_scale, weight_zp, kind)
 
 
@@ -187,11 +181,10 @@ def machete_mm(
     """A [M, K] @ the weight int32 [K · bits / 32, N]; scales [groups, N], [N], [M]; zeros are added after the scale."""
     dtype = out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16)
     size_k, size_n = A.shape[1], B.shape[1]
-    kind = kind_of(b_type)
     scales = torch.ones((1, size_n), device=A.device) if group_scales is None else group_scales
     words = B.reshape(size_k, -1) if B.is_contiguous() else B.t().reshape(size_k, -1)
     rows = A if A.dtype.itemsize > 1 else A.to(torch.float32)
-    out = grouped_linear_packed(rows, words, size_n, scales, None, _usable(kind)).float()
+    out = grouped_linear_packed(rows, words, size_n, scales, None, decodable_kind(b_type)).float()
     if group_zeros is not None:
         out = out + column_linear(
             rows, size_n, lambda part: spread(group_zeros[:, part].float(), size_k), None, torch.float32

@@ -149,7 +149,8 @@ family(
         fbgemm::split_embedding_codegen_lookup_sgd_function fbgemm::split_embedding_codegen_lookup_sgd_function_cpu
         fbgemm::asynchronous_batched_complete_cumsum inputs=jagged role=cumsum
         fbgemm::batched_dense_vec_jagged_2d_mul_backward fbgemm::bucketize_sparse_features inputs=jagged
-        fbgemm::expand_into_jagged_permute fbgemm::jagged_index_select fbgemm::jagged_slice inputs=jagged
+        fbgemm::expand_into_jagged_permute fbgemm::jagged_slice inputs=jagged
+        fbgemm::jagged_index_select inputs=jagged role=row_numbers
         fbgemm::lengths_range inputs=jagged
         fbgemm::dense_embedding_codegen_lookup_function like=fbgemm::split_embedding_codegen_forward_cpu \
             weights=dev_weights

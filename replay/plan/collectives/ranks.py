@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+
+from opreplay.replay.collectives.names import EXPERTS
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import MAX_RANKS
 from opreplay.traces.literals import parse_literal
@@ -18,15 +21,12 @@ _PLACES = {
     "_c10d_functional::reduce_scatter_tensor": 0,
     "_c10d_functional::all_gather_into_tensor_coalesced": 0,
     "_c10d_functional::reduce_scatter_tensor_coalesced": 0,
-    "npu::npu_moe_distribute_dispatch": 0,
-    "npu::npu_moe_distribute_dispatch_v2": 0,
-    "npu::npu_moe_distribute_combine": 0,
-    "npu::npu_moe_distribute_combine_v2": 0,
     "vllm::all_gather": 1,
     "vllm::reduce_scatter": 1,
 }
 """Op → place of the number of ranks among its integers: (input, group_size, name), (tensor, dim, world_size, name),
-(tensors, group, ep_world_size, ep_rank_id, moe_expert_num)."""
+(tensors, group, ep_world_size, ep_rank_id, moe_expert_num) of an NPU's experts."""
+_EXPERTS = re.compile(rf"npu::npu_{EXPERTS}(dispatch|combine)(_v2)?")
 
 
 def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
@@ -42,7 +42,7 @@ def _size_of_group(signature: OpSignature) -> int | None:
     numbers = _integers(signature)
     if signature.name == "record_param_comms":
         return numbers[-1] if len(signature.types or ()) in PARAMETERS and len(numbers) > 2 else None
-    place = _PLACES.get(signature.name)
+    place = 0 if _EXPERTS.fullmatch(signature.name) else _PLACES.get(signature.name)
     return numbers[place] if place is not None and place < len(numbers) else None
 
 

@@ -39,13 +39,12 @@ def lifetimes(ops: Sequence[ReplayOp], linked: Linked) -> Lifetimes:
         for source in sources:
             if isinstance(used := memory.memory_of(source), Value):
                 memory.until[used] = at
-        first = next((source for source in sources if source.kind != "absent"), None)
-        lies_in = None if first is None or not aliases[index] else memory.memory_of(first)
-        for output in range(count[index]):
-            value = Value(at, output)
-            memory.within[value] = value if lies_in is None else lies_in
-            if lies_in is None:
-                memory.until[value] = at
+        first = next((source for source in sources if source.kind != "absent" and aliases[index]), None)
+        lies_in = None if first is None else memory.memory_of(first)
+        values = [Value(at, output) for output in range(count[index])]
+        memory.within.update((value, value if lies_in is None else lies_in) for value in values)
+        if lies_in is None:
+            memory.until.update(dict.fromkeys(values, at))
     return memory
 
 

@@ -84,7 +84,7 @@ def _figure(tools: Sequence[Any], height: int, **options: Any) -> Any:
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,
-        min_border_left=0,
+        min_border_left=10,
         min_border_right=8,
         **options,
     )
@@ -93,7 +93,8 @@ def _figure(tools: Sequence[Any], height: int, **options: Any) -> Any:
     plot.axis.major_label_text_color = plot.axis.axis_label_text_color = _GREY
     plot.axis.axis_label_text_font_style = "normal"
     plot.axis.major_tick_line_color = plot.axis.axis_line_color = _GREY
-    plot.grid.grid_line_alpha = 0.3
+    plot.grid.grid_line_color = _GREY
+    plot.grid.grid_line_alpha = 0.2
     return plot
 
 
@@ -149,19 +150,18 @@ def roofline(model: Roofline, name: str) -> Drawn:
     for index, device in enumerate(model.devices):
         colour = COLOURS[index % len(COLOURS)]
         if device.roof is not None:
-            _draw_roof(plot, device.device, device.roof, (low, high), colour)
+            _draw_roof(plot, device.roof, (low, high), colour)
         marks.append(_draw_points(plot, device, colour, texts))
     plot.add_tools(models.HoverTool(renderers=marks, tooltips=tips), models.TapTool(renderers=marks))
     return _drawn(plot, name, texts)
 
 
-def _draw_roof(plot: Any, device: str, roof: Roof, span: tuple[float, float], colour: str) -> None:
+def _draw_roof(plot: Any, roof: Roof, span: tuple[float, float], colour: str) -> None:
     """The slope of the memory, and what each dtype reaches at most."""
     low, high = span
     heights = sorted(set(roof.flops_per_s.values()), reverse=True)
     for index, flops in enumerate(heights):
         ridge = flops / roof.bytes_per_s
-        dtypes = ", ".join(dtype for dtype, value in roof.flops_per_s.items() if value == flops)
         begin = low if index == 0 else ridge
         path = [(begin, begin * roof.bytes_per_s), (ridge, flops), (max(high, ridge), flops)]
         plot.line(
@@ -170,19 +170,6 @@ def _draw_roof(plot: Any, device: str, roof: Roof, span: tuple[float, float], co
             line_color=colour,
             line_width=1.5,
             line_dash="solid" if index == 0 else "dashed",
-        )
-        text = _source("", x=[high], y=[flops / 1e12], text=[safe(f"{device} {dtypes} {flops / 1e12:,.3g}")])
-        plot.text(
-            x="x",
-            y="y",
-            text="text",
-            source=text,
-            text_align="right",
-            text_baseline="bottom",
-            text_font_size="11px",
-            text_color=colour,
-            x_offset=-4,
-            y_offset=-1,
         )
 
 

@@ -74,6 +74,15 @@ class Roof(msgspec.Struct, frozen=True, kw_only=True):
     """By dtype."""
     bytes_per_s: float
 
+    @property
+    def text(self) -> str:
+        """ "float16, bfloat16 989 TFLOP/s, float32 67 TFLOP/s, 3.35 TB/s"."""
+        dtypes: dict[float, list[str]] = {}
+        for dtype, rate in self.flops_per_s.items():
+            dtypes.setdefault(rate, []).append(dtype)
+        rates = [f"{', '.join(names)} {rate / 1e12:,.3g} TFLOP/s" for rate, names in sorted(dtypes.items())[::-1]]
+        return ", ".join([*rates, f"{self.bytes_per_s / 1e12:,.3g} TB/s"])
+
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One op on one device: operations and bytes of a call, and what it takes."""

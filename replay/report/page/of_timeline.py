@@ -45,9 +45,15 @@ def page(study: Study, command: str) -> Page:
     columns = {"recorded": timeline.categories_us} | {
         name: simulated.categories_us for name, simulated in timeline.socs.items()
     }
-    rows = [(title, field) for title, field, part in CATEGORY_ROWS if not part or "overlapped" in field]
+    # What is part of a row above stands in its place: idle by cause.
+    parts = [
+        (f"idle: {title}" if part else title, field)
+        for title, field, part in CATEGORY_ROWS
+        if field not in ("idle", "communication_overlapped")
+    ]
     by_category = {
-        name: {title: float(getattr(times, field)) for title, field in rows} for name, times in columns.items()
+        name: {title: us for title, field in parts if (us := float(getattr(times, field))) > 0.0}
+        for name, times in columns.items()
     }
     work = {process.title.removeprefix("simulated "): _work(process) for process in drawn}
     return Page(

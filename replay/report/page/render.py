@@ -32,6 +32,7 @@ def render(page: Page) -> str:
     filters |= {"safe_text": safe, "time": time_text, "breaking": _breaking}
     # jinja's own filter would let markup through.
     del filters["safe"]
+    page = msgspec.structs.replace(page, bars=tuple(one for one in page.bars if one.bars))
     drawn = figures.figures_of(page)
     scripts = [*([figures.script()] if drawn.all else []), _file(SCRIPT)]
     values: dict[str, Any] = {

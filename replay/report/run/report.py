@@ -158,20 +158,20 @@ def markdown(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def file_table(run: Run) -> Table[OpResult]:
+def file_table(results: Sequence[OpResult]) -> Table[OpResult]:
     """One row an op, with all that CSV, Parquet and data frames hold of it."""
-    return Table("Ops", ops.file_columns(run.results), run.results, noun="op")
+    return Table("Ops", ops.file_columns(results), results, noun="op")
 
 
 def csv(run: Run) -> str:
     """One row an op, times in microseconds a call."""
-    return formats.csv_text(file_table(run))
+    return formats.csv_text(file_table(run.results))
 
 
 def parquet(run: Run) -> bytes:
     """The columns of the CSV, typed; the metadata `opreplay` is the header and the summary as JSON."""
     about = msgspec.json.encode({"header": run.header, "summary": run.summary})
-    return formats.parquet(file_table(run), about)
+    return formats.parquet(file_table(run.results), about)
 
 
 def json(run: Run) -> str:

@@ -18,6 +18,7 @@ from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     OP,
+    TEXT,
     TIME,
     Column,
     OpCell,
@@ -256,6 +257,21 @@ def ops_table(comparison: Comparison, *last: _OfOp, everything: bool = False) ->
         *last,
     ]
     return Table("Ops", columns, rows(comparison, everything=everything), noun="op")
+
+
+def file_table(comparison: Comparison) -> Table[OpComparison]:
+    """One row an op, with all that data frames hold of it; times in microseconds a call."""
+    texts = ("id", "name", "inputs", "verdict", "before_kernel", "after_kernel", "note")
+    numbers = {"count": COUNT, "before_us": TIME, "after_us": TIME, "ratio": _RATIO, "low": _RATIO, "high": _RATIO}
+    units = {**dict.fromkeys(texts[:4], TEXT), **numbers, "step_change_us": TIME, **dict.fromkeys(texts[4:], TEXT)}
+    columns = [
+        _OfOp(field, lambda op, field=field: getattr(op, field), unit, key=_RATIO_KEYS.get(field, field))
+        for field, unit in units.items()
+    ]
+    return Table("Ops", columns, comparison.ops, noun="op")
+
+
+_RATIO_KEYS = {"low": "ratio_low", "high": "ratio_high"}
 
 
 def page_table(comparison: Comparison) -> Table[OpComparison]:

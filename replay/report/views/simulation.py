@@ -40,10 +40,12 @@ from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers
 from opreplay.replay.report.step.verdict import page_facts, step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
+    FLAG,
     ONE_LINE_WIDTH,
     OP,
     RATIO,
     SHARE,
+    TEXT,
     TIME,
     Column,
     OpCell,
@@ -188,7 +190,12 @@ def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
 
 
 def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """One row an op; times in microseconds a call."""
+    """As `file_table`."""
+    return formats.csv_text(file_table(plan, steps))
+
+
+def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
+    """One row an op, with all that CSV and data frames hold of it; times in microseconds a call."""
 
     def recorded(key: str, total_us: Callable[[ReplayOp], float]) -> _OfOp:
         return _OfOp(key, lambda op: None if plan.captured else total_us(op) / op.count, TIME)
@@ -202,17 +209,21 @@ def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
         recorded("recorded_host_us", lambda op: op.recorded.host_us_total),
         *(column for step in steps for column in _predictions(step)),
     ]
-    return formats.csv_text(Table("Ops", columns, plan.ops))
+    return Table("Ops", columns, plan.ops)
 
 
 def _predictions(step: Step) -> list[_OfOp]:
     """What is predicted of a call on a device, under keys that end with its name."""
     predictions = {op.id: op.simulated for op in step.ops}
-    fields = ("time_us", "low_us", "high_us", "bound", "confidence", "by", "l2", "extrapolated")
-    keys = ("simulated_us", *fields[1:])
+    times, texts = dict.fromkeys(("time_us", "low_us", "high_us"), TIME), ("bound", "confidence", "by", "l2")
+    units = {**times, **dict.fromkeys(texts, TEXT), "extrapolated": FLAG}
     return [
-        _OfOp(f"{key}_{step.device}", lambda op, field=field: getattr(predictions.get(op.id), field, None))
-        for key, field in zip(keys, fields, strict=True)
+        _OfOp(
+            f"{'simulated_us' if field == 'time_us' else field}_{step.device}",
+            lambda op, field=field: getattr(predictions.get(op.id), field, None),
+            unit,
+        )
+        for field, unit in units.items()
     ]
 
 

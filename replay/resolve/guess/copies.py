@@ -28,7 +28,7 @@ WHY_REPEATED = "as aten::repeat does it"
 
 def _repeated(around: Relatives) -> Shape | None:
     """The size of what the calling `repeat` is given; None where something else calls."""
-    return recorded_shape(around.parent) if around.parent is not None and around.parent.name == "aten::repeat" else None
+    return recorded_shape(around.parent) if around.parent and around.parent_name == "aten::repeat" else None
 
 
 def _widened(source: Shape, rank: int) -> Shape | None:

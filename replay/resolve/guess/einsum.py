@@ -20,6 +20,7 @@ from opreplay.replay.resolve.guess.values import (
     list_shapes,
     recorded_numbers,
     recorded_shape,
+    tensor_shapes,
 )
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature
@@ -125,7 +126,7 @@ def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape
     summed: list[Shape] = []
     permutes = 0
     for call in calls:
-        sizes = [arg.tensor.shape for arg in recorded_args(call)[:2] if arg.tensor is not None]
+        sizes = tensor_shapes(call, slice(2))
         permutes += call.name == "aten::permute"
         if call.name == "aten::sum":
             summed += sizes

@@ -17,7 +17,6 @@ from itertools import chain, combinations
 from msgspec.structs import replace
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
-from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
@@ -31,6 +30,7 @@ from opreplay.replay.resolve.guess.values import (
     recorded_numbers,
     shape_of,
     tensor,
+    tensor_shapes,
 )
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
 from opreplay.traces.model import OpSignature, TensorMeta
@@ -246,7 +246,7 @@ def _indexed_dims(
         return next(((dims, "") for dims in results), None)
     following = around.following[:NEXT_READERS]
     for call in following:
-        read = [arg.tensor.shape for arg in recorded_args(call) if arg.tensor is not None]
+        read = tensor_shapes(call)
         dims = next((dims for dims, result in results.items() if result in read), None)
         if dims is not None:
             return dims, f" and what {call.name} reads next"

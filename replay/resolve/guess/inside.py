@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from opreplay.replay.ir.model import ReplayArg
-from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess import copies
 from opreplay.replay.resolve.guess.indices import index_tensors
 from opreplay.replay.resolve.guess.results import reduction_to
@@ -26,6 +25,7 @@ from opreplay.replay.resolve.guess.values import (
     listed_tensors,
     metas_of,
     recorded_shape,
+    tensor_shapes,
 )
 from opreplay.traces.dtypes import MASKS
 from opreplay.traces.model import OpSignature, TensorMeta
@@ -149,7 +149,7 @@ def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shap
         if result is not None:
             yield result, composite.call.name
         return
-    shapes = [arg.tensor.shape for arg in recorded_args(reader) if arg.tensor is not None]
+    shapes = tensor_shapes(reader)
     turned = composite.name in ("aten::t", "aten::transpose")  # of a matrix
     ordered = sorted(shapes, key=lambda shape: (shape == source.shape) == turned)
     first = [] if turned else shapes[composite.place : composite.place + 1]
@@ -158,7 +158,7 @@ def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shap
 
 def _product(call: OpSignature) -> Shape | None:
     """The size of the result of a recorded `matmul`."""
-    shapes = [arg.tensor.shape for arg in recorded_args(call)[:2] if arg.tensor is not None]
+    shapes = tensor_shapes(call, slice(2))
     if len(shapes) < 2 or not all(shapes):
         return None
     batch = broadcast([shape[:-2] for shape in shapes])
@@ -205,7 +205,7 @@ def filters(call: OpSignature, shape: Shape) -> Shape | None:
     """The view of the filters of a convolution that is computed as a product: a row each."""
     if "_slow_conv" not in call.name or len(shape) < 3 or not shape[0]:
         return None
-    weights = [arg.tensor.shape for arg in recorded_args(call)[1:3] if arg.tensor is not None]
+    weights = tensor_shapes(call, slice(1, 3))
     return (shape[0], math.prod(shape[1:])) if shape in weights else None
 
 
@@ -226,7 +226,7 @@ def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | 
     places = [place for place, meta in enumerate(indices.tensors) if meta is not None]
     if not places or places[-1] - places[0] + 1 != len(places):
         return None
-    metas = [meta for meta in indices.tensors if meta is not None]
+    metas = list(filter(None, indices.tensors))
     before, width = places[0], sum(len(meta.shape) if meta.dtype in MASKS else 1 for meta in metas)
     rest = source.shape[before + width :]
     views = first_tensors(composite.after, ("aten::reshape",))

@@ -69,7 +69,7 @@ def _dim(known: Known) -> int:
 def _stacked_inside(around: Relatives) -> Guess | None:
     """What a `stack` joins along its first dimension, and views as one more: as many as the view has there."""
     whole = next(first_tensors(around.following[:1], ("aten::view",)), (None,))[0]
-    if around.parent is None or around.parent.name != "aten::stack" or whole is None:
+    if around.parent_name != "aten::stack" or whole is None:
         return None
     if not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
         return None
@@ -194,10 +194,11 @@ def _types_inside_join(
     shapes: Sequence[Shape], op: str, by_name: Mapping[str, Sequence[TensorMeta]], around: Relatives
 ) -> ElementTypes | None:
     """Of tensors that are joined, by what a `stack` around unsqueezes, or the result that is written to inside."""
-    inside_stack = around.parent is not None and around.parent.name == "aten::stack"
+    inside_stack = around.parent_name == "aten::stack"
     unsqueezed = _each(around.above(0).children, "aten::unsqueeze") if inside_stack and around.above else ()
-    if len(unsqueezed) == len(shapes) and all(meta.dtype for meta in unsqueezed):
-        return tuple(meta.dtype for meta in unsqueezed), "the tensors of aten::unsqueeze before"
+    dtypes = tuple(meta.dtype for meta in unsqueezed)
+    if len(dtypes) == len(shapes) and all(dtypes):
+        return dtypes, "the tensors of aten::unsqueeze before"
     elements = sum(map(math.prod, shapes))
     views = (meta for name in _PIECES for meta in by_name.get(name, ()))
     whole = next((m for m in views if math.prod(m.shape) == elements and (op == "stack" or m.shape)), None)
@@ -217,8 +218,8 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
     """Of tensors of which those are expanded that are smaller than the result; the others are read next."""
-    result = broadcast(shapes) if shapes else None
-    if result is None:
+    result = broadcast(shapes)
+    if result is None or not shapes:
         return None
     dtypes: dict[Shape, str] = {meta.shape: meta.dtype for meta in expanded}
     for call in around.following:
@@ -227,9 +228,9 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
         if results := [meta.dtype for meta in read if meta.dtype and 0 not in (meta.strides or ())]:
             dtypes.setdefault(result, next((dtype for dtype in results if dtype not in dtypes.values()), results[0]))
             break
-    if any(shape not in dtypes for shape in shapes):
+    if not dtypes.keys() >= set(shapes):
         return None
-    return tuple(dtypes[shape] for shape in shapes), "the calls inside and after"
+    return tuple(map(dtypes.__getitem__, shapes)), "the calls inside and after"
 
 
 def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> tuple[int, str, str] | None:
@@ -247,8 +248,8 @@ def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) ->
         elif len({(shape[:at], shape[at + 1 :]) for shape in parts}) == 1:
             results.setdefault((*whole[:at], sum(shape[at] for shape in parts), *whole[at + 1 :]), at)
     for call in around.following:
-        for meta in (arg.tensor for arg in recorded_args(call)):
-            if meta is not None and meta.shape in results and meta.dtype:
+        for meta in filter(None, (arg.tensor for arg in recorded_args(call))):
+            if meta.shape in results and meta.dtype:
                 return results[meta.shape], meta.dtype, call.name
     return None
 
@@ -346,7 +347,7 @@ def _unflattened(known: Known, context: Context) -> Guess | None:
     """unflatten_dense_tensors: each piece is viewed in the shape of one tensor; else the pieces themselves."""
     flat, views = tensor(known, "flat"), [c for c in context.relatives().children if c.name == "aten::view"]
     sizes = [size if (size := recorded_numbers(call, 1)) is not None else recorded_shape(call) for call in views]
-    shapes = [size for size in sizes if size is not None and all(n >= 0 for n in size)]
+    shapes = [size for size in sizes if size is not None and min(size, default=0) >= 0]
     if flat is None or not shapes or len(shapes) < len(views):
         return None
     metas = tuple(TensorMeta(shape=shape, dtype=flat.dtype) for shape in shapes)

@@ -22,7 +22,6 @@ from opreplay.replay.resolve.guess.values import (
     last_dim,
     list_shapes,
     names,
-    recorded_shape,
     shape_of,
     value,
 )
@@ -115,8 +114,8 @@ def _table_rows(known: Known, context: Context) -> Guess | None:
     grad, around = shape_of(known, "grad_output", "grad"), context.relatives()
     if not grad:
         return None
-    table = recorded_shape(around.forward) if around.forward and "embedding" in around.forward.name else None
-    if around.forward is not None and table is not None and len(table) == 2:
+    table = around.forward_shape or ()
+    if around.forward is not None and "embedding" in around.forward.name and len(table) == 2:
         return Guess(value=table[0], why=f"{around.forward.name} was given {list(table)} forward")
     for dims in (call.dims[0] for call in around.gradients if call.dims):
         if len(dims) == 2 and dims[1] == grad[-1]:

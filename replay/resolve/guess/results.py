@@ -25,6 +25,7 @@ from opreplay.replay.resolve.guess.values import (
     names,
     shape_of,
     tensor,
+    tensor_shapes,
     value,
 )
 from opreplay.traces.model import OpSignature, TensorMeta
@@ -67,13 +68,13 @@ def _reduced(shape: Shape, known: Known, context: Context) -> tuple[Reduction, s
     if (inside := _reduced_inside(shape, around.children)) is not None:
         return inside, "the calls inside"
     following = around.following
-    engine = around.parent is not None and around.parent.name.startswith("autograd::engine")
+    engine = around.parent_name.startswith("autograd::engine")
     viewed = next(first_tensors(following[:1], ("aten::view",)), None) if engine else None
     if viewed is not None and viewed[0].shape == shape and shape[:1] == (1,):
         return ((0,), True), "the sum of a gradient over dimensions in front, viewed next"
     one_dim = isinstance(value(known, "dim"), int)
     for at, call in enumerate(following[:NEXT_READERS_OF_SUMS]):
-        for result in (arg.tensor.shape for arg in recorded_args(call) if arg.tensor is not None):
+        for result in tensor_shapes(call):
             # A number may be anything but the first argument of what is called at once.
             if result == shape or (result == () and (at or one_dim)):
                 continue
@@ -282,7 +283,7 @@ def _side_of_matrix(side: int) -> Rule:
 def _resized(known: Known, context: Context) -> Guess | None:
     """Of a result that an op makes large enough: what the same op, or a later call, is given next."""
     source, around = tensor(known, "self"), context.relatives()
-    parent = "" if around.parent is None else around.parent.name
+    parent = around.parent_name
     if parent == "aten::resize_as_" and around.parent is not None:
         template = first_tensor_of(around.parent, 1)
         return template and Guess(value=template.shape, why="the size of the template")

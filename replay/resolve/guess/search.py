@@ -307,14 +307,14 @@ def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Ta
 def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
     """What the forward call was given, of whose node a view is a part: a view back gives its size."""
     node = next((call.name for call in around.ancestors if "::" not in call.name), "")
-    forward = None if around.forward is None else recorded_shape(around.forward)
+    forward = around.forward_shape
     if node.startswith("Cat"):
         forward = inside.joined_forward(around)
     elif _REVERSED.fullmatch(node) is None:
         forward = None
     if around.forward is not None and forward is not None:
         yield Target(shape=forward, why=f"{around.forward.name} was given {list(forward)} forward", sure=True)
-    if source_shape[:1] == (1,) and around.parent is not None and around.parent.name.startswith("autograd::engine"):
+    if source_shape[:1] == (1,) and around.parent_name.startswith("autograd::engine"):
         ones = next((d for d, n in enumerate(source_shape) if n != 1), len(source_shape))
         stripped = [source_shape[at:] for at in range(1, ones + 1)]
         read = (meta.shape for call in around.following for meta in metas_of(call))

@@ -62,7 +62,7 @@ def _factory_size(known: Known, context: Context) -> Guess | None:
     around, like = context.relatives(), _first_shape(known, context)
     if like is not None and not around.name.partition("::")[2].startswith("new_"):
         return like
-    parent = "" if around.parent is None else around.parent.name
+    parent = around.parent_name
     if parent == "aten::linalg_solve_ex":
         return Guess(value=(0,), why=f"[0]: {parent} makes its results larger later")
     if parent == "aten::_pad_circular" and (padded := recorded_shape(around.following[0])) is not None:
@@ -82,10 +82,9 @@ def _memory_size(around: Relatives) -> Guess | None:
         return Guess(value=memory[0], why=memory[1])
     for meta, writer in first_tensors(around.inner, WRITERS):
         return Guess(value=meta.shape, why=f"what {writer} writes to")
-    shape = recorded_shape(around.parent) if around.parent and around.parent.name.startswith("aten::") else None
-    if around.parent is None or shape is None:
-        return None
-    return Guess(value=shape, why=f"the first tensor of the calling {around.parent.name}")
+    aten_parent = around.parent if around.parent_name.startswith("aten::") else None
+    shape = aten_parent and recorded_shape(aten_parent)
+    return None if shape is None else Guess(value=shape, why=f"the first tensor of the calling {around.parent_name}")
 
 
 def _empty_size(known: Known, context: Context) -> Guess | None:

@@ -54,6 +54,16 @@ class Relatives:
     """Labels of autograd for the gradients of one backward pass: their first tensor is as large as a parameter."""
 
     @property
+    def parent_name(self) -> str:
+        """Of the calling op, "" where there is none."""
+        return "" if self.parent is None else self.parent.name
+
+    @property
+    def forward_shape(self) -> Shape | None:
+        """Shape of the first tensor of the forward call."""
+        return None if self.forward is None else recorded_shape(self.forward)
+
+    @property
     def inside(self) -> tuple[OpSignature, ...]:
         """The calls inside, outer levels first."""
         return (*self.children, *self.inner)
@@ -187,6 +197,11 @@ def metas_of(call: OpSignature) -> Iterator[TensorMeta]:
     """The tensors that a recorded call was given, those of lists among them."""
     for arg in recorded_args(call):
         yield from (meta for meta in (arg.tensor, *(arg.tensors or ())) if meta is not None)
+
+
+def tensor_shapes(call: OpSignature, places: slice = slice(None)) -> list[Shape]:
+    """Shapes of the recorded arguments that are tensors, lists of them left out."""
+    return [arg.tensor.shape for arg in recorded_args(call)[places] if arg.tensor is not None]
 
 
 def recorded_shape(signature: OpSignature) -> Shape | None:

@@ -186,7 +186,7 @@ def _diagonal_of(which: str) -> Rule:
         if which != "offset":
             dim = len(shape) - 2 + (which == "dim2")
             return Guess(value=dim, why="the diagonal of the last two dimensions")
-        inside = around.parent is not None and around.parent.name == "aten::diag_embed"
+        inside = around.parent_name == "aten::diag_embed"
         written = recorded_shape(around.following[0]) if inside and around.following else None
         if written is None or written[:-1] != shape[:-2]:
             return None

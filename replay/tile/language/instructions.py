@@ -7,6 +7,7 @@ asc-devkit where not said otherwise.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -66,7 +67,8 @@ class Spec(NamedTuple):
 
 
 _FLOATS = ("float32", "float16")
-_NUMBERS = ("float32", "float16", "int32", "int16")
+_WHOLE = ("int32", "int16")
+_NUMBERS = (*_FLOATS, *_WHOLE)
 _PTO = "PTO-ISA and asc-devkit"
 
 
@@ -125,6 +127,12 @@ VECTOR: dict[str, Spec] = {
         ("neg", "TNEG", _NUMBERS, 20, ONE, lambda a: -a, _PTO),
         ("relu", "TRELU", ("float32", "float16", "int32"), 20, ONE, lambda a: a.relu(), _PTO),
         ("round", "TCVT", _FLOATS, 20, ONE, lambda a: a.round(), _PTO + ": a conversion in place"),
+        ("floor", "TCVT", _FLOATS, 20, ONE, lambda a: a.floor(), _PTO + ": a conversion in place"),
+        ("and", "TAND", _WHOLE, 20, TWO, operator.and_, _PTO),
+        ("or", "TOR", _WHOLE, 20, TWO, operator.or_, _PTO),
+        ("xor", "TXOR", _WHOLE, 20, TWO, operator.xor, _PTO),
+        ("shl", "TSHL", _WHOLE, 20, TWO, operator.lshift, _PTO),
+        ("shr", "TSHR", _WHOLE, 20, TWO, operator.rshift, _PTO),
         ("compare", "TCMP", _NUMBERS, 24, TWO, lambda a, b, how: how(a, b), _PTO),
         ("select", "TSEL", _FLOATS, 24, TWO, _where, _PTO),
         ("copy", "TMOV", tuple(_NUMBERS), 20, ONE, lambda a: a.clone(), _PTO),

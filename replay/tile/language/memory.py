@@ -287,8 +287,8 @@ def _check_turn(core: Core, memory: Memory) -> None:
 def _selected(core: Core, ref: Ref, rows: Tile | None) -> Ref:
     if rows is None:
         return ref
-    if rows.dtype != "int32" or ref.ndim < 1:
-        raise fail("dtype", f"row numbers are int32, here {rows.dtype}")
+    if rows.dtype not in ("int32", "int64") or ref.ndim < 1:
+        raise fail("dtype", f"row numbers are int32 or int64, here {rows.dtype}")
     if rows.place != UB or rows.unit != core.unit:
         raise fail(
             "path",

@@ -286,6 +286,21 @@ class Tile:
     def __rtruediv__(self, other: Any) -> Tile:
         return self.core.elementwise("rdivs", self, other)
 
+    def __and__(self, other: Any) -> Tile:
+        return self.core.elementwise("and", self, other)
+
+    def __or__(self, other: Any) -> Tile:
+        return self.core.elementwise("or", self, other)
+
+    def __xor__(self, other: Any) -> Tile:
+        return self.core.elementwise("xor", self, other)
+
+    def __lshift__(self, other: Any) -> Tile:
+        return self.core.elementwise("shl", self, other)
+
+    def __rshift__(self, other: Any) -> Tile:
+        return self.core.elementwise("shr", self, other)
+
     def __neg__(self) -> Tile:
         return self.core.elementwise("neg", self)
 

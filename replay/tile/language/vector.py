@@ -271,6 +271,16 @@ def round(t: Tile) -> Tile:
     return _unary("round", t)
 
 
+def floor(t: Tile) -> Tile:
+    """To the next whole number below. TCVT."""
+    return _unary("floor", t)
+
+
+def tanh(t: Tile) -> Tile:
+    """1 - 2 / (exp(2 t) + 1), in five instructions."""
+    return 1.0 - 2.0 / (exp(t * 2.0) + 1.0)
+
+
 def copy(t: Tile) -> Tile:
     """The same in other memory of UB. TMOV."""
     return core().elementwise("copy", t)
@@ -346,6 +356,13 @@ def full(shape: Sequence[int], value: float, dtype: Any = "float32") -> Tile:
 
         tile.data = torch.full(tile.shape, value, dtype=getattr(torch, name))
     return tile
+
+
+def tril(shape: Sequence[int], dtype: Any = "float32", *, diagonal: int = 0) -> Tile:
+    """A tile in UB of ones where the column is the row plus `diagonal` at most, and zeros above."""
+    rows, columns = shape
+    lower = compare(arange(columns, "float32"), "<=", arange(rows, "float32", start=diagonal).view(-1, 1))
+    return where(lower, full((1, 1), 1.0), 0.0).to(dtype)
 
 
 def zeros(shape: Sequence[int], dtype: Any = "float32") -> Tile:
@@ -473,6 +490,20 @@ def col_sum(t: Tile) -> Tile:
 def col_max(t: Tile) -> Tile:
     """Largest of each column. TCOLMAX."""
     return _statistic("col_max", t, False, lambda a: a.amax(0, keepdim=True))
+
+
+def row_cumsum(t: Tile) -> Tile:
+    """Sums of each row up to each place: [r, c] to [r, c]. Additions of the row shifted by 1, 2, 4 and so on."""
+    on = core()
+    on.operand(t, "row_cumsum")
+    dtype = _common_dtype(VECTOR["exp"], [t])
+    tile = on.new_tile(t.shape, dtype, t)
+    spec, steps = VECTOR["add"], (t.shape[-1] - 1).bit_length()
+    on.vector("row_cumsum", steps * on.cycles(spec.start, spec.slope, _elements(t.shape, [t]), dtype), [t], tile)
+    if on.values:
+        check_defined(t, "row_cumsum")
+        tile.data = t.data.float().cumsum(-1).to(t.data.dtype)
+    return tile
 
 
 def row_expand(t: Tile, columns: int) -> Tile:

@@ -1,20 +1,35 @@
 # pyright: strict
 """Programs that ship: examples, tests of the language and what its accuracy is measured with."""
 
-from opreplay.replay.tile.programs.elementwise import add, cast, rope, swiglu
-from opreplay.replay.tile.programs.products import conv2d, flash_attention, grouped_matmul, matmul
-from opreplay.replay.tile.programs.rows import layer_norm, quantise_rows, rms_norm, softmax, topk, transpose
+from opreplay.replay.tile.programs.elementwise import add, cast, gelu, rope, swiglu
+from opreplay.replay.tile.programs.products import conv2d, flash_attention, grouped_matmul, matmul, matmul_int4
+from opreplay.replay.tile.programs.rows import (
+    layer_norm,
+    quantise_rows,
+    rms_norm,
+    rms_norm_backward,
+    softmax,
+    topk,
+    transpose,
+)
+from opreplay.replay.tile.programs.sequences import causal_conv1d, histogram, prefix_sum
 
 __all__ = [
     "add",
     "cast",
+    "causal_conv1d",
     "conv2d",
     "flash_attention",
+    "gelu",
     "grouped_matmul",
+    "histogram",
     "layer_norm",
     "matmul",
+    "matmul_int4",
+    "prefix_sum",
     "quantise_rows",
     "rms_norm",
+    "rms_norm_backward",
     "rope",
     "softmax",
     "swiglu",

@@ -1,4 +1,4 @@
-"""Elementwise kernels: add, cast, SwiGLU, rope; any number of dimensions, in rows of the last one or as one row."""
+"""Elementwise kernels: add, cast, GELU, SwiGLU, rope; any number of dimensions, rows of the last or one row."""
 
 from __future__ import annotations
 
@@ -43,6 +43,21 @@ def cast(x, out: tile.Out, dtype="float16", *, n=8192):
         if {x.dtype, out.dtype} == {"bfloat16", "float16"}:
             t = t.float()
         tile.store(result[b], t.to(out.dtype))
+
+
+@tile.kernel(
+    "tile::gelu_tanh",
+    reference=lambda x: torch.nn.functional.gelu(x.float(), approximate="tanh").to(x.dtype),
+    cases=("x=bf16[4096,4096]",),
+    choices={"n": (2048, 4096)},
+)
+def gelu(x, out: tile.Out, *, n=4096):
+    """GELU by its tanh approximation."""
+    source, result = _flat(x, out)
+    for b in tile.blocks(source.shape[0], n):
+        t = tile.load(source[b]).float()
+        inner = (t * t * t * 0.044715 + t) * (2 / torch.pi) ** 0.5
+        tile.store(result[b], ((tile.tanh(inner) + 1.0) * t * 0.5).to(out.dtype))
 
 
 def _swiglu(x):

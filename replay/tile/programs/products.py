@@ -59,6 +59,39 @@ def grouped_matmul(x, w, y: tile.Out, counts=None, *, bm=128, bn=256, bk=256):
         tile.store(y[first:last, n], acc)
 
 
+def _times_int4(a, w):
+    low, high = (w.short() << 12) >> 12, w.short() >> 4
+    return (a.float() @ torch.cat((low, high)).float()).to(a.dtype)
+
+
+@tile.kernel(
+    "tile::matmul_int4",
+    reference=_times_int4,
+    results=lambda a, w: a.new_empty(a.shape[0], w.shape[1]),
+    cases=("a=f16[256,4096] w=i8[2048,4096]",),
+    checks=("a=f16[1,2] w=i8[1,1]", "a=f16[47,20] w=i8[10,70]", "a=f16[130,300] w=i8[150,260]"),
+    inputs=lambda a, w: {"w": torch.arange(w.numel()).mul(37).reshape(w.shape).to(torch.int8)},
+    choices={"bn": (64, 128), "bk": (32, 64)},
+    dtypes=("float16",),
+)
+def matmul_int4(a, w, c: tile.Out, *, bm=128, bn=128, bk=64):
+    """a @ whole numbers of 4 bits: the low halves of w's bytes are the upper rows of the matrix, the high ones the
+    lower. Vector cores unpack, the cube core multiplies."""
+    lower = w.shape[0]
+    for m, n in tile.grid(c.shape, (bm, bn)):
+        acc = None
+        for k in tile.steps(lower, bk):
+            low = tile.scratch((k.size, n.size), a.dtype)
+            high = tile.scratch((k.size, n.size), a.dtype)
+            for half in tile.vectors(k.size):
+                both = tile.load(w[k, n][half]).half().to("int16")
+                tile.store(low[half], ((both << 12) >> 12).half())
+                tile.store(high[half], (both >> 4).half())
+            acc = tile.matmul(tile.load(a[m, k], to=tile.L1), tile.load(low, to=tile.L1), acc)
+            acc = tile.matmul(tile.load(a[:, lower:][m, k], to=tile.L1), tile.load(high, to=tile.L1), acc)
+        tile.store(c[m, n], acc)
+
+
 def _convolved(x, w):
     images = torch.nn.functional.conv2d(x.float().permute(0, 3, 1, 2), w.float().permute(3, 2, 0, 1))
     return images.permute(0, 2, 3, 1).contiguous().to(x.dtype)

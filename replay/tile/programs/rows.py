@@ -61,6 +61,29 @@ def layer_norm(x, w, b, y: tile.Out, eps=1e-5, *, rows=8):
         tile.store(result[r], (h * s * g + d).to(y.dtype))
 
 
+def _norm_backward(x, w, g, eps=1e-6):
+    s = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    n, gw = x.float() * s, g.float() * w.float()
+    return (s * (gw - n * (gw * n).mean(-1, keepdim=True))).to(x.dtype), (g.float() * n).sum(0)
+
+
+@tile.kernel(
+    "tile::rms_norm_backward",
+    reference=_norm_backward,
+    cases=("x=bf16[4096,1024] w=bf16[1024] g=bf16[4096,1024]",),
+    choices={"rows": (1, 2, 4)},
+)
+def rms_norm_backward(x, w, g, dx: tile.Out, dw: tile.Sum, eps=1e-6, *, rows=2):
+    """Gradients of `rms_norm` to x, and to w: summed over all rows by all cores."""
+    weight, columns = tile.load(w).float(), x.shape[1]
+    for r in tile.blocks(x.shape[0], rows):
+        h, up = tile.load(x[r]).float(), tile.load(g[r]).float()
+        s = tile.rsqrt(tile.row_sum(h * h) / columns + eps)
+        n, gw = h * s, up * weight
+        tile.store(dw, tile.col_sum(up * n), add=True)
+        tile.store(dx[r], ((gw - n * (tile.row_sum(gw * n) / columns)) * s).to(dx.dtype))
+
+
 def _quantised(x):
     scale = x.float().abs().amax(-1, keepdim=True) / 127.0
     scale = torch.clamp_min(scale, 1e-12)

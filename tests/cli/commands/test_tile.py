@@ -53,7 +53,7 @@ def test_the_json_of_a_case(file: Path) -> None:
     first, *others = facts(file, *CASE, "--soc", "910b4")["cases"]
     assert (first["kernel"], first["case"], first["soc"]) == ("rms_norm", "x=bf16[4096,1024] w=bf16[1024]", "910b4")
     assert first["overlapped_us"] <= first["time_us"] <= first["serial_us"]
-    assert first["bound"] in first["pipes"]
+    assert first["bound"] in {*first["pipes"], "hbm"}
     assert 0 < first["buffers"]["UB"]["used"] < first["buffers"]["UB"]["there"] == 196608
     assert first["values"] == "same" or first["values"] < 0.1
     assert first["error"] is None
@@ -156,7 +156,7 @@ def test_a_function_that_there_is_not_is_answered_with_those_like_it(file: Path)
     file.write_text(PROGRAM.replace("tile.row_sum", "tile.sum"))
     (first,) = facts(file, *CASE, "--no-values")["cases"]
     assert (first["error"]["line"], first["error"]["limit"]) == (10, "program")
-    assert "There is col_sum, row_sum." in first["error"]["hint"]
+    assert {"col_sum", "row_sum"} <= set(first["error"]["hint"].rstrip(".").replace(",", "").split())
 
 
 def test_times_have_a_band_and_say_what_lies_in_l2(file: Path) -> None:
@@ -167,7 +167,7 @@ def test_times_have_a_band_and_say_what_lies_in_l2(file: Path) -> None:
     assert one["low_us"] < one["time_us"] < one["high_us"]
     shown = run(file, *CASE, "--no-values").stdout
     assert "times the measured time" in shown
-    assert "(--l2 sequence; cold: none)" in " ".join(shown.split())
+    assert "(--l2 cold; sequence: as in a step)" in " ".join(shown.split())
 
 
 def test_every_iteration_is_run_on_request(file: Path) -> None:

@@ -15,6 +15,7 @@ from opreplay.cli.main import opreplay
 from opreplay.replay.report.page.figures import script
 from opreplay.replay.report.page.model import (
     Answer,
+    Bar,
     Bars,
     Curve,
     DeviceRoof,
@@ -91,7 +92,7 @@ def big_page(ops: int, *, tasks: int = 3) -> Page:
         answers=(Answer(name=EVIL, ratio=EVIL, band=EVIL, detail=EVIL),),
         facts=((EVIL, EVIL),),
         notes=(EVIL,),
-        bars=(Bars(title=EVIL, what=EVIL, series=(EVIL,), bars=()),),
+        bars=(Bars(title=EVIL, what=EVIL, series=(EVIL,), bars=(Bar(name=EVIL, values_us=(1.0,)),)),),
         trees=(Tree(title=EVIL, series=(EVIL,), totals_us=(2.0,), roots=(Node(name=EVIL, values_us=(1.0,)),)),),
         waterfalls=(Waterfall(title=EVIL, begin=(EVIL, 3.0), changes=((EVIL, 1.0), (EVIL, -2.0)), end=(EVIL, 2.0)),),
         strips=(Strip(title=EVIL, lanes=(Lane(name=EVIL, stretches=stretches),)),),
@@ -136,8 +137,8 @@ def test_five_hundred_ops_are_small_and_need_no_network() -> None:
     assert len(text.encode()) < 2_500_000
     own = re.sub(r"&[#\w]+;|onerror|src=x", "", text.replace(script(), "").replace("img src", ""))
     assert not OUTSIDE.search(own)
-    assert outline(text).counts["tr"] == 1 + 1 + 2 * 500, (
-        "a head of bars, one of ops, and each op with what it opens to"
+    assert outline(text).counts["tr"] == 2 + 1 + 2 * 500, (
+        "bars and their head, a head of ops, each op and what it opens to"
     )
 
 

@@ -55,10 +55,9 @@ class Sizes:
         self.cin = source.shape[-space - 1]
         self.cout = outs
         self.batch = batch
-        if grad is not None:
-            result = grad.shape[-space:]
-        elif op.op.outputs and op.op.outputs[0] is not None and len(op.op.outputs[0].shape) > space:
-            result = op.op.outputs[0].shape[-space:]
+        output = grad if grad is not None else next(iter(op.op.outputs or ()), None)
+        if output is not None and len(output.shape) > space:
+            result = output.shape[-space:]
         else:
             result = self._extent(op, extent, space)
         self.source = (batch, self.cin, *extent)

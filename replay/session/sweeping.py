@@ -1,0 +1,93 @@
+# pyright: strict
+"""Calls that are written down, over sizes: measured here, predicted on simulated devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.results.cases import Case, Cases
+from opreplay.replay.session.display import Shown
+from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
+
+if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+    from rich.console import RenderableType
+
+
+class Sweep(Shown):
+    """What calls take, one a size."""
+
+    def __init__(self, found: Cases) -> None:
+        self.found = found
+        """Everything, devices and caches included."""
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """One a call, in the order of the sizes."""
+        return self.found.cases
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a call, with a column a size and the columns of `opreplay op --format csv`; times in microseconds."""
+        from opreplay.replay.report.formats import frame
+        from opreplay.replay.report.sweep import file_table
+
+        return frame(file_table(self.found))
+
+    def _line(self) -> str:
+        from opreplay.replay.report.sweep import head_line
+
+        return head_line(self.found)
+
+    def _table(self, width: int) -> RenderableType:
+        from opreplay.replay.report.sweep import render
+
+        return render(self.found, width=width)
+
+
+def sweep(
+    calls: str | Sequence[str],
+    *,
+    vary: Sequence[str] = (),
+    soc: str | Sequence[str] = DEFAULT_SOC,
+    options: RunOptions | None = None,
+) -> Sweep:
+    """What calls such as "aten::mm(bf16[64,n], bf16[n,32])" take, with every combination of the sizes they name.
+
+    Args:
+        calls: as `opreplay op` takes them.
+        vary: values of sizes: "n=1,47,128", "n=2^7..2^14".
+        soc: names of simulated devices, or device files.
+        options: how to measure; without, calls are predicted alone.
+
+    Raises UsageError for texts that are no calls, and for sizes without values.
+    """
+    from opreplay.replay.ascend.simulate.devices import Failed
+    from opreplay.replay.execute.cases import cases_of
+    from opreplay.replay.ops.work.expected import expected_contents
+    from opreplay.replay.resolve.written.sweep import over_sizes, plan_of_calls
+
+    written = over_sizes([calls] if isinstance(calls, str) else calls, vary)
+    wanted = options or RunOptions()
+    plan, ids = plan_of_calls(
+        written, allow_imports=wanted.allow_imports, device=wanted.device, runnable=options is not None
+    )
+    contents = expected_contents(wanted.init_modules, wanted.init_args, seed=wanted.seed)
+    return Sweep(
+        cases_of(
+            written,
+            plan,
+            ids,
+            devices=devices_of(soc),
+            contents=contents,
+            l2=wanted.l2_state(),
+            failed=Failed(),
+            measuring=options and msgspec.structs.replace(options),
+        )
+    )

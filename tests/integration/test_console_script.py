@@ -156,7 +156,7 @@ def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
 def test_a_limit_is_enforced_and_named() -> None:
     done = opreplay("inspect", SAMPLE, "--set", "limit=events=10")
     assert done.returncode == 3
-    assert "--limit events=N" in done.stderr
+    assert "--set limit=events=N" in done.stderr
 
 
 def test_plans_are_saved_and_explained(tmp_path: Path) -> None:

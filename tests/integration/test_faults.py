@@ -28,7 +28,7 @@ KINDS = (
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's process limits")
 def test_faults_of_every_place_lose_nothing_but_the_op_in_flight() -> None:
-    command = [sys.executable, SCRIPT, "--runs", str(len(KINDS)), "--set", "seed=3", "--kinds", ",".join(KINDS)]
+    command = [sys.executable, SCRIPT, "--runs", str(len(KINDS)), "--seed", "3", "--kinds", ",".join(KINDS)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].split() == ["all", str(len(KINDS)), "runs,", "0", "wrong"]

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     "--pipeline-parallel",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of hf:CONFIG: split layers over N stages, which send each other hidden states; --rank R is in stage R // "
+    help="Of hf:CONFIG: split layers over N stages, which send each other hidden states; rank R is in stage R // "
     "tensor ranks.  [default: 1]",
 )
 @setting(

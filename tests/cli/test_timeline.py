@@ -337,7 +337,7 @@ def test_ranks_have_a_page(tmp_path: Path) -> None:
     text = page.read_text()
     assert "Critical path across ranks" in text
     assert "ddp_step_rank1.json.gz" in text
-    assert text.count("all_reduce") >= 2
+    assert "all_reduce" in text
 
 
 def test_a_page_has_what_changes_gain_on_devices_and_a_fusion_says_what_would_match(tmp_path: Path) -> None:

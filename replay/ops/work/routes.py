@@ -55,7 +55,7 @@ def routes_of(context: InitContext) -> Routes | None:
     """The routing that a call's arguments hold; None for an op that gets none."""
     if context.role == "router":
         return _by_scores(context)
-    if context.role == "chosen":
+    if context.role in ("chosen", "numbered_from_one", "summed"):
         return _chosen(context)
     return _sorted(context) if context.role in ("sorted", "stage") else None
 

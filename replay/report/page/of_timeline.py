@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 import msgspec
 import numpy as np
@@ -115,6 +116,7 @@ def page_of_ranks(study: JobStudy, command: str) -> Page:
         headline=ranks.head_line(timeline),
         command=command,
         facts=(
+            ("traces", ", ".join(PurePath(rank.source).name for rank in timeline.ranks)),
             ("recorded step", time_text(timeline.recorded_step_us)),
             ("re-timed step", time_text(timeline.retimed_step_us)),
             *((name, text) for name, text, _ in ranks.sum_facts(timeline) if text),

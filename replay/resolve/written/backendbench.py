@@ -331,7 +331,8 @@ class _Reader:
             return value
         if isinstance(value, bool) or not isinstance(value, int | float | complex):
             raise self._wrong("a number behind -")
-        return -value
+        # The real part of -0-0j; no whole number is written so.
+        return -value if value or isinstance(value, complex) else -0.0
 
 
 def _number_of(text: str) -> CallValue:

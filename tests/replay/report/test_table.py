@@ -91,7 +91,7 @@ def test_a_run_has_one_title_a_quantity_in_every_format(made: SimpleNamespace) -
     opened = report.page(run, "opreplay").tables[0]
     assert isinstance(opened, Opened)
     ops = opened.table
-    for column in (*ops.columns, *report.file_table(run).columns):
+    for column in (*ops.columns, *report.file_table(run.results).columns):
         titles.setdefault(column.key or column.title, set()).add(column.title)
     assert {key: names for key, names in titles.items() if len(names) > 1} == {}
     head = next(line for line in report.markdown(run).splitlines() if line.startswith("| op"))

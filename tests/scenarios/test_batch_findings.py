@@ -70,8 +70,8 @@ def test_a_batch_says_of_what_part_its_times_are_and_where_steps_and_ranks_are(
     assert records[0]["options"]["limit_s"] == 10.0, "huge ops took a minute each of a first look"
     assert "times of a trace" not in console("batch", trace, "--set", "op_time=1ms", "--set", "threads=1").stdout
     for flag in ("--mode=sequence", "--ranks=2"):
-        refused = console("batch", trace, flag, code=2).stderr
-        assert f"`opreplay run TRACE {flag.split('=')[0]}" in refused
+        refused = console("run", trace, trace, flag, code=2).stderr
+        assert f"{flag.split('=')[0]} is for one trace" in refused
 
 
 def test_a_file_that_is_cut_short_before_its_device_work_is_no_trace_of_a_cpu(

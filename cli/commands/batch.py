@@ -13,6 +13,8 @@ from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
     checking_options,
+    dry_run_option,
+    max_failed_option,
     measuring_options,
     quick_look,
     quick_option,
@@ -164,13 +166,11 @@ def run_many(
 @force_option
 @format_option("table", "json")
 @quick_option("the 20 heaviest ops of each trace, as in `opreplay run`")
-@click.option("--dry-run", is_flag=True, help="Show what would run, then stop.")
+@dry_run_option
 @many_options
 @measuring_options
 @resume_option
-@click.option(
-    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
-)
+@max_failed_option
 @init_arg_option
 @values_option
 @checking_options

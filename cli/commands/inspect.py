@@ -79,12 +79,13 @@ def command(
     )
     if by == "step" or by == "launch":
         from opreplay.replay.report import steps as view_of_steps
+        from opreplay.replay.report.breakdown import facts
         from opreplay.traces.times.steps import launch_table, step_table
 
         rows_of = step_table(read) if by == "step" else launch_table(read)
         console.show_as(
             format_,
-            lambda: view_of_steps.facts(rows_of, top),
+            lambda: facts(rows_of, top),
             lambda width: view_of_steps.render(rows_of, top or TOP, width=width),
             texts={"csv": lambda: view_of_steps.csv_text(rows_of, top)},
         )

@@ -12,6 +12,8 @@ from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
     checking_options,
+    dry_run_option,
+    max_failed_option,
     measuring_options,
     needs_order,
     quick_look,
@@ -62,14 +64,12 @@ if TYPE_CHECKING:
 @click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
 @many_options
 @quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
-@click.option("--dry-run", is_flag=True, help="Show what would run, then stop.")
+@dry_run_option
 @measuring_options
 @resume_option
 @sequence_options
 @ranks_options
-@click.option(
-    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
-)
+@max_failed_option
 @init_arg_option
 @values_option
 @checking_options

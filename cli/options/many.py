@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,13 +60,17 @@ _OPTIONS = [
 
 
 def is_many(traces: Sequence[str]) -> bool:
-    """Whether several traces are meant: more than one name, a folder, or a glob that matches several files."""
+    """Whether several traces are meant: more than one name, a folder, or a glob that matches several files.
+
+    Raises TraceError for a glob that matches none.
+    """
     context = click.get_current_context()
     for name in ("engine", "lanes"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             return True
-    (only, *more) = traces
-    return bool(more) or os.path.isdir(only) or (not os.path.exists(only) and len(glob.glob(only, recursive=True)) > 1)
+    from opreplay.traces.reader import expand_paths
+
+    return len(traces) > 1 or os.path.isdir(traces[0]) or len(expand_paths(traces)) > 1
 
 
 def refuse_options_of_one() -> None:

@@ -173,6 +173,16 @@ def needs_order(selection: Selection, measuring: RunOptions) -> bool:
     return measuring.mode == "sequence" or measuring.cache == "step"
 
 
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would run, then stop.")
+"""--dry-run: the plan alone."""
+
+
+max_failed_option = click.option(
+    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
+)
+"""--max-failed: what a build tolerates."""
+
+
 resume_option = click.option(
     "--resume",
     is_flag=True,

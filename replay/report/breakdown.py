@@ -15,6 +15,7 @@ from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, name
 from opreplay.replay.report.text import listed, plural, safe, share_text, time_text
 from opreplay.traces.times.breakdown import Breakdown, Row
 from opreplay.traces.times.peaks import TF32
+from opreplay.traces.times.steps import LaunchTable, StepTable
 
 _OfRow = Column[Row]
 COLUMNS = (
@@ -37,12 +38,12 @@ NAMED = 3
 _SHORT = {"memory": "mem", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32, float32": "tf32+fp32"}
 
 
-def facts(breakdown: Breakdown, top: int | None) -> dict[str, Any]:
+def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[str, Any]:
     """All of it, the first `top` rows."""
     return {
-        **msgspec.to_builtins(breakdown),
-        "rows": msgspec.to_builtins(breakdown.rows[:top]),
-        "all_rows": len(breakdown.rows),
+        **msgspec.to_builtins(table),
+        "rows": msgspec.to_builtins(table.rows[:top]),
+        "all_rows": len(table.rows),
     }
 
 

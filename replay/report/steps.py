@@ -1,12 +1,11 @@
 # pyright: strict
-"""All steps of a trace, and how its kernels were launched, as tables for a terminal, JSON-safe facts and CSV."""
+"""All steps of a trace, and how its kernels were launched, as tables for a terminal and CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -41,15 +40,6 @@ _LAUNCHES = [
 ]
 
 
-def facts(table: StepTable | LaunchTable, top: int | None) -> dict[str, Any]:
-    """All of it, the first `top` rows."""
-    return {
-        **msgspec.to_builtins(table),
-        "rows": msgspec.to_builtins(table.rows[:top]),
-        "all_rows": len(table.rows),
-    }
-
-
 def csv_text(table: StepTable | LaunchTable, top: int | None) -> str:
     """One row each; times in microseconds, shares from 0 to 1."""
     if isinstance(table, StepTable):
@@ -60,8 +50,8 @@ def csv_text(table: StepTable | LaunchTable, top: int | None) -> str:
 def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> RenderableType:
     """What the rows come to, and the first `top` of them."""
     if isinstance(table, StepTable):
-        return _shown(_step_line(table), _STEPS, table.rows, top, width, lambda row: row.name)
-    return _shown(_launch_line(table), _LAUNCHES, table.rows, top, width, lambda row: row.name)
+        return _shown(_step_line(table), _STEPS, table.rows, top, width)
+    return _shown(_launch_line(table), _LAUNCHES, table.rows, top, width)
 
 
 def _shown(
@@ -70,11 +60,10 @@ def _shown(
     rows: Sequence[Row],
     top: int | None,
     width: int,
-    name: Callable[[Row], str],
 ) -> RenderableType:
     shown = rows[:top]
     parts: list[RenderableType] = [Text(line)]
-    parts += terminal(Table("Rows", columns, shown), width, room=names_room(map(name, shown)))[1:]
+    parts += terminal(Table("Rows", columns, shown), width, room=names_room(row.name for row in shown))[1:]
     if rest := len(rows) - len(shown):
         parts.append(Text(f"… {plural(rest, 'more row')}; --top N shows more", style="dim"))
     return Group(*parts)

@@ -50,7 +50,7 @@ def main() -> None:
     for arguments in (
         ["--help"],
         ["run", "--help"],
-        ["devices"],
+        ["list", "devices"],
         ["inspect", str(sample_path("transformer_infer"))],
     ):
         times = [1000 * second for second in seconds(arguments, runs)]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.settings import say_renamed
 from opreplay.cli.terminal.signals import Interrupts
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ COMMANDS = (
     "list",
     "doctor",
     "trust",
+    "mcp",
+    "new",
     "completion",
     "man",
 )
@@ -77,7 +80,7 @@ class OpReplayGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name for one that there is not, and names of before."""
         if args and (new := RENAMED.get(args[0])) is not None:
-            click.echo(f"opreplay: `{args[0]}` is now `opreplay {' '.join(new)}`", err=True)
+            say_renamed(f"`{args[0]}`", f"`opreplay {' '.join(new)}`")
             args = [*new, *args[1:]]
         try:
             return super().resolve_command(ctx, args)
@@ -171,7 +174,8 @@ def _discard_stdout() -> None:
 @click.group(
     cls=OpReplayGroup,
     epilog="Also: `opreplay doctor` checks Python, torch, devices and libraries; `opreplay trust` lets a file of "
-    "options name code; `opreplay completion` and `opreplay man` are for shells.",
+    "options name code; `opreplay mcp` answers an assistant; `opreplay new` writes a file "
+    "to start from; `opreplay completion` and `opreplay man` are for shells.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="opreplay", message="%(prog)s %(version)s")

@@ -33,6 +33,7 @@ _NO_OPTIONS = frozenset({"help", "version", "config", "set"})
 _WORD = re.compile(r"[A-Z]+")
 _SUFFIX = re.compile(r"\.[a-z]")
 _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "SIZE"}) | {
+    "allow",
     "force",
     "overwrite",
     "trust",
@@ -184,7 +185,16 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
         table = cast("dict[str, Any]", table).get(key, {})
         if not isinstance(table, dict):
             raise _wrong(f"{path}: {key} is no table", "Options stand below [tool.opreplay].")
-    return cast("dict[str, Any]", table)
+    return _dashed(path, cast("dict[str, Any]", table))
+
+
+def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """With names as flags have them: `op_time`, as --set takes it, is `op-time`."""
+    names = [name.replace("_", "-") for name in table]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise _wrong(f"{path}: {twice[0]} is there twice", "Write it once, with - or with _.")
+    values = (_dashed(path, value) if isinstance(value, dict) else value for value in table.values())
+    return dict(zip(names, values, strict=True))
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
 from opreplay.initializers.registry import Registry
-from opreplay.initializers.user_code import current_source, forget_loaded, load_entry_point, load_user_code
+from opreplay.initializers.user_code import current_source, forget_loaded, installed, load_entry_point, load_user_code
 from opreplay.traces.errors import UsageError
 
 ENTRY_POINTS = "opreplay.initializers"
@@ -51,10 +50,10 @@ def extend(
     for duplicates and for wrong settings.
     """
     for name in modules:
-        load_user_code(name, flag="--init-module")
+        load_user_code(name, flag="--plugin")
     for kind in _registered.values():
         registry.register(kind())
-    for entry in entry_points(group=ENTRY_POINTS) if plugins else ():
+    for entry in installed(ENTRY_POINTS) if plugins else ():
         kind = load_entry_point(entry)
         if kind not in _registered.values():
             registry.register((kind if issubclass(kind, CustomInit) else adapt_tracelens(kind))())

@@ -14,7 +14,9 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import blake2b
+from importlib.metadata import entry_points
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 PROGRAM = "this program"
 """Where a registration is from when no file, module or plugin is being loaded."""
 
+_allowed: ContextVar[bool] = ContextVar("allowed", default=True)
 _loaded: dict[Path, ModuleType] = {}
 _sources: dict[str, str] = {}
 _source = PROGRAM
@@ -50,11 +53,28 @@ def loading(source: str) -> Generator[None, None, None]:
         _source = before
 
 
+@contextmanager
+def without_user_code() -> Generator[None, None, None]:
+    """Within it, installed plugins do not exist, and a file or module that is named is refused."""
+    before = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(before)
+
+
+def installed(group: str) -> Sequence[EntryPoint]:
+    """The plugins that packages install under the name of a group."""
+    return tuple(entry_points(group=group)) if _allowed.get() else ()
+
+
 def load_user_code(name: str, *, flag: str) -> None:
     """Run a .py file, or import a module, unless that was done before.
 
     Raises UsageError that names the flag, the file and the line for whatever fails in it.
     """
+    if not _allowed.get():
+        raise UsageError(f"{flag} {name}: no code of yours is run here", hint="Leave it out.")
     try:
         with loading(f"{flag} {name}"):
             if name.endswith(".py"):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal, get_args
 
 from opreplay.initializers import extensions
+from opreplay.initializers.user_code import installed as installed_plugins
 from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of_class
 from opreplay.initializers.user_table import UserFunction
 from opreplay.replay.ops.table import Row, load, rows
@@ -54,7 +54,7 @@ def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
 
     Raises UsageError for what cannot be loaded and for registrations that are refused.
     """
-    for entry in entry_points(group=ENTRY_POINTS) if installed else ():
+    for entry in installed_plugins(ENTRY_POINTS) if installed else ():
         load_entry_point(entry)
     for name in names:
         if _is_folder(name):

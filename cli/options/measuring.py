@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from opreplay.cli.options.settings import setting
+from opreplay.cli.options.settings import say_renamed, setting
 from opreplay.cli.options.shared import Command, seed_option, with_options
 from opreplay.cli.options.types import ByteSize, Duration, Names
 
@@ -208,7 +208,7 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         old = {"work": check_work, "kernels": check_kernels, "values": check_values}
         for name in (name for name, is_set in old.items() if is_set):
-            click.echo(f"opreplay: --check-{name} is now --check {name}", err=True)
+            say_renamed(f"--check-{name}", f"--check {name}")
         measuring = msgspec.structs.replace(
             measuring, **{f"check_{name}": is_set or name in check for name, is_set in old.items()}
         )

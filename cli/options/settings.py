@@ -45,7 +45,7 @@ class Setting(click.Option):
             ctx.set_parameter_source(self.name, ParameterSource.COMMANDLINE)
         elif ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
             shown = "true" if self.is_flag else self.metavar or "VALUE"
-            click.echo(f"opreplay: {self.opts[-1]} is now --set {self.name}={shown}", err=True)
+            say_renamed(self.opts[-1], f"--set {self.name}={shown}")
         return value, args
 
     def record(self, ctx: click.Context) -> tuple[str, str]:
@@ -56,6 +56,11 @@ class Setting(click.Option):
         assert shown is not None
         value = "true" if self.is_flag else shown[0].partition(" ")[2]
         return f"{self.name}={value}", shown[1]
+
+
+def say_renamed(old: str, new: str) -> None:
+    """Tell on stderr how a name of before is written now."""
+    click.echo(f"opreplay: {old} is now {new}", err=True)
 
 
 def setting(*names: str, **attributes: Any) -> Callable[[Any], Any]:

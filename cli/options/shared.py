@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from opreplay.cli.options.settings import setting
+from opreplay.cli.options.settings import say_renamed, setting
 from opreplay.cli.options.types import Assignments, FileName, Share, SocName
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         from opreplay.replay.plan.selection import Selection
 
         if op:
-            click.echo("opreplay: --op is now --op-filter", err=True)
+            say_renamed("--op", "--op-filter")
         by_place = tuple(text for text in op_filter if _PLACE.fullmatch(text))
         selection = Selection(
             select=select,
@@ -238,7 +238,7 @@ def plugin_option(command: Command) -> Command:
     ) -> Any:
         for old in ("init_module", "custom_op_dir"):
             if click.get_current_context().get_parameter_source(old) is ParameterSource.COMMANDLINE:
-                click.echo(f"opreplay: --{old.replace('_', '-')} is now --plugin", err=True)
+                say_renamed(f"--{old.replace('_', '-')}", "--plugin")
         return command(plugin=(*plugin, *init_module, *custom_op_dir), **others)
 
     options = [

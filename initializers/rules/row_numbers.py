@@ -68,6 +68,20 @@ def below(bound: Bound) -> Kind:
     return kind
 
 
+def rows_of_each(tables: str, lists: str) -> Kind:
+    """Uniform in the rows of the table that stands where the list does among several."""
+
+    def kind(context: InitContext, tensor: torch.Tensor) -> str:
+        named = [(name, each) for name, each in context.tensors() if name in (tables, lists)]
+        place = [each is tensor for name, each in named if name == lists].index(True)
+        sizes = [each.shape[0] if each.dim() else 0 for name, each in named if name == tables]
+        high = max(1, sizes[place] if place < len(sizes) else min(sizes, default=1))
+        fill.integers(tensor, context.generator, 0, high)
+        return f"uniform in [0, {high})"
+
+    return kind
+
+
 def distinct(bound: Bound) -> Kind:
     """Numbers in [0, bound), no two alike where there are enough: what is written is written once."""
 
@@ -154,7 +168,7 @@ def places_in(argument: str) -> Kind:
         for column in range(tensor.shape[-1] if tensor.dim() else 0):
             part = torch.empty(tensor.shape[:-1], dtype=tensor.dtype, device=tensor.device)
             fill.integers(part, context.generator, 0, max(1, shape[column] if column < len(shape) else 1))
-            tensor[..., column] = part
+            fill.assign(tensor[..., column], part)
         return f"inside {argument}"
 
     return kind
@@ -184,7 +198,7 @@ ROLES: dict[str, dict[str, Kind]] = {
     "probability_rows": {"indices": _PROBABILITIES},
     "maybe_probability_rows": {"maybe_indices": _PROBABILITIES},
     "logit_rows": {"indices": distinct(_size("logits"))},
-    "grouped_rows": {"indices_group": below(_size("input_group"))},
+    "grouped_rows": {"indices_group": rows_of_each("input_group", "indices_group")},
     "segment_lengths": {"lengths": counts(_given("total_length"))},
     "valid_tokens": {"valid_token_count": all_of(_size("x0"))},
     "gathered": {"index": below(_given("self_size", "dim"))},

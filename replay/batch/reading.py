@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import gzip
 import os
-import socket
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import distributions
-from multiprocessing.connection import wait
+from math import inf
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 import msgspec
 
 from opreplay.replay.batch.merge import TracePlan
 from opreplay.replay.batch.ranks import rank_at_start, rank_in_name, recognised
 from opreplay.replay.batch.stamps import stamps_of
+from opreplay.replay.execute.messages import Ready, Refused
 from opreplay.replay.execute.processes.child import Child
-from opreplay.replay.host.channel import receive, send
-from opreplay.replay.host.limits import die_with
+from opreplay.replay.execute.processes.lanes import ready_lanes
+from opreplay.replay.execute.processes.parent import Parent
+from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins
 from opreplay.replay.results.resume import digest, file_digest
@@ -69,11 +70,14 @@ class ToRead(msgspec.Struct, frozen=True, kw_only=True):
     path: str
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
     """A part of what a process read; plans of many ops are larger than a frame."""
 
     data: bytes
-    last: bool
+
+
+class AllRead(msgspec.Struct, frozen=True, kw_only=True, tag="all read"):
+    """There is no further piece of a file."""
 
 
 class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,52 +130,64 @@ def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Itera
         for path in paths:
             yield decoded(_read(path, how=how))
         return
-    children = [Child(how, module=MODULE) for _ in range(min(processes, len(paths)))]
-    idle, plans = list(children), dict[int, bytes]()
-    reading: dict[Child, int] = {}
+    readers = [_Reader(how) for _ in range(min(processes, len(paths)))]
+    idle, plans = list(readers), dict[int, bytes]()
+    reading: dict[_Reader, int] = {}
     next_file = 0
     try:
         for number in range(len(paths)):
             while number not in plans:
                 while idle and next_file < min(len(paths), number + AHEAD * processes):
-                    child = idle.pop()
-                    child.send(ToRead(path=paths[next_file]))
-                    reading[child], next_file = next_file, next_file + 1
-                for child in cast("list[Child]", wait(cast("list[Any]", list(reading)))):
-                    plans[reading[child]] = _received(child, paths[reading[child]])
-                    del reading[child]
-                    idle.append(child)
+                    reader = idle.pop()
+                    reader.begin([ToRead(path=paths[next_file])])
+                    reading[reader], next_file = next_file, next_file + 1
+                for reader in ready_lanes(list(reading)):
+                    if (plan := reader.plan(paths[reading[reader]])) is not None:
+                        plans[reading.pop(reader)] = plan
+                        idle.append(reader)
             yield decoded(plans.pop(number))
     finally:
         # Ctrl-C, or nobody wants the rest: a trace may take minutes to read.
-        for child in children:
-            child.end(grace_s=0.0)
+        for reader in readers:
+            reader.end()
 
 
-def _received(child: Child, path: str) -> bytes:
-    """The plan that a process read. Raises OpReplayError where the process is gone."""
-    data = bytearray()
-    while (frame := child.frame()) is not None:
-        piece = msgspec.msgpack.decode(frame, type=Piece)
-        data += piece.data
-        if piece.last:
-            return bytes(data)
-    raise OpReplayError(
-        f"a process that read traces died, at {path}: {child.cause_of_death()}",
-        hint="Most likely memory ran out: read fewer at a time with --lanes.",
-    )
+class _Reader(Workers):
+    """A process that reads one file after the other."""
+
+    def __init__(self, how: HowToRead) -> None:
+        self._data = bytearray()
+        super().__init__(
+            lambda facts, files: [Child(how, module=MODULE, replies=Ready | Refused | Piece | AllRead)],
+            limit_s=inf,
+            interim=Piece,
+            on_interim=lambda piece: self._data.extend(piece.data),
+        )
+
+    def plan(self, path: str) -> bytes | None:
+        """What it read; None while there is more to come. Raises OpReplayError where the process is gone."""
+        answer = self.step()
+        if isinstance(answer, Death):
+            raise OpReplayError(
+                f"a process that read traces died, at {path}: {answer.cause}",
+                hint="Most likely memory ran out: read fewer at a time with --lanes.",
+            )
+        if answer is None:
+            return None
+        data = bytes(self._data)
+        self._data.clear()
+        return data
 
 
 def serve(descriptor: int, parent: int) -> None:
     """What a process that reads files does: paths in, plans out, until its socket closes."""
-    die_with(parent)
-    with socket.socket(fileno=descriptor) as channel:
-        how = msgspec.msgpack.decode(receive(channel) or b"", type=HowToRead)
-        while (frame := receive(channel)) is not None:
-            data = _read(msgspec.msgpack.decode(frame, type=ToRead).path, how=how)
+    with Parent(descriptor, parent) as starter:
+        how = starter.config(HowToRead)
+        for task in starter.tasks(msgspec.msgpack.Decoder(ToRead), {}):
+            data = _read(task.path, how=how)
             for start in range(0, len(data), PIECE_BYTES):
-                last = start + PIECE_BYTES >= len(data)
-                send(channel, Piece(data=data[start : start + PIECE_BYTES], last=last))
+                starter.say(Piece(data=data[start : start + PIECE_BYTES]))
+            starter.say(AllRead())
 
 
 def _bytes_to_read(path: str) -> int:

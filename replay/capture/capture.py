@@ -76,7 +76,7 @@ def capture_made(
     """
     job: dict[str, Any] = {} if world_size is None else {"world_size": world_size, "rank": rank}
     if decompose and via != "export":
-        raise UsageError("--decompose is for graphs of torch.export", hint="Use it with --via export.")
+        raise UsageError("decompose is for graphs of torch.export", hint="Use it with --via export.")
     real = real or via == "compile"
     with _job(world_size, rank):
         recording = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose, device=device)
@@ -97,7 +97,7 @@ def capture_target(
     """The plan of what the command line names. Raises UsageError for ranks other than those that it is spread over."""
     if target.world_size is not None and world_size not in (None, target.world_size):
         raise UsageError(
-            f"--world-size {world_size} and a model spread over {target.world_size}", hint="Leave --world-size out."
+            f"world_size={world_size} and a model spread over {target.world_size}", hint="Leave --set world_size out."
         )
     ranks = target.world_size or world_size
     return capture_made(
@@ -121,7 +121,8 @@ def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, devi
     assert plan.capture is not None
     if plan.capture.world_size > 1:
         raise UsageError(
-            "--check needs the values that other ranks send", hint="Check without --world-size; ranks exchange nothing."
+            "--check needs the values that other ranks send",
+            hint="Check without --set world_size; ranks exchange nothing.",
         )
     return check(step_maker(make), plan, seed=seed, device=device)
 
@@ -139,6 +140,6 @@ def step_maker(make: Callable[[], Any]) -> Make:
 def _job(world_size: int | None, rank: int) -> AbstractContextManager[None]:
     if world_size is None:
         if rank:
-            raise UsageError("--rank without --world-size", hint="Say of how many.")
+            raise UsageError("rank without world_size", hint="Say of how many: --set world_size=N.")
         return nullcontext()
     return fake_ranks(world_size, rank)

@@ -138,12 +138,17 @@ def _has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a contiguous tensor; one of a single element may have any stride, which a view does not take."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def digest(value: Any) -> bytes:
     """A hash of the bits of all tensors of a result."""
     hasher = blake2b(digest_size=16)
     for tensor in filter(_has_storage, tensors_in(value)):
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        hasher.update(plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+        hasher.update(bytes_of(plain).numpy().tobytes())
     return hasher.digest()
 
 

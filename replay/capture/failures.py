@@ -76,8 +76,8 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
     if any(word in str(error) for word in _NO_GROUP):
         return UsageError(
             f"the step needs a process group, and a capture is one process{at}",
-            hint="--world-size N plays one rank of a job of N, with the environment that torchrun gives; nothing is "
-            "exchanged.",
+            hint="--set world_size=N plays one rank of a job of N, with the environment that torchrun gives; nothing "
+            "is exchanged.",
         )
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return UsageError(

@@ -151,8 +151,25 @@ def _transformers() -> Any:
     return transformers
 
 
+_TURNED = ("rope_parameters", "rope_scaling", "rope_theta")
+"""Where a config has one of them, positions are angles, which any length has."""
+
+
+def _check_positions(config: Any, shape: Shape) -> None:
+    """Raises UsageError for more tokens than a table of positions has rows: fake tensors look none up."""
+    text = getattr(config, "text_config", config)
+    rows = getattr(text, "max_position_embeddings", None)
+    tokens = shape.context + (shape.phase == "decode")
+    if isinstance(rows, int) and tokens > rows and all(getattr(text, name, None) is None for name in _TURNED):
+        raise UsageError(
+            f"{config.model_type} has {rows:,} positions, and {tokens:,} tokens are asked for",
+            hint=f"Give --context {rows - (shape.phase == 'decode')} or less, or a config with more.",
+        )
+
+
 def _step(config: Any, shape: Shape) -> Step:
     """The step, made where tensors are fake."""
+    _check_positions(config, shape)
     model = _model(config, shape)
     if shape.spreads:
         spread_experts(model, shape.expert_parallel)
@@ -358,7 +375,7 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
     if shape.mla == "absorbed" and not latent.absorb(model) and getattr(config, "kv_lora_rank", None):
         raise UsageError(
             f"this transformers has latent attention of {config.model_type} in a form that cannot be absorbed",
-            hint="--mla expanded captures it as it is; or use a newer transformers.",
+            hint="--set mla=expanded captures it as it is; or use a newer transformers.",
         )
     ids = _ids(shape.batch, 1)
 

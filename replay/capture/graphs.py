@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from opreplay.replay.capture.calls.fakes import Fakes
 from opreplay.replay.capture.calls.module_tracker import ModuleTracker
+from opreplay.replay.capture.calls.operations import formulas
 from opreplay.replay.capture.calls.recorder import Recorder
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import UsageError
@@ -34,7 +35,7 @@ class _Counted:
         self.flops: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=formulas()) as counter:
             returned = self._function(*args, **kwargs)
         self.flops = counter.get_total_flops() or None
         return returned

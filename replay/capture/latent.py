@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 NAME = "opreplay_absorbed"
-NOTE = "latent attention (MLA) is absorbed, as servers decode: --mla expanded is what transformers writes"
+NOTE = "latent attention (MLA) is absorbed, as servers decode: --set mla=expanded is what transformers writes"
 EXPANDED = (
     "each token expands the latents of all cached ones to keys and values: servers that absorb that projection into "
     "the query (MLA) take many times less"

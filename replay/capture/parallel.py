@@ -79,7 +79,7 @@ def split_model(model: Any, tensor_ranks: int, stages: int, *, whole_experts: bo
     if not all(hasattr(base, name) for name in ("layers", "embed_tokens", "norm")) or not hasattr(model, "lm_head"):
         raise UsageError(
             f"{type(model).__name__} is no decoder of embeddings, layers and a head, which alone is split over ranks",
-            hint="Write it as FILE.py:make with --world-size.",
+            hint="Write it as FILE.py:make with --set world_size=N.",
         )
     if stages > 1:
         _keep_stage(model, stage)
@@ -152,7 +152,7 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
             if last not in COLUMNS | ROWS | WHOLE:
                 raise UsageError(
                     f"nothing tells how layers.{name} is split over {ranks} ranks",
-                    hint="Write the model as FILE.py:make with --world-size.",
+                    hint="Write the model as FILE.py:make with --set world_size=N.",
                 )
             if last in ROWS:
                 _shrink(module, "weight", 1, _share(module.in_features, ranks, name))

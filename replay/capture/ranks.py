@@ -26,11 +26,11 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
     Raises UsageError for a rank that is none, and where a real group is up.
     """
     if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} of {world_size}", hint="Ranks count from 0 to --world-size minus 1.")
+        raise UsageError(f"rank {rank} of {world_size}", hint="Ranks count from 0 to world_size minus 1.")
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise UsageError("this torch has no torch.distributed", hint="Capture without --world-size.")
+        raise UsageError("this torch has no torch.distributed", hint="Capture without --set world_size.")
     if dist.is_initialized():
         raise UsageError("a process group is up already", hint="Capture in a process of its own.")
     from torch.testing._internal.distributed import fake_pg

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import wait
-from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from opreplay.replay.check.model import Finding, Listed, Setup, Timed, Trial, Trying
-from opreplay.replay.execute.messages import Refused
-from opreplay.replay.execute.processes.child import GRACE_S, LOOK_S, START_S, STARTS, Child
+from opreplay.replay.check.model import Finding, Listed, Listing, Setup, Timed, Trial, Trying
+from opreplay.replay.execute.messages import Ready, Refused
+from opreplay.replay.execute.processes.child import LOOK_S, START_S, STARTS, Child
+from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 LIMIT_S = 60.0
@@ -38,7 +37,7 @@ class End(NamedTuple):
     """That signal was none that a call raises."""
 
 
-Reply = Listed | Trying | Refused | Finding | Timed
+Reply = Ready | Refused | Listed | Trying | Finding | Timed
 Tell = Callable[[str, int, int], None]
 """Told before each trial: its point, its number among all, and how many there are."""
 
@@ -48,7 +47,14 @@ class Checker:
 
     def __init__(self, setup: Setup, *, limit_s: float = LIMIT_S) -> None:
         self._setup, self._limit_s = setup, limit_s
-        self._child: Child | None = None
+        self._workers = Workers(
+            lambda facts, files: [Child(setup, module=MODULE, replies=Reply)],
+            limit_s=START_S,
+            look_s=LOOK_S,
+            interim=Trying,
+            on_interim=self._note_case,
+        )
+        self._case = ""
         self.lost: dict[str, str] = {}
         """Calls that ended the process before the first trial, and how."""
         self._signals = Counter[str]()
@@ -61,19 +67,11 @@ class Checker:
         Raises UsageError for what cannot be checked, EnvironmentRefused for a device.
         """
         while True:
-            self._child = Child(msgspec.structs.replace(self._setup, lost=self.lost), module=MODULE)
-            reply, case, limit_s = self._answer(START_S), "", START_S
-            allowed_s = self._limit_s + FIRST_S
-            while isinstance(reply, Trying):
-                case = reply.case
-                limit_s = allowed_s if case else START_S
-                reply = self._answer(limit_s)
-            if isinstance(reply, Listed):
-                return reply
-            if isinstance(reply, Refused):
-                self.close()
-                raise reply.error()
-            end = self._ended(limit_s, hangs=reply is None)
+            self._case = ""
+            end = self._answer(Listing(lost=self.lost), START_S)
+            if not isinstance(end, End):
+                return end
+            case = self._case
             self._signals[case] += end.signalled
             if end.signalled and self._signals[case] < (TRIES if case else STARTS):
                 continue
@@ -99,9 +97,7 @@ class Checker:
 
     def close(self) -> None:
         """End the process; it has some seconds to do so by itself."""
-        if self._child is not None:
-            self._child.end(grace_s=GRACE_S)
-            self._child = None
+        self._workers.close()
 
     def _tried(self, point: str, number: int, case: str) -> Finding | Timed:
         """What becomes of a trial; of one whose process a signal ended when it is tried again."""
@@ -113,50 +109,29 @@ class Checker:
         return judged
 
     def _tried_once(self, point: str, number: int, case: str) -> Finding | Timed | End:
-        if self._child is None:
+        if not self._workers.is_ready:
             listed = self.start()
             if listed.trials.get(point, ())[number : number + 1] != (case,):
                 return Finding(case=case, verdict="fail", detail="what is tried changed when it was started again")
-        child = self._child
-        assert child is not None
-        child.send(Trial(point=point, number=number))
         limit_s = self._limit_s + (self._setup.speed_s if point == "speed" else 0.0)
-        reply = self._answer(limit_s)
-        if isinstance(reply, Finding | Timed):
-            return reply
-        return self._ended(limit_s, hangs=reply is None)
+        return self._answer(Trial(point=point, number=number), limit_s)
 
-    def _ended(self, limit_s: float, *, hangs: bool) -> End:
-        """End the child that gave no answer; how that came."""
-        child = self._child
-        assert child is not None
-        if hangs:
-            stopped = child.is_stopped
-            detail = "was stopped from outside" if stopped else f"hangs: no result after {limit_s:g} s"
-            end = End(detail, signalled=stopped, lost=stopped)
+    def _answer(self, task: msgspec.Struct, limit_s: float) -> Any | End:
+        """What the process says to a task, or how it ended."""
+        self._workers.limit_s = limit_s
+        answer = self._workers.run([task])
+        if not isinstance(answer, Death):
+            return answer[0]
+        lost = answer.cause.kind == "worker lost"
+        if answer.how == "hung":
+            detail = f"hangs: no result after {self._workers.limit_s:g} s"
+        elif answer.how == "stopped":
+            detail = f"was {answer.cause.detail}"
         else:
-            cause = child.cause_of_death()
-            lost = cause.kind == "worker lost"
-            detail = f"was lost: {cause.detail}" if lost else f"crashes: {cause.detail}"
-            end = End(detail, signalled=child.was_killed, lost=lost)
-        child.end(grace_s=0.0)
-        self._child = None
-        return end
+            detail = f"was lost: {answer.cause.detail}" if lost else f"crashes: {answer.cause.detail}"
+        return End(detail, signalled=answer.signalled, lost=lost)
 
-    def _answer(self, limit_s: float) -> Reply | str | None:
-        """What the child says next; "" when it is gone, None when it says nothing in time."""
-        child = self._child
-        assert child is not None
-        deadline, stopped = monotonic() + limit_s, False
-        try:
-            while not wait([child.fileno()], max(0.0, min(LOOK_S, deadline - monotonic()))):
-                before, stopped = stopped, child.is_stopped
-                if (before and stopped) or monotonic() >= deadline:
-                    return None
-        except BaseException:
-            # Ctrl-C and everything else that ends the check: leave no child behind.
-            child.end(grace_s=0.0)
-            self._child = None
-            raise
-        frame = child.frame()
-        return "" if frame is None else msgspec.msgpack.decode(frame, type=Reply)
+    def _note_case(self, trying: Trying) -> None:
+        """A call before the trials has the time of a trial, and the first one's loading of torch."""
+        self._case = trying.case
+        self._workers.limit_s = self._limit_s + FIRST_S if trying.case else START_S

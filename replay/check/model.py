@@ -300,6 +300,13 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     simulated_reference: dict[str, Simulated] = {}
 
 
+class Listing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
+    """The trials are to be listed."""
+
+    lost: dict[str, str] = {}
+    """As `Setup.lost`."""
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """One trial to be run."""
 

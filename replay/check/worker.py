@@ -7,40 +7,42 @@ Started by `isolated` beside it; nothing else imports it.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 
 import msgspec
 
 from opreplay.replay.check.bench import prepare
-from opreplay.replay.check.model import Setup, Trial, Trying
+from opreplay.replay.check.model import Listing, Setup, Trial, Trying
 from opreplay.replay.execute.messages import Refused
-from opreplay.replay.host.channel import receive, send
-from opreplay.replay.host.limits import die_with, limit_files
+from opreplay.replay.execute.processes.parent import Parent
+from opreplay.replay.host.limits import limit_files
 from opreplay.traces.errors import OpReplayError
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Work on trials from the socket until it closes."""
-    die_with(parent)
-    with socket.socket(fileno=descriptor) as channel:
-        setup = msgspec.msgpack.decode(receive(channel) or b"", type=Setup)
+    """List the trials, then run them, until the socket closes."""
+    with Parent(descriptor, parent) as starter:
+        setup = starter.config(Setup)
         limit_files()
-        try:
-            bench, trials, listed = prepare(setup, trying=lambda case: send(channel, Trying(case=case)))
-        except OpReplayError as error:
-            send(channel, Refused.of(error))
+        tasks = starter.tasks(msgspec.msgpack.Decoder(Listing | Trial), {})
+        listing = next(tasks, None)
+        if not isinstance(listing, Listing):
             return
-        send(channel, listed)
-        decoder = msgspec.msgpack.Decoder(Trial)
-        while (frame := receive(channel)) is not None:
-            trial = decoder.decode(frame)
+        setup = msgspec.structs.replace(setup, lost=listing.lost)
+        try:
+            bench, trials, listed = prepare(setup, trying=lambda case: starter.say(Trying(case=case)))
+        except OpReplayError as error:
+            starter.say(Refused.of(error))
+            return
+        starter.say(listed)
+        for trial in tasks:
+            assert isinstance(trial, Trial)
             finding = trials[trial.point][trial.number].run()
             if not _alive(bench.executor.synchronize):
                 # Device errors come late and stay: this process is of no more use. Its last words are the finding.
                 os.write(2, b"the device is lost\n")
                 os._exit(1)
-            send(channel, finding)
+            starter.say(finding)
 
 
 def _alive(synchronize: Callable[[], None]) -> bool:

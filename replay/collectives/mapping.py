@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import msgspec
 
-from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind, bus_factor, size_elements
+from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, bus_factor, size_elements
+from opreplay.traces.collectives.names import Kind
 
 IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 """Kinds whose result lies where the input was."""

@@ -3,26 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
+from opreplay.traces.collectives.names import Kind
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
-
-Kind = Literal[
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-    "barrier",
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MAX_ELEMENTS = 1 << 48
 """Of one message: more than any memory holds."""

@@ -9,7 +9,6 @@ arguments those of an ExecutionTrace, so that opreplay reads the file as one.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import PlainValue, RecordedSequence, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.resolve.bind import LAYOUT_CODES, MEMORY_FORMAT_CODES
+from opreplay.traces.collectives.names import kind_of
 from opreplay.traces.dialects.chakra import VERSION, CollectiveType, NodeType
 from opreplay.traces.dialects.protobuf_wire import field, packed, varint
 from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES, SCALAR_TYPE_CODES
@@ -34,14 +34,6 @@ _SPELLED = {name: spelled for spelled, name in reversed(CPP_SPELLINGS.items())} 
 }
 """Element types as an ExecutionTrace of gcc's builds spells them."""
 _CODES = {"ScalarType": SCALAR_TYPE_CODES, "Layout": LAYOUT_CODES, "MemoryFormat": MEMORY_FORMAT_CODES}
-_COLLECTIVES: tuple[tuple[str, CollectiveType], ...] = (
-    (r"reduce_?scatter", CollectiveType.REDUCE_SCATTER),
-    (r"all_?reduce", CollectiveType.ALL_REDUCE),
-    (r"all_?gather", CollectiveType.ALL_GATHER),
-    (r"all_?to_?all", CollectiveType.ALL_TO_ALL),
-    (r"broadcast", CollectiveType.BROADCAST),
-    (r"barrier", CollectiveType.BARRIER),
-)
 _KINDS: dict[str, CollectiveType] = {kind.name.lower(): kind for kind in CollectiveType}
 """By what `replay.collectives` calls them."""
 
@@ -178,9 +170,8 @@ def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int | str]]:
         flops = round(product_flops(op))
         moved = sum(sizes) + sum(map(_bytes, filter(None, op.outputs or ())))
         return NodeType.COMP, {"tensor_size": moved, **({"num_ops": flops} if flops else {})}
-    words = " ".join((op.name, *(kernel.name for kernel in op.recorded.kernels))).lower()
-    collective_type = next((kind for pattern, kind in _COLLECTIVES if re.search(pattern, words)), None)
-    return _collective(collective_type, next(filter(None, sizes), 0))
+    kinds = map(kind_of, (op.name, *(kernel.name for kernel in op.recorded.kernels)))
+    return _collective(_KINDS.get(next(filter(None, kinds), "")), next(filter(None, sizes), 0))
 
 
 def _collective(kind: CollectiveType | None, size: int) -> tuple[NodeType | None, dict[str, bool | int | str]]:

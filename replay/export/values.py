@@ -109,7 +109,7 @@ def _plain(name: str, tensor: torch.Tensor | None, high: int) -> Spec | None:
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether all bytes are the same; a nan is one."""
-    first, second = (t.reshape(-1).view(torch.uint8) for t in (first, second))
+    first, second = (t.reshape(-1).as_strided((t.numel(),), (1,)).view(torch.uint8) for t in (first, second))
     return torch.equal(first, second)
 
 

@@ -147,7 +147,10 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     on_host: bool = False
     """Whether the host runs it whatever device runs the rest, as it does the step counters of an optimizer."""
     flops: int | None = None
-    """Of one call, by torch.utils.flop_counter's formulas; None where there is none, as for elementwise ops."""
+    """Of one call: of a recorded one by its sizes, else by torch.utils.flop_counter's formulas; None where they tell
+    none, as of elementwise ops."""
+    moved_bytes: int | None = None
+    """Of one recorded call: arguments and result, each once; None where its sizes do not tell."""
     layer: LayerEvidence | None = None
     """What the recording tells of weights that are in no argument; None for an op whose arguments hold all."""
     refuted: bool = False

@@ -37,6 +37,25 @@ class StepOnDevice(msgspec.Struct, frozen=True, kw_only=True):
     """Of the recorded device time: what has a prediction."""
 
 
+class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules of one class at one place of the tree, with all that they call. Times in µs."""
+
+    name: str
+    count: int
+    """Different modules of this class here."""
+    depth: int
+    """0 for the outermost; the modules that it calls follow, one deeper."""
+    device_us: float
+    """Device tasks added up."""
+    path_us: float
+    """Of the critical path."""
+
+    @property
+    def label(self) -> str:
+        """ "Qwen2DecoderLayer ×24"."""
+        return f"{self.name} ×{self.count}" if self.count > 1 else self.name
+
+
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """A step; times in µs."""
 
@@ -73,6 +92,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the critical path: waiting that nothing recorded explains."""
     blocked_us: float
     """Host time in calls that wait for the device by their nature, of which nothing says for what."""
+    modules: tuple[ModuleTime, ...] = ()
+    """The tree of modules, outer before inner; empty where the trace names none."""
     socs: dict[str, StepOnDevice] = {}
     """By the name of the simulated device."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_results
 from opreplay.replay.plan import passes
-from opreplay.replay.plan.collectives.ranks import ranks_of
+from opreplay.replay.plan.collectives.arguments import ranks_of
 from opreplay.replay.plan.recorded.groups import heaviest_rows, owner_among, recorded_groups, signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, no_such_phase, outermost_us, selected_rows
 from opreplay.replay.plan.step.beside import AskedFor
@@ -25,6 +25,7 @@ from opreplay.traces.errors import TooLarge
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import Trace
 from opreplay.traces.names import file_name
+from opreplay.traces.times.op_work import work_of
 
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
@@ -91,9 +92,12 @@ def build_plan(
                 assumptions=_shared_batch(group.batch) + (COUNTER if group.on_host else ()),
                 on_host=group.on_host,
                 ranks=ranks_of(group.signature, trace.info.world_size),
+                flops=None if work.flops is None else round(work.flops),
+                moved_bytes=None if work.bytes is None else round(work.bytes),
             ),
         )
         for group in groups
+        for work in [work_of(group.signature)]
     ]
     weight = passes.weight_of(shell)
     grouped_ops.sort(key=lambda pair: -weight(pair[1]))

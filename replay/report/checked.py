@@ -11,7 +11,7 @@ import msgspec
 from opreplay.replay.check.model import CheckResult, Finding, PointResult, Verdict, counts
 from opreplay.replay.ir.describe import time_text
 from opreplay.replay.report import formats
-from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.model import Answer, Opened, Page
 from opreplay.replay.report.table import COUNT, NUMBER, Column, Table, terminal
 from opreplay.replay.report.text import end, safe
 
@@ -143,13 +143,24 @@ def page(check: CheckResult, failed: Sequence[PointResult], command: str) -> Pag
         title=f"opreplay: {check.op} checked",
         headline=first_line(check, failed),
         command=command,
+        answers=(_answer(check),),
         facts=tuple((name, str(value)) for name, value in check.environment.items()),
         tables=(
-            Table("Points", [_POINT, _VERDICT, _CASES, _DETAIL], check.points),
+            Opened(
+                table=Table("Points", [_POINT, _VERDICT, _CASES, _DETAIL], check.points),
+                key=lambda point: point.point,
+                details=lambda point: [("fails", f"{case.case}: {case.detail}") for case in point.of("fail")],
+            ),
             _cases_table(check, "point"),
         ),
         notes=tuple(notes(check)),
     )
+
+
+def _answer(check: CheckResult) -> Answer:
+    tally = {verdict: count for verdict, count in counts(check).items() if count}
+    others = ", ".join(f"{count} {verdict}" for verdict, count in tally.items() if verdict != "pass")
+    return Answer(name="points that pass", ratio=f"{tally.get('pass', 0)} of {len(check.points)}", detail=others)
 
 
 def fidelity_facts(fidelity: Fidelity) -> dict[str, Any]:

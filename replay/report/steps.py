@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.report import formats
-from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, names_room, terminal
+from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, cut, names_room, terminal
 from opreplay.replay.report.text import plural, safe, time_text
 from opreplay.traces.times.steps import OUTLIER, LaunchRow, LaunchTable, StepRow, StepTable
-
-Row = TypeVar("Row", StepRow, LaunchRow)
 
 NAMED = 5
 """Outliers that one line names."""
@@ -40,36 +37,35 @@ _LAUNCHES = [
 ]
 
 
+def steps_table(table: StepTable) -> Table[StepRow]:
+    """All marked steps."""
+    return Table("Steps", _STEPS, table.rows, noun="step")
+
+
+def launches_table(table: LaunchTable) -> Table[LaunchRow]:
+    """How each kernel was launched."""
+    return Table("Kernel launches", _LAUNCHES, table.rows, noun="kernel")
+
+
 def csv_text(table: StepTable | LaunchTable, top: int | None) -> str:
     """One row each; times in microseconds, shares from 0 to 1."""
-    if isinstance(table, StepTable):
-        return formats.csv_text(Table("Steps", _STEPS, table.rows[:top]))
-    return formats.csv_text(Table("Launches", _LAUNCHES, table.rows[:top]))
+    return formats.csv_text(cut(_table(table), top))
+
+
+def _table(table: StepTable | LaunchTable) -> Table[Any]:
+    return steps_table(table) if isinstance(table, StepTable) else launches_table(table)
 
 
 def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> RenderableType:
     """What the rows come to, and the first `top` of them."""
-    if isinstance(table, StepTable):
-        return _shown(_step_line(table), _STEPS, table.rows, top, width)
-    return _shown(_launch_line(table), _LAUNCHES, table.rows, top, width)
+    shown = cut(_table(table), top)
+    line = step_line(table) if isinstance(table, StepTable) else launch_line(table)
+    room = names_room(row.name for row in shown.rows)
+    return Group(Text(line), *terminal(shown, width, room=room, rest="--top N shows more")[1:])
 
 
-def _shown(
-    line: str,
-    columns: Sequence[Column[Row]],
-    rows: Sequence[Row],
-    top: int | None,
-    width: int,
-) -> RenderableType:
-    shown = rows[:top]
-    parts: list[RenderableType] = [Text(line)]
-    parts += terminal(Table("Rows", columns, shown), width, room=names_room(row.name for row in shown))[1:]
-    if rest := len(rows) - len(shown):
-        parts.append(Text(f"… {plural(rest, 'more row')}; --top N shows more", style="dim"))
-    return Group(*parts)
-
-
-def _step_line(table: StepTable) -> str:
+def step_line(table: StepTable) -> str:
+    """How many steps, and which are far longer than the median."""
     line = f"{plural(len(table.rows), 'step')}, median {time_text(table.median_us)} on the host"
     line += f" (launches of {plural(table.unlinked, 'kernel')} are not recorded)" if table.unlinked else ""
     outliers = sorted((row for row in table.rows if row.outlier), key=lambda row: -row.over_median)
@@ -79,7 +75,8 @@ def _step_line(table: StepTable) -> str:
     return f"{line}; above {OUTLIER:g} times that: {names}{' …' if len(outliers) > NAMED else ''}"
 
 
-def _launch_line(table: LaunchTable) -> str:
+def launch_line(table: LaunchTable) -> str:
+    """How many kernels are short."""
     rows = table.rows
     short = sum(row.short_share * row.launches for row in rows) / table.launches
     below = sum(row.below_call_share * row.launches for row in rows) / table.launches

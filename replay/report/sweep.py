@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
+from statistics import median
 from string import ascii_lowercase
 from typing import Any
 
@@ -14,7 +16,9 @@ from rich.text import Text
 from opreplay.replay.ir.model import BY_PROGRAM
 from opreplay.replay.report import formats
 from opreplay.replay.report.doubts import marks, thread_notes
-from opreplay.replay.report.page.model import Curve, Line, Page
+from opreplay.replay.report.page.model import Answer, Curve, Line, Opened, Page
+from opreplay.replay.report.page.parts import op_details, roofline, roofs_of, times_answer
+from opreplay.replay.report.run import ops
 from opreplay.replay.report.table import (
     COUNT,
     FLAG,
@@ -29,7 +33,7 @@ from opreplay.replay.report.table import (
     cut,
     terminal,
 )
-from opreplay.replay.report.text import plural, safe
+from opreplay.replay.report.text import plural, ratio_text, safe, time_text
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.records import Simulated
 
@@ -127,7 +131,7 @@ def _predictions(sweep: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
 def page_columns(sweep: Cases) -> list[_OfCase]:
     """What a page shows of a call."""
     measured = [_MEASURED] if sweep.device is not None else []
-    return [*_sizes(sweep), *measured, *_predictions(sweep, ("bound", TEXT)), _NAME, _INPUTS, _CALL, _NOTES]
+    return [_NAME, *_sizes(sweep), *measured, *_predictions(sweep, ("bound", TEXT)), _INPUTS]
 
 
 def csv_text(sweep: Cases) -> str:
@@ -208,11 +212,46 @@ def page(sweep: Cases, command: str) -> Page:
         title=texts[0] if len(texts) == 1 else f"{len(texts)} calls",
         headline=head_line(sweep),
         command=command,
+        answers=_answers(sweep),
         facts=tuple((soc, version) for soc, version in sweep.socs.items()),
         curves=tuple(_curves(sweep)),
-        tables=(cut(Table("One call", page_columns(sweep), sweep.cases), PAGE_ROWS),),
+        roofline=roofline(
+            [case.result for case in sweep.cases],
+            ops.MEASURED,
+            sweep.device,
+            roofs_of(sweep.socs, [f"{soc} {version}" for soc, version in sweep.socs.items()]),
+        ),
+        tables=(
+            Opened(
+                table=cut(Table("One call", page_columns(sweep), sweep.cases), PAGE_ROWS),
+                key=lambda case: case.result.id,
+                name=lambda case: case.result.name,
+                details=_details,
+            ),
+        ),
         notes=tuple(foot_lines(sweep)),
     )
+
+
+def _details(case: Case) -> list[tuple[str, str]]:
+    notes = [("note", note) for note in notes_of(case)]
+    return [*op_details(case.result, f"opreplay op {shlex.quote(case.call)}"), *notes]
+
+
+def _answers(sweep: Cases) -> tuple[Answer, ...]:
+    """What the calls take here and on each device, and by how much that differs."""
+    results = [case.result for case in sweep.cases]
+    measured = [result.measured_us for result in results if result.measured_us is not None]
+    answers = list(times_answer(f"measured on {sweep.device}", measured))
+    for soc in sweep.socs:
+        predicted = [result.simulated[soc] for result in results if soc in result.simulated]
+        band = ""
+        if len(predicted) == 1:
+            band = f"{time_text(predicted[0].low_us)} to {time_text(predicted[0].high_us)} (80 %)"
+        ratios = [r.simulated_us[soc] / r.measured_us for r in results if soc in r.simulated_us and r.measured_us]
+        detail = f"{ratio_text(median(ratios), 1.0)} of the measured time, the median" if ratios else ""
+        answers += times_answer(soc, [prediction.time_us for prediction in predicted], band, detail)
+    return tuple(answers)
 
 
 def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) -> dict[str, list[tuple[float, float]]]:

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.report.page.model import Page
-from opreplay.replay.report.page.parts import bars_by_name
+from opreplay.replay.report.page.parts import bars_by_name, times_answer
 from opreplay.replay.report.table import (
     COUNT,
     OP,
@@ -361,7 +361,8 @@ def page(study: Study, command: str) -> Page:
         title="opreplay: tile programs",
         headline=headline(study),
         command=command,
-        bars=(bars_by_name("Time by case", series),),
+        answers=tuple(card for soc, times in series.items() for card in times_answer(soc, list(times.values()))),
+        bars=(bars_by_name("Time by case", series, "case"),),
         tables=(
             _cases(good),
             measured_table(asked),

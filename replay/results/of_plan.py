@@ -45,10 +45,10 @@ def kernel_classes(op: ReplayOp) -> dict[str, float]:
 
 
 def product_of(op: ReplayOp) -> Product | None:
-    """What one call multiplies and moves; None where nothing is known to be multiplied."""
-    flops = product_flops(op)
+    """What one call multiplies and moves; None where its sizes do not tell."""
+    flops = product_flops(op) or float(op.flops or 0)
     if flops <= 0.0:
-        return None
+        return None if not op.moved_bytes else Product(flops=0.0, moved_bytes=op.moved_bytes)
     tensors = [meta for arg in op.args for meta in arg.tensors if meta is not None]
     # Equal views of one memory are read once; queries, keys and values may be slices of one that do not overlap.
     own = {

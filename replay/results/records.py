@@ -88,9 +88,10 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of one call of a product, attention or convolution, by its sizes."""
+    """Work of one call by its sizes."""
 
     flops: float
+    """Of a product, attention or convolution; 0 of a call that only moves data, as far as is known."""
     moved_bytes: int
     """Each argument read once, the result written."""
 

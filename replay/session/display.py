@@ -1,5 +1,6 @@
 # pyright: strict
-"""What objects look like at a prompt and in a notebook: the tables that the command line prints; owns no content."""
+"""What objects look like at a prompt and in a notebook: the tables and pages that the command line writes; owns no
+content."""
 
 from __future__ import annotations
 
@@ -10,13 +11,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from opreplay.replay.report.page.model import Page
+
 PROMPT_WIDTH, NOTEBOOK_WIDTH = 100, 120
 """Characters a line: at a prompt of unknown width, and in a notebook, which scrolls."""
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'
 
+_STYLE = "width:100%;height:44rem;border:0"
+_FRAME = f'<iframe sandbox="allow-scripts" srcdoc="{{page}}" title="opreplay" style="{_STYLE}"></iframe>'
+
 
 class Shown:
-    """Base of objects whose repr is a table; in a notebook the same with its styles, every text of a trace escaped."""
+    """Base of objects whose repr is a table; in a notebook the page with its figures, else the table with its styles.
+
+    Every text of a trace is escaped.
+    """
 
     def _line(self) -> str:
         """The first line, never broken."""
@@ -25,6 +34,10 @@ class Shown:
     def _table(self, width: int) -> RenderableType:
         """What comes below it, fitted to so many characters."""
         raise NotImplementedError
+
+    def _page(self) -> Page | None:
+        """What a notebook shows of it; None for the table alone."""
+        return None
 
     def __repr__(self) -> str:
         from rich.console import Console
@@ -36,7 +49,19 @@ class Shown:
         return "\n".join(line.rstrip() for line in (self._line(), *out.getvalue().splitlines()))
 
     def _repr_html_(self) -> str:
-        """For Jupyter and the like (IPython's display protocol)."""
+        """For Jupyter and the like (IPython's display protocol): the page in a frame that loads nothing and reaches
+        nothing of the notebook; the table below it, for viewers that leave frames out."""
+        page, table = self._page(), self._html_table()
+        if page is None:
+            return table
+        from html import escape
+
+        from opreplay.replay.report.page.render import render
+
+        frame = _FRAME.format(page=escape(render(page)))
+        return f"{frame}<details><summary>as text</summary>{table}</details>"
+
+    def _html_table(self) -> str:
         from rich.console import Console
         from rich.text import Text
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
     from rich.console import RenderableType
 
+    from opreplay.replay.report.page.model import Page
+
 
 class Sweep(Shown):
     """What calls take, one a size."""
@@ -49,6 +51,11 @@ class Sweep(Shown):
         from opreplay.replay.report.sweep import render
 
         return render(self.found, width=width)
+
+    def _page(self) -> Page:
+        from opreplay.replay.report.sweep import page
+
+        return page(self.found, "opreplay.sweep")
 
 
 def sweep(

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpComparison
 from opreplay.replay.results.compare.judge import Comparison as Judged
 from opreplay.replay.results.reading import MemorySink, ResultFile, read_result_file
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
     from rich.console import RenderableType
 
+    from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ascend.simulate.step import Step
     from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.replay.ir.step import StepReport
+    from opreplay.replay.report.page.model import Page
     from opreplay.replay.report.run.report import Run
 
 LOSERS = 10
@@ -75,6 +77,11 @@ class Results(Shown):
         from opreplay.replay.report.run.report import render
 
         return render(self._run, width)
+
+    def _page(self) -> Page:
+        from opreplay.replay.report.run.report import page
+
+        return page(self._run, "opreplay.run")
 
 
 class _Both:
@@ -170,8 +177,10 @@ def read_results(path: str | os.PathLike[str]) -> Results:
 class Simulation(Shown):
     """A step on one or several simulated devices; microseconds, all calls."""
 
-    def __init__(self, plan: ReplayPlan, steps: Sequence[Step], problems: tuple[str, ...]) -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: ReplayPlan, steps: Sequence[Step], devices: Mapping[str, DeviceProfile], problems: tuple[str, ...]
+    ) -> None:
+        self.plan, self._devices = plan, devices
         self.steps = {step.device: step for step in steps}
         """By device: total with its band, times by bound and family, each op."""
         self.problems = problems
@@ -204,6 +213,11 @@ class Simulation(Shown):
         table = render(self.plan, list(self.steps.values()), losers=LOSERS)
         return Group(table, *notes_lines([safe(problem) for problem in self.problems]))
 
+    def _page(self) -> Page:
+        from opreplay.replay.report.views.simulation import page
+
+        return page(self.plan, list(self.steps.values()), "opreplay.simulate", devices=self._devices)
+
 
 def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) -> Simulation:
     """Predict the ops of a trace on simulated devices, without running any.
@@ -223,7 +237,27 @@ def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) 
     problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
     problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]
     problems += [f"contents cannot be made, so shapes alone decide: {text}" for text in contents.problems.values()]
-    return Simulation(plan, steps, tuple(problems))
+    return Simulation(plan, steps, devices, tuple(problems))
+
+
+class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
+    """A step that shows itself."""
+
+    def _line(self) -> str:
+        from opreplay.replay.report.step.verdict import verdict
+
+        return verdict(self)
+
+    def _table(self, width: int) -> RenderableType:
+        from opreplay.replay.report.step.verdict import step_rows
+        from opreplay.replay.report.table import facts_grid
+
+        return facts_grid(step_rows(self))
+
+    def _page(self) -> Page:
+        from opreplay.replay.report.page.parts import page_of_step
+
+        return page_of_step(self, "opreplay.step")
 
 
 def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepReport:
@@ -241,7 +275,7 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepRe
     report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
     if report is None:
         raise UsageError(f"{os.fspath(trace)} does not say what ran when", hint="Record a profile with times.")
-    return report
+    return ShownStep(**{field: getattr(report, field) for field in StepReport.__struct_fields__})
 
 
 class Comparison(Shown):
@@ -275,6 +309,11 @@ class Comparison(Shown):
         from opreplay.replay.report.views.comparison import render
 
         return render(self.found, width=width)
+
+    def _page(self) -> Page:
+        from opreplay.replay.report.views.comparison import page
+
+        return page(self.found, {}, "opreplay.compare")
 
 
 def compare(

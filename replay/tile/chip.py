@@ -10,10 +10,10 @@ from typing import Literal
 from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import Confidence, State
-from opreplay.replay.tile.language.instructions import Repeat
+from opreplay.replay.tile.language.instructions import instructions
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, TileError, capacity
 from opreplay.replay.tile.language.recording import PROBES, Recording
-from opreplay.replay.tile.pipes import WRITES, Schedule, Traffic, moved, schedule, work
+from opreplay.replay.tile.pipes import WRITES, Schedule, Scheduler, Traffic, does_more, moved, work
 from opreplay.replay.tile.program import Bound
 from opreplay.replay.tile.running import CoreRuns, head_of, run_times
 
@@ -116,8 +116,9 @@ def _demand(bound: Bound, runs: CoreRuns, device: DeviceProfile, state: State) -
     loaded: dict[str, float] = {}
     stored: dict[str, float] = {}
     through = 0.0
-    for count, recording in runs.classes:
-        for (unit, pipe, memory), size in moved(recording.steps).items():
+    each = moved([recording.steps for _, recording in runs.classes])
+    for (count, _), sizes_moved in zip(runs.classes, each, strict=True):
+        for (unit, pipe, memory), size in sizes_moved.items():
             # Of the two vector cores of a group one was run.
             times = count * (2 if unit != "cube" and runs.kind == "cube" else 1)
             through += size * times
@@ -156,8 +157,8 @@ def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> No
 def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
     """File and line of the last instruction that stores to a tensor."""
     for _, recording in runs.classes:
-        for step in reversed(recording.steps):
-            if not isinstance(step, Repeat) and step.pipe in WRITES and step.memory == name:
+        for step in reversed(list(instructions(recording.steps))):
+            if step.pipe in WRITES and step.memory == name:
                 return recording.lines[step.place]
     return None
 
@@ -254,14 +255,18 @@ def estimate(
 
 def _busiest_core(runs: CoreRuns, device: DeviceProfile, traffic: Traffic) -> tuple[Schedule, Recording]:
     # Cores with clearly less to do end earlier: they are not scheduled.
-    weights = [work(recording.steps, device, traffic) for _, recording in runs.classes]
+    weights = work([recording.steps for _, recording in runs.classes], device, traffic)
     heaviest = max(weights)
-    schedules = [
-        (schedule(recording.steps, device, traffic), recording)
-        for (_, recording), weight in zip(runs.classes, weights, strict=True)
-        if weight >= CLEARLY_LESS * heaviest
+    scheduler = Scheduler(device, traffic)
+    pairs = zip(runs.classes, weights, strict=True)
+    busy = [(recording, weight) for (_, recording), weight in pairs if weight >= CLEARLY_LESS * heaviest]
+    scheduled = [
+        (scheduler.schedule(recording.steps), recording, weight)
+        for recording, weight in busy
+        if not any(other > weight and does_more(more.steps, recording.steps) for more, other in busy)
     ]
-    return max(schedules, key=lambda pair: pair[0].end)
+    last, recording, _ = max(scheduled, key=lambda each: (round(each[0].end, 3), each[2]))
+    return last, recording
 
 
 def _slowed(
@@ -275,8 +280,8 @@ def _slowed(
         factor = wanted / slowed.end
         traffic.slow_l2 *= factor
         traffic.slow_hbm *= factor
-        slowed = schedule(recording.steps, device, traffic)
-    return schedule(recording.steps, device, traffic, keep=keep) if keep else slowed
+        slowed = Scheduler(device, traffic).schedule(recording.steps)
+    return Scheduler(device, traffic).schedule(recording.steps, keep=keep) if keep else slowed
 
 
 def _pipe_name(key: tuple[str, str], runs: CoreRuns) -> str:
@@ -320,9 +325,8 @@ def _notes(runs: CoreRuns, slowest: Schedule) -> tuple[str, ...]:
 
 def _lines(recording: Recording, slowest: Schedule, us: float, runs: CoreRuns) -> tuple[LineTime, ...]:
     pipe_of: dict[int, str] = {}
-    for step in recording.steps:
-        if not isinstance(step, Repeat):
-            pipe_of[step.place] = _pipe_name((step.unit, step.pipe), runs)
+    for step in instructions(recording.steps):
+        pipe_of[step.place] = _pipe_name((step.unit, step.pipe), runs)
     sums: dict[tuple[str, int, str], float] = {}
     for place, cycles in slowest.by_place.items():
         file, line = recording.lines[place]

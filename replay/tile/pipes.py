@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import gcd, lcm
+from typing import NamedTuple, TypeVar
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.tile.language.instructions import FIXP, MTE3, SCALAR, Instruction, Repeat, Step
+from opreplay.replay.tile.language.instructions import FIXP, MTE3, SCALAR, Advance, Instruction, Part, Repeat, Step
+from opreplay.replay.tile.language.recording import advance_of
 
 SETTLED = 1e-6
 """Cycles by which two repetitions may differ to count as the same."""
@@ -89,14 +91,68 @@ class _Scheduled(NamedTuple):
 Counts = tuple[list[float], list[float], dict[int, float], list[int]]
 
 
-class _State:
-    """Where the pipes stand. Buffers know when they were last written and read, and by which pipe."""
+class _Numbers:
+    """Numbers of pipes, cores and buffers, and instructions by them: those that cores share are looked at once."""
 
-    def __init__(self, device: DeviceProfile, traffic: Traffic, keep: int) -> None:
-        self.device, self.traffic, self.keep = device, traffic, keep
+    def __init__(self, device: DeviceProfile, traffic: Traffic) -> None:
+        self.device, self.traffic = device, traffic
         self.pipes: dict[Pipe, int] = {}
         self.units: dict[str, int] = {}
         self.slots: dict[Slot, int] = {}
+        self.flags: list[list[float]] = []
+        self.turns: dict[int, int] = {}
+        """By place: after how many of its buffers the first is next again."""
+        self.by_phase: dict[tuple[tuple[int, int], ...], dict[int, _Scheduled]] = {}
+        """By how far the buffers of places have moved on: instructions by identity."""
+        self.cost_of: dict[int, tuple[float, float]] = {}
+        self.counted: set[int] = set()
+
+    def count_turns(self, steps: Sequence[Step]) -> None:
+        """Note how many buffers take turns at each place."""
+        for step in steps:
+            if isinstance(step, Part):
+                if id(step.steps) not in self.counted:
+                    self.counted.add(id(step.steps))
+                    self.count_turns(step.steps)
+            elif isinstance(step, Instruction):
+                for place, _, slots in (*step.reads, *step.writes):
+                    if slots > 1:
+                        self.turns[place] = lcm(slots, self.turns.get(place, 1))
+
+    def known(self, step: Instruction, moved: Mapping[int, int]) -> _Scheduled:
+        """An instruction whose buffers have moved on."""
+        cost = self.cost_of.get(id(step))
+        if cost is None:
+            cost = self.cost_of[id(step)] = costs(self.device, self.traffic, step)
+        unit = self.units.setdefault(step.unit, len(self.units))
+        pipe = self.pipes.setdefault((step.unit, step.pipe), len(self.pipes))
+        if pipe == len(self.flags):
+            facts, names = self.device.pipes, list(self.pipes)
+            self.flags[:] = [
+                [
+                    0.0 if first == second else facts.flag if first[0] == second[0] else facts.core_flag
+                    for second in names
+                ]
+                for first in names
+            ]
+        slots = self.slots
+        reads, writes = (
+            tuple(
+                [
+                    slots.setdefault((place, (used + moved.get(place, 0)) % turns), len(slots))
+                    for place, used, turns in buffers
+                ]
+            )
+            for buffers in (step.reads, step.writes)
+        )
+        return _Scheduled(pipe, unit, *cost, reads, writes, step.place)
+
+
+class _State:
+    """Where the pipes stand. Buffers know when they were last written and read, and by which pipe."""
+
+    def __init__(self, numbers: _Numbers, keep: int) -> None:
+        self.numbers, self.keep, self.issue = numbers, keep, numbers.device.pipes.issue
         self.free: list[float] = []
         self.done: list[float] = []
         # End of the last data of each pipe: what is busy until then is counted once.
@@ -104,7 +160,7 @@ class _State:
         self.occupied: list[float] = []
         self.issued: list[float] = []
         self.issues: list[int] = []
-        self.flags: list[list[float]] = []
+        self.flags = numbers.flags
         self.written: list[float] = []
         self.writer: list[int] = []
         self.read: list[float] = []
@@ -113,59 +169,56 @@ class _State:
         self.end = 0.0
         self.spans: list[Span] = []
         self.averaged = 0
+        self.moved: dict[int, int] = {}
+        """By place of the source: how far its buffers have moved on by what was repeated."""
         self._known: dict[int, _Scheduled] = {}
+        self._grow()
+        self.move((), 1)
 
-    def _numbered(self, step: Instruction) -> _Scheduled:
-        cycles, latency = costs(self.device, self.traffic, step)
-        unit = self.units.setdefault(step.unit, len(self.units))
-        if unit == len(self.issued):
-            self.issued.append(0.0)
-            self.issues.append(0)
-        pipe = self.pipes.setdefault((step.unit, step.pipe), len(self.pipes))
-        if pipe == len(self.free):
-            for numbers in (self.free, self.done, self.busy, self.occupied):
-                numbers.append(0.0)
-            facts = self.device.pipes
-            names = list(self.pipes)
-            self.flags = [
-                [
-                    0.0 if first == second else facts.flag if first[0] == second[0] else facts.core_flag
-                    for second in names
-                ]
-                for first in names
-            ]
-        known = _Scheduled(pipe, unit, cycles, latency, self._slots(step.reads), self._slots(step.writes), step.place)
-        self._known[id(step)] = known
-        return known
+    def _grow(self) -> None:
+        """Make room for all pipes, cores and buffers there are."""
+        for numbers in (self.free, self.done, self.busy, self.occupied):
+            numbers += [0.0] * (len(self.numbers.pipes) - len(numbers))
+        self.issued += [0.0] * (len(self.numbers.units) - len(self.issued))
+        self.issues += [0] * (len(self.numbers.units) - len(self.issues))
+        for times in (self.written, self.read):
+            times += [0.0] * (len(self.numbers.slots) - len(times))
+        for pipes in (self.writer, self.reader):
+            pipes += [-1] * (len(self.numbers.slots) - len(pipes))
 
-    def _slots(self, slots: Sequence[Slot]) -> tuple[int, ...]:
-        numbers: list[int] = []
-        for slot in slots:
-            number = self.slots.setdefault(slot, len(self.slots))
-            if number == len(self.written):
-                self.written.append(0.0)
-                self.read.append(0.0)
-                self.writer.append(-1)
-                self.reader.append(-1)
-            numbers.append(number)
-        return tuple(numbers)
+    def move(self, advance: Advance, times: int) -> None:
+        """Let the buffers of places move on."""
+        turns = self.numbers.turns
+        for place, by in advance:
+            if place in turns:
+                self.moved[place] = (self.moved.get(place, 0) + by * times) % turns[place]
+        phase = tuple(sorted((place, by) for place, by in self.moved.items() if by))
+        self._known = self.numbers.by_phase.setdefault(phase, {})
 
     def add(self, step: Instruction) -> None:
         """Schedule an instruction."""
-        known = self._known.get(id(step)) or self._numbered(step)
+        known = self._known.get(id(step))
+        if known is None:
+            known = self._known[id(step)] = self.numbers.known(step, self.moved)
+            if len(self.numbers.slots) > len(self.written) or len(self.numbers.pipes) > len(self.free):
+                self._grow()
         pipe, unit, cycles, latency, reads, writes, place = known
         self.issues[unit] += 1
-        start = self.issued[unit] = self.issued[unit] + self.device.pipes.issue
-        start = max(start, self.free[pipe])
+        start = self.issued[unit] = self.issued[unit] + self.issue
+        if self.free[pipe] > start:
+            start = self.free[pipe]
         flags, written, writer, read, reader = self.flags, self.written, self.writer, self.read, self.reader
         for slot in reads:
-            if writer[slot] >= 0:
-                start = max(start, written[slot] + flags[writer[slot]][pipe])
+            by = writer[slot]
+            if by >= 0 and (ready := written[slot] + flags[by][pipe]) > start:
+                start = ready
         for slot in writes:
-            if reader[slot] >= 0:
-                start = max(start, read[slot] + flags[reader[slot]][pipe])
-            if writer[slot] >= 0 and writer[slot] != pipe:
-                start = max(start, written[slot] + flags[writer[slot]][pipe])
+            by = reader[slot]
+            if by >= 0 and (ready := read[slot] + flags[by][pipe]) > start:
+                start = ready
+            by = writer[slot]
+            if by >= 0 and by != pipe and (ready := written[slot] + flags[by][pipe]) > start:
+                start = ready
         free = start + cycles
         end = free + latency
         self.free[pipe] = free
@@ -186,36 +239,51 @@ class _State:
         if len(self.spans) < self.keep:
             self.spans.append(Span(step, start, end))
 
-    def repeat(self, body: Sequence[Step], times: int) -> None:
+    def repeat(self, body: Sequence[Step], times: int, advance: Advance) -> None:
         """Schedule a body `times` more often: until it has settled, and then all at once."""
+        total = advance_of(body, advance)
+        turns = self.numbers.turns
+        # After so many the same buffers are next.
+        period = lcm(*(n // gcd(n, total[place]) for place, n in turns.items() if total.get(place)))
+        rounds = times // period
         before: list[float] | None = None
-        counts = self._counts()
         marks: list[float] = []
-        for done in range(times):
-            if done >= MOST_REPETITIONS:
-                # It swings on: the mean of the last half stands for the rest.
-                half = len(marks) // 2
-                mean = (marks[-1] - marks[half]) / (len(marks) - 1 - half)
-                self._jump(body, mean, times - done, counts)
-                self.averaged += times - done
-                return
+        for done in range(rounds):
             counts = self._counts()
-            self.run(body)
+            if before is None:
+                before = self._standing()
+            for _ in range(period):
+                self._once(body, advance)
             after = self._standing()
             marks.append(self.end)
-            shift = _shift(before, after) if before is not None else None
-            if shift is not None and times - done - 1 > 0:
-                self._jump(body, shift, times - done - 1, counts)
-                return
+            shift = _shift(before, after) if done else None
+            left = rounds - done - 1
+            if shift is None and done + 1 >= MOST_REPETITIONS and left:
+                # It swings on: the mean of the last half stands for the rest.
+                half = len(marks) // 2
+                shift = (marks[-1] - marks[half]) / (len(marks) - 1 - half)
+                self.averaged += left * period
+            if shift is not None:
+                self._jump(before, after, shift, left, counts)
+                break
             before = after
+        for _ in range(times - rounds * period):
+            self._once(body, advance)
+
+    def _once(self, body: Sequence[Step], advance: Advance) -> None:
+        self.move(advance, 1)
+        self.run(body)
 
     def run(self, steps: Sequence[Step]) -> None:
         """Schedule steps in order."""
         for at, step in enumerate(steps):
-            if isinstance(step, Repeat):
-                self.repeat(steps[at - step.length : at], step.times)
-            else:
+            if isinstance(step, Instruction):
                 self.add(step)
+            elif isinstance(step, Repeat):
+                self.repeat(steps[at - step.length : at], step.times, step.advance)
+            else:
+                self.run(step.written_out())
+                self.move(step.advance, 1)
 
     def _standing(self) -> list[float]:
         # Not the scalar unit, which may run ahead.
@@ -224,41 +292,32 @@ class _State:
     def _counts(self) -> Counts:
         return list(self.busy), list(self.occupied), dict(self.by_place), list(self.issues)
 
-    def _jump(self, body: Sequence[Step], shift: float, times: int, before: Counts) -> None:
-        """Go on by `times` repetitions of a body that take `shift` cycles each."""
+    def _jump(self, before: Sequence[float], after: Sequence[float], shift: float, times: int, counts: Counts) -> None:
+        """Go on by `times` repetitions that take `shift` cycles each: what moved in the last one goes on to."""
         by = shift * times
-        touched: set[int] = set()
-        pipes: set[int] = set()
-        units: set[int] = set()
-        for step in body:
-            if not isinstance(step, Repeat):
-                known = self._known[id(step)]
-                touched |= {*known.reads, *known.writes}
-                pipes.add(known.pipe)
-                units.add(known.unit)
-        for pipe in pipes:
-            self.free[pipe] += by
-            self.done[pipe] += by
-        for unit in units:
-            self.issued[unit] += by
-            self.issues[unit] += (self.issues[unit] - before[3][unit]) * times
-        for slot in touched:
-            self.written[slot] += by
-            self.read[slot] += by
+        moved = iter([now != then for then, now in zip(before, after, strict=True)])
+        for numbers in (self.free, self.done, self.written, self.read):
+            for at in range(len(numbers)):
+                if next(moved):
+                    numbers[at] += by
+        for unit, (now, then) in enumerate(zip(self.issues, counts[3], strict=True)):
+            if now != then:
+                self.issued[unit] += by
+                self.issues[unit] += (now - then) * times
         self.end += by
-        for now, then in ((self.busy, before[0]), (self.occupied, before[1])):
+        for sums, then in ((self.busy, counts[0]), (self.occupied, counts[1])):
             for pipe in range(len(then)):
-                now[pipe] += (now[pipe] - then[pipe]) * times
+                sums[pipe] += (sums[pipe] - then[pipe]) * times
         for place, value in self.by_place.items():
-            self.by_place[place] = value + (value - before[2].get(place, 0.0)) * times
+            self.by_place[place] = value + (value - counts[2].get(place, 0.0)) * times
 
     def schedule(self) -> Schedule:
         """The schedule of all instructions added so far."""
-        names = list(self.pipes)
+        names = list(self.numbers.pipes)
         busy = dict(zip(names, self.busy, strict=True))
         occupied = dict(zip(names, self.occupied, strict=True))
-        for unit, number in self.units.items():
-            busy[unit, SCALAR] = occupied[unit, SCALAR] = self.issues[number] * self.device.pipes.issue
+        for unit, number in self.numbers.units.items():
+            busy[unit, SCALAR] = occupied[unit, SCALAR] = self.issues[number] * self.issue
         return Schedule(self.end, busy, occupied, self.by_place, self.spans, self.averaged)
 
 
@@ -278,50 +337,130 @@ def _shift(before: Sequence[float], after: Sequence[float]) -> float | None:
     return shift
 
 
-def schedule(steps: Sequence[Step], device: DeviceProfile, traffic: Traffic, *, keep: int = 0) -> Schedule:
-    """When each pipe of a group works; `keep` instructions are kept with their times.
+class Scheduler:
+    """When each pipe of a group works, for cores that reach GM in one way."""
 
-    The clock starts at the first instruction. Times are cycles of `device.freq_hz`.
-    """
-    state = _State(device, traffic, keep)
-    state.run(steps)
-    return state.schedule()
+    def __init__(self, device: DeviceProfile, traffic: Traffic) -> None:
+        self._numbers = _Numbers(device, traffic)
+
+    def schedule(self, steps: Sequence[Step], *, keep: int = 0) -> Schedule:
+        """The schedule of a core's steps; `keep` instructions are kept with their times.
+
+        The clock starts at the first instruction. Times are cycles of `device.freq_hz`.
+        """
+        before = dict(self._numbers.turns)
+        self._numbers.count_turns(steps)
+        if self._numbers.turns != before:
+            self._numbers.by_phase.clear()
+        state = _State(self._numbers, keep)
+        state.run(steps)
+        return state.schedule()
 
 
-def moved(steps: Sequence[Step]) -> dict[tuple[str, str, str], float]:
-    """Bytes by (core, pipe, tensor) that move from and to GM, repetitions included."""
-    out: dict[tuple[str, str, str], float] = {}
+Total = TypeVar("Total", bound=Hashable)
 
-    def add(part: Sequence[Step], times: float) -> None:
+
+def _sums(
+    steps: Sequence[Step],
+    amount: Callable[[Instruction], tuple[Total, float] | None],
+    known: dict[int, list[dict[Total, float]]],
+) -> dict[Total, float]:
+    """Amounts of all instructions, repetitions included, by key. `known` are those of blocks, by repetition."""
+
+    def add(out: dict[Total, float], other: Mapping[Total, float], times: float) -> None:
+        for key, value in other.items():
+            out[key] = out.get(key, 0.0) + value * times
+
+    def of(part: Sequence[Step]) -> dict[Total, float]:
+        out: dict[Total, float] = {}
         for at, step in enumerate(part):
             if isinstance(step, Repeat):
-                add(part[at - step.length : at], times * step.times)
-            elif step.size:
-                key = (step.unit, step.pipe, step.memory)
-                out[key] = out.get(key, 0.0) + step.size * times
+                add(out, of(part[at - step.length : at]), step.times)
+            elif isinstance(step, Part):
+                # What is done once, and of each repetition, where none lies in another.
+                each = known.get(id(step.steps))
+                if each is None:
+                    each = known[id(step.steps)] = _by_repetition(step.steps, of)
+                for sums, times in (
+                    zip(each, (1, *step.times), strict=False) if each else ((of(step.written_out()), 1),)
+                ):
+                    add(out, sums, times)
+            elif (pair := amount(step)) is not None:
+                out[pair[0]] = out.get(pair[0], 0.0) + pair[1]
+        return out
 
-    add(steps, 1.0)
-    return out
+    return of(steps)
+
+
+def _by_repetition(
+    steps: Sequence[Step], of: Callable[[Sequence[Step]], dict[Total, float]]
+) -> list[dict[Total, float]]:
+    """The sums of what is done once, and of one repetition of each; [] where one lies in another."""
+    each = [of([step for step in steps if not isinstance(step, Repeat)])]
+    for at, step in enumerate(steps):
+        if isinstance(step, Repeat):
+            body = steps[at - step.length : at]
+            if any(isinstance(one, Repeat) for one in body):
+                return []
+            each.append(of(body))
+    return each
+
+
+Moved = dict[tuple[str, str, str], float]
+"""Bytes by (core, pipe, tensor) that move from and to GM, repetitions included."""
+
+
+def moved(cores: Sequence[Sequence[Step]]) -> list[Moved]:
+    """What each core moves."""
+    known: dict[int, list[Moved]] = {}
+
+    def size(step: Instruction) -> tuple[tuple[str, str, str], float] | None:
+        return ((step.unit, step.pipe, step.memory), float(step.size)) if step.size else None
+
+    return [_sums(steps, size, known) for steps in cores]
+
+
+def work(cores: Sequence[Sequence[Step]], device: DeviceProfile, traffic: Traffic) -> list[float]:
+    """Cycles of all instructions of each core, repetitions included: what tells the busiest without its schedule."""
+    known: dict[int, list[dict[str, float]]] = {}
+    return [_sums(steps, lambda step: ("", costs(device, traffic, step)[0]), known).get("", 0.0) for steps in cores]
+
+
+def does_more(steps: Sequence[Step], others: Sequence[Step]) -> bool:
+    """Whether a core does all that another one does in each block, in this order, and more in between: it ends
+    later."""
+    return (
+        any(isinstance(step, Part) for step in steps)
+        and len(steps) == len(others)
+        and all(
+            step is other or (isinstance(step, Part) and isinstance(other, Part) and _contains(step, other))
+            for step, other in zip(steps, others, strict=True)
+        )
+    )
+
+
+def _contains(part: Part, other: Part) -> bool:
+    if part.steps is other.steps:
+        return all(times >= fewer for times, fewer in zip(part.times, other.times, strict=True))
+    wanted = iter(other.written_out())
+    step = next(wanted, None)
+    for mine in part.written_out():
+        if step is None:
+            return True
+        if isinstance(mine, Repeat):
+            matches = isinstance(step, Repeat) and mine.times >= step.times
+        else:
+            matches = (
+                isinstance(mine, Instruction)
+                and isinstance(step, Instruction)
+                and mine.place == step.place
+                and mine.cycles >= step.cycles
+                and mine.size >= step.size
+            )
+        if matches:
+            step = next(wanted, None)
+    return step is None
 
 
 WRITES = frozenset({MTE3, FIXP})
 """Pipes that write to GM."""
-
-
-def work(steps: Sequence[Step], device: DeviceProfile, traffic: Traffic) -> float:
-    """Cycles of all instructions, repetitions included: what tells the busiest core without its schedule."""
-    known: dict[int, float] = {}
-
-    def total(part: Sequence[Step]) -> float:
-        out = 0.0
-        for at, step in enumerate(part):
-            if isinstance(step, Repeat):
-                out += total(part[at - step.length : at]) * step.times
-            else:
-                cycles = known.get(id(step))
-                if cycles is None:
-                    cycles = known[id(step)] = costs(device, traffic, step)[0]
-                out += cycles
-        return out
-
-    return total(steps)

@@ -3,16 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import gc
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 from typing import Any
 
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.tile.language.instructions import Part
 from opreplay.replay.tile.language.memory import prepare
 from opreplay.replay.tile.language.places import Spot, TileError
-from opreplay.replay.tile.language.recording import Kind, NeedsCube, Recording, Unsteady, run_on
+from opreplay.replay.tile.language.recording import (
+    Kind,
+    Looked,
+    NeedsCube,
+    Recording,
+    Survey,
+    Unsteady,
+    Unsurveyed,
+    relative,
+    run_on,
+)
 from opreplay.replay.tile.language.tiles import Memory, Ref
 from opreplay.replay.tile.language.vector import TileCore
 from opreplay.replay.tile.program import Bound, Parameter, Program
@@ -45,24 +59,66 @@ class CoreRuns:
         return any(recording.mixed for _, recording in self.classes)
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cycles: recordings are many objects in none."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@_uncollected()
 def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> CoreRuns:
     """Run a program without values on the cores that differ; with `every` all iterations of loops, also those that
     repeat others. Raises TileError."""
-    first, kind = _run_one(bound, device, 0, cores, "vector", every=every)
-    dealt = _blocks_dealt(first)
+    kind: Kind = "vector"
+    try:
+        core = _run_one(bound, device, 0, cores, kind, every=every, probing=not every)
+    except Looked:
+        try:
+            return _surveyed(_run_one(bound, device, 0, cores, "vector", surveying=True))
+        except Unsurveyed:
+            core = _run_one(bound, device, 0, cores, "vector")
+    first, kind = core.recording, core.kind
     total = core_count(device, kind, bound.program, cores)
-    used = max(1, min(total, dealt))
+    used = max(1, min(total, _blocks_dealt(first)))
+
+    def on(number: int) -> Recording:
+        return first if number == 0 else _run_one(bound, device, number, cores, kind, every=every).recording
+
     if first.index_seen:
-        rest = [(1, _run_one(bound, device, number, cores, kind, every=every)[0]) for number in range(1, used)]
-        return CoreRuns(kind, used, [(1, first), *rest])
+        return CoreRuns(kind, used, [(1, on(number)) for number in range(used)])
     groups: dict[object, list[int]] = {}
     for number in range(used):
         groups.setdefault(_shares(first.deals, number, total), []).append(number)
-    classes = [
-        (len(numbers), first if numbers[0] == 0 else _run_one(bound, device, numbers[0], cores, kind, every=every)[0])
-        for numbers in groups.values()
-    ]
-    return CoreRuns(kind, used, classes)
+    return CoreRuns(kind, used, [(len(numbers), on(numbers[0])) for numbers in groups.values()])
+
+
+def _surveyed(core: TileCore) -> CoreRuns:
+    """What each core does, put together of what blocks do. Raises Unsurveyed where it depends on more."""
+    survey, recording = core.survey, core.recording
+    if survey is None or core.differs or core.stored_read or core.notes.guards or len(recording.deals) != 1:
+        raise Unsurveyed
+    parts: dict[tuple[int, tuple[int, ...]], Part] = {}
+    keys = list(zip(survey.body_of, survey.times, strict=True))
+    for number, times in keys:
+        body = survey.bodies[number]
+        parts.setdefault((number, times), Part(body.steps, times, body.advance))
+    behind, uses = survey.behind
+    after = relative(recording.steps[behind:], uses)
+    used = min(core.cores, len(keys))
+    groups = Counter(tuple(keys[number :: core.cores]) for number in range(used))
+    classes: list[tuple[int, Recording]] = []
+    for mine, count in groups.items():
+        blocks = [parts[key] for key in mine]
+        steps = [*survey.before, Part([], (), survey.uses), *blocks, *after]
+        left_out = len(blocks) + sum(sum(block.times) for block in blocks)
+        classes.append((count, replace(recording, steps=steps, left_out=left_out, index_seen=False)))
+    return CoreRuns(core.kind, used, classes)
 
 
 def _blocks_dealt(recording: Recording) -> int:
@@ -73,9 +129,9 @@ def _blocks_dealt(recording: Recording) -> int:
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
     """Cores that values are run on: at least two, but so few that each gets two blocks where there are four, for what
     a program carries from one block to the next shows only there. Raises TileError."""
-    first, kind = _run_one(bound, device, 0, None, "vector")
-    dealt = _blocks_dealt(first)
-    return max(2, min(core_count(device, kind, bound.program, None), dealt // 2))
+    core = _run_one(bound, device, 0, None, "vector")
+    dealt = _blocks_dealt(core.recording)
+    return max(2, min(core_count(device, core.kind, bound.program, None), dealt // 2))
 
 
 def _shares(deals: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], number: int, cores: int) -> object:
@@ -99,8 +155,16 @@ def _shares(deals: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], number: in
 
 
 def _run_one(
-    bound: Bound, device: DeviceProfile, number: int, cores: int | None, kind: Kind, *, every: bool = False
-) -> tuple[Recording, Kind]:
+    bound: Bound,
+    device: DeviceProfile,
+    number: int,
+    cores: int | None,
+    kind: Kind,
+    *,
+    every: bool = False,
+    probing: bool = False,
+    surveying: bool = False,
+) -> TileCore:
     """Run one core without values; loops that turn out not to repeat are run in full."""
     unsteady: set[Spot] = set()
     for _ in range(MOST_RERUNS):
@@ -113,9 +177,12 @@ def _run_one(
             settings=bound.shown_settings,
             unsteady=frozenset(unsteady),
             every=every,
+            probing=probing,
+            survey=Survey() if surveying else None,
         )
         try:
-            return _run(bound, core, memories(bound)), kind
+            _run(bound, core, memories(bound))
+            return core
         except NeedsCube:
             kind = "cube"
         except Unsteady as loop:
@@ -151,7 +218,7 @@ def _run(bound: Bound, core: TileCore, tensors: Mapping[str, Memory]) -> Recordi
     arguments = [value(p) for p in bound.program.parameters if p.role == "scalar" or p.name in tensors]
     try:
         return run_on(core, lambda: bound.program.function(*arguments, **bound.settings))
-    except (OpReplayError, NeedsCube, Unsteady, RecursionError):
+    except (OpReplayError, NeedsCube, Unsteady, Looked, Unsurveyed, RecursionError):
         raise
     except Exception as error:
         raise TileError(

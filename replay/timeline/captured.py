@@ -17,10 +17,11 @@ import numpy as np
 
 from opreplay.replay.ascend.simulate.step import OpStep, Step
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan
+from opreplay.replay.ir.step import ModuleTime
 from opreplay.replay.timeline.changes import parsed_value
 from opreplay.replay.timeline.graph.model import Floats
 from opreplay.replay.timeline.measured import MeasuredHost
-from opreplay.replay.timeline.modules import DEEPEST, ModuleTime, as_tree
+from opreplay.replay.timeline.modules import DEEPEST, as_tree
 from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
 from opreplay.replay.timeline.step import HOST_BOUND_SHARE

@@ -20,8 +20,10 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable, tensor_bytes
 from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
 from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, linked_step, results_of, tensors_of
+from opreplay.replay.timeline.graph.model import Floats, Ints
 from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces import Trace
+from opreplay.traces.activity import MemoryTable
 from opreplay.traces.links.parents import innermost_at
 from opreplay.traces.links.steps import Step
 
@@ -76,18 +78,10 @@ def memory_of(
     """Memory over a step; None where the trace records no allocations in it. The `plan` tells of pools."""
     assert trace.activity is not None
     table = trace.activity.memory
-    inside = (table.time_ns >= step.start_ns) & (table.time_ns < step.end_ns)
-    on_device = bool((inside & table.on_device).any())
-    inside &= table.on_device if on_device else ~table.on_device
-    if not inside.any():
+    rows, live = _allocations(table, step)
+    if not len(rows):
         return None
-    numbers, counts = np.unique(table.device[inside], return_counts=True)
-    inside &= table.device == numbers[counts.argmax()]
-    rows = np.flatnonzero(inside)
-    rows = rows[np.argsort(table.time_ns[rows], kind="stable")]
-    change, in_use = table.bytes[rows], table.allocated_bytes[rows]
-    # Where the allocator does not say how much is in use, only what the step adds is known.
-    live = in_use if (in_use >= 0).all() else np.cumsum(change)
+    on_device, change = bool(table.on_device[rows[0]]), table.bytes[rows]
     peak = int(live.argmax())
     whole = int(live[peak])
     by_op = _live_by_op(trace, rows[: peak + 1])
@@ -109,6 +103,27 @@ def memory_of(
         verdicts={device.name: _verdict(device.hbm_bytes, whole, whole, whole, pool) for device in devices},
         notes=(_NOT_RECORDED,) * bool(devices),
     )
+
+
+def memory_over_step(trace: Trace, step: Step) -> tuple[Floats, Ints]:
+    """(µs after the step's start, bytes in use) at each recorded change on the busiest device."""
+    assert trace.activity is not None
+    table = trace.activity.memory
+    rows, live = _allocations(table, step)
+    return (table.time_ns[rows] - step.start_ns) / 1e3, live
+
+
+def _allocations(table: MemoryTable, step: Step) -> tuple[Ints, Ints]:
+    """(rows of the step by time, bytes in use after each) of the busiest device, of the host where there is none."""
+    inside = (table.time_ns >= step.start_ns) & (table.time_ns < step.end_ns)
+    on_device = bool((inside & table.on_device).any())
+    inside &= table.on_device if on_device else ~table.on_device
+    numbers, counts = np.unique(table.device[inside], return_counts=True)
+    rows = np.flatnonzero(inside & np.isin(table.device, numbers[counts == counts.max(initial=0)][:1]))
+    rows = rows[np.argsort(table.time_ns[rows], kind="stable")]
+    in_use = table.allocated_bytes[rows]
+    # Where the allocator does not say how much is in use, only what the step adds is known.
+    return rows, in_use if (in_use >= 0).all() else np.cumsum(table.bytes[rows])
 
 
 def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_device: bool) -> MemoryUse | None:

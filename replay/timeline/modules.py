@@ -7,8 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
-
+from opreplay.replay.ir.step import ModuleTime
 from opreplay.replay.timeline.graph.model import Ints, StepGraph
 from opreplay.replay.timeline.names import Names
 
@@ -16,20 +15,6 @@ DEEPEST = 12
 """Levels of the tree; what lies deeper counts for the last."""
 _NUMBER = re.compile(r"_\d+$")
 """torch.profiler numbers modules of one class as they are first called."""
-
-
-class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Modules of one class at one place of the tree, with all that they call. Times in µs."""
-
-    name: str
-    count: int
-    """Different modules of this class here."""
-    depth: int
-    """0 for the outermost; the modules that it calls follow, one deeper."""
-    device_us: float
-    """Device tasks added up."""
-    path_us: float
-    """Of the critical path."""
 
 
 def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) -> tuple[ModuleTime, ...]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -17,7 +18,8 @@ from opreplay.traces.links.parents import innermost_at, nest, of_rows
 PYTHON = "(Python, between ops)"
 OUTSIDE = "(no module)"
 _FRAME = 1
-_MODULE = "nn.Module: "
+MODULE = "nn.Module: "
+_FOLDERS = re.compile(r"^[^(<]*/(?=[^/(]+\(\d+\): )")
 _WAITS = {kind: f"({kind})" for kind in EDGE_KINDS} | {
     "launch": "(launch latency)",
     "stream order": "(gap on a stream)",
@@ -75,6 +77,11 @@ class Names:
         return names[int(index[row])] if row >= 0 and index[row] >= 0 else OUTSIDE
 
 
+def without_folders(frame: str) -> str:
+    """ "torch/utils/data/dataloader.py(701): __next__" by its file and function, which tell it apart."""
+    return _FOLDERS.sub("", frame)
+
+
 def op_parents(trace: Trace) -> Ints:
     """Row of the op around each op, or -1."""
     return innermost_parent(trace.ops)
@@ -115,7 +122,7 @@ def named_ranges(trace: Trace, kinds: Sequence[int]) -> Ranges:
 
 
 def _module_names(ranges: Ranges) -> tuple[str, ...]:
-    return tuple(name.removeprefix(_MODULE) for name in ranges.names)
+    return tuple(name.removeprefix(MODULE) for name in ranges.names)
 
 
 def _innermost_range(trace: Trace, ranges: Ranges) -> Ints:

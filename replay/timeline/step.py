@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from opreplay.replay.ir.step import Bound, StepOnDevice, StepReport, Window
+from opreplay.replay.ir.step import Bound, ModuleTime, StepOnDevice, StepReport, Window
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
@@ -39,6 +39,7 @@ def step_report(
     schedule: Schedule,
     times: Categories,
     path: tuple[PathPart, ...],
+    modules: tuple[ModuleTime, ...],
     socs: dict[str, StepOnDevice],
     *,
     asked: bool,
@@ -71,6 +72,7 @@ def step_report(
         copied_host_share=sum(part.us for part in host) / path_us if path_us else 0.0,
         unknown_wait_us=_unknown_on_path(graph, schedule),
         blocked_us=graph.blocked_us,
+        modules=modules,
         socs=socs,
     )
 

@@ -22,7 +22,7 @@ from opreplay.replay.timeline.graph.slowed import lost_beside_collectives
 from opreplay.replay.timeline.graph.transfer import transferred
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
-from opreplay.replay.timeline.modules import ModuleTime, module_tree
+from opreplay.replay.timeline.modules import module_tree
 from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_modules, path_parts, slack_of_ops
@@ -96,8 +96,6 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     categories_us: Categories
     critical_path: tuple[PathPart, ...]
     critical_path_modules_us: dict[str, float]
-    modules: tuple[ModuleTime, ...] = ()
-    """The tree of modules, outer before inner; empty where the trace names none."""
     critical_path_python_us: dict[str, float] = {}
     """Of the path's time between ops: by the Python function that was called, else by the marked range; empty where the
     trace names none."""
@@ -187,7 +185,15 @@ def timeline(
         timeline=Timeline(
             source=file_name(trace.info.path),
             step=step_report(
-                trace, chosen, graph, schedule, times, tuple(parts), _steps_on(simulated), asked=step is not None
+                trace,
+                chosen,
+                graph,
+                schedule,
+                times,
+                tuple(parts),
+                module_tree(names, graph, {row: us for row, us in by_row.items() if isinstance(row, int)}),
+                _steps_on(simulated),
+                asked=step is not None,
             ),
             recorded_step_us=graph.recorded_us,
             retimed_step_us=schedule.step_us,
@@ -197,7 +203,6 @@ def timeline(
             categories_us=times,
             critical_path=tuple(parts),
             critical_path_modules_us=path_modules(names, by_row),
-            modules=module_tree(names, graph, {row: us for row, us in by_row.items() if isinstance(row, int)}),
             critical_path_python_us=dict(python_on_path(trace, graph, schedule, parts)),
             slack=tuple(slack_of_ops(names, graph, schedule)),
             edges=edge_counts(graph),

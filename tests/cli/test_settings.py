@@ -67,10 +67,13 @@ def test_a_table_of_pyproject_and_the_console_script(project: Path) -> None:
 
 
 def test_a_name_of_one_command_goes_before_that_of_all(project: Path) -> None:
-    (project / "opreplay.toml").write_text('soc = "910b4"\n[simulate]\nsoc = "910b1"\nlosers = 3\n')
+    (project / "opreplay.toml").write_text(
+        'soc = "910b4"\n[simulate]\nsoc = "910b1"\nlosers = 3\n[run]\nop_time = "1s"\n'
+    )
     shown = {one["name"]: one["found"] for one in json.loads(invoke("doctor", "--format", "json").stdout)["settings"]}
     assert shown["soc"] == f"910b4 ({project / 'opreplay.toml'})"
     assert shown["simulate.losers"] == f"3 ({project / 'opreplay.toml'})"
+    assert shown["run.op-time"] == f"1s ({project / 'opreplay.toml'})", "as --set takes it"
     assert list(json.loads(invoke("op", RELU, "--no-measure", "--format", "json").stdout)["socs"]) == ["910b4"]
 
 
@@ -100,6 +103,7 @@ def test_the_search_ends_at_a_repository(project: Path) -> None:
         ("[run]\nop-time = [1, 2]", "is not a text or number", "--op-time"),
         ("[run]\ncuda-graph = 1", "is not true or false", "--cuda-graph"),
         ("[run]\ncache = 'lukewarm'", "lukewarm", "--cache"),
+        ("[run]\nop-time = '1s'\nop_time = '2s'", "op-time is there twice", "once"),
         ("[run", "is no TOML", "soc"),
     ],
 )

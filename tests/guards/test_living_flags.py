@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,6 +32,22 @@ def flags() -> Iterator[tuple[str, click.Parameter]]:
 def is_old(option: click.Parameter) -> bool:
     """Whether it is a name of before, of which --help says nothing."""
     return isinstance(option, click.Option) and option.hidden and not isinstance(option, Setting)
+
+
+def test_messages_name_flags_of_today() -> None:
+    root = Path(__file__).parents[2]
+    shown = {flag for _, option in flags() if not getattr(option, "hidden", False) for flag in option.opts}
+    old = {flag for _, option in flags() if getattr(option, "hidden", False) for flag in option.opts} - shown
+    sources = [path for room in ("replay", "traces", "initializers") for path in (root / room).rglob("*.py")]
+    named = [
+        f"{path.relative_to(root)}:{place}: {flag}"
+        for path in sources
+        if path != root / "replay" / "export" / "script.py"  # of a script with options of its own
+        for place, line in enumerate(path.read_text().splitlines(), 1)
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
+        if flag in old and "replay.py --" not in line and "benchmarks/" not in line
+    ]
+    assert not named, "write them as --set NAME=VALUE or by their new name"
 
 
 def names_read(name: str) -> set[str]:

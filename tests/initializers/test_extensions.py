@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from opreplay.initializers import extensions
+from opreplay.initializers import extensions, user_code
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
 from opreplay.initializers.extensions import register_initializer
 from opreplay.replay.ops.inputs import open_registry
@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "initializers.md"
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(extensions, "entry_points", lambda group: ())
+    monkeypatch.setattr(user_code, "entry_points", lambda group: ())
     extensions.clear_registrations()
     yield
     extensions.clear_registrations()
@@ -54,7 +54,7 @@ def test_a_module_that_fails_is_a_usage_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
     for name in (str(broken), "no.such.module", str(tmp_path / "missing.py")):
-        with pytest.raises(UsageError, match="init-module"):
+        with pytest.raises(UsageError, match="--plugin"):
             open_registry([name])
 
 
@@ -94,7 +94,7 @@ def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
         def load() -> type:
             return Mine
 
-    monkeypatch.setattr(extensions, "entry_points", lambda group: [Entry] if group == "opreplay.initializers" else [])
+    monkeypatch.setattr(user_code, "entry_points", lambda group: [Entry] if group == "opreplay.initializers" else [])
     assert open_registry()["mine"].priority == 5
     with pytest.raises(UsageError, match="unknown"):
         open_registry(plugins=False)["mine"]

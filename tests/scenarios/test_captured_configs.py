@@ -62,9 +62,19 @@ def test_training_and_prefill_differ_in_phases(console: Console, config: Any) ->
     target = config(LLAMA)
     training = captured(console, target, "--phase", "train", "--batch", "2", "--context", "8")
     assert set(training["flops"]) == {"forward", "backward", "optimizer"}
-    assert training["flops"]["backward"] == 2 * training["flops"]["forward"]
+    assert 2 < training["flops"]["backward"] / training["flops"]["forward"] < 2.5, (
+        "attention computes its weights again"
+    )
     prefill = captured(console, target, "--phase", "prefill", "--context", "32")
     assert set(prefill["flops"]) == {"forward"}
+
+
+def test_a_table_of_positions_has_an_end(console: Console, config: Any) -> None:
+    target = config(
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 128, "n_positions": 64}
+    )
+    captured(console, target, "--phase", "decode", "--context", "63")
+    assert "64 positions" in console("capture", target, "--phase", "decode", "--context", "64", code=2).stderr
 
 
 def test_a_model_beyond_this_machine_is_captured(console: Console, config: Any, tmp_path: Path) -> None:
@@ -98,7 +108,7 @@ def test_experts_are_spread_over_ranks(console: Console, config: Any, tmp_path: 
     assert "divide" in console("capture", target, "--expert-parallel", "3", code=2).stderr
     assert "no experts" in console("capture", config(LLAMA, "dense.json"), "--expert-parallel", "2", code=2).stderr
     wrong = console("capture", target, "--expert-parallel", "4", "--set", "world_size=8", code=2).stderr
-    assert "--world-size 8" in wrong
+    assert "world_size=8" in wrong
 
 
 def collectives(plan: Path) -> dict[tuple[str, int], int]:

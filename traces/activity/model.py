@@ -22,8 +22,8 @@ ARROW_KINDS: tuple[str, ...] = ("forward to backward", "queue", "host to device"
 class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the trace says of one collective on the device; None where it does not."""
 
-    name: str
-    """"allreduce", "_allgather_base", ..., "hcom_allReduce_": as recorded, lower case."""
+    name: str = ""
+    """"allreduce", "_allgather_base", ..., "hcom_allReduce_": as recorded, lower case; "" where nothing is."""
     elements: int | None = None
     """Of the message that one rank hands in."""
     out_elements: int | None = None

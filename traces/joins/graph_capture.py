@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.folders import may_read
 from opreplay.traces.limits import Limits
 from opreplay.traces.links.annotations import BatchContext, batch_context
 from opreplay.traces.links.parents import innermost_at, innermost_parent
@@ -457,7 +458,7 @@ def files_beside(trace: Trace) -> list[Path]:
         file
         for file in trace_file.parent.iterdir()
         if file.name.endswith((".json", ".json.gz")) and "capture" in file.name.lower()
-        if file != trace_file and file.is_file()
+        if file != trace_file and file.is_file() and may_read(file)
     ]
 
     def shared(file: Path) -> int:

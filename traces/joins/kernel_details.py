@@ -17,6 +17,7 @@ import numpy as np
 
 from opreplay.traces.dialects.kernel_table import MAX_ROWS, TableRow, open_table
 from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.folders import may_read
 from opreplay.traces.model import KERNEL_CATEGORIES, DetailsJoin, KernelDetails, KernelKind, Trace
 
 NAME = "kernel_details.csv"
@@ -41,13 +42,13 @@ def table_beside(path: str) -> str | None:
     if path == "-" or not os.path.isfile(path):
         return None
     folder = Path(path).parent
-    if (folder / NAME).is_file():
+    if (folder / NAME).is_file() and may_read(folder / NAME):
         return str(folder / NAME)
     tables: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
-                if fnmatchcase(entry.name, SUMMARIES) and entry.is_file():
+                if fnmatchcase(entry.name, SUMMARIES) and entry.is_file() and may_read(entry.path):
                     tables.append(entry.name)
     except OSError:
         return None  # a folder that may be entered but not listed: its tables can still be named

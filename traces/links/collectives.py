@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.activity import Activity, CallTable, Collective, CollectiveSpans
+from opreplay.traces.collectives.names import DEVICE_WORDS, operation_of
+from opreplay.traces.collectives.tensors import sizes_of_tensors, tensors_of
 from opreplay.traces.links.annotations import AnnotationTable, step_number
 from opreplay.traces.links.marks import INSTEAD, Asked, Mark, marks_of
 from opreplay.traces.links.parents import among_or_around, innermost_of, innermost_parent, of_rows
@@ -23,52 +25,21 @@ from opreplay.traces.model import Trace
 
 Ints = npt.NDArray[np.int64]
 
-KINDS: tuple[tuple[str, str], ...] = (
-    ("allreduce", "all_reduce"),
-    ("reducescatter", "reduce_scatter"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-    ("sendrecv", "send_recv"),
-    ("scatter", "scatter"),
-    ("gather", "gather"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
-    ("receive", "recv"),
-)
-"""What a name holds, underscores aside → kind; the first that fits counts."""
 PAIRED = frozenset(("send", "recv"))
 """Kinds in which one rank talks to one other."""
-_BACKENDS = re.compile(r"^(gloo|nccl|hccl|mpi|ucc|xccl|rccl):")
-_DEVICE_WORDS = ("nccl", "rccl", "hccl", "oneccl", "msccl")
 _HCCL = re.compile(r"__(\d+)_(\d+)_\d+$")
 """How HCCL's names end: the group's number and that of the collective in it."""
 _OPS = ("c10d::", "_c10d_functional::", "c10d_functional::")
 
 
-class RankCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective as one rank ran it."""
+class RankCall(Collective, frozen=True, kw_only=True):
+    """One collective as one rank ran it, with what is recorded of it."""
 
     kind: str
     """"all_reduce", "all_to_all", ..., "send_recv" for a kernel that is any of the latter, "" where nothing tells."""
     start_ns: int
     end_ns: int
     """On the rank's own clock, with the waiting for others."""
-    group: str | None = None
-    ranks: str | None = None
-    """Members, as recorded."""
-    group_size: int | None = None
-    sequence: int | None = None
-    """Its number in the group, where it is recorded."""
-    elements: int | None = None
-    out_elements: int | None = None
-    dtype: str | None = None
-    in_split: tuple[int, ...] | None = None
-    out_split: tuple[int, ...] | None = None
-    source: int | None = None
-    target: int | None = None
     stream: int = -1
     kernel: int = -1
     """Row in `Trace.kernels`, where it ran on a device."""
@@ -82,13 +53,6 @@ class RankCall(msgspec.Struct, frozen=True, kw_only=True):
     """When a host's own collective was asked for: threads of a back-end may begin two the other way round."""
     step: int | None = None
     """N of the ProfilerStep#N in which it was asked for."""
-
-
-def collective_kind(name: str) -> str:
-    """What a name of an op, a kernel or a record stands for: "all_reduce", ...; "" where it does not say."""
-    plain = _BACKENDS.sub("", name.rpartition("::")[2].lower())
-    plain = plain.split("(")[0].replace("_", "").replace("-", "")
-    return next((kind for word, kind in KINDS if word in plain), "")
 
 
 def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
@@ -128,7 +92,7 @@ def _of_device(trace: Trace, activity: Activity) -> list[RankCall]:
     kernels = trace.kernels
     if not len(kernels):
         return []
-    talks = np.array([any(word in name.lower() for word in _DEVICE_WORDS) for name in trace.kernel_names] or [False])
+    talks = np.array([any(word in name.lower() for word in DEVICE_WORDS) for name in trace.kernel_names] or [False])
     rows = np.flatnonzero((activity.collective >= 0) | (talks[kernels.name] & (kernels.category == 0)))
     if len(activity.spans):  # an NPU's tasks are parts of its spans
         rows = rows[:0]
@@ -201,8 +165,8 @@ def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
     asked = [
         Asked(
             start_ns=int(trace.ops.start_ns[row]),
-            kind=collective_kind(signature.name),
-            elements=frozenset(n for dims in signature.dims or () if (n := _elements(dims))),
+            kind=operation_of(signature.name) or "",
+            elements=frozenset(sum(n for n, _ in entry) for entry in tensors_of(signature)),
         )
         for row, signature in zip(rows, signatures, strict=True)
     ]
@@ -269,7 +233,7 @@ def _asking_ops(trace: Trace) -> list[int]:
     """Rows of the ops that ask for collectives, by start; of those inside each other the innermost."""
     if not len(trace.ops):
         return []
-    asks = np.array([s.name.startswith(_OPS) and bool(collective_kind(s.name)) for s in trace.signatures] or [False])
+    asks = np.array([s.name.startswith(_OPS) and operation_of(s.name) is not None for s in trace.signatures] or [False])
     rows = np.flatnonzero(asks[trace.ops.signature])
     if not len(rows):
         return []
@@ -308,24 +272,9 @@ def _completed(record: Collective, fallback: Collective) -> Collective:
 
 def _call(record: Collective | None, start_ns: int, end_ns: int, name: str) -> RankCall:
     """What is recorded, else what the name says."""
-    if record is None:
-        return RankCall(kind=collective_kind(name), start_ns=start_ns, end_ns=end_ns)
-    return RankCall(
-        kind=collective_kind(record.name) or collective_kind(name),
-        start_ns=start_ns,
-        end_ns=end_ns,
-        group=record.group,
-        ranks=record.ranks,
-        group_size=record.group_size,
-        sequence=record.sequence,
-        elements=record.elements,
-        out_elements=record.out_elements,
-        dtype=record.dtype,
-        in_split=record.in_split,
-        out_split=record.out_split,
-        source=record.source,
-        target=record.target,
-    )
+    kind = operation_of(record.name) if record is not None else None
+    recorded = {} if record is None else msgspec.structs.asdict(record)
+    return RankCall(**recorded, kind=kind or operation_of(name) or "", start_ns=start_ns, end_ns=end_ns)
 
 
 def _record(activity: Activity, described: int, recorded: int) -> Collective | None:
@@ -338,26 +287,12 @@ def _record(activity: Activity, described: int, recorded: int) -> Collective | N
 
 
 def _from_op(trace: Trace, call: RankCall, op: int) -> RankCall:
-    """With the kind and the sizes of the op that asked: its first tensor, or all of a list."""
+    """With the kind and the sizes of the op that asked."""
     signature = trace.signatures[int(trace.ops.signature[op])]
-    kind = collective_kind(signature.name) or call.kind
-    tensors = [(dims, types) for dims, types in zip(signature.dims or (), signature.types or (), strict=False) if types]
-    sizes = [_elements(dims) for dims, _ in tensors if dims]
-    dtype = next((types for dims, types in tensors if dims and types not in ("TensorList", "Scalar")), None)
-    out, into = (None, None, *sizes[:2])[-2:]  # one size is the input's, of two the first is the output's
-    return msgspec.structs.replace(
-        call, kind=kind, elements=into, out_elements=out if kind != "all_reduce" else into, dtype=dtype or call.dtype
-    )
-
-
-def _elements(dims: object) -> int:
-    """Elements of a tensor, or of all of a list of tensors."""
-    if not isinstance(dims, tuple):
-        return 0
-    inner: list[object] = list(dims)  # pyright: ignore[reportUnknownArgumentType]
-    if any(isinstance(part, tuple) for part in inner):
-        return sum(_elements(part) for part in inner)
-    total = 1
-    for size in inner:
-        total *= size if isinstance(size, int) else 1
-    return total
+    kind = operation_of(signature.name)
+    sizes = None if kind is None or kind == "send_recv" else sizes_of_tensors(kind, signature)
+    call = msgspec.structs.replace(call, kind=kind or call.kind)
+    if sizes is None:
+        return call
+    into, out = sizes[0], sizes[0] if kind == "all_reduce" else sizes[1]
+    return msgspec.structs.replace(call, elements=into, out_elements=out, dtype=sizes[2] or call.dtype)

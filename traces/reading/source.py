@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from opreplay.traces.errors import Malformed, TraceError
+from opreplay.traces.folders import may_read
 from opreplay.traces.limits import Limits, too_large
 
 _STEP_BYTES = 1 << 16
@@ -54,6 +55,8 @@ def open_binary(path: str) -> BinaryIO:
     """
     if path == "-":
         return sys.stdin.buffer
+    if not may_read(path):
+        raise TraceError(f"{path} lies in no folder that may be read", hint="Name a file in one of them.")
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):

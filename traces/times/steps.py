@@ -146,6 +146,23 @@ def launch_table(trace: Trace) -> LaunchTable:
     return LaunchTable(launches=len(rows), unlinked=len(kernels) - len(rows), rows=tuple(out))
 
 
+def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(ns, device work that is launched and has not begun) at the start of a time and at each change in it."""
+    (rows, calls), activity = _linked(trace), trace.activity
+    if activity is None or not len(rows):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    launched = activity.calls.start_ns[calls] + activity.calls.dur_ns[calls].astype(np.int64)
+    began = np.maximum(trace.kernels.start_ns[rows], launched)
+    at, change = np.concatenate([launched, began]), np.repeat([1, -1], len(rows))
+    order = np.argsort(at, kind="stable")
+    at, waiting = at[order], np.cumsum(change[order])
+    low, high = np.searchsorted(at, [start_ns, end_ns], side="right")
+    first = waiting[low - 1] if low else 0
+    at, waiting = np.append(start_ns, at[low:high]), np.append(first, waiting[low:high])
+    last = np.append(at[1:] != at[:-1], True)
+    return at[last], waiting[last]
+
+
 def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
     """When each row of `Trace.kernels` was launched: by its call, else within the op that owns it; -1 unknown."""
     owner = trace.kernels.owner

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opreplay.replay.capture.calls.arguments import named_values, tensors_in
-from opreplay.replay.collectives.model import MAX_PARTS, POINT_TO_POINT, ROOTED, Collective, Kind
-from opreplay.replay.collectives.names import kind_of
+from opreplay.replay.collectives.model import MAX_PARTS, POINT_TO_POINT, ROOTED, Collective
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES
 from opreplay.replay.resolve.schema import OpSpec
+from opreplay.traces.collectives.names import Kind, kind_of
 
 _GROUPS = ("process_group", "group_name", "group")
 _RESULTS = ("output", "out")

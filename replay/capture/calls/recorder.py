@@ -317,10 +317,12 @@ def _slots(
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> int | None:
-    """By torch's own formula, where it has one."""
+    """By torch's own formula, or one of `formulas`; None where neither has one."""
     from torch.utils.flop_counter import flop_registry
 
-    formula = flop_registry.get(func._overloadpacket)
+    from opreplay.replay.capture.calls.operations import formulas
+
+    formula = {**formulas(), **flop_registry}.get(func._overloadpacket)
     if formula is None:
         return None
     try:

@@ -79,7 +79,9 @@ def _spread(first: Results, again: Results) -> str | None:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
+    # As one dimension of stride 1: a single element may have any other, of which torch makes no bytes.
+    dense = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
+    return dense.view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
 
 
 def _on_request(bench: Bench, case: Case) -> Finding:

@@ -14,24 +14,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import msgspec
 
-from opreplay.replay.execute.messages import (
-    PassDone,
-    RankConfig,
-    RankReply,
-    Ready,
-    Refused,
-    Reply,
-    SequenceOutcome,
-    SharedStepOutcome,
-)
+from opreplay.replay.execute.messages import RankConfig, Ready, Refused, Reply
 from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import FROM_OUTSIDE
 from opreplay.replay.ir.model import Reason
-from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.child_process import python_command
 
 START_S = 180.0
@@ -53,8 +44,10 @@ OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
 class Child:
     """A worker process. It gets its configuration at once; whether it is ready is known from `receive`."""
 
-    def __init__(self, config: msgspec.Struct, *, module: str | None = None) -> None:
-        """`config` is the first message; `module`, below `opreplay.replay`, is one of ours with a `serve`."""
+    def __init__(self, config: msgspec.Struct, *, module: str | None = None, replies: Any = Reply) -> None:
+        """`config` is the first message; `module`, below `opreplay.replay`, is one of ours with a `serve`, and says
+        `replies`."""
+        self._decoder = msgspec.msgpack.Decoder[Any](replies)
         self.facts: dict[str, object] | None = None
         """Of its device; None until it is ready."""
         self._ready_by, self._was_stopped = monotonic() + START_S, False
@@ -84,23 +77,19 @@ class Child:
         with contextlib.suppress(OSError):
             send(self._channel, message)
 
-    def frame(self) -> bytes | None:
-        """The next frame as it came, or None when the child is gone."""
-        self._channel.settimeout(FRAME_S)
-        try:
-            return receive(self._channel)
-        except OSError:
-            return None
-
-    def receive(self) -> Outcome | Ready | PassDone | SequenceOutcome | RankReply | SharedStepOutcome | None:
+    def receive(self) -> Any:
         """What the child says next, or None when it is gone.
 
         Raises UsageError or EnvironmentRefused when it says that it cannot work at all.
         """
-        frame = self.frame()
+        self._channel.settimeout(FRAME_S)
+        try:
+            frame = receive(self._channel)
+        except OSError:
+            return None
         if frame is None:
             return None
-        reply = msgspec.msgpack.decode(frame, type=Reply)
+        reply = self._decoder.decode(frame)
         if isinstance(reply, Refused):
             raise reply.error()
         if isinstance(reply, Ready):

@@ -7,17 +7,18 @@ Owns the order and the waiting; a lane is a child process (`runner`), and other 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from opreplay.replay.execute.processes.runner import ChildProcess, Runner
+from opreplay.replay.execute.processes.runner import Runner
 from opreplay.replay.execute.visits import Visit, visits_of
-from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.results.outcome import Outcome, is_lost
+from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.results.outcome import Outcome, is_lost, unable
 from opreplay.traces.errors import UsageError
 
 Decide = Callable[[ReplayOp], Outcome | None]
@@ -40,6 +41,8 @@ class Engine(Protocol):
         ...
 
 
+TRIES = 2
+"""Lanes that an op may lose before it is given up."""
 APART = 16
 """Ops between two visits to one: some seconds, in which other programs have come and gone."""
 SETUP = 15.0
@@ -130,48 +133,34 @@ class OneByOne:
         self._runner.close()
 
 
-class Lanes:
-    """Runs ops in several child processes; an op is handed to the first lane that is free."""
+class Lane(Protocol):
+    """What runs one op at a time, as `ChildProcess` does; to be stepped once it has something to say or is late."""
 
-    def __init__(self, lanes: Sequence[ChildProcess]) -> None:
-        self._lanes = lanes
+    @property
+    def facts(self) -> dict[str, object]: ...
+    @property
+    def is_starting(self) -> bool: ...
+    def open(self) -> None: ...
+    def begin(self, op: ReplayOp) -> None: ...
+    def step(self) -> Outcome | Reason | None:
+        """The op's outcome, None while there is none, or why the lane was lost: another one may have the op."""
+        ...
 
-    def start(self) -> dict[str, object]:
-        """All children load at once; the facts are those of the first, and the number of lanes."""
-        for lane in self._lanes:
-            lane.open()
-        facts = [lane.start() for lane in self._lanes]
-        return {**facts[0], "lanes": len(self._lanes)}
-
-    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
-        waiting = iter(ops)
-        idle = list(self._lanes)
-        busy: dict[ChildProcess, ReplayOp] = {}
-        more = True
-        while more or busy:
-            while more and idle:
-                op = next(waiting, None)
-                if op is None:
-                    more = False
-                elif (outcome := decide(op)) is not None:
-                    yield op, outcome
-                else:
-                    lane = idle.pop(0)
-                    lane.begin(op)
-                    busy[lane] = op
-            for lane in ready_lanes(list(busy)):
-                outcome = lane.step()
-                if outcome is not None:
-                    op = busy.pop(lane)
-                    idle.append(lane)
-                    yield op, outcome
-
-    def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
+    def close(self) -> None: ...
 
 
-def ready_lanes(lanes: Sequence[ChildProcess]) -> list[ChildProcess]:
+class Waited(Protocol):
+    """What has a descriptor to wait for, and a time until when."""
+
+    @property
+    def deadline(self) -> float: ...
+    def fileno(self) -> int: ...
+
+
+_Waited = TypeVar("_Waited", bound=Waited)
+
+
+def ready_lanes(lanes: Sequence[_Waited]) -> list[_Waited]:
     """Those of the busy lanes that have something to say or are late; waits until there is one."""
     if not lanes:
         return []
@@ -181,6 +170,70 @@ def ready_lanes(lanes: Sequence[ChildProcess]) -> list[ChildProcess]:
     readable = wait(list(by_descriptor), limit_s)
     now = monotonic()
     return [lane for descriptor, lane in by_descriptor.items() if descriptor in readable or now >= lane.deadline]
+
+
+class Lanes:
+    """Runs ops in several lanes; an op is handed to the first that is free."""
+
+    def __init__(self, lanes: Sequence[Lane], listen: Callable[[Sequence[Any]], Sequence[Any]] = ready_lanes) -> None:
+        """`listen` waits for lanes that are to be stepped."""
+        self._lanes, self._listen = lanes, listen
+        self._idle: list[Lane] = []
+        self._starting: list[Lane] = []
+
+    def start(self) -> dict[str, object]:
+        """All lanes start at once; the facts are those of the first, and the number of lanes."""
+        return self._started(len(self._lanes))
+
+    def _started(self, needed: int) -> dict[str, object]:
+        """The facts, once so many lanes are ready."""
+        self._starting = list(self._lanes)
+        for lane in self._lanes:
+            lane.open()
+        while len(self._idle) < needed:
+            for lane in self._listen(self._starting):
+                lane.step()
+                self._join(lane)
+        return {**next(lane.facts for lane in self._lanes if lane in self._idle), "lanes": len(self._lanes)}
+
+    def _join(self, lane: Lane) -> None:
+        """Let a lane that was starting take ops, if it is ready."""
+        if not lane.is_starting:
+            self._starting.remove(lane)
+            self._idle.append(lane)
+
+    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
+        waiting, again = iter(ops), deque[tuple[ReplayOp, int]]()
+        busy: dict[Lane, tuple[ReplayOp, int]] = {}
+        more = True
+        while more or again or busy:
+            while self._idle and (more or again):
+                op, tries = again.popleft() if again else (next(waiting, None), 0)
+                if op is None:
+                    more = False
+                elif not tries and (outcome := decide(op)) is not None:
+                    yield op, outcome
+                else:
+                    lane = self._idle.pop(0)
+                    lane.begin(op)
+                    busy[lane] = op, tries + 1
+            for lane in self._listen([*busy, *self._starting]) if busy or more or again else ():
+                outcome = lane.step()
+                if lane in self._starting:
+                    self._join(lane)
+                elif outcome is not None:
+                    op, tries = busy.pop(lane)
+                    (self._starting if lane.is_starting else self._idle).append(lane)
+                    if not isinstance(outcome, Reason):
+                        yield op, outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
+                    elif tries < TRIES:
+                        again.append((op, tries))
+                    else:
+                        yield op, unable(outcome)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
 
 
 def split_cpus(lanes: int) -> list[tuple[int, ...]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -19,14 +20,12 @@ import msgspec
 from opreplay.replay.execute.messages import Ready, Refused, Reply
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.child import START_S, STARTS
-from opreplay.replay.execute.processes.lanes import Decide
+from opreplay.replay.execute.processes.lanes import TRIES, Lanes
 from opreplay.replay.execute.processes.runner import ChildProcess
 from opreplay.replay.ir.model import Reason, ReplayOp
-from opreplay.replay.results.outcome import Outcome, unable
+from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
-TRIES = 2
-"""Workers that an op may lose before it is given up."""
 POLL_S = 1.0
 """Seconds between two looks at workers that should have answered."""
 LOCAL_IP = "127.0.0.1"
@@ -96,139 +95,101 @@ class LaneActor:
             return msgspec.msgpack.encode(Refused.of(error))
 
 
-class RayLanes:
+class RayLane:
+    """A worker of a cluster, or another one where that is lost."""
+
+    def __init__(self, ray: Any, config: WorkerConfig, share: Share, *, limit_s: float, folder: str | None) -> None:
+        self._ray, self._config, self._share, self._limit_s, self._folder = ray, config, share, limit_s, folder
+        self._actor: Any = None
+        self._failed_starts = 0
+        self.facts: dict[str, object] = {}
+        self.is_starting = False
+        self.ref: Any = None
+        """Of what the worker is to answer."""
+        self.deadline = inf
+        """On the monotonic clock: when a worker without an answer is lost."""
+
+    def open(self) -> None:
+        """Ask for a worker; it takes ops once it has said that it is ready, which may be never on a full cluster."""
+        actor_class = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
+        self._actor = actor_class.remote(msgspec.msgpack.encode(self._config), self._limit_s, self._folder)
+        self.ref, self.is_starting, self.deadline = self._actor.start.remote(), True, inf
+
+    def begin(self, op: ReplayOp) -> None:
+        """A worker answers by itself within its own limits; later it is lost, or cut off from here."""
+        self.ref = self._actor.measure.remote(msgspec.msgpack.encode(op))
+        self.deadline = monotonic() + 2 * self._limit_s + STARTS * START_S
+
+    def step(self) -> Outcome | Reason | None:
+        """Take what the worker answers. Raises EnvironmentRefused or UsageError when none can be started at all."""
+        starting = self.is_starting
+        try:
+            reply = msgspec.msgpack.decode(self._ray.get(self.ref, timeout=0), type=Reply)
+        except (self._ray.exceptions.RayError, TimeoutError) as error:
+            self._failed_starts += starting
+            self.close()
+            if self._failed_starts >= STARTS:
+                raise EnvironmentRefused(f"{STARTS} Ray workers did not start: {_line(error)}") from None
+            self.open()
+            return None if starting else Reason("worker lost", f"{TRIES} Ray workers were lost with it: {_line(error)}")
+        if isinstance(reply, Refused):
+            raise reply.error()
+        if isinstance(reply, Ready):
+            self.facts, self.is_starting, self._failed_starts = reply.facts, False, 0
+            return None
+        assert isinstance(reply, Outcome)
+        return reply
+
+    def close(self) -> None:
+        if self._actor is not None:
+            with contextlib.suppress(Exception):
+                self._ray.kill(self._actor)
+
+
+class RayLanes(Lanes):
     """Runs ops on a cluster; a worker that is lost costs a second try of its op and nothing else."""
 
     def __init__(
         self, config: WorkerConfig, *, limit_s: float, lanes: int | None = None, address: str | None = None
     ) -> None:
         """`lanes` None takes all that is free. Raises EnvironmentRefused without Ray, UsageError as `share_of`."""
+        super().__init__((), self._answered)
         self._share = share_of(config.options.device, config.options.threads)
         self._config = config.having(threads=self._share.cpus)
         self._limit_s, self._wanted, self._address = limit_s, lanes, address
         self._ray = import_ray(address)
         self._started_here = False
-        self._actors: list[Any] = []
-        self._starting: dict[Any, Any] = {}
-        self._idle: list[Any] = []
-        self._failed_starts = 0
 
     def start(self) -> dict[str, object]:
-        """Connect, start the actors and wait for the first. Raises EnvironmentRefused or UsageError."""
+        """Connect, start the workers and wait for the first. Raises EnvironmentRefused or UsageError."""
         self._started_here = connect(self._ray, self._address, lanes=self._wanted)
-        lanes = self._wanted or max(1, self._share.lanes_in(self._ray.available_resources()))
-        for _ in range(lanes):
-            self._add_actor()
+        count = self._wanted or max(1, self._share.lanes_in(self._ray.available_resources()))
+        folder = _folder(self._started_here, self._address)
+        self._lanes = [
+            RayLane(self._ray, self._config, self._share, limit_s=self._limit_s, folder=folder) for _ in range(count)
+        ]
+        return {**self._started(1), "engine": "ray"}
+
+    def close(self) -> None:
+        """End the workers, and the cluster where this run started it."""
+        super().close()
+        if self._started_here:
+            self._ray.shutdown()
+
+    def _answered(self, lanes: Sequence[RayLane]) -> list[RayLane]:
+        """Those that answered, or are late. Raises EnvironmentRefused when all are starting and none gets ready."""
+        begun, by_ref = monotonic(), {lane.ref: lane for lane in lanes}
         while True:
-            first = self._ray.wait(list(self._starting), timeout=START_S)[0]
-            if not first:
+            answered = [by_ref[ref] for ref in self._ray.wait(list(by_ref), num_returns=1, timeout=POLL_S)[0]]
+            now = monotonic()
+            answered += [lane for lane in lanes if now >= lane.deadline and lane not in answered]
+            if answered:
+                return answered
+            if all(lane.is_starting for lane in lanes) and now - begun > START_S:
                 raise EnvironmentRefused(
                     f"no Ray worker was ready after {START_S:g} s",
                     hint=f"A lane needs {self._share.text()}; `ray status` shows what is free.",
                 )
-            if (facts := self._joined(first[0])) is not None:
-                return {**facts, "engine": "ray", "lanes": lanes}
-
-    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
-        waiting, again = iter(ops), deque[tuple[ReplayOp, int]]()
-        busy = dict[Any, tuple[Any, ReplayOp, int, float]]()
-        more = True
-        while more or again or busy:
-            while self._idle and (more or again):
-                op, tries = again.popleft() if again else (next(waiting, None), 0)
-                if op is None:
-                    more = False
-                elif not tries and (outcome := decide(op)) is not None:
-                    yield op, outcome
-                else:
-                    actor = self._idle.pop(0)
-                    sent = actor.measure.remote(msgspec.msgpack.encode(op))
-                    busy[sent] = (actor, op, tries + 1, self._deadline())
-            for ref in self._answered(busy) if busy or more or again else ():
-                if ref in self._starting:
-                    self._joined(ref)
-                    continue
-                actor, op, tries, _ = busy.pop(ref)
-                outcome = self._outcome(ref, actor, tries)
-                if outcome is None:
-                    again.append((op, tries))
-                else:
-                    yield op, outcome
-
-    def _outcome(self, ref: Any, actor: Any, tries: int) -> Outcome | None:
-        """What became of an op in its worker; None when the worker is lost and the op has a try left."""
-        try:
-            outcome = _reply(self._ray.get(ref, timeout=0))
-        except (self._ray.exceptions.RayError, TimeoutError) as error:
-            self._remove(actor)
-            self._add_actor()
-            if tries < TRIES:
-                return None
-            return unable(Reason("worker lost", f"{tries} Ray workers were lost with it: {_line(error)}"))
-        assert isinstance(outcome, Outcome)
-        self._idle.append(actor)
-        return outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
-
-    def _joined(self, ref: Any) -> dict[str, object] | None:
-        """Let a worker that has started take ops; its facts, or None when it died before that and another is tried.
-
-        Raises EnvironmentRefused or UsageError when workers cannot be started at all.
-        """
-        actor = self._starting.pop(ref)
-        try:
-            reply = _reply(self._ray.get(ref))
-        except self._ray.exceptions.RayError as error:
-            self._failed_starts += 1
-            self._remove(actor)
-            if self._failed_starts >= STARTS:
-                raise EnvironmentRefused(f"{STARTS} Ray workers did not start: {_line(error)}") from None
-            self._add_actor()
-            return None
-        assert isinstance(reply, Ready)
-        self._failed_starts = 0
-        self._idle.append(actor)
-        return reply.facts
-
-    def close(self) -> None:
-        """End the workers, and the cluster where this run started it."""
-        for actor in self._actors:
-            with contextlib.suppress(Exception):
-                self._ray.kill(actor)
-        self._actors = []
-        if self._started_here:
-            self._ray.shutdown()
-
-    def _answered(self, busy: dict[Any, tuple[Any, ReplayOp, int, float]]) -> list[Any]:
-        """References that are there, or late; of workers that start as well, which may be never on a full cluster.
-
-        Raises EnvironmentRefused when all workers are lost and no new one starts.
-        """
-        started = monotonic()
-        while True:
-            ready, _ = self._ray.wait([*busy, *self._starting], num_returns=1, timeout=POLL_S)
-            now = monotonic()
-            late = [ref for ref, (_, _, _, deadline) in busy.items() if now >= deadline and ref not in ready]
-            if ready or late:
-                return [*ready, *late]
-            if not busy and now - started > START_S:
-                raise EnvironmentRefused(f"all Ray workers are lost, and no other was ready after {START_S:g} s")
-
-    def _deadline(self) -> float:
-        """A worker answers by itself within its own limits; later it is lost, or cut off from here."""
-        return monotonic() + 2 * self._limit_s + STARTS * START_S
-
-    def _remove(self, lost: Any) -> None:
-        with contextlib.suppress(Exception):
-            self._ray.kill(lost)
-        self._actors.remove(lost)
-
-    def _add_actor(self) -> None:
-        """Ask for one more worker; it takes ops once it has said that it is ready."""
-        actor_class = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
-        folder = _folder(self._started_here, self._address)
-        actor = actor_class.remote(msgspec.msgpack.encode(self._config), self._limit_s, folder)
-        self._actors.append(actor)
-        self._starting[actor.start.remote()] = actor
 
 
 def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: str | None) -> Iterator[bytes]:
@@ -317,15 +278,8 @@ def _refuse_reachable(ray: Any, ip: str) -> None:
         ray.shutdown()
         raise EnvironmentRefused(
             f"a Ray cluster of this machine would listen on {ip}, where anybody could use it",
-            hint=f"Set {LOCAL_ONLY}=0 before Ray is imported, or start a cluster and name its --address.",
+            hint=f"Set {LOCAL_ONLY}=0 before Ray is imported, or start a cluster and name it by --set address=ADDRESS.",
         )
-
-
-def _reply(data: bytes) -> Ready | Outcome:
-    reply = msgspec.msgpack.decode(data, type=Reply)
-    if isinstance(reply, Refused):
-        raise reply.error()
-    return reply
 
 
 def _line(error: BaseException) -> str:

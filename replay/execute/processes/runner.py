@@ -106,6 +106,16 @@ class ChildProcess:
         """On the monotonic clock: when to `step` without anything to read."""
         return self._workers.deadline
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """Of the device, once the first child was ready."""
+        return self._workers.facts
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether there is a child that is not ready yet."""
+        return bool(self._workers.peers) and not self._workers.is_ready
+
     def fileno(self) -> int:
         """Descriptor of the child's channel, for `select`."""
         return self._workers.fileno()

@@ -89,7 +89,7 @@ class SequenceEngine:
         self._workers = Workers(
             lambda facts, _: [Child(config.settled(facts))],
             limit_s=limit_s,
-            on_pass=tell,
+            on_interim=tell,
         )
         self._outcome: SequenceOutcome | None = None
         self.blame = Blame()

@@ -1,61 +1,50 @@
 # pyright: strict
 """The child process that runs ops, seen from inside: tasks in, outcomes out, and it dies with its parent.
 
-Started by `runner` beside it; nothing else imports it. Messages are msgpack of the values below, never pickle.
+Started by `runner` beside it; nothing else imports it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
 from opreplay.replay.execute.attempt import attempt
 from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.executors.make import make_executor
-from opreplay.replay.execute.messages import PassDone, Ready, Refused, SequenceOutcome, SequenceTask, Task
+from opreplay.replay.execute.messages import PassDone, SequenceOutcome, SequenceTask, Task
 from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.processes.parent import Parent
 from opreplay.replay.execute.visits import Book, first_checks
 from opreplay.replay.host import environment
-from opreplay.replay.host.channel import receive, send
-from opreplay.replay.host.limits import die_with, give_back, keep_freed_memory, limit_files, limit_memory
+from opreplay.replay.host.limits import give_back, keep_freed_memory, limit_files, limit_memory
 from opreplay.replay.results.outcome import Outcome
-from opreplay.traces.errors import OpReplayError
 
 
 def serve(descriptor: int, parent: int) -> None:
     """Work on tasks from the socket until it closes."""
-    die_with(parent)
     # A scheduler that ends a job tells all its processes. An op in flight must not be taken for one that failed: the
     # parent decides. A handler, since what is ignored would be ignored by programs that an op starts.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    with socket.socket(fileno=descriptor) as channel:
-        config = msgspec.msgpack.decode(receive(channel) or b"", type=WorkerConfig)
+    with Parent(descriptor, parent) as starter:
+        config = starter.config(WorkerConfig)
         if config.cpus:
             # Before torch is loaded, which makes as many threads as it sees processors.
             os.sched_setaffinity(0, config.cpus)
-        try:
-            executor = make_executor(config)
-        except OpReplayError as error:
-            send(channel, Refused.of(error))
-            return
+        executor = make_executor(config)
         limit_files()
         keeps = config.options.device == "cpu" and config.keep_freed and keep_freed_memory()
-        send(channel, Ready(facts=executor.facts()))
         book = Book()
-        decoder = msgspec.msgpack.Decoder(Task | SequenceTask)
-        while (frame := receive(channel)) is not None:
-            task = decoder.decode(frame)
+        for task in starter.tasks(msgspec.msgpack.Decoder(Task | SequenceTask), executor.facts()):
             if isinstance(task, SequenceTask):
-                send(channel, run_sequence(executor, config, task, partial(send, channel)))
+                starter.say(run_sequence(executor, config, task, starter.say))
                 continue
             if keeps:
                 give_back()
-            send(channel, _run_op(executor, config, task, book))
+            starter.say(_run_op(executor, config, task, book))
         executor.close()
 
 

@@ -114,11 +114,15 @@ class Workers:
         limit_s: float,
         until: float = inf,
         listen: Callable[[Sequence[Peer], float], list[Peer]] = readable,
-        on_pass: Callable[[PassDone], None] | None = None,
+        look_s: float = inf,
+        interim: type[msgspec.Struct] = PassDone,
+        on_interim: Callable[[Any], None] | None = None,
     ) -> None:
-        """`limit_s` without an answer or a heartbeat end a task, and so does `until`, on the monotonic clock."""
-        self._launch, self._limit_s, self._until = launch, limit_s, until
-        self._listen, self._on_pass = listen, on_pass
+        """`limit_s` without a word or a heartbeat end a task, and so do `until`, on the monotonic clock, and a process
+        that is stopped at two looks, `look_s` apart; `on_interim` is told what processes say before they answer."""
+        self._launch, self.limit_s, self._until, self._look_s = launch, limit_s, until, look_s
+        self._listen, self._interim, self._on_interim = listen, interim, on_interim
+        self._stopped_since: float | None = None
         self._files = ExitStack()
         self.peers: list[Peer] = []
         self.facts: dict[str, object] = {}
@@ -275,6 +279,7 @@ class Workers:
 
     def _hand_out(self) -> None:
         self._await()
+        self._stopped_since = None
         self._begun = self._moved = monotonic()
         self._seen = self._beats.read() if self._beats is not None else []
         self.deadline = self._next_deadline()
@@ -282,7 +287,7 @@ class Workers:
             peer.send(task)
 
     def _next_deadline(self) -> float:
-        silent = min(self._moved + self._limit_s, self._until, self._patient_until)
+        silent = min(self._moved + self.limit_s, self._until, self._patient_until, monotonic() + self._look_s)
         return silent if self._beats is None else min(silent, monotonic() + POLL_S)
 
     def _receive_answers(self, places: Sequence[int]) -> list[Any] | Death | None:
@@ -290,9 +295,10 @@ class Workers:
         for place in places:
             peer = self.peers[place]
             reply = peer.receive()
-            if isinstance(reply, PassDone):
-                if self._on_pass is not None:
-                    self._on_pass(reply)
+            if isinstance(reply, self._interim):
+                self._moved = monotonic()
+                if self._on_interim is not None:
+                    self._on_interim(reply)
             elif reply is None:
                 cause = peer.cause_of_death()
                 return self._death("died", cause, place, signalled=peer.was_killed)
@@ -325,10 +331,20 @@ class Workers:
                 return self._failed
             if now >= self._until:
                 return self._death("over", Reason("out of time", "the run's time was over (--set total_time)"), 0)
-            if now >= self._moved + self._limit_s:
+            if now >= self._moved + self.limit_s:
                 return self._failed or self._hung()
+            if self._look_s < inf and self._is_stopped_since(now - self._look_s):
+                return self._hung()
         self.deadline = self._next_deadline()
         return None
+
+    def _is_stopped_since(self, time: float) -> bool:
+        """Whether a process that has not answered is stopped, and was at a look at that time."""
+        if not any(self.peers[place].is_stopped for place in self._waiting):
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = monotonic()
+        return self._stopped_since is not None and self._stopped_since <= time
 
     def _hung(self) -> Death:
         """Of processes of which none moves: one that is stopped, else one that is at a call: the others wait for it."""
@@ -337,7 +353,7 @@ class Workers:
             return self._death("stopped", Reason("worker lost", "stopped from outside"), *stopped, signalled=True)
         beats = self._beats
         calling = [place for place in self._waiting if beats is not None and 0 <= self._seen[place][0] < beats.calls]
-        late = Reason("budget", f"time: no result after {self._limit_s:g} s (--set op_limit)")
+        late = Reason("budget", f"time: no result after {self.limit_s:g} s (--set op_limit)")
         return self._death("hung", late, *(calling or self._waiting))
 
     def _death(

@@ -32,13 +32,13 @@ class WithRanks:
 
     def __init__(self, others: Engine, ranks: Workers, config: RankConfig) -> None:
         """`config` is that of the ranks."""
-        self._others, self._ranks, self._config = others, ranks, config
+        self._others, self._ranks, self._rank_config = others, ranks, config
         self._number = 0
 
     def start(self) -> dict[str, object]:
         facts = self._ranks.start()
         try:
-            return {**self._others.start(), "ranks": self._config.world, "rank_facts": facts}
+            return {**self._others.start(), "ranks": self._rank_config.world, "rank_facts": facts}
         except BaseException:
             self._ranks.close()
             raise
@@ -58,7 +58,7 @@ class WithRanks:
             self._others.close()
 
     def _outcome(self, collective: Collective) -> Outcome:
-        config = self._config
+        config = self._rank_config
         try:
             share = mapped(collective, config.world, max_bytes=config.memory_bytes * config.world)
         except TooFewRanks as error:

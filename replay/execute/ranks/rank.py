@@ -1,7 +1,7 @@
 # pyright: strict
 """The process of one rank, seen from inside: collectives in, its part of the times out; it dies with its parent.
 
-Started by `crew` beside it; nothing else imports it. Messages are msgpack of the values in `messages`, never pickle.
+Started by `crew` beside it; nothing else imports it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import signal
-import socket
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -17,19 +16,11 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.execute.messages import (
-    RankConfig,
-    RankReply,
-    RankTask,
-    Ready,
-    Refused,
-    SharedStep,
-    SharedStepOutcome,
-)
-from opreplay.replay.host.channel import receive, send
-from opreplay.replay.host.limits import die_with, limit_files, limit_memory
+from opreplay.replay.execute.messages import RankConfig, RankReply, RankTask, SharedStep, SharedStepOutcome
+from opreplay.replay.execute.processes.parent import Parent
+from opreplay.replay.host.limits import limit_files, limit_memory
 from opreplay.replay.ir.reasons import NotReplayable, reason_for
-from opreplay.traces.errors import EnvironmentRefused, OpReplayError
+from opreplay.traces.errors import EnvironmentRefused
 
 PATIENCE_S = 60.0
 """Beyond the limit of an op, after which a group gives up by itself: long before, its parent has ended it."""
@@ -39,27 +30,19 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 def serve(descriptor: int, parent: int) -> None:
     """Join the group, then work on collectives from the socket until it closes."""
-    die_with(parent)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     warnings.simplefilter("ignore")
-    with socket.socket(fileno=descriptor) as channel:
-        config = msgspec.msgpack.decode(receive(channel) or b"", type=RankConfig)
-        try:
-            rank = Rank(config)
-        except OpReplayError as error:
-            send(channel, Refused.of(error))
-            return
+    with Parent(descriptor, parent) as starter:
+        config = starter.config(RankConfig)
+        rank = Rank(config)
         limit_files()
-        send(channel, Ready(facts=rank.facts()))
-        decoder = msgspec.msgpack.Decoder(RankTask | SharedStep)
-        while (frame := receive(channel)) is not None:
-            task = decoder.decode(frame)
+        for task in starter.tasks(msgspec.msgpack.Decoder(RankTask | SharedStep), rank.facts()):
             if isinstance(task, SharedStep):
-                send(channel, rank.run_step(task))
+                starter.say(rank.run_step(task))
                 continue
             if config.device == "cpu":
                 limit_memory(config.memory_bytes)
-            send(channel, rank.run(task))
+            starter.say(rank.run(task))
     # Without destroying the group: that would wait for ranks that are gone.
     os._exit(0)
 

@@ -23,7 +23,7 @@ from opreplay.replay.execute.processes.lanes import Decide
 from opreplay.replay.execute.processes.sequence_engine import Blame, SequenceEngine
 from opreplay.replay.execute.processes.workers import Death, Heartbeats
 from opreplay.replay.execute.ranks.crew import local_ranks, reason_of
-from opreplay.replay.execute.ranks.engine import outcome_of
+from opreplay.replay.execute.ranks.engine import WithRanks, outcome_of
 from opreplay.replay.ir.model import Assumption, CollectiveCall, Reason, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.plan.step.beside import with_collectives_beside, without_calls
 from opreplay.replay.results.outcome import Outcome, unable
@@ -41,7 +41,7 @@ class MappedCollective(msgspec.Struct, frozen=True, kw_only=True):
     share: Share
 
 
-class SequenceOnRanks:
+class SequenceOnRanks(WithRanks):
     """An `Engine` (see `lanes`): the step's calls by `alone` first, then calls and collectives on the ranks."""
 
     def __init__(
@@ -58,28 +58,14 @@ class SequenceOnRanks:
         """`plan` is one of `calls_alone`; `config` is for the calls, and `budget_bytes` for their tensors on each
         rank."""
         assert plan.sequence is not None
-        self._alone, self._plan, self._config, self._rank_config = alone, plan, config, rank_config
-        self._world, self._budget_bytes, self._limit_s = rank_config.world, budget_bytes, limit_s
         self._until = inf if total_time_s is None else monotonic() + total_time_s
-        self._ranks = local_ranks(rank_config, limit_s=limit_s, until=self._until)
+        super().__init__(alone, local_ranks(rank_config, limit_s=limit_s, until=self._until), rank_config)
+        self._alone, self._plan, self._config = alone, plan, config
+        self._world, self._budget_bytes, self._limit_s = rank_config.world, budget_bytes, limit_s
         self._sequence = plan.sequence
         self._ran: list[CollectiveCall] = []
         self._replies: list[SharedStepOutcome] = []
         self._blame = Blame()
-
-    def start(self) -> dict[str, object]:
-        facts = self._ranks.start()
-        try:
-            return {**self._alone.start(), "ranks": self._world, "rank_facts": facts}
-        except BaseException:
-            self._ranks.close()
-            raise
-
-    def close(self) -> None:
-        try:
-            self._ranks.close()
-        finally:
-            self._alone.close()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
         """Each op of the step; those that `decide` has an outcome for are left out of it."""

@@ -11,7 +11,7 @@ from opreplay.replay.ops.declared import stands_for
 _QUICK = 1.702
 
 
-@stands_for("npu::fast_gelu")
+@stands_for("npu::fast_gelu", "npu::npu_fast_gelu")
 def fast_gelu(self: Tensor) -> Tensor:
     """x · sigmoid(1.702 x)."""
     return self * torch.sigmoid(_QUICK * self)
@@ -163,10 +163,7 @@ def masked_softmax_with_rel_pos_bias(
     """softmax(scale · x + mask + bias) over the last dim; a mask [W, S, S] goes before the heads' bias [N, S, S]."""
     scores = x.float() * scale_value + relative_pos_bias.float()
     if atten_mask is not None:
-        mask = atten_mask.float()
-        while mask.dim() < scores.dim():
-            mask = mask.unsqueeze(-3)
-        scores = scores + mask
+        scores = scores + (atten_mask.unsqueeze(-3) if atten_mask.dim() == 3 else atten_mask).float()
     return scores.softmax(-1).to(x.dtype)
 
 
@@ -284,12 +281,6 @@ def npu_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
     share = torch.sigmoid(gate)
     dgate = grad_output * up * share * (1 + gate * (1 - share))
     return torch.cat((dgate, grad_output * gate * share), dim=dim)
-
-
-@stands_for("npu::npu_fast_gelu")
-def npu_fast_gelu(self: Tensor) -> Tensor:
-    """x · sigmoid(1.702 x)."""
-    return self * torch.sigmoid(1.702 * self)
 
 
 @stands_for("npu::npu_gelu")

@@ -7,12 +7,13 @@ As in `formulas` beside it: from public documentation, independent of the stand-
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, wide
+from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, of, wide
 
 
 @formula("te_softmax::scaled_softmax_fwd", "(bf16[2,3,8,16], 0.5)")
@@ -245,3 +246,53 @@ def merge_state(values: Values) -> tuple[Tensor, Tensor]:
     parts = (wide(values[name]) * weight.unsqueeze(-1) for name, weight in zip(("v_a", "v_b"), weights, strict=True))
     out = sum(parts) / both.unsqueeze(-1)
     return out.to(values["v_a"].dtype), torch.log2(both).to(values["s_a"].dtype)
+
+
+def attention_gradients(values: Values, parts: Sequence[Tensor], out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+    """Of queries, keys and values [.., S, H, D] and the gradient of their result, from the result and the logarithms
+    [.., H, Sq] that were saved (Dao and others, FlashAttention, arXiv 2205.14135, algorithm 4)."""
+    plain(values)
+    is_causal = bool(of(values, "causal", "is_causal"))
+    q, k, v, dout, saved = (wide(x).transpose(-3, -2) for x in (*parts, out))
+    covers(q.numel() and k.numel() and (not is_causal or q.shape[-2] <= k.shape[-2]), "each query sees a key")
+    covers(k.shape[-3] == q.shape[-3] and lse.shape == q.shape[:-1], "a logarithm for each query, a key head for each")
+    scores = torch.einsum("...id,...jd->...ij", q, k) * values["softmax_scale"]
+    weights = torch.exp(scores - wide(lse).unsqueeze(-1))
+    weights = weights * causal(weights) if is_causal else weights
+    covers(bool(weights.isfinite().all()), "logarithms that belong to the scores")
+    shares = (dout * saved).sum(-1)
+    inner = weights * (torch.einsum("...id,...jd->...ij", dout, v) - shares.unsqueeze(-1)) * values["softmax_scale"]
+    equations = (
+        ("...ij,...jd->...id", inner, k),
+        ("...ij,...id->...jd", inner, q),
+        ("...ij,...id->...jd", weights, dout),
+    )
+    grads = (torch.einsum(*part).transpose(-3, -2) for part in equations)
+    return shares.float(), *(grad.to(x.dtype) for grad, x in zip(grads, parts, strict=False))
+
+
+@formula(
+    "flash_attn::_flash_attn_backward",
+    "(f32[2,6,4,8], f32[2,6,4,8], f32[2,6,4,8], f32[2,6,4,8], f32[2,6,4,8], f32[2,4,6], f32[2,6,4,8], f32[2,6,4,8],"
+    " f32[2,6,4,8], 0.0, 0.35, True, -1, -1, 0.0, None, False)",
+)
+def flash_attention_backward(values: Values) -> tuple[Tensor, ...]:
+    parts = [values[name] for name in ("q", "k", "v", "dout")]
+    return attention_gradients(values, parts, values["out"], values["softmax_lse"])
+
+
+@formula(
+    "flash_attn::_flash_attn_varlen_backward",
+    "(f32[12,4,8], f32[12,4,8], f32[12,4,8], f32[12,4,8], f32[12,4,8], f32[4,12], f32[12,4,8], f32[12,4,8],"
+    " f32[12,4,8], i32[4], i32[4], 12, 12, 0.0, 0.35, True, -1, -1, 0.0, None, False)",
+)
+def flash_attention_backward_packed(values: Values) -> tuple[Tensor, ...]:
+    ends, key_ends = numbers(values["cu_seqlens_q"]), numbers(values["cu_seqlens_k"])
+    q, k, v, dout = (values[name] for name in ("q", "k", "v", "dout"))
+    covers(ends[-1] == len(q) and key_ends[-1] == len(k), "rows that all belong to a sequence")
+    columns: list[tuple[Tensor, ...]] = []
+    for (a, b), (c, d) in zip(itertools.pairwise(ends), itertools.pairwise(key_ends), strict=True):
+        parts = q[a:b], k[c:d], v[c:d], dout[a:b]
+        columns.append(attention_gradients(values, parts, values["out"][a:b], values["softmax_lse"][:, a:b]))
+    shares, *grads = zip(*columns, strict=True)
+    return torch.cat(shares, -1), *(torch.cat(part) for part in grads)

@@ -89,7 +89,7 @@ def _refuse(dropout_p: float, softcap: float, alibi_slopes: Tensor | None) -> No
 
 
 def _fake_lse(softmax_lse: Tensor) -> Tensor:
-    return torch.empty_like(softmax_lse, memory_format=torch.contiguous_format)
+    return softmax_lse.new_empty(softmax_lse.shape, dtype=torch.float32)
 
 
 @stands_for("flash_attn::_flash_attn_backward", fake=_fake_lse)

@@ -9,28 +9,27 @@ from math import prod
 
 import msgspec
 
-from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, Kind
-from opreplay.replay.collectives.names import EXPERTS
+from opreplay.replay.collectives.model import POINT_TO_POINT, Collective
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ops.table import costs, costs_like
+from opreplay.traces.collectives.names import EXPERTS, operation_of
 
-WORDS: tuple[tuple[str, str], ...] = (
-    ("allreduce", "hcom_allReduce_"),
-    ("reducescatter", "hcom_reduceScatter_"),
-    ("allgather", "hcom_allGather_"),
-    ("alltoall", "hcom_alltoallv_"),
-    ("broadcast", "hcom_broadcast_"),
-    ("sendrecv", "hcom_alltoallv_"),
-    ("barrier", "hcom_barrier_"),
-    ("scatter", "hcom_scatter_"),
-    ("gather", "hcom_gather_"),
-    ("reduce", "hcom_reduce_"),
-    ("send", "hcom_send_"),
-    ("recv", "hcom_receive_"),
-    ("receive", "hcom_receive_"),
-)
-"""What a name holds, underscores aside → HCCL operation; the first that fits counts."""
+OF_KINDS: dict[str, str] = {
+    "all_reduce": "hcom_allReduce_",
+    "all_gather": "hcom_allGather_",
+    "reduce_scatter": "hcom_reduceScatter_",
+    "all_to_all": "hcom_alltoallv_",
+    "broadcast": "hcom_broadcast_",
+    "reduce": "hcom_reduce_",
+    "gather": "hcom_gather_",
+    "scatter": "hcom_scatter_",
+    "send": "hcom_send_",
+    "recv": "hcom_receive_",
+    "barrier": "hcom_barrier_",
+    "send_recv": "hcom_alltoallv_",
+}
+"""Operation → that of HCCL; kernels that send and receive are mostly of an all-to-all."""
 
 LIKE = (
     r"(nccl|gloo|hccl|mpi|ucc|xccl|rccl|lccl|ncclx):",  # annotations of the back-ends, taken for ops
@@ -40,13 +39,6 @@ LIKE = (
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|one_shot_all|two_shot_all)",
 )
 """Patterns of names that are collectives."""
-
-
-def kind_of(name: str) -> str | None:
-    """The HCCL operation that a name or a recorded device kernel stands for; None where it does not say."""
-    plain = name.rpartition("::")[2].partition(":")[2] or name.rpartition("::")[2]
-    plain = plain.split("(")[0].replace("_", "").replace("-", "").lower()
-    return next((kind for word, kind in WORDS if word in plain), None)
 
 
 def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -62,22 +54,6 @@ def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[
     # c10d::reduce_scatter_ names its results first, and what goes in is a list of lists, which is not recorded.
     scattered = kind == "hcom_reduceScatter_" and name != "c10d::reduce_scatter_"
     return tensors, [spec((size if scattered else size * world,), dtype)]
-
-
-OF_KINDS: dict[Kind, str] = {
-    "all_reduce": "hcom_allReduce_",
-    "all_gather": "hcom_allGather_",
-    "reduce_scatter": "hcom_reduceScatter_",
-    "all_to_all": "hcom_alltoallv_",
-    "broadcast": "hcom_broadcast_",
-    "reduce": "hcom_reduce_",
-    "gather": "hcom_gather_",
-    "scatter": "hcom_scatter_",
-    "send": "hcom_send_",
-    "recv": "hcom_receive_",
-    "barrier": "hcom_barrier_",
-}
-"""Operation → that of HCCL."""
 
 
 def kernel_of(collective: Collective) -> KernelCall:
@@ -132,10 +108,10 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
     """The operation that the name says."""
     if any(word in op.op.name for word in ("wait", "rank", "work", "coalescing", "pg_", "initialize", "Destroy")):
         return ()
-    kind = kind_of(op.op.name)
+    kind = operation_of(op.op.name)
     if kind is None:
         raise DoesNotFit("names no operation")
-    return _lowered(op, kind)
+    return _lowered(op, OF_KINDS[kind])
 
 
 @costs("record_param_comms")
@@ -151,10 +127,10 @@ def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
         return [kernel_of(collective)]
     if not op.tensors:
         return ()
-    named = [kind for k in op.op.recorded.kernels if (kind := kind_of(re.sub(r"^nccl\w*?Kernel_?", "", k.name)))]
+    named = [kind for k in op.op.recorded.kernels if (kind := operation_of(re.sub(r"^nccl\w*?Kernel_?", "", k.name)))]
     if not named:
         op.note("the operation is not recorded: taken as all-reduce")
-    return _lowered(op, named[0] if named else "hcom_allReduce_")
+    return _lowered(op, OF_KINDS[named[0] if named else "all_reduce"])
 
 
 @costs(

@@ -75,12 +75,17 @@ def _dense(op: OpView) -> tuple[int, int] | None:
     q, k = op.meta("query", "q"), op.meta("key", "k")
     if q is None or k is None or "input_layout" not in op.args or page_of(op) is not None:
         return None
-    if str(op.value("input_layout") or "")[:3] in PACKED or not q.shape or not q.shape[0]:
+    layout = str(op.value("input_layout") or "")
+    if layout[:3] in PACKED or not q.shape or not q.shape[0]:
         return None
-    if len(k.shape) == 4:
-        heads_first = (op.integer("num_heads", default=0),) == q.shape[1:2] != q.shape[2:3]
-        return q.shape[0], k.shape[2 if heads_first else 1]
-    return (q.shape[0], k.shape[1]) if len(k.shape) == 3 else None
+    if len(k.shape) == 3:
+        return (q.shape[1], k.shape[0]) if layout.startswith("SBH") else (q.shape[0], k.shape[1])
+    if len(k.shape) != 4:
+        return None
+    heads = op.integer("num_key_value_heads", default=0) or op.integer("num_heads", "head_num", default=0)
+    # Where no layout is recorded, the heads are told by their number: second in BNSD, third in BSND.
+    heads_first = layout.startswith("BN") if layout else k.shape[1] == heads != k.shape[2]
+    return q.shape[0], k.shape[2 if heads_first else 1]
 
 
 def _made(query: float, context: float, pairs: float, sequences: int) -> Contents:

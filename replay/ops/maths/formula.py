@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -40,6 +40,15 @@ def covers(condition: object, what: str) -> None:
 
 def epsilon(values: Values, otherwise: float = 1e-6) -> float:
     return of(values, "epsilon", "eps", "variance_epsilon", otherwise=otherwise)
+
+
+def gradients(forward: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
+    """Of the inputs of `forward`, by autograd, from that of its result. Refuses a gradient of other sizes."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        y = forward(*leaves)
+    covers(y.shape == grad.shape, "a gradient of the result's sizes")
+    return torch.autograd.grad(y, leaves, grad.to(y.dtype))
 
 
 def halves(values: Values) -> tuple[Tensor, Tensor]:

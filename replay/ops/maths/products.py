@@ -26,6 +26,11 @@ def row_blocks(rows: int, width: int, like: Tensor, elements: int = BLOCK_ELEMEN
         yield slice(start, min(start + step, rows))
 
 
+def as_rows(x: Tensor) -> Tensor:
+    """[.., K] as [rows, K], whatever is zero."""
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x [.., K] @ weight [N, K]ᵀ + bias in `dtype` (default: x's).
 
@@ -35,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
     wanted = dtype or x.dtype
     if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16):
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype)).to(wanted)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = as_rows(x)
     out = rows.new_empty((rows.shape[0], weight.shape[0]), dtype=wanted)
     widest = max(rows.shape[1], weight.shape[0])
     for columns in row_blocks(weight.shape[0], weight.shape[1], x, _COPY_ELEMENTS):

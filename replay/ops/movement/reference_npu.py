@@ -88,8 +88,7 @@ def bmm_v2_mat2_backward(grad: Tensor, mat1: Tensor, size: list[int]) -> Tensor:
 @stands_for("npu::npu_linear_backward")
 def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """(gradient of the input, gradient of the weight [N, K])."""
-    rows, inputs = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
-    return (rows @ weight).reshape(input.shape), rows.t() @ inputs
+    return grad @ weight, grad.flatten(0, -2).mT @ input.flatten(0, -2)
 
 
 @stands_for("npu::npu_max")

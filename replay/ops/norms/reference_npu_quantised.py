@@ -152,9 +152,10 @@ def layernorm_grad(
     """Gradients of a layer norm to input, weight and bias."""
     lead = input.shape[: input.dim() - len(normalized_shape)]
     shape = (*lead, *[1] * len(normalized_shape))
-    grads = torch.ops.aten.native_layer_norm_backward(
-        grad_out, input, normalized_shape, mean.reshape(shape), rstd.reshape(shape), weight, bias, [True] * 3
-    )
+    # torch's kernel reads all of them as if they were dense.
+    dense = (part.contiguous() for part in (grad_out, input, mean.reshape(shape), rstd.reshape(shape)))
+    grad, x, mean, rstd = dense
+    grads = torch.ops.aten.native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, [True] * 3)
     empty = input.new_empty((0,))
     return tuple(part if part is not None else empty.clone() for part in grads)  # type: ignore[return-value]
 
@@ -212,6 +213,8 @@ def group_norm_swish(
 ) -> _Three:
     """(y · sigmoid(swish_scale · y) of the group norm y, mean [N, groups], rstd)."""
     batch, channels = input.shape[:2]
+    # torch's kernel reads a weight and a bias as if they were dense.
+    weight, bias = (None if part is None else part.contiguous() for part in (weight, bias))
     normed, mean, rstd = torch.native_group_norm(
         input, weight, bias, batch, channels, input.numel() // max(1, batch * channels), num_groups, eps or 1e-5
     )
@@ -240,11 +243,11 @@ def group_norm_swish_grad(
     share = torch.sigmoid(scale * y)
     dy = (grad.float() * (share + scale * y * share * (1 - share))).to(grad.dtype)
     grads = torch.ops.aten.native_group_norm_backward(
-        dy,
-        input,
-        mean.reshape(batch, num_groups).to(input.dtype),
-        rstd.reshape(batch, num_groups).to(input.dtype),
-        weight,
+        dy.contiguous(),
+        input.contiguous(),
+        mean.reshape(batch, num_groups).to(input.dtype).contiguous(),
+        rstd.reshape(batch, num_groups).to(input.dtype).contiguous(),
+        weight.contiguous(),
         batch,
         channels,
         inner,
@@ -259,7 +262,7 @@ def _fake_loss(input: Tensor, target: Tensor, reduction: str, return_zloss: bool
     shape = (input.shape[0],) if return_zloss else (0,)
     return (
         input.new_empty(rows),
-        torch.empty_like(input),
+        input.new_empty(input.shape),
         input.new_empty(rows if return_zloss else (0,)),
         input.new_empty(shape),
     )

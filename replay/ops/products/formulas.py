@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula
+from opreplay.replay.ops.maths.formula import Values, covers, formula, of
 
 
 @formula(
@@ -53,8 +53,10 @@ def gemm_a16w16(values: Values) -> Tensor:
 
 
 @formula("aiter::gemm_a16w16_asm", "(f32[8,16], f32[24,16], f32[8,24], i32[1])")
-def gemm_into(values: Values) -> Tensor:
-    return values["out"].copy_(values["A"] @ values["B"].mT)
+def gemm_into(values: Values) -> tuple[Tensor, Tensor]:
+    covers(values.get("bias") is None, "no bias")
+    product = (values["A"] @ values["B"].mT).to(values["out"].dtype)
+    return product, product
 
 
 @formula("npu::npu_linear", "f32[8,16], f32[24,16], f32[24]")
@@ -70,3 +72,293 @@ def npu_bmm(values: Values) -> Tensor:
 @formula("_C::permute_cols", "(bf16[8,16], i32[16])")
 def permute_cols(values: Values) -> Tensor:
     return values["A"][:, values["perm"].long()]
+
+
+@formula("sglang::cutedsl_dsv3_fused_a_gemm sglang::jit_dsv3_fused_a_gemm", "f32[8,16], f32[16,24]")
+@formula("vllm::min_latency_fused_qkv_a_proj", "f32[8,16], f32[24,16]")
+@formula("_moe_C::router_gemm_bf16_fp32 vllm::fp32_router_gemm_dispatch", "f32[8,16], f32[24,16]")
+def plain(values: Values) -> Tensor:
+    x, weight = of(values, "x", "input", "input_", "mat_a"), of(values, "weight", "mat_b")
+    turned = weight if "mat_b" in values else weight.mT
+    return x @ turned
+
+
+@formula("sglang::bf16_gemm_dispatch sglang::cutedsl_tgv_bf16_gemm", "f32[8,16], f32[24,16], f32[24]")
+@formula("_rocm_C::wvSplitKrc", "(f32[24,16], f32[4,16], f32[24], 1)")
+def with_bias(values: Values) -> Tensor:
+    x, weight = of(values, "x", "in_b"), of(values, "weight", "in_a")
+    bias = of(values, "bias", "in_bias")
+    covers(bias is not None, "a bias")
+    return x @ weight.mT + bias
+
+
+@formula("sglang::cutedsl_tgv_bf16_gemm_out", "f32[8,16], f32[24,16], f32[8,24], f32[24]")
+def with_bias_into(values: Values) -> Tensor:
+    covers(values["bias"] is not None, "a bias")
+    return (values["x"] @ values["weight"].mT + values["bias"]).to(values["out"].dtype)
+
+
+@formula("_moe_C::gpt_oss_router_gemm", "f32[8,24], f32[8,16], f32[24,16], f32[24]")
+def router_into(values: Values) -> Tensor:
+    return (values["input"] @ values["weights"].mT + values["bias"]).to(values["output"].dtype)
+
+
+@formula("sgl_kernel::dsv3_router_gemm", "f32[8,24], f32[8,16], f32[24,16]")
+@formula("sglang::dsv3_router_gemm", "f32[8,16], f32[24,16], f32[8,24]")
+@formula("sglang::flashinfer_dsv3_router_gemm", "f32[8,24], f32[8,16], f32[24,16]")
+def router_scores(values: Values) -> Tensor:
+    x, weight = of(values, "mat_a", "hidden_states"), of(values, "mat_b", "router_weights", "weight")
+    return (x @ weight.mT).to(of(values, "output", "logits").dtype)
+
+
+@formula("aiter::gemm_a16w16_", "(f32[8,16], f32[24,16], f32[24], torch.float32)")
+def gemm_a16w16_with_bias(values: Values) -> Tensor:
+    covers(values.get("y") is None and values.get("activation") is None and values.get("bias") is not None, "a bias")
+    return (values["x"] @ values["w"].mT + values["bias"]).to(values.get("dtype") or torch.bfloat16)
+
+
+@formula("aiter::gemm_a16w16_atomic_", "(f32[8,16], f32[24,16], torch.float32)")
+def gemm_a16w16_atomic(values: Values) -> Tensor:
+    covers(values.get("y") is None, "a new result")
+    return (values["x"] @ values["w"].mT).to(values.get("dtype") or torch.bfloat16)
+
+
+@formula("aiter::batched_gemm_bf16", "(bf16[2,8,16], bf16[2,24,16], bf16[2,8,24])")
+def batched(values: Values) -> tuple[Tensor, Tensor]:
+    covers(values.get("bias") is None, "no bias")
+    product = torch.einsum("bmk,bnk->bmn", values["XQ"].double(), values["WQ"].double()).to(values["out"].dtype)
+    return product, product
+
+
+BLOCK = 128
+"""Rows and columns that share a scale."""
+
+
+def rescaled(x: Tensor, scale: Tensor) -> Tensor:
+    """Numbers [rows, columns] times the scales [.., columns / 128] of their blocks."""
+    scale = scale.double()
+    for dim in (0, 1):
+        block = 1 if scale.shape[dim] == x.shape[dim] else BLOCK
+        covers(scale.shape[dim] == -(-x.shape[dim] // block), "blocks of 128")
+        scale = scale.repeat_interleave(block, dim).narrow(dim, 0, x.shape[dim])
+    return x.double() * scale
+
+
+def scaled(values: Values, dtype: torch.dtype) -> Tensor:
+    """A [M, K] times B [N, K], both in numbers of 8 bits with scales."""
+    x, weight = of(values, "A", "XQ", "qx", "q_input"), of(values, "B", "WQ", "weight")
+    covers(values.get("bias") is None and dtype is not torch.float64, "sums in float32 without a bias")
+    covers(x.dim() == 2 and x.numel() and weight.numel(), "matrices")
+    scale_x = of(values, "As", "x_scale", "A_scale", "input_scale")
+    scale_w = of(values, "Bs", "w_scale", "B_scale", "weight_scale")
+    if all(scale.numel() in (1, len(rows)) for scale, rows in ((scale_x, x), (scale_w, weight))):
+        product = x.double() @ weight.double().mT
+        return (product * scale_x.double().reshape(-1, 1) * scale_w.double().reshape(1, -1)).to(dtype)
+    covers(scale_x.dim() == scale_w.dim() == 2, "scales by block")
+    return (rescaled(x, scale_x) @ rescaled(weight, scale_w).mT).to(dtype)
+
+
+BY_ROW = "(f8e4m3[8,16], f8e4m3[24,16], f32[8,1], f32[24,1]{})"
+BY_BLOCK = "(f8e4m3[8,256], f8e4m3[256,256], f32[8,2], f32[2,2]{})"
+
+
+@formula(
+    "vllm::rocm_aiter_gemm_a8w8 vllm::rocm_aiter_gemm_w8a8 vllm::rocm_aiter_w8a8_gemm"
+    " vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm",
+    BY_ROW.format(", None, torch.bfloat16"),
+)
+@formula("vllm::rocm_aiter_hipb_mm_fp8", BY_ROW.format(", None, torch.bfloat16"))
+@formula(
+    "vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle"
+    " vllm::rocm_aiter_triton_gemm_a8w8_blockscale",
+    BY_BLOCK.format(", torch.bfloat16"),
+)
+@formula(
+    "vllm::rocm_aiter_gemm_w8a8_blockscale vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func"
+    " vllm::padded_cutlass",
+    BY_BLOCK.format(", [128,128], torch.bfloat16"),
+)
+def scaled_product(values: Values) -> Tensor:
+    return scaled(values, values["output_dtype"])
+
+
+@formula(
+    "vllm::dynamic_padded_cutlass", "(f8e4m3[8,256], f8e4m3[256,256], f32[8,2], f32[2,2], [128,128], torch.bfloat16)"
+)
+def scaled_padded(values: Values) -> Tensor:
+    return scaled(values, values["output_dtype"])
+
+
+@formula("vllm::fp8_gemm_nt_op", "(f8e4m3[8,256], f32[8,2], f8e4m3[256,256], f32[2,2], bf16[8,256], False)")
+@formula("sglang::deep_gemm_fp8_fp8_bf16_nt", "(f8e4m3[8,256], f32[8,2], f8e4m3[256,256], f32[2,2], bf16[8,256])")
+def scaled_into(values: Values) -> Tensor:
+    return scaled({**values, "A": of(values, "A", "q_input")}, of(values, "output", "C").dtype)
+
+
+@formula("aiter::gemm_a8w8_blockscale aiter::gemm_a8w8_blockscale_bpreshuffle", BY_BLOCK.format(", torch.bfloat16"))
+@formula("aiter::gemm_a8w8_bpreshuffle", BY_ROW.format(", None, torch.bfloat16"))
+def aiter_scaled(values: Values) -> Tensor:
+    covers(not values.get("isBpreshuffled"), "weights in order")
+    return scaled(values, values.get("dtype", torch.bfloat16))
+
+
+@formula(
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_ck aiter::gemm_a8w8_blockscale_bpreshuffle_cktile"
+    " aiter::gemm_a8w8_blockscale_cktile aiter::flatmm_a8w8_blockscale_asm aiter::gfx950_a8w8_blockscale_asm"
+    " aiter::mi350_a8w8_blockscale_asm",
+    BY_BLOCK.format(", bf16[8,256]"),
+)
+@formula("aiter::gemm_a8w8_bpreshuffle_ck aiter::gemm_a8w8_bpreshuffle_cktile", BY_ROW.format(", bf16[8,24]"))
+def aiter_scaled_returned(values: Values) -> tuple[Tensor, Tensor]:
+    product = scaled(values, of(values, "Out", "out").dtype)
+    return product, product
+
+
+@formula("aiter::gemm_a8w8_blockscale_ck", BY_BLOCK.format(", bf16[8,256]"))
+@formula("aiter::gemm_a8w8_ck", BY_ROW.format(", bf16[8,24]"))
+@formula("aiter::_flatmm_a8w8_blockscale_asm aiter::_gfx950_a8w8_blockscale_asm", BY_BLOCK.format(", bf16[8,256]"))
+@formula("aiter::_gemm_a8w8_asm", BY_ROW.format(", bf16[8,24]"))
+def aiter_scaled_into(values: Values) -> Tensor:
+    return scaled(values, of(values, "Out", "out").dtype)
+
+
+@formula("vllm::bmm_fp8", "(f8e4m3[2,8,16], f8e4m3[2,16,24], f32[1], f32[1], torch.bfloat16, 'auto')")
+def bmm_fp8(values: Values) -> Tensor:
+    product = torch.einsum("bmk,bkn->bmn", values["A"].double(), values["B"].double())
+    return (product * values["A_scale"].double() * values["B_scale"].double()).to(values["dtype"])
+
+
+@formula(
+    "sglang::_bmm_fp8_op sglang::flashinfer_bmm_fp8_batched",
+    "(f8e4m3[2,8,16], f8e4m3[2,16,24], bf16[2,8,24], f32[1], f32[1])",
+)
+def bmm_fp8_into(values: Values) -> Tensor:
+    return bmm_fp8({**values, "dtype": values["out"].dtype})
+
+
+@formula("sglang::flashinfer_bmm_fp8", "(f8e4m3[8,16], f8e4m3[16,24], f32[1], f32[1], torch.bfloat16)")
+def fp8_linear(values: Values) -> Tensor:
+    return scaled({**values, "weight": values["weight"].mT}, values["out_dtype"])
+
+
+@formula(
+    "vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl",
+    "(f8e4m3[8,16], f8e4m3[16,24]{1,16}, torch.bfloat16, f32[1], f32[1], bf16[24])",
+)
+def per_tensor(values: Values) -> Tensor:
+    covers(values["As"].numel() == values["Bs"].numel() == 1, "one scale each")
+    product = values["A"].double() @ values["B"].double() * values["As"].double() * values["Bs"].double()
+    return (product + values["bias"].double()).to(values["out_dtype"])
+
+
+@formula("_C::cutlass_scaled_mm_dq", "(bf16[8,24], i8[8,16], i8[16,24]{1,16}, f32[8,1], f32[1,24])")
+def scaled_mm_dq(values: Values) -> Tensor:
+    product = values["a"].double() @ values["b"].double()
+    return (product * values["a_scales"] * values["b_scales"]).to(values["out"].dtype)
+
+
+@formula(
+    "_C::cutlass_scaled_mm_azp",
+    "(bf16[8,24], i8[8,16], i8[16,24]{1,16}, f32[8,1], f32[1,24], i32[24], i32[8], bf16[24])",
+)
+def scaled_mm_azp(values: Values) -> Tensor:
+    covers(values["a"].dim() == 2, "matrices")
+    covers(values["azp"] is not None and values["bias"] is not None, "a zero for each row, and a bias")
+    shift = values["azp"].double().reshape(-1, 1) * values["azp_adj"].double().reshape(1, -1)
+    product = (values["a"].double() @ values["b"].double() - shift) * values["a_scales"] * values["b_scales"]
+    return (product + values["bias"].double()).to(values["out"].dtype)
+
+
+def adapted(x: Tensor, weights: Tensor, adapters: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row times the matrix of its adapter; and whether it has one."""
+    matrices = (weights.squeeze(1) if weights.dim() == 4 else weights).double()
+    covers(x.dim() == 2 and len(adapters) >= len(x) and len(matrices) and len(x), "an adapter for each row")
+    which = adapters[: len(x)]
+    known = ((which >= 0) & (which < len(matrices))).unsqueeze(1)
+    chosen = matrices[which.clamp(0, len(matrices) - 1).long()]
+    return torch.einsum("tk,tnk->tn", x.double(), chosen), known
+
+
+@formula("vllm::bgmv_shrink vllm::xpu_bgmv_shrink", "(f32[8,16], f32[3,4,16], f32[8,4], i64[8], 0.5)")
+def bgmv_shrink(values: Values) -> Tensor:
+    x, known = adapted(values["inputs"], values["lora_a_weights"], values["lora_indices_tensor"])
+    y = values["output_tensor"]
+    covers(y.shape == x.shape, "a row of results for each")
+    return torch.where(known, x * values["scaling"], y.double()).to(y.dtype)
+
+
+@formula("vllm::bgmv_expand vllm::xpu_bgmv_expand", "(f32[8,4], f32[3,16,4], f32[8,16], i64[8], True)")
+@formula(
+    "vllm::bgmv_expand_slice vllm::xpu_bgmv_expand_slice", "(f32[8,4], f32[3,16,4], f32[8,32], i64[8], 16, 16, True)"
+)
+def bgmv_expand(values: Values) -> Tensor:
+    x, known = adapted(values["inputs"], values["lora_b_weights"], values["lora_indices_tensor"])
+    y, begin = values["output_tensor"].double(), values.get("slice_offset", 0)
+    covers(begin + x.shape[1] <= y.shape[1] and len(y) == len(x), "columns that are there")
+    covers(values.get("slice_size", x.shape[1]) == x.shape[1], "all columns of the weights")
+    part = y[:, begin : begin + x.shape[1]]
+    part.copy_(torch.where(known, part + x if values["add_inputs"] else x, part))
+    return y.to(values["output_tensor"].dtype)
+
+
+@formula("_C_ascend::bgmv_shrink npu::bgmv_shrink", "(f32[8,16], f32[3,4,16], i64[8], f32[8,4], 0.5)")
+def ascend_bgmv_shrink(values: Values) -> Tensor:
+    x, known = adapted(values["x"], values["weight"], values["indices"])
+    y = values["y"].double()
+    covers(y.shape == x.shape, "a row of results for each")
+    return torch.where(known, y + values["scale"] * x, y).to(values["y"].dtype)
+
+
+@formula("_C_ascend::bgmv_expand npu::bgmv_expand", "(f32[8,4], f32[3,16,4], i64[8], f32[8,32], 16, 16)")
+def ascend_bgmv_expand(values: Values) -> tuple[Tensor, Tensor]:
+    given = {"inputs": values["x"], "lora_b_weights": values["weight"], "lora_indices_tensor": values["indices"]}
+    rest = {name: values[name] for name in ("slice_offset", "slice_size")}
+    y = bgmv_expand({**given, **rest, "output_tensor": values["y"], "add_inputs": True})
+    return y, y
+
+
+@formula("fbgemm::bf16bf16bf16_grouped", "([bf16[8,16], bf16[4,16]], [bf16[24,16], bf16[24,16]])")
+def grouped(values: Values) -> list[Tensor]:
+    pairs = zip(values["X"], values["W"], strict=True)
+    return [(x.double() @ weight.double().mT).bfloat16() for x, weight in pairs]
+
+
+@formula("fbgemm::bf16bf16bf16_grouped_cat", "([bf16[8,16], bf16[4,16]], [bf16[24,16], bf16[24,16]])")
+def grouped_cat(values: Values) -> Tensor:
+    return torch.cat(grouped(values))
+
+
+@formula(
+    "fbgemm::f8f8bf16_rowwise_grouped",
+    "([f8e4m3[8,16], f8e4m3[4,16]], [f8e4m3[24,16], f8e4m3[24,16]], [f32[8], f32[4]], [f32[24], f32[24]])",
+)
+def grouped_rowwise(values: Values) -> list[Tensor]:
+    parts = zip(values["XQ"], values["WQ"], values["x_scale"], values["w_scale"], strict=True)
+    return [scaled(dict(zip(("XQ", "WQ", "x_scale", "w_scale"), part, strict=True)), torch.bfloat16) for part in parts]
+
+
+@formula("fbgemm::f8f8bf16_rowwise_batched", "(f8e4m3[2,8,16], f8e4m3[2,24,16], f32[2,8], f32[2,24])")
+def batched_rowwise(values: Values) -> Tensor:
+    covers(values.get("bias") is None and values.get("output") is None, "the plain form")
+    product = torch.einsum("bmk,bnk->bmn", values["XQ"].double(), values["WQ"].double())
+    return (product * values["x_scale"].unsqueeze(-1) * values["w_scale"].unsqueeze(-2)).bfloat16()
+
+
+@formula("fbgemm::f8f8bf16_tensorwise", "(f8e4m3[8,16], f8e4m3[24,16], 0.5)")
+def tensorwise(values: Values) -> Tensor:
+    return (values["XQ"].double() @ values["WQ"].double().mT * values["scale"]).bfloat16()
+
+
+@formula("npu::npu_quant_matmul_reduce_sum", "(i8[2,8,16], i8[2,16,24], x1_scale=f32[2,8], x2_scale=bf16[24])")
+def npu_reduced(values: Values) -> Tensor:
+    covers(values.get("x1_scale") is not None and values.get("x2_scale") is not None, "scales")
+    product = torch.einsum("bmk,bkn->bmn", values["x1"].double(), values["x2"].double())
+    return (product * values["x1_scale"].unsqueeze(-1) * values["x2_scale"].double()).sum(0).bfloat16()
+
+
+@formula("npu::npu_transpose_batchmatmul", "(bf16[8,2,16], bf16[2,16,24], perm_x1=[1,0,2], perm_y=[1,0,2])")
+def npu_transposed_bmm(values: Values) -> Tensor:
+    covers(values.get("bias") is None and values.get("scale") is None and not values.get("perm_x2"), "the plain form")
+    covers(values.get("perm_x1") == values.get("perm_y") == [1, 0, 2], "rows first")
+    covers(values.get("batch_split_factor", 1) == 1, "one part")
+    return torch.einsum("mbk,bkn->mbn", values["input"].double(), values["weight"].double()).to(values["input"].dtype)

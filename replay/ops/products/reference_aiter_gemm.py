@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.maths.products import linear
+from opreplay.replay.ops.maths.products import as_rows, linear
 from opreplay.replay.ops.maths.quantize import dequantize, scaled_linear
 
 
@@ -28,7 +28,7 @@ def gemm_a16w16(
     if scale_a is None and scale_b is None:
         out = linear(A, B, bias, otype)
     else:
-        rows = scaled_linear(A.reshape(-1, A.shape[-1]), B, scale_a, scale_b, bias, otype or torch.bfloat16)
+        rows = scaled_linear(as_rows(A), B, scale_a, scale_b, bias, otype or torch.bfloat16)
         out = rows.reshape(*A.shape[:-1], B.shape[0])
     return out if scale_c is None else (out.float() / scale_c).to(out.dtype)
 

@@ -17,9 +17,8 @@ _OUT = ("out", "Out", "y")
 
 
 def _kept(out: Tensor, value: Tensor) -> Tensor:
-    """The value, written to out as well."""
-    out.copy_(value)
-    return value.to(out.dtype)
+    """The value, written to out as well, and laid out as it is."""
+    return out.copy_(value).clone()
 
 
 @stands_for("aiter::gemm_a16w16_asm", writes=_OUT, fake=lambda out: torch.empty_like(out))

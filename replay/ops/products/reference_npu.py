@@ -9,7 +9,7 @@ from torch import Tensor
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_npu import group_ends
 from opreplay.replay.ops.maths.packed_weights import unpack
-from opreplay.replay.ops.maths.products import linear
+from opreplay.replay.ops.maths.products import as_rows, linear
 from opreplay.replay.ops.maths.quantize import row_scale, to_quantized
 
 _Three = tuple[Tensor, Tensor, Tensor]
@@ -345,7 +345,7 @@ def npu_ffn(
     if deq_scale1 is not None or antiquant_scale1 is not None:
         raise ValueError("npu_ffn with quantised weights is not implemented")
     act = _FFN[activation or ""]
-    rows = x.reshape(-1, x.shape[-1])
+    rows = as_rows(x)
     if weight1.dim() == 2:
         y = linear(act(linear(rows, weight1.t(), bias1)), weight2.t(), bias2)
         return y.reshape(*x.shape[:-1], weight2.shape[-1])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.maths.products import linear
+from opreplay.replay.ops.maths.products import as_rows, linear
 from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, scaled_linear
 
 GROUP = 128
@@ -84,10 +84,10 @@ def _folded(
     a: Tensor, weight: Tensor, scale_a: Tensor | None, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """`scaled_linear` of a [.., K], its scale folded the same way."""
-    rows = a.reshape(-1, a.shape[-1])
+    rows = as_rows(a)
     scale = scale_a
     if scale is not None and scale.dim() > 2:
-        scale = scale.reshape(-1, scale.shape[-1])
+        scale = as_rows(scale)
     return scaled_linear(rows, weight, scale, scale_w, bias, dtype).reshape(*a.shape[:-1], weight.shape[0])
 
 
@@ -133,7 +133,7 @@ def fp8_blockwise_out(out: Tensor, mat_a: Tensor, mat_b: Tensor, scales_a: Tenso
 
 def _dynamic(x: Tensor, weight: Tensor, weight_scale: Tensor, group: int, bias: Tensor | None) -> Tensor:
     """x quantised to weight's dtype by groups of a row, then multiplied; in x's dtype."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = as_rows(x)
     scale = group_scale(rows, group, largest(weight.dtype))
     product = scaled_linear(quantize_groups(rows, scale, weight.dtype), weight, scale, weight_scale, bias, x.dtype)
     return product.reshape(*x.shape[:-1], weight.shape[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import FP8, Values, covers, formula, halves, rms, split, wide
+from opreplay.replay.ops.maths.formula import FP8, Values, covers, formula, halves, of, rms, split, wide
 
 LEAST = 1 / (FP8 * 512)
 """Least scale of a row in vLLM and FBGEMM."""
@@ -197,3 +197,133 @@ def hadamard(values: Values) -> Tensor:
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
     return x @ matrix * values.get("scale", 1.0)
+
+
+@formula("aiter::dynamic_per_token_scaled_quant", "(i8[8,16], f32[8,16], f32[8,1])")
+def aiter_token_int8(values: Values) -> tuple[Tensor, Tensor]:
+    covers(values.get("scale_ub") is None and values["out"].dtype is torch.int8, "whole numbers")
+    quantised, scale = token_int8(values["input"])
+    return quantised, scale.reshape(values["scales"].shape)
+
+
+def token_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers of 8 bits, and the scale of each row [.., 1]."""
+    covers(x.numel(), "rows")
+    scale = largest(x) / 127
+    return (wide(x) / scale).round().clamp(-128, 127).to(torch.int8), scale.float()
+
+
+@formula("aiter::per_token_quant_hip", "(f32[8,16], None, torch.int8)")
+def aiter_per_token(values: Values) -> tuple[Tensor, Tensor]:
+    covers(values.get("scale") is None and values.get("quant_dtype", torch.int8) is torch.int8, "whole numbers")
+    return token_int8(values["x"])
+
+
+@formula("vllm::rocm_aiter_per_token_quant", "(f32[8,16], torch.int8)")
+def rocm_per_token(values: Values) -> tuple[Tensor, Tensor]:
+    return aiter_per_token(values)
+
+
+@formula("aiter::smoothquant_fwd", "(i8[8,16], f32[8,16], f32[16], f32[8,1])")
+@formula("aiter::smooth_per_token_scaled_quant", "(i8[8,16], f32[8,16], f32[8,1], f32[16])")
+def smoothed_int8(values: Values) -> tuple[Tensor, Tensor]:
+    covers(values.get("smooth_scale_map") is None and values["out"].dtype is torch.int8, "whole numbers")
+    factor, places = of(values, "x_scale", "smooth_scale"), of(values, "y_scale", "scales")
+    quantised, scale = token_int8(wide(values["input"]) * wide(factor))
+    return quantised, scale.reshape(places.shape)
+
+
+@formula("aiter::moe_smoothquant_fwd", "(i8[2,8,16], f32[8,16], f32[4,16], i32[8,2], f32[2,8,1])")
+def moe_smoothed_int8(values: Values) -> tuple[Tensor, Tensor]:
+    x, factors, chosen = wide(values["input"]), wide(values["x_scale"]), values["topk_ids"].long()
+    covers(len(chosen) == len(x) and values["out"].dtype is torch.int8, "a choice for each token")
+    rows = torch.stack(
+        [x[t] * factors[expert] for k in range(chosen.shape[1]) for t, expert in enumerate(chosen[:, k])]
+    )
+    quantised, scale = token_int8(rows)
+    return quantised.reshape(values["out"].shape), scale.reshape(values["y_scale"].shape)
+
+
+@formula("aiter::per_group_quant_hip", "(f32[8,256], None, torch.int8, 128)")
+@formula("vllm::triton_per_token_group_quant_fp8 vllm::rocm_aiter_group_fp8_quant", "(f32[8,256], 128)")
+def by_group(values: Values) -> tuple[Tensor, Tensor]:
+    dtype = values.get("quant_dtype", torch.float8_e4m3fn)
+    covers(
+        values.get("scale") is None and not values.get("transpose_scale") and values["x"].dim() == 2, "the plain form"
+    )
+    groups, magnitude = grouped(values["x"], values.get("group_size", 128), 0.0)
+    covers(groups.numel() and bool((magnitude > SMALLEST * 1e10).all()), "groups that are not nearly zero")
+    scale = magnitude / (127 if dtype is torch.int8 else FP8)
+    scaled = groups / scale.unsqueeze(-1)
+    data = scaled.round().to(torch.int8) if dtype is torch.int8 else eight(scaled)
+    covers(dtype in (torch.int8, torch.float8_e4m3fn), "these dtypes")
+    return data.flatten(-2), scale.float()
+
+
+@formula(
+    "sgl_kernel::sgl_per_token_group_quant_8bit",
+    "(f32[8,64], f8e4m3[8,64], f32[8,4], 16, 1e-10, -448.0, 448.0, False)",
+)
+def sgl_group_fp8(values: Values) -> tuple[Tensor, Tensor]:
+    return group_fp8(values)
+
+
+@formula("sglang::per_token_quant_fp8", "(f32[8,16], f8e4m3[8,16], f32[8,1])")
+def sglang_token_fp8(values: Values) -> tuple[Tensor, Tensor]:
+    return sgl_token_fp8(values)
+
+
+@formula("sglang::per_tensor_quant_fp8", "(f32[8,16], f8e4m3[8,16], f32[1], True)")
+def sglang_static_fp8(values: Values) -> tuple[Tensor, Tensor]:
+    return sgl_static_fp8({"is_static": False, **values})
+
+
+@formula("sglang::per_tensor_absmax_fp8", "f32[8,16], f32[1]")
+def sglang_largest(values: Values) -> Tensor:
+    covers(values["input"].numel(), "numbers")
+    return (wide(values["input"]).abs().max() / FP8).reshape(values["output_s"].shape)
+
+
+@formula("vllm::quantize", "f32[8,16], f32[1], f32[1], f32[1]")
+def vllm_quantize(values: Values) -> Tensor:
+    x, scale, offset = (wide(values[name]) for name in ("in_tensor", "input_scale", "input_offset"))
+    return (x / scale + offset).round().clamp(-128, 127).to(torch.int8)
+
+
+@formula("npu::npu_quantize", "(f32[8,16], f32[16], f32[16], torch.qint8, 1, True)")
+def npu_quantize(values: Values) -> Tensor:
+    covers(
+        values["self"].dim() == 2 and values["axis"] == 1 and values["scales"].numel() > 1, "a scale for each column"
+    )
+    covers(
+        values["dtype"] in (torch.qint8, torch.int8) and values["zero_points"] is not None, "whole numbers of 8 bits"
+    )
+    x, scales = wide(values["self"]), wide(values["scales"])
+    scaled = x / scales if values.get("div_mode", True) else x * scales
+    return (scaled + wide(values["zero_points"])).round().clamp(-128, 127).to(torch.int8)
+
+
+@formula("sglang::hadamard_transform", "(f32[8,16], 0.25)")
+def sglang_hadamard(values: Values) -> Tensor:
+    return hadamard(values)
+
+
+@formula("_C::hadacore_transform", "(f32[8,16], False)")
+def hadacore(values: Values) -> tuple[Tensor, Tensor]:
+    covers(not values["inplace"] and values["x"].shape[-1], "a new result")
+    return hadamard({"x": values["x"], "scale": values["x"].shape[-1] ** -0.5}), values["x"]
+
+
+@formula(
+    "sglang::_run_activation_inplace sglang::_run_activation_with_rounding_inplace", "('silu', f32[8,32], f32[8,16])"
+)
+def sglang_gated(values: Values) -> Tensor:
+    covers(values["op_name"] in ("silu", ""), "silu")
+    gate, up = (wide(half) for half in halves(values))
+    return (gate / (1 + torch.exp(-gate)) * up).to(values["out"].dtype)
+
+
+@formula("sglang::_run_unary_activation_inplace", "('relu2', f32[8,16], f32[8,16])")
+def sglang_squared(values: Values) -> Tensor:
+    covers(values["op_name"] == "relu2", "this one")
+    return (wide(values["input"]).clamp(min=0) ** 2).to(values["out"].dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, split
+from opreplay.replay.ops.maths.formula import Values, covers, formula, gradients, numbers, of, split
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
@@ -134,3 +134,183 @@ def npu_rotary_mul(values: Values) -> Tensor:
     x = values["self"]
     first, second = x.chunk(2, -1)
     return x * values["r1"] + torch.cat([-second, first], -1) * values["r2"]
+
+
+def turned_heads(x: Tensor, cos: Tensor, sin: Tensor, values: Values) -> Tensor:
+    """aiter's x [S, B, H, D] by angles that broadcast to [S, B, 1, R]."""
+    neox = values["rotate_style"] == 0
+    covers(values["rotate_style"] in (0, 1), "the styles of GPT-NeoX and GPT-J")
+    covers(values["reuse_freqs_front_part"] and not values["nope_first"], "angles of pairs, in the front")
+    count = 2 * cos.shape[-1]
+    covers(0 < count <= x.shape[-1] and x.numel(), "angles of a part of the head")
+    parts = (part.expand(*x.shape[:-1], part.shape[-1]) for part in (cos, sin))
+    return torch.cat([turned(x[..., :count], *parts, neox=neox).to(x.dtype), x[..., count:]], -1)
+
+
+def angles_of(values: Values) -> tuple[Tensor, Tensor]:
+    """Cosines and sines: of given angles, or read from a table at the positions of tokens."""
+    if (given := values.get("freqs")) is not None:
+        return given.cos(), given.sin()
+    if (places := values.get("positions")) is None:
+        return values["cos"], values["sin"]
+    places = places + (0 if values.get("offsets") is None else values["offsets"])
+    covers(bool((places >= 0).all()) and int(places.max()) < len(values["cos"]), "positions in the table")
+    cos, sin = (values[name].flatten(1)[places.long()].unsqueeze(-2) for name in ("cos", "sin"))
+    return cos, sin
+
+
+@formula("aiter::rope_fwd_impl", "(f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], 0, True, False)")
+@formula("aiter::rope_cached_fwd_impl", "(f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], f32[8,1,1,8], 1, True, False)")
+@formula(
+    "aiter::rope_cached_positions_fwd_impl",
+    "(f32[8,2,4,16], f32[8,2,4,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], 0, True, False)",
+)
+@formula(
+    "aiter::rope_cached_positions_offsets_fwd_impl",
+    "(f32[8,2,4,16], f32[8,2,4,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], i64[8,2], 0, True, False)",
+)
+def aiter_rope(values: Values) -> Tensor:
+    return turned_heads(values["input"], *angles_of(values), values)
+
+
+@formula(
+    "aiter::rope_2c_fwd_impl",
+    "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16], f32[8,1,1,8], 0, True, False)",
+)
+@formula(
+    "aiter::rope_cached_2c_fwd_impl",
+    "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16], f32[8,1,1,8], f32[8,1,1,8], 0, True, False)",
+)
+@formula(
+    "aiter::rope_cached_positions_2c_fwd_impl",
+    "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], 0, True,"
+    " False)",
+)
+@formula(
+    "aiter::rope_cached_positions_offsets_2c_fwd_impl",
+    "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], i64[8,2], 0,"
+    " True, False)",
+)
+def aiter_rope_of_two(values: Values) -> tuple[Tensor, ...]:
+    cos, sin = angles_of(values)
+    return tuple(turned_heads(values[name], cos, sin, values) for name in ("input_x", "input_y"))
+
+
+@formula("aiter::rope_bwd_impl", "(f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], 0, True, False)")
+@formula("aiter::rope_cached_bwd_impl", "(f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], f32[8,1,1,8], 1, True, False)")
+def aiter_rope_backward(values: Values) -> Tensor:
+    cos, sin = angles_of(values)
+    grad = values["output_grads"]
+    return gradients(lambda x: turned_heads(x, cos, sin, values), [torch.zeros_like(grad)], grad)[0]
+
+
+@formula("sglang::rotary_embedding_with_key", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
+@formula("sglang::rotary_embedding_without_key", "(i64[8], f32[8,64], 16, f32[32,16], True)")
+@formula("vllm::rocm_aiter_triton_rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
+@formula("vllm::flashinfer_rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
+def rotary_of_others(values: Values) -> tuple[Tensor, ...]:
+    covers(values.get("offsets") is None, "the plain form")
+    return rotary_embedding({"is_neox": True, **values})
+
+
+@formula("_C_ascend::rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
+def ascend_rotary(values: Values) -> tuple[Tensor, ...]:
+    """Returned, and written in place."""
+    return (*rotary_embedding(values), *rotary_embedding(values))
+
+
+@formula("npu::npu_interleave_rope", "f32[2,4,8,16], f32[2,1,8,16], f32[2,1,8,16]")
+def npu_interleave_rope(values: Values) -> Tensor:
+    """Pairs 2i and 2i + 1 go to i and i + D/2, and are turned there."""
+    x = values["x"]
+    covers(x.shape[-1] % 2 == 0 and x.dim() == 4, "pairs")
+    halves = torch.cat([x[..., ::2], x[..., 1::2]], -1)
+    first, second = halves.chunk(2, -1)
+    return halves * values["cos"] + torch.cat([-second, first], -1) * values["sin"]
+
+
+@formula("sgl_kernel::concat_mla_absorb_q", "f32[8,4,16], f32[8,4,8], f32[8,4,24]")
+def concat_absorbed(values: Values) -> Tensor:
+    return torch.cat([values["a"], values["b"]], -1).to(values["out"].dtype)
+
+
+@formula("sgl_kernel::concat_mla_k", "f32[8,4,24], f32[8,4,16], f32[8,1,8]")
+@formula("vllm::flashinfer_concat_mla_k", "f32[8,4,24], f32[8,4,16], f32[8,1,8]")
+def concat_mla_k(values: Values) -> Tensor:
+    nope, rope = values["k_nope"], of(values, "k_rope", "k_pe")
+    covers(rope.dim() == 3 and rope.shape[1] == 1, "one head of positions")
+    return torch.cat([nope, rope.expand(*nope.shape[:-1], rope.shape[-1])], -1).to(values["k"].dtype)
+
+
+@formula("sgl_kernel::timestep_embedding", "(f32[8], f32[8,16], 16, True, 0.0, 1.0, 10000)")
+def timestep_embedding(values: Values) -> tuple[Tensor, Tensor]:
+    half = values["dim"] // 2
+    covers(values["dim"] % 2 == 0 and half > values["downscale_freq_shift"], "pairs")
+    steps = torch.arange(half, dtype=torch.float64) / (half - values["downscale_freq_shift"])
+    angles = values["scale"] * values["input"].double().reshape(-1, 1) * values["max_period"] ** -steps
+    parts = [angles.cos(), angles.sin()] if values["flip_sin_to_cos"] else [angles.sin(), angles.cos()]
+    embedded_steps = torch.cat(parts, -1).to(values["output"].dtype)
+    return embedded_steps, embedded_steps
+
+
+@formula("npu::_npu_reshape_and_cache", "(f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8])")
+@formula("npu::npu_scatter_pa_kv_cache", "(f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8])")
+@formula("npu::npu_scatter_pa_kv_cache_functional", "(f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8])")
+@formula(
+    "aiter::reshape_and_cache_flash",
+    f"(f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8], {CACHED}",
+)
+def cache_flash_of_others(values: Values) -> tuple[Tensor, ...]:
+    covers(all(values.get(name) is None for name in ("compress_lens", "seq_lens")), "the plain form")
+    return cache_flash({"kv_cache_dtype": "auto", "slot_mapping": values.get("slot_indices"), **values})
+
+
+@formula("aiter::reshape_and_cache", "(f32[8,2,16], f32[8,2,16], f32[4,2,4,8,4], f32[4,2,16,8], i64[8], 'auto')")
+def cache_paged_of_aiter(values: Values) -> tuple[Tensor, ...]:
+    covers(not values.get("asm_layout"), "vLLM's layout")
+    return cache_paged(values)
+
+
+@formula("aiter::concat_and_cache_mla", "(f32[8,16], f32[8,4], f32[4,8,20], i64[8], 'auto', f32[1])")
+def cache_mla_of_aiter(values: Values) -> Tensor:
+    return cache_mla(values)
+
+
+def copied(cache: Tensor, source: Tensor, pairs: Tensor) -> Tensor:
+    """A cache with blocks of another one, or of itself before."""
+    places = [tuple(numbers(pair)) for pair in pairs]
+    targets = {target for _, target in places}
+    covers(len(targets) == len(places), "one block a place")
+    covers(source is not cache or not targets & {first for first, _ in places}, "blocks that are not written too")
+    result = cache.clone()
+    for first, target in places:
+        result[target] = source[first].to(cache.dtype)
+    return result
+
+
+@formula("_C_cache_ops::copy_blocks", "([f32[4,8]], [f32[4,8]], i64[1,2])")
+def copy_blocks(values: Values) -> tuple[Tensor, ...]:
+    caches = (*values["key_caches"], *values["value_caches"])
+    return tuple(copied(cache, cache, values["block_mapping"]) for cache in caches)
+
+
+@formula("_C_cache_ops::copy_blocks_mla", "([f32[4,8], f32[4,8]], i64[1,2])")
+def copy_blocks_mla(values: Values) -> tuple[Tensor, ...]:
+    return tuple(copied(cache, cache, values["block_mapping"]) for cache in values["kv_caches"])
+
+
+@formula("aiter::copy_blocks", "f32[4,8], f32[4,8], i64[1,2]")
+def copy_blocks_of_aiter(values: Values) -> tuple[Tensor, ...]:
+    return tuple(copied(values[name], values[name], values["block_mapping"]) for name in ("key_caches", "value_caches"))
+
+
+@formula("_C_cache_ops::swap_blocks aiter::swap_blocks", "f32[4,8], f32[4,8], i64[1,2]")
+def swap_blocks(values: Values) -> Tensor:
+    return copied(values["dst"], values["src"], values["block_mapping"])
+
+
+@formula(
+    "sglang_profiler::memory_pool__set_kv_buffer_impl", "f32[8,2,16], f32[8,2,16], f32[64,2,16], f32[64,2,16], i64[8]"
+)
+def set_kv_buffer(values: Values) -> tuple[Tensor, ...]:
+    return store_cache({**values, "reserved_skip_index": None})

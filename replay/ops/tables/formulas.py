@@ -7,6 +7,7 @@ As in `formulas` beside it: from public documentation, independent of the stand-
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -204,3 +205,119 @@ def scatter_add_rows(values: Values) -> Tensor:
     for row, place in zip(values["Src"], numbers(values["Index"]), strict=True):
         sums[place] += row
     return sums
+
+
+def single(offsets: Sequence[Tensor]) -> Tensor:
+    covers(len(offsets) == 1, "one jagged dimension")
+    return offsets[0]
+
+
+@formula("fbgemm::jagged_1d_to_dense", "(f32[12], i64[5], 6, 3)")
+def jagged_1d(values: Values) -> Tensor:
+    return dense_of(values["values"], values["offsets"], values["max_sequence_length"], values["padding_value"])
+
+
+@formula("fbgemm::jagged_to_padded_dense_backward", "(f32[4,6,8], [i64[5]], 12)")
+def padded_backward(values: Values) -> Tensor:
+    return rows_of(values["grad_output"], single(values["offsets"]), values["total_L"])
+
+
+@formula("fbgemm::jagged_dense_elementwise_add_jagged_output", "(f32[12,4], [i64[5]], f32[4,6,4])")
+def jagged_plus_dense_rows(values: Values) -> tuple[Tensor, ...]:
+    offsets, x = single(values["x_offsets"]), values["x_values"]
+    return x + rows_of(values["y"], offsets, len(x)), offsets
+
+
+@formula("fbgemm::jagged_dense_dense_elementwise_add_jagged_output", "(f32[12,4], [i64[5]], f32[4,6,4], f32[4,6,4])")
+def jagged_plus_two(values: Values) -> tuple[Tensor, ...]:
+    return jagged_plus_two_alone(values), single(values["x_offsets"])
+
+
+@formula(
+    "fbgemm::jagged_dense_dense_elementwise_add_jagged_output_forward", "(f32[12,4], [i64[5]], f32[4,6,4], f32[4,6,4])"
+)
+def jagged_plus_two_alone(values: Values) -> Tensor:
+    offsets, x = single(values["x_offsets"]), values["x_values"]
+    return x + rows_of(values["y_0"] + values["y_1"], offsets, len(x))
+
+
+@formula("fbgemm::jagged_dense_elementwise_mul_forward", "(f32[12,4], [i64[5]], f32[4,6,4])")
+def jagged_times_dense_alone(values: Values) -> Tensor:
+    return jagged_times_dense(values)[0]
+
+
+@formula("fbgemm::jagged_dense_elementwise_mul_backward", "(f32[12,4], [i64[5]], f32[4,6,4], f32[12,4])")
+def jagged_times_dense_backward(values: Values) -> tuple[Tensor, ...]:
+    offsets, x = single(values["x_offsets"]), values["x_values"]
+    grad, y = values["grad_output"], values["y"]
+    return grad * rows_of(y, offsets, len(x)), dense_of(grad * x, offsets, y.shape[1])
+
+
+@formula("fbgemm::jagged_dense_bmm_forward", "(f32[12,4], i64[5], f32[4,4,6], 8)")
+def jagged_dense_bmm_alone(values: Values) -> Tensor:
+    return jagged_dense_bmm(values)[0]
+
+
+@formula("fbgemm::jagged_jagged_bmm_forward", "(f32[12,4], f32[12,6], i64[5], 8)")
+def jagged_jagged_bmm_alone(values: Values) -> Tensor:
+    return jagged_jagged_bmm(values)
+
+
+@formula("fbgemm::jagged_softmax_forward", "(f32[12,4], i64[5], 8)")
+def jagged_softmax_alone(values: Values) -> Tensor:
+    covers(bool(values["values"].isfinite().all()), "finite numbers")
+    return jagged_softmax(values)[0]
+
+
+@formula("fbgemm::jagged_softmax_backward", "(f32[12,4], f32[12,4], i64[5], 8)")
+def jagged_softmax_backward(values: Values) -> Tensor:
+    y, grad, offsets = wide(values["output"]), wide(values["grad_output"]), values["x_offsets"]
+    within(offsets, len(y), values["max_L"])
+    covers(len(y), "rows")
+    parts = [
+        y[a:b] * (grad[a:b] - (y[a:b] * grad[a:b]).sum(0, keepdim=True))
+        for a, b in itertools.pairwise(numbers(offsets))
+    ]
+    return torch.cat(parts).to(values["output"].dtype)
+
+
+@formula("fbgemm::batched_dense_vec_jagged_2d_mul_forward", "(f32[8,6], f32[12,16], i64[5])")
+def vectors_times_jagged_alone(values: Values) -> Tensor:
+    covers(bool(values["a_values"].isfinite().all() and values["v"].isfinite().all()), "finite numbers")
+    return vectors_times_jagged(values)
+
+
+def cut(lengths: Tensor) -> Tensor:
+    """Where rows of these lengths begin, and the last ends."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+@formula("fbgemm::pack_segments", "(f32[12,4], i64[4], 6)")
+def pack_segments(values: Values) -> Tensor:
+    offsets = cut(values["lengths"])
+    covers(int(offsets[-1]) <= len(values["t_in"]), "rows that are there")
+    return dense_of(values["t_in"], offsets, values["max_length"])
+
+
+@formula("fbgemm::pack_segments_backward", "(f32[4,6,8], i64[4], 12, 6)")
+def pack_segments_backward(values: Values) -> Tensor:
+    offsets = cut(values["lengths"])
+    covers(int(offsets[-1]) <= values["total_length"], "rows that are there")
+    return rows_of(values["data"], offsets, values["total_length"])
+
+
+@formula("fbgemm::group_index_select_dim0", "([f32[16,8], f32[12,4]], [i64[5], i64[3]])")
+def select_rows_of_several(values: Values) -> list[Tensor]:
+    pairs = zip(values["input_group"], values["indices_group"], strict=True)
+    return [x[indices.long()] for x, indices in pairs]
+
+
+@formula("fb::fast_gather", "(f32[16,8], i64[5])")
+def fast_gather(values: Values) -> Tensor:
+    return values["input"][values["indices"].long()]
+
+
+@formula("fb::scale_gradient", "(f32[8,16], 0.5)")
+def scale_gradient(values: Values) -> Tensor:
+    """Forwards the same: only the gradient is scaled."""
+    return values["input"] * 1

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
+from opreplay.replay.ops.maths.products import as_rows
 from opreplay.replay.ops.maths.quantize import row_scale, scaled_linear, tensor_scale, to_quantized
 
 _FP8 = torch.float8_e4m3fn
@@ -140,7 +141,7 @@ def grad_indice_weights(
 @stands_for("fbgemm::f8f8bf16_rowwise")
 def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
     """XQ [.., K] @ WQ [N, K]ᵀ with a scale a row each, + bias; bfloat16."""
-    rows = XQ.reshape(-1, XQ.shape[-1])
+    rows = as_rows(XQ)
     product = scaled_linear(rows, WQ, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), bias, torch.bfloat16)
     return product.reshape(*XQ.shape[:-1], WQ.shape[0])
 

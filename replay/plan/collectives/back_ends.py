@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from math import prod
 
-from opreplay.replay.collectives.names import kind_of
 from opreplay.traces.activity.model import CollectiveNote
+from opreplay.traces.collectives.names import kind_of
 from opreplay.traces.links.marks import Mark
 from opreplay.traces.model import Trace
 

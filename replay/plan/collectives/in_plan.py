@@ -13,7 +13,6 @@ import numpy as np
 
 from opreplay.replay.collectives.mapping import TooFewRanks, mapped
 from opreplay.replay.collectives.model import Collective
-from opreplay.replay.collectives.names import kind_of
 from opreplay.replay.ir.model import (
     Assumption,
     Reason,
@@ -23,13 +22,14 @@ from opreplay.replay.ir.model import (
     ReplayOp,
     ReplayPlan,
 )
+from opreplay.replay.plan.collectives.arguments import PARAMETERS
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls, same_work
-from opreplay.replay.plan.collectives.records import PARAMETERS
-from opreplay.replay.plan.collectives.tensors import tensors_of
 from opreplay.replay.plan.passes import weight_of
 from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name
 from opreplay.replay.plan.step.beside import AskedFor, without_calls
+from opreplay.traces.collectives.names import kind_of
+from opreplay.traces.collectives.tensors import tensors_of
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.model import TensorMeta, Trace
 from opreplay.traces.names import file_name

@@ -13,23 +13,20 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from opreplay.replay.collectives.model import Collective, Kind
-from opreplay.replay.collectives.names import kind_of
+from opreplay.replay.collectives.model import Collective
 from opreplay.replay.ir.labels import is_collective
+from opreplay.replay.plan.collectives.arguments import PARAMETERS, recorded_parameters
 from opreplay.replay.plan.collectives.back_ends import Notes, mark
-from opreplay.replay.plan.collectives.ranks import ranks_of
 from opreplay.replay.plan.collectives.records import (
-    PARAMETERS,
     Records,
     annotated_sizes,
     collective_of,
-    integers_before,
     kind_of_records,
-    list_of,
 )
-from opreplay.replay.plan.collectives.tensors import tensors_of
 from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote, ListedCollective
+from opreplay.traces.collectives.names import Kind, kind_of
+from opreplay.traces.collectives.tensors import tensors_of
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.links.marks import Asked, marks_of
 from opreplay.traces.links.parents import depths, innermost_of, of_rows, outermost_of, parents_of
@@ -205,23 +202,7 @@ def _record_of(trace: Trace, row: int) -> Record | None:
     activity = trace.activity
     if activity is not None and activity.op_collective[row] >= 0:
         return activity.collectives[int(activity.op_collective[row])]
-    signature = trace.signatures[int(trace.ops.signature[row])]
-    if signature.name != PARAMETERS or not signature.concrete:
-        return None
-    # (tensors, sequence number, group, rank, name, in splits, out splits[, first rank, stride, ranks])
-    texts = [i for i, text in enumerate(signature.concrete) if text and text.replace("_", "").isalpha()]
-    at = next((i for i in texts if signature.types and not signature.types[i]), None)
-    if at is None:
-        return None
-    numbers = integers_before(signature, at)
-    lists = [list_of(text) for text in signature.concrete[at + 1 : at + 3]]
-    return Record(
-        name=signature.concrete[at],
-        in_split=lists[0] if lists else None,
-        out_split=lists[1] if len(lists) > 1 else None,
-        group_size=ranks_of(signature, None),
-        rank=numbers[-1] if numbers and numbers[-1] >= 0 else None,
-    )
+    return recorded_parameters(trace.signatures[int(trace.ops.signature[row])])
 
 
 def _kernels_of(trace: Trace, rows: set[int]) -> tuple[dict[int, list[tuple[str, float]]], dict[int, int]]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDUCING, ROOTED, Collective, Kind
-from opreplay.replay.collectives.names import EXPERTS, kind_of
+from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDUCING, ROOTED, Collective
 from opreplay.replay.ir.model import MAX_RANKS
-from opreplay.replay.plan.collectives.ranks import ranks_of
-from opreplay.replay.plan.collectives.tensors import Sizes, dtype_named, of_tensors, tensors_of, with_product
+from opreplay.replay.plan.collectives.arguments import PARAMETERS, integers_before, list_of, ranks_of
 from opreplay.traces.activity import Collective as Record
 from opreplay.traces.activity.model import CollectiveNote
+from opreplay.traces.collectives.names import EXPERTS, Kind, kind_of
+from opreplay.traces.collectives.tensors import Sizes, dtype_named, of_tensors, tensors_of, with_product
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
-from opreplay.traces.literals import parse_literal
 from opreplay.traces.model import OpSignature
-
-PARAMETERS = "record_param_comms"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,18 +40,6 @@ def annotated_sizes(records: Records) -> frozenset[int]:
     if record is not None:
         sizes |= {n for n in (record.elements, record.out_elements) if n}
     return frozenset(sizes)
-
-
-def integers_before(signature: OpSignature, before: int) -> list[int]:
-    values = [parse_literal(text) for text in (signature.concrete or ())[:before] if text]
-    return [value for value in values if type(value) is int]
-
-
-def list_of(text: str) -> tuple[int, ...]:
-    value = parse_literal(text) if text.startswith("[") else None
-    if not isinstance(value, list) or any(type(item) is not int or item < 0 for item in value):
-        return ()
-    return tuple(item for item in value if isinstance(item, int))
 
 
 def of_record(record: Record, world_size: int | None) -> Collective | None:

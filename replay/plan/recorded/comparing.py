@@ -114,8 +114,7 @@ def _times(
         if isinstance(operand, ReplayPlan) and operand.capture is not None:
             raise UsageError(
                 f"{times.source} was captured: it holds no times",
-                hint="Compare results of it: `opreplay run PLAN --output A.jsonl`; with --soc also its predictions "
-                "(--times simulated).",
+                hint="Compare its predictions by --times 910b3, or results of `opreplay run PLAN --output A.jsonl`.",
             )
         raise UsageError(f"{times.source} holds no times", hint="An ExecutionTrace says what ran, not how long.")
     return times

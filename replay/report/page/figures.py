@@ -1,5 +1,5 @@
 # pyright: strict
-"""A page's figures as Bokeh's documents: roofline, waterfall, curve and timeline; no callback in Python or in text.
+"""A page's figures as Bokeh's documents, from the waterfall to the flame graph; no callback in Python or in text.
 
 What a figure does on a click, and its colours in dark mode, is the script beside this.
 """
@@ -14,8 +14,21 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ir.describe import time_text
-from opreplay.replay.report.page.model import Curve, DeviceRoof, Page, Roof, Roofline, Stretch, Strip, Waterfall
-from opreplay.replay.report.text import end, middle, safe, share_text
+from opreplay.replay.report.page.model import (
+    Curve,
+    DeviceRoof,
+    Flames,
+    OverTime,
+    Page,
+    Point,
+    Roof,
+    Roofline,
+    Steps,
+    Stretch,
+    Strip,
+    Waterfall,
+)
+from opreplay.replay.report.text import end, middle, plural, safe, share_text
 
 COLOURS = ("#4269d0", "#c26b05", "#1f8a70", "#9a4fb5", "#b03a48")
 """Readable on white and on black; the style sheet has the same."""
@@ -23,6 +36,12 @@ KINDS = {"kernel": 0, "collective": 1, "memcpy": 2, "memset": 2, "host": 3}
 """Kind of a task → its colour."""
 MOST_TASKS = 30_000
 """Of a timeline, the longest ones: others would be no pixel wide, and the page too large to send."""
+FRAME_KINDS = {"frame": 3, "module": 0, "op": 2}
+"""Kind of a frame → its colour."""
+LANES_LEFT = 110
+"""Pixels left of lanes, and of lines on the same axis."""
+STEPS_NAMED = 16
+"""Steps that have room for a name below them."""
 NAME_WIDTH, LANE_WIDTH, BAR_NAME_WIDTH = 64, 16, 44
 _LANE_PIXELS, _BAR_PIXELS = 26, 34
 _GREY = "#76808e"
@@ -31,38 +50,32 @@ _MS_FROM = 2_000.0
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure, ready to be embedded."""
+    """One figure, ready to be embedded, with what stands above it."""
 
     id: str
     item: dict[str, Any]
     """Bokeh's JSON."""
     names: list[str] = []
     """Texts, to which columns of int32 are indices."""
-    left_out: int = 0
+    title: str = ""
+    legend: tuple[tuple[int, str], ...] = ()
+    """Place in `COLOURS`, and what has that colour."""
+    note: str = ""
+    about: str = ""
+    """What a screen reader says of it."""
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Those of a page, in the order of its parts."""
-
-    waterfalls: list[Drawn]
-    timeline: Drawn | None
-    roofline: Drawn | None
-    curves: list[Drawn]
-
-    @property
-    def all(self) -> list[Drawn]:
-        single = [figure for figure in (self.timeline, self.roofline) if figure is not None]
-        return [*self.waterfalls, *single, *self.curves]
-
-
-def figures_of(page: Page) -> Figures:
-    """All figures of a page."""
-    return Figures(
-        waterfalls=[waterfall(model, f"waterfall{i}") for i, model in enumerate(page.waterfalls)],
-        timeline=timeline(page.strips, "timeline") if any(strip.lanes for strip in page.strips) else None,
-        roofline=None if page.roofline is None else roofline(page.roofline, "roofline"),
-        curves=[curve(model, f"curve{i}") for i, model in enumerate(page.curves)],
-    )
+def figures_of(page: Page) -> list[Drawn]:
+    """All figures of a page, in its order."""
+    return [
+        *(waterfall(model, f"waterfall{i}") for i, model in enumerate(page.waterfalls)),
+        *([timeline(page.strips, "timeline")] if any(strip.lanes for strip in page.strips) else []),
+        *(over_time(model, f"over_time{i}", _until_us(page.strips)) for i, model in enumerate(page.over_time)),
+        *([] if page.steps is None else [steps(page.steps, "steps")]),
+        *([] if page.flames is None else [flames(page.flames, "flames")]),
+        *(curve(model, f"curve{i}") for i, model in enumerate(page.curves)),
+        *([] if page.roofline is None else [roofline(page.roofline, "roofline")]),
+    ]
 
 
 def script() -> str:
@@ -84,9 +97,7 @@ def _figure(tools: Sequence[Any], height: int, **options: Any) -> Any:
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,
-        min_border_left=10,
-        min_border_right=8,
-        **options,
+        **{"min_border_left": 10, "min_border_right": 8, **options},
     )
     plot.toolbar.logo = None
     plot.axis.minor_tick_line_color = None
@@ -118,9 +129,9 @@ class _Texts(dict[str, int]):
         return np.array([self.setdefault(safe(text), len(self)) for text in texts], np.int32)
 
 
-def _drawn(plot: Any, name: str, texts: Iterable[str] = (), left_out: int = 0) -> Drawn:
+def _drawn(plot: Any, name: str, texts: Iterable[str] = (), **above: Any) -> Drawn:
     item = import_module("bokeh.embed").json_item(plot, name)
-    return Drawn(id=name, item=item, names=list(texts), left_out=left_out)
+    return Drawn(id=name, item=item, names=list(texts), **above)
 
 
 def _source(name: str, /, **columns: Any) -> Any:
@@ -131,11 +142,12 @@ def roofline(model: Roofline, name: str) -> Drawn:
     """Operations a byte across, operations a second up, both logarithmic; a mark of each op on each device."""
     models = _models()
     tips = [("", "@name"), ("", "@detail"), ("on", "@device"), ("a call", "@time"), ("share", "@share"), ("", "@bound")]
+    tips.append(("", "@rate"))
     points = [point for device in model.devices for point in device.points]
-    across = [point.flops / point.moved_bytes for point in points]
+    across = [point.flops / point.moved_bytes for point in points if point.flops]
     roofs = [device.roof for device in model.devices if device.roof is not None]
     across += [max(roof.flops_per_s.values()) / roof.bytes_per_s for roof in roofs]
-    low, high = min(across) / 4, max(across) * 4
+    low, high = min(across, default=1.0) / 8, max(across, default=100.0) * 4
     marks: list[Any] = []
     texts = _Texts()
     plot = _figure(
@@ -151,9 +163,18 @@ def roofline(model: Roofline, name: str) -> Drawn:
         colour = COLOURS[index % len(COLOURS)]
         if device.roof is not None:
             _draw_roof(plot, device.roof, (low, high), colour)
-        marks.append(_draw_points(plot, device, colour, texts))
+        marks.append(_draw_points(plot, device, colour, texts, low * 1.5 * 1.4**index))
     plot.add_tools(models.HoverTool(renderers=marks, tooltips=tips), models.TapTool(renderers=marks))
-    return _drawn(plot, name, texts)
+    peaks = [device.device + (f" (at most {device.roof.text})" if device.roof else "") for device in model.devices]
+    note = (
+        "An op a mark, its size the share of the time, at the left edge those that only move data; hover for its name, "
+        "click to see its row."
+    )
+    if model.left_out:
+        note += f" {plural(model.left_out, 'op')} whose sizes do not tell their work, not drawn."
+    about = "Roofline; the table below has the same ops"
+    legend = tuple((index % len(COLOURS), peak) for index, peak in enumerate(peaks))
+    return _drawn(plot, name, texts, title="Roofline", legend=legend, note=note, about=about)
 
 
 def _draw_roof(plot: Any, roof: Roof, span: tuple[float, float], colour: str) -> None:
@@ -173,12 +194,13 @@ def _draw_roof(plot: Any, roof: Roof, span: tuple[float, float], colour: str) ->
         )
 
 
-def _draw_points(plot: Any, device: DeviceRoof, colour: str, texts: _Texts) -> Any:
+def _draw_points(plot: Any, device: DeviceRoof, colour: str, texts: _Texts, edge: float) -> Any:
+    """A mark an op; those that only move data stand at the left edge, where the rate of the memory is the roof."""
     points = sorted(device.points, key=lambda point: -point.share)
     source = _source(
         "ops",
-        x=[point.flops / point.moved_bytes for point in points],
-        y=[point.flops / point.time_us / 1e6 for point in points],
+        x=[point.flops / point.moved_bytes or edge for point in points],
+        y=[(point.flops or edge * point.moved_bytes) / point.time_us / 1e6 for point in points],
         size=[6.0 + 26.0 * max(min(point.share, 1.0), 0.0) ** 0.5 for point in points],
         key=texts.column(point.key for point in points),
         name=texts.column(middle(point.name, NAME_WIDTH) for point in points),
@@ -187,6 +209,7 @@ def _draw_points(plot: Any, device: DeviceRoof, colour: str, texts: _Texts) -> A
         time=texts.column(time_text(point.time_us) for point in points),
         share=texts.column(share_text(point.share) for point in points),
         bound=texts.column(point.bound for point in points),
+        rate=texts.column(map(_rate, points)),
     )
     return plot.scatter(
         x="x",
@@ -200,6 +223,11 @@ def _draw_points(plot: Any, device: DeviceRoof, colour: str, texts: _Texts) -> A
         nonselection_line_alpha=0.3,
         selection_line_width=3,
     )
+
+
+def _rate(point: Point) -> str:
+    moved = f"{point.moved_bytes / point.time_us / 1e6:,.3g} TB/s"
+    return f"{point.flops / point.time_us / 1e6:,.3g} TFLOP/s, {moved}" if point.flops else moved
 
 
 def waterfall(model: Waterfall, name: str) -> Drawn:
@@ -251,7 +279,15 @@ def waterfall(model: Waterfall, name: str) -> Drawn:
     tips = [("", "@name"), ("", "@text")]
     plot.add_tools(models.HoverTool(renderers=[bars], tooltips=tips), models.TapTool(renderers=[bars]))
     plot.toolbar_location = None
-    return _drawn(plot, name)
+    ends = ", ".join(f"{text} {time_text(us)}" for text, us in (model.begin, model.end))
+    return _drawn(
+        plot,
+        name,
+        title=model.title,
+        legend=((4, "more"), (2, "less")),
+        note=model.note,
+        about=f"{model.title}: {ends}",
+    )
 
 
 _TEXT: dict[str, Any] = {"text_baseline": "middle", "text_color": _GREY, "x_offset": 2}
@@ -284,7 +320,14 @@ def curve(model: Curve, name: str) -> Drawn:
         plot.line(x="x", y="y", source=source, line_color=colour, line_width=1.5)
         marks.append(plot.scatter(x="x", y="y", size=7, source=source, fill_color=colour, line_color=colour))
     plot.add_tools(models.HoverTool(renderers=marks, tooltips=[("", "@name"), ("size", "@x"), ("time", "@time")]))
-    return _drawn(plot, name)
+    return _drawn(
+        plot,
+        name,
+        title=model.title,
+        legend=tuple((index % len(COLOURS), line.name) for index, line in enumerate(model.lines)),
+        note="both axes logarithmic" + (f"; {model.left_out} lines left out" if model.left_out else ""),
+        about=f"{model.title}; the table below has the same numbers",
+    )
 
 
 def _plain(text: str) -> str:
@@ -309,12 +352,14 @@ def timeline(strips: Sequence[Strip], name: str) -> Drawn:
     left_out = max(len(rows) - MOST_TASKS, 0)
     if left_out:
         rows = sorted(rows, key=lambda row: row[1].start_us - row[1].end_us)[:MOST_TASKS]
-    until = max((stretch.end_us for _, stretch in rows), default=1.0) or 1.0
+    until = _until_us(strips)
     scale, unit = _unit(until)
     span = until / scale
     plot = _figure(
         _zoom_tools("width"),
         int(-at * _LANE_PIXELS) + 90,
+        name="timeline",
+        min_border_left=LANES_LEFT,
         x_axis_label=f"{unit} after the start",
         x_range=models.Range1d(0, span, bounds=(0, span), min_interval=span / 1e5),
         y_range=models.Range1d(at - 0.2, -0.4),
@@ -334,17 +379,153 @@ def timeline(strips: Sequence[Strip], name: str) -> Drawn:
         places = _places(critical, scale)
         source = _source("", **{**places, "y": places["y"] - np.float32(0.43)})
         plot.hbar(y="y", left="left", right="right", height=0.1, source=source, name="path", color=_GREY)
-    labels = _source("labels", x=[], y=[], text=[])
-    style = {"text_font_size": "11px", "text_color": "#ffffff", "text_baseline": "middle", "x_offset": 3}
-    plot.text(x="x", y="y", text="text", source=labels, **style)
+    _add_labels(plot)
     tips = [
         ("", "@name"),
-        ("op", "@op"),
+        ("op", "@key"),
         ("starts", f"@left{{0,0.000}} {unit}"),
         ("takes", f"@takes{{0,0.000}} {unit}"),
     ]
     plot.add_tools(models.HoverTool(renderers=bars, tooltips=tips), models.TapTool(renderers=bars))
-    return _drawn(plot, name, texts, left_out)
+    note = "underlined: the critical path. Drag to move, Ctrl and wheel or the buttons to zoom, a click shows its op."
+    return _drawn(
+        plot,
+        name,
+        texts,
+        title="Timeline",
+        legend=((0, "computing"), (1, "communication"), (2, "copies"), (3, "ops on the host")),
+        note=f"{note} {plural(left_out, 'shorter task')} not drawn." if left_out else note,
+        about=f"Timeline of {', '.join(strip.title for strip in strips)}; the tables below have the same times",
+    )
+
+
+def _until_us(strips: Sequence[Strip]) -> float:
+    """The end of the last task."""
+    ends = (stretch.end_us for strip in strips for lane in strip.lanes for stretch in lane.stretches)
+    return max(ends, default=1.0) or 1.0
+
+
+def over_time(model: OverTime, name: str, until_us: float) -> Drawn:
+    """A line of steps on the axis of the timeline, with which it moves."""
+    models = _models()
+    scale, unit = _unit(until_us)
+    values = [value for _, value in model.points]
+    plot = _figure(
+        [],
+        150,
+        name="over_time",
+        min_border_left=LANES_LEFT,
+        x_axis_label=f"{unit} after the start",
+        x_range=models.Range1d(0, until_us / scale),
+        y_range=models.Range1d(0, max(values, default=1.0) * 1.08 or 1.0),
+    )
+    plot.yaxis.axis_label = _plain(model.unit)
+    plot.toolbar_location = None
+    texts = _Texts()
+    source = _source(
+        "",
+        x=np.array([us / scale for us, _ in model.points], np.float32),
+        y=np.array(values, np.float32),
+        value=texts.column(f"{value:,.4g} {model.unit}" for value in values),
+    )
+    line = plot.step(x="x", y="y", mode="after", source=source, line_color=COLOURS[0], line_width=1.5)
+    tips = [("at", f"@x{{0,0.000}} {unit}"), ("", "@value")]
+    plot.add_tools(models.HoverTool(renderers=[line], tooltips=tips, mode="vline"))
+    return _drawn(plot, name, texts, title=model.title, note=model.note, about=model.title)
+
+
+def steps(model: Steps, name: str) -> Drawn:
+    """A bar a step, its parts above each other."""
+    models = _models()
+    whole = [sum(times) for _, times in model.steps]
+    scale, unit = _unit(max(whole, default=1.0))
+    names = [step for step, _ in model.steps]
+    places = np.arange(len(names), dtype=np.float64)
+    below = np.zeros(len(names))
+    plot = _figure(
+        [],
+        230,
+        y_axis_label=unit,
+        x_range=models.Range1d(-0.6, len(names) - 0.4),
+        y_range=models.Range1d(0, max(whole, default=1.0) / scale * 1.15),
+    )
+    plot.xgrid.visible = False
+    every = -(-len(names) // STEPS_NAMED)
+    ticks = {float(at): _plain(end(names[at].rpartition("#")[2], 8)) for at in range(0, len(names), every)}
+    plot.xaxis.ticker = models.FixedTicker(ticks=list(ticks))
+    plot.xaxis.major_label_overrides = ticks
+    bars: list[Any] = []
+    texts = _Texts()
+    for index, part in enumerate(model.parts):
+        times = np.array([times[index] for _, times in model.steps]) / scale
+        source = _source(
+            "steps",
+            x=places,
+            bottom=below,
+            top=below + times,
+            key=texts.column(names),
+            name=texts.column(middle(safe(step), NAME_WIDTH) for step in names),
+            part=texts.column([part] * len(names)),
+            takes=texts.column(time_text(float(us) * scale) for us in times),
+        )
+        colour = COLOURS[index % len(COLOURS)]
+        style = {"fill_color": colour, "line_color": colour, "nonselection_fill_alpha": 0.5}
+        bars.append(plot.vbar(x="x", bottom="bottom", top="top", width=0.8, source=source, **style))
+        below = below + times
+    marked = [at for at, step in enumerate(names) if step in model.outliers]
+    above = _source("", x=places[marked], y=below[marked], text=[safe(model.outliers[names[at]]) for at in marked])
+    style = {**_TEXT, "text_baseline": "bottom", "text_align": "center", "x_offset": 0}
+    plot.text(x="x", y="y", text="text", source=above, name="text", text_font_size="12px", **style)
+    tips = [("", "@name"), ("@part", "@takes")]
+    plot.add_tools(models.HoverTool(renderers=bars, tooltips=tips), models.TapTool(renderers=bars))
+    plot.toolbar_location = None
+    legend = tuple((index % len(COLOURS), part) for index, part in enumerate(model.parts))
+    about = f"{model.title}; the table below has the same steps"
+    return _drawn(plot, name, texts, title=model.title, legend=legend, note=model.note, about=about)
+
+
+def flames(model: Flames, name: str) -> Drawn:
+    """Callers above what they call; a click makes one as wide as the figure."""
+    models = _models()
+    until = max((frame.start_us + frame.us for frame in model.frames), default=1.0) or 1.0
+    scale, unit = _unit(until)
+    depth = max((frame.depth for frame in model.frames), default=0)
+    plot = _figure(
+        _zoom_tools("width"),
+        int((depth + 1) * 20) + 90,
+        name="flames",
+        x_axis_label=f"{unit} of all calls together",
+        x_range=models.Range1d(0, until / scale, bounds=(0, until / scale), min_interval=until / scale / 1e5),
+        y_range=models.Range1d(-depth - 0.7, 0.7),
+    )
+    plot.yaxis.visible = False
+    plot.grid.visible = False
+    texts = _Texts()
+    bars: list[Any] = []
+    for kind, colour in FRAME_KINDS.items():
+        chosen = [frame for frame in model.frames if frame.kind == kind]
+        if chosen:
+            source = _source(
+                "tasks",
+                y=np.array([-frame.depth for frame in chosen], np.float32),
+                left=np.array([frame.start_us / scale for frame in chosen], np.float32),
+                right=np.array([(frame.start_us + frame.us) / scale for frame in chosen], np.float32),
+                name=texts.column(middle(frame.name, 2 * NAME_WIDTH) for frame in chosen),
+                share=texts.column(share_text(frame.us / until) for frame in chosen),
+            )
+            bars.append(_draw_tasks(plot, source, fill_color=COLOURS[colour], line_color="#ffffff"))
+    _add_labels(plot)
+    tips = [("", "@name"), ("takes", f"@takes{{0,0.000}} {unit}, @share")]
+    plot.add_tools(models.HoverTool(renderers=bars, tooltips=tips), models.TapTool(renderers=bars))
+    legend = tuple((colour, f"{kind}s") for kind, colour in FRAME_KINDS.items())
+    return _drawn(plot, name, texts, title=model.title, legend=legend, note=model.note, about=model.title)
+
+
+def _add_labels(plot: Any) -> None:
+    """Names of tasks, which the page writes where there is room."""
+    labels = _source("labels", x=[], y=[], text=[])
+    style = {"text_font_size": "11px", "text_color": "#ffffff", "text_baseline": "middle", "x_offset": 3}
+    plot.text(x="x", y="y", text="text", source=labels, **style)
 
 
 def _places(rows: Iterable[tuple[float, Stretch]], scale: float) -> dict[str, Any]:
@@ -358,7 +539,7 @@ def _places(rows: Iterable[tuple[float, Stretch]], scale: float) -> dict[str, An
 
 def _tasks(rows: Sequence[tuple[float, Stretch]], scale: float, texts: _Texts) -> Any:
     name = texts.column(middle(stretch.name, NAME_WIDTH) for _, stretch in rows)
-    return _source("tasks", **_places(rows, scale), name=name, op=texts.column(stretch.op for _, stretch in rows))
+    return _source("tasks", **_places(rows, scale), name=name, key=texts.column(stretch.op for _, stretch in rows))
 
 
 def _draw_tasks(plot: Any, source: Any, **style: Any) -> Any:

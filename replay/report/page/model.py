@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.report.table import AnyTable
+from opreplay.replay.timeline.flames import Frame
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +95,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     bound: str
     time_us: float
     flops: float
+    """0 of an op that only moves data, as far as is known."""
     moved_bytes: float
     share: float
     """Of all time, which sets the size of the mark."""
@@ -112,7 +114,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
 
     devices: tuple[DeviceRoof, ...]
     left_out: int = 0
-    """Ops of which no number of operations is known: they only move data, or their sizes do not tell."""
+    """Ops whose sizes do not tell how much they compute or move."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +133,36 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[Line, ...]
     left_out: int = 0
     """Lines that there was no room for."""
+
+
+class OverTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantity over the time of the recorded timeline, which holds until it changes."""
+
+    title: str
+    unit: str
+    points: tuple[tuple[float, float], ...]
+    """(µs from the timeline's zero, value)."""
+    note: str = ""
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """What each step of a trace consists of, the steps in the order of time."""
+
+    title: str
+    parts: tuple[str, ...]
+    steps: tuple[tuple[str, tuple[float, ...]], ...]
+    """(name, µs of each part); the name is the key of a row in the tables."""
+    outliers: dict[str, str] = {}
+    """Name of a step → what stands above it."""
+    note: str = ""
+
+
+class Flames(msgspec.Struct, frozen=True, kw_only=True):
+    """Callers above what they call, as wide as they take long."""
+
+    title: str
+    frames: tuple[Frame, ...]
+    note: str = ""
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +219,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     trees: tuple[Tree, ...] = ()
     waterfalls: tuple[Waterfall, ...] = ()
     strips: tuple[Strip, ...] = ()
+    over_time: tuple[OverTime, ...] = ()
+    steps: Steps | None = None
+    flames: Flames | None = None
     roofline: Roofline | None = None
     curves: tuple[Curve, ...] = ()
     tables: tuple[AnyTable | Opened, ...] = ()

@@ -10,18 +10,26 @@ from pathlib import PurePath
 import msgspec
 import numpy as np
 
-from opreplay.replay.report.page.model import Lane, Opened, Page, Stretch, Strip, Tree
-from opreplay.replay.report.page.parts import bars_by_name, module_tree, step_answers, waterfall
+from opreplay.replay.report.page.model import Lane, Opened, Page, Stretch, Strip
+from opreplay.replay.report.page.parts import bars_by_name, module_trees, step_answers, waterfall
+from opreplay.replay.report.page.step_parts import (
+    MOST_ROWS,
+    all_steps,
+    flames,
+    launches,
+    ops_table,
+    over_time,
+    spread_table,
+    tasks_by_op,
+)
 from opreplay.replay.report.step import ranks
 from opreplay.replay.report.step.text import (
     CATEGORY_ROWS,
     band_text,
     head_facts,
     head_line,
-    modules_table,
     note_lines,
     path_table,
-    slack_table,
 )
 from opreplay.replay.report.step.tracks import Process, host_slices, processes, rank_processes
 from opreplay.replay.report.table import cut
@@ -34,7 +42,6 @@ from opreplay.replay.timeline.paths import PathPart
 from opreplay.replay.timeline.timeline import Study, Timeline, WhatIf
 
 MOST_LANES = 8
-MOST_ROWS = 300
 MOST_STRIPS = 16
 """Ranks that are drawn; the table has all."""
 
@@ -56,7 +63,11 @@ def page(study: Study, command: str) -> Page:
         name: {title: us for title, field in parts if (us := float(getattr(times, field))) > 0.0}
         for name, times in columns.items()
     }
-    work = {process.title.removeprefix("simulated "): _work(process) for process in drawn}
+    tasks = {process.title.removeprefix("simulated "): tasks_by_op(process) for process in drawn}
+    work = {title: {name: of.us for name, of in ops.items()} for title, ops in tasks.items()}
+    strips, zero_us = _strips_of_a_step(drawn)
+    steps, steps_tables = all_steps(study)
+    launched, launch_tables = launches(study)
     return Page(
         title=f"Timeline of {timeline.step.name}: {timeline.source}",
         headline=head_line(timeline),
@@ -68,14 +79,18 @@ def page(study: Study, command: str) -> Page:
                 for name, simulated in timeline.socs.items()
             ),
             *((name, text) for name, text, _ in head_facts(timeline) if text),
+            *([("launches", launched)] if launched else []),
             *_what_if_facts(timeline),
         ),
-        strips=_strips_of_a_step(drawn),
+        strips=strips,
+        over_time=over_time(study, zero_us),
+        steps=steps,
+        flames=flames(study),
         bars=(
             bars_by_name("Where the step goes", by_category, "part"),
             bars_by_name("Work of the device by op", work, note="times of ops, which may overlap"),
         ),
-        trees=_trees(timeline),
+        trees=module_trees(timeline.step),
         waterfalls=tuple(
             waterfall(
                 f"From the recorded step to {name}",
@@ -86,8 +101,10 @@ def page(study: Study, command: str) -> Page:
             for name, simulated in timeline.socs.items()
         ),
         tables=(
+            ops_table(study, tasks),
             Opened(table=cut(path_table(timeline), MOST_ROWS), key=lambda part: part.name),
-            Opened(table=cut(slack_table(timeline), MOST_ROWS), key=lambda slack: slack.name),
+            *steps_tables,
+            *launch_tables,
         ),
         notes=tuple(note_lines(timeline)),
     )
@@ -100,17 +117,12 @@ def _path_us(parts: Sequence[PathPart]) -> dict[str, float]:
     return dict(out)
 
 
-def _trees(timeline: Timeline) -> tuple[Tree, ...]:
-    if not timeline.modules:
-        return ()
-    path_us = sum(part.us for part in timeline.critical_path)
-    return (module_tree(modules_table(timeline).rows, timeline.step.device_sum_us, path_us),)
-
-
 def page_of_ranks(study: JobStudy, command: str) -> Page:
     """Everything of a job's step that a page shows; timelines are the recorded ones, on the job's clock."""
     timeline = study.timeline
-    tables = (ranks.ranks_table(timeline), ranks.collectives_table(timeline), ranks.path_table(timeline))
+    drawn = rank_processes(study)
+    differing = spread_table({process.title: tasks_by_op(process) for process in drawn})
+    tables = (ranks.ranks_table(timeline), differing, ranks.collectives_table(timeline), ranks.path_table(timeline))
     return Page(
         title=f"Timeline of {timeline.ranks[0].step} on {len(timeline.ranks)} ranks",
         headline=ranks.head_line(timeline),
@@ -123,7 +135,7 @@ def page_of_ranks(study: JobStudy, command: str) -> Page:
             *((name, time_text(simulated.step_us)) for name, simulated in timeline.socs.items()),
             *_what_if_facts(timeline),
         ),
-        strips=_strips(rank_processes(study), MOST_STRIPS),
+        strips=_strips(drawn, MOST_STRIPS),
         tables=tuple(cut(table, MOST_ROWS) for table in tables),
         notes=(*ranks.note_lines(timeline), *ranks.disagreements(timeline)),
     )
@@ -134,13 +146,19 @@ def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, 
     return tuple(Strip(title=process.title, lanes=lanes(process)) for process in drawn[:limit])
 
 
-def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[Strip, ...]:
-    """Each from the first thing that ran in it: what the host waited before differs from device to device."""
-    return tuple(Strip(title=process.title, lanes=_from_zero(lanes(process))) for process in drawn)
+def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[tuple[Strip, ...], float]:
+    """Each from the first thing that ran in it, as what the host waited before differs from device to device; and when
+    that was in the first of them."""
+    strips = _strips(drawn)
+    first = [min((of.start_us for lane in strip.lanes for of in lane.stretches), default=0.0) for strip in strips]
+    moved = (
+        msgspec.structs.replace(strip, lanes=_moved(strip.lanes, zero))
+        for strip, zero in zip(strips, first, strict=True)
+    )
+    return tuple(moved), first[0]
 
 
-def _from_zero(rows: tuple[Lane, ...]) -> tuple[Lane, ...]:
-    first = min((stretch.start_us for lane in rows for stretch in lane.stretches), default=0.0)
+def _moved(rows: tuple[Lane, ...], first: float) -> tuple[Lane, ...]:
     return tuple(
         msgspec.structs.replace(
             lane,
@@ -167,13 +185,6 @@ def _what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> s
         f"on {name} {time_text(us)}, gains {time_text(socs_us[name] - us)}" for name, us in change.socs_us.items()
     ]
     return "; ".join(parts)
-
-
-def _work(process: Process) -> dict[str, float]:
-    out: defaultdict[str, float] = defaultdict(float)
-    for node in np.flatnonzero(process.graph.nodes.name >= 0).tolist():
-        out[process.names.task(node)] += float(process.end_us[node] - process.start_us[node])
-    return dict(out)
 
 
 def lanes(process: Process) -> tuple[Lane, ...]:

@@ -1,5 +1,6 @@
 "use strict";
 // Tables: a click on a heading sorts, on a name opens its row; the field above filters.
+const SHOWN = 15;
 const moreOf = row => row.nextElementSibling?.classList.contains("more") ? row.nextElementSibling : null;
 function open(row, wanted) {
   const more = moreOf(row);
@@ -10,6 +11,7 @@ function open(row, wanted) {
 for (const table of document.querySelectorAll("table[data-count]")) {
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
   const rows = [...body.rows].filter(row => !row.classList.contains("more"));
+  const input = document.querySelector(`input[data-for="${table.id}"]`), count = document.getElementById(table.dataset.count);
   const pairs = new Map(rows.map(row => [row, moreOf(row)]));
   heads.forEach((head, i) => head.querySelector("button").addEventListener("click", () => {
     const number = head.classList.contains("n"), was = head.getAttribute("aria-sort");
@@ -23,12 +25,24 @@ for (const table of document.querySelectorAll("table[data-count]")) {
       return sign * x.localeCompare(y);
     });
     body.append(...rows.flatMap(row => pairs.get(row) ? [row, pairs.get(row)] : [row]));
+    shorten();
   }));
+  // The first rows, until somebody asks for all or filters.
+  const whole = document.querySelector(`button[data-all="${table.id}"]`);
+  function shorten() {
+    rows.forEach((row, i) => row.classList.toggle("beyond", i >= SHOWN && whole.getAttribute("aria-pressed") !== "true" && !input.value));
+    whole.hidden = rows.length <= SHOWN || !!input.value;
+  }
+  whole.addEventListener("click", () => {
+    const pressed = whole.getAttribute("aria-pressed") !== "true";
+    whole.setAttribute("aria-pressed", String(pressed));
+    whole.textContent = pressed ? `first ${SHOWN} rows` : `all ${rows.length} rows`;
+    shorten();
+  });
   body.addEventListener("click", event => {
     const button = event.target.closest(".open");
     if (button) open(button.closest("tr"), button.getAttribute("aria-expanded") !== "true");
   });
-  const input = document.querySelector(`input[data-for="${table.id}"]`), count = document.getElementById(table.dataset.count);
   const all = count.textContent;
   input.addEventListener("input", () => {
     const wanted = input.value.toLowerCase();
@@ -39,13 +53,15 @@ for (const table of document.querySelectorAll("table[data-count]")) {
       shown += !row.hidden;
     }
     count.textContent = wanted ? `${shown} of ${all}` : all;
+    shorten();
   });
+  shorten();
 }
 // A click on a figure selects the rows of its op.
 function select(key) {
   const rows = [...document.querySelectorAll("tr[data-key]")].filter(row => [row.dataset.key, row.dataset.name].includes(key));
   document.querySelectorAll("tr.chosen").forEach(row => row.classList.remove("chosen"));
-  rows.forEach(row => { row.hidden = false; row.classList.add("chosen"); });
+  rows.forEach(row => { row.hidden = false; row.classList.remove("beyond"); row.classList.add("chosen"); });
   if (!rows.length) return;
   open(rows[0], true);
   rows[0].scrollIntoView({block: "center", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth"});
@@ -91,11 +107,18 @@ async function draw({id, item, names}) {
     const {left, right} = source.data, takes = source.name === "tasks" ? {takes: left.map((from, i) => right[i] - from)} : {};
     source.data = {...source.data, ...takes, ...Object.fromEntries(texts.map(([key, at]) => [key, Array.from(at, i => names[i])]))};
   }
-  for (const source of [...tasks, ...named("ops"), ...named("bars")])
+  for (const source of new Set(sources))
     source.selected.properties.indices.change.connect(() => {
-      const at = source.selected.indices[0];
-      if (at !== undefined) select((source.data.key ?? source.data.op)[at]);
+      const at = source.selected.indices[0], {key, left, right} = source.data;
+      if (at === undefined) return;
+      if (plot.name === "flames") plot.x_range.setv({start: left[at], end: right[at]});
+      else if (key) select(key[at]);
     });
+  if (plot.name === "over_time") {
+    const range = plots.find(other => other.name === "timeline")?.x_range, follow = () => plot.x_range.setv({start: range.start, end: range.end});
+    range?.properties.start.change.connect(follow);
+    range?.properties.end.change.connect(follow);
+  }
   if (labels) {
     let waits = false;
     const later = () => {
@@ -111,5 +134,5 @@ async function draw({id, item, names}) {
 const data = document.getElementById("figures");
 if (data) {
   Bokeh.set_log_level("warn");
-  Promise.all(JSON.parse(data.textContent).map(draw)).then(() => { paint(); document.body.dataset.drawn = plots.length; });
+  (async () => { for (const figure of JSON.parse(data.textContent)) await draw(figure); })().then(() => { paint(); document.body.dataset.drawn = plots.length; });
 } else document.body.dataset.drawn = 0;

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -16,18 +16,20 @@ from opreplay.replay.report.page.model import (
     DeviceRoof,
     Node,
     Opened,
+    Page,
     Point,
     Roof,
     Roofline,
     Tree,
     Waterfall,
 )
-from opreplay.replay.report.step.verdict import CAUSES
+from opreplay.replay.report.step.text import large_modules
+from opreplay.replay.report.step.verdict import CAUSES, step_rows, verdict
 from opreplay.replay.report.table import AnyTable, Column
-from opreplay.replay.report.text import DASH, quotient, ratio_text, share_text, time_text
-from opreplay.replay.results.records import Header, OpResult
-from opreplay.replay.timeline.modules import ModuleTime
+from opreplay.replay.report.text import DASH, middle, quotient, ratio_text, share_text, time_text
+from opreplay.replay.results.records import OpResult
 from opreplay.traces.errors import OpReplayError
+from opreplay.traces.times.kernel_classes import class_of_op
 from opreplay.traces.times.peaks import peak_of
 
 MOST_BARS = 14
@@ -35,7 +37,8 @@ MOST_CHANGES = 12
 """Ops of a waterfall; the others are one bar."""
 LEAST_CHANGE = 0.002
 """Share of the longer time from which a change has a bar of its own."""
-OTHER = "other"
+NAME_CHARS = 64
+"""Of a bar's name."""
 
 
 def answer(name: str, us: float, low_us: float | None, high_us: float | None, base_us: float, more: str = "") -> Answer:
@@ -45,6 +48,14 @@ def answer(name: str, us: float, low_us: float | None, high_us: float | None, ba
     if low_us is not None and high_us is not None:
         band = f"{ratio_text(low_us, base_us)} to {ratio_text(high_us, base_us)} (80 %)"
     return Answer(name=name, ratio=ratio_text(us, base_us), band=band, detail=f"{detail}{more}")
+
+
+def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: str = "") -> tuple[Answer, ...]:
+    """What one or several calls take; none without times."""
+    if not times_us:
+        return ()
+    ends = dict.fromkeys(time_text(us) for us in (min(times_us), max(times_us)))
+    return (Answer(name=name, ratio=" to ".join(ends), band=band, detail=detail),)
 
 
 def step_answers(step: StepReport) -> tuple[Answer, ...]:
@@ -69,6 +80,19 @@ def step_bars(step: StepReport) -> Bars:
     return bars_by_name("Where the step goes", {"recorded": step_parts(step)}, "part")
 
 
+def page_of_step(step: StepReport, command: str) -> Page:
+    """A step by itself."""
+    return Page(
+        title=step.name,
+        headline=verdict(step),
+        command=command,
+        answers=step_answers(step),
+        facts=tuple((name, text) for name, text, _ in step_rows(step)),
+        bars=(step_bars(step),),
+        trees=module_trees(step),
+    )
+
+
 def step_parts(step: StepReport) -> dict[str, float]:
     """What the device did in the recorded step: work, communication alone, and idle by cause."""
     working = step.busy_us - step.communication_us
@@ -86,7 +110,10 @@ def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], what: st
             total[name] = max(total[name], us)
     order = sorted(total, key=lambda name: (-total[name], name))
     shown, rest = order[:MOST_BARS], order[MOST_BARS:]
-    bars = [Bar(name=name, values_us=tuple(times.get(name) for times in series.values())) for name in shown]
+    bars = [
+        Bar(name=middle(name, NAME_CHARS), values_us=tuple(times.get(name) for times in series.values()))
+        for name in shown
+    ]
     if rest:
         sums = tuple(sum(times.get(name, 0.0) for name in rest) for times in series.values())
         bars.append(Bar(name=_others(len(rest)), values_us=sums))
@@ -103,8 +130,8 @@ def sums(results: Sequence[OpResult], column: Column[OpResult]) -> dict[str, flo
 
 
 def sums_by_class(results: Sequence[OpResult], column: Column[OpResult]) -> dict[str, float]:
-    """Class of the recorded kernels → what a column of times comes to, all calls."""
-    return _summed(results, column, lambda result: result.kernel_classes or {OTHER: 1.0})
+    """Class of the recorded kernels, on a host of the op → what a column of times comes to, all calls."""
+    return _summed(results, column, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
 
 
 def _summed(
@@ -148,9 +175,9 @@ def roof_of_device(device: DeviceProfile) -> Roof:
     return Roof(flops_per_s=chosen, bytes_per_s=device.hbm_bytes_per_s)
 
 
-def roofs_of_results(header: Header, names: Iterable[str]) -> dict[str, Roof | None]:
-    """Of devices that opreplay ships in the version that predicted; None of others, whose files results do not hold."""
-    versions = header.identity.get("devices", "").split(",")
+def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof | None]:
+    """Of devices that opreplay ships in the version that predicted ("910b3 2026.11.25"); None of others, whose files
+    results do not hold."""
     roofs: dict[str, Roof | None] = {}
     for name in names:
         try:
@@ -174,13 +201,13 @@ def roof_of_recorded(name: str | None) -> Roof | None:
 def roofline(
     results: Sequence[OpResult], clock: Column[OpResult], recorded: str | None, devices: Mapping[str, Roof | None]
 ) -> Roofline | None:
-    """The ops at their recorded times and on each simulated device; None where no op tells what it computes."""
-    told = [(r, r.product) for r in results if r.product is not None]
+    """The ops at their recorded times and on each simulated device; None where no op tells what it does."""
+    known = [(r, r.product) for r in results if r.product is not None]
     drawn: list[DeviceRoof] = []
 
     def add(device: str, roof: Roof | None, column: Column[OpResult], bound: Callable[[OpResult], str]) -> None:
         total = sum((column.value(r) or 0.0) * r.count for r in results) or 1.0
-        timed = [(r, product, column.value(r)) for r, product in told]
+        timed = [(r, product, column.value(r)) for r, product in known]
         points = tuple(
             Point(
                 key=r.id,
@@ -198,20 +225,24 @@ def roofline(
         if points:
             drawn.append(DeviceRoof(device=device, roof=roof, points=points))
 
-    add(recorded or clock.title, roof_of_recorded(recorded), clock, lambda r: "recorded")
+    add(recorded or clock.title, roof_of_recorded(recorded), clock, lambda r: clock.title)
     for name, roof in devices.items():
         us = Column[OpResult](name, lambda r, name=name: r.simulated_us.get(name))
         add(name, roof, us, lambda r, name=name: f"bound by {r.simulated[name].bound}, {r.simulated[name].confidence}")
-    left_out = len(results) - len(told)
+    left_out = len(results) - len(known)
     return Roofline(devices=tuple(drawn), left_out=left_out) if drawn else None
 
 
 def opened_ops(table: AnyTable, source: str) -> Opened:
     """Rows of ops that open to their kernels, what was assumed, and how to reproduce them."""
-    return Opened(table=table, key=lambda r: r.id, name=lambda r: r.name, details=lambda r: op_details(r, source))
+
+    def details(result: OpResult) -> list[tuple[str, str]]:
+        return op_details(result, f"opreplay run {source} --op-filter {result.id}")
+
+    return Opened(table=table, key=lambda r: r.id, name=lambda r: r.name, details=details)
 
 
-def op_details(result: OpResult, source: str) -> list[tuple[str, str]]:
+def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
     """What a row has no column for."""
     rows = [("id", result.id), ("inputs", result.inputs)]
     rows += [("kernels", f"{k.type} ×{k.count}, {time_text(k.total_us)}") for k in result.npu_kernels]
@@ -220,7 +251,9 @@ def op_details(result: OpResult, source: str) -> list[tuple[str, str]]:
         rows.append(
             (
                 "of a call",
-                f"{product.flops / 1e9:,.3g} GFLOP, {product.moved_bytes / 1e6:,.3g} MB of arguments and results",
+                f"{product.flops / 1e9:,.3g} GFLOP, {product.moved_bytes / 1e6:,.3g} MB of arguments and results"
+                if product.flops
+                else f"{product.moved_bytes / 1e6:,.3g} MB of arguments and results",
             )
         )
     for name, predicted in result.simulated.items():
@@ -236,25 +269,26 @@ def op_details(result: OpResult, source: str) -> list[tuple[str, str]]:
     rows += [("assumed", f"{note.argument}: {note.what}") for note in result.assumptions]
     rows += [("filled by", result.initializer or ""), ("not replayed because", str(result.reason or ""))]
     rows += [("doubtful", text) for text in result.suspicions]
-    rows += [("reproduce", f"opreplay run {source} --op {result.id}"), ("the call alone", result.call)]
+    rows += [("reproduce", reproduce), ("the call alone", result.call)]
     return [(name, text) for name, text in rows if text]
 
 
-def module_tree(modules: Sequence[ModuleTime], device_us: float, path_us: float) -> Tree:
-    """Modules as they are inside each other, from a list in which the inner ones follow the outer one."""
+def module_trees(step: StepReport | None) -> tuple[Tree, ...]:
+    """Modules as they are inside each other, layers of one class folded; none of a step that names no modules."""
+    if step is None or not step.modules:
+        return ()
+    device_us, step_us = step.device_sum_us, step.window.step_us
+    modules = large_modules(step.modules, device_us, step_us)
 
     def inside(at: int, depth: int) -> tuple[list[Node], int]:
         nodes: list[Node] = []
         while at < len(modules) and modules[at].depth >= depth:
             module = modules[at]
             inner, at = inside(at + 1, module.depth + 1)
-            name = module.name + (f" ×{module.count}" if module.count > 1 else "")
-            nodes.append(Node(name=name, values_us=(module.device_us, module.path_us), inner=tuple(inner)))
+            values = (module.device_us, module.path_us) if device_us else (module.path_us,)
+            nodes.append(Node(name=module.label, values_us=values, inner=tuple(inner)))
         return nodes, at
 
-    return Tree(
-        title="Modules",
-        series=("device", "critical path"),
-        totals_us=(device_us, path_us),
-        roots=tuple(inside(0, 0)[0]),
-    )
+    series = {"device": device_us, "critical path": step_us} if device_us else {"critical path": step_us}
+    roots = tuple(inside(0, 0)[0])
+    return (Tree(title="Modules", series=tuple(series), totals_us=tuple(series.values()), roots=roots),)

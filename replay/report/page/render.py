@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, cast
 
@@ -14,9 +15,12 @@ import msgspec
 from opreplay.replay.host.environment import opreplay_version
 from opreplay.replay.report.page import figures
 from opreplay.replay.report.page.model import Opened, Page
-from opreplay.replay.report.text import plural, quotient, safe, share_text, time_text
+from opreplay.replay.report.table import Column
+from opreplay.replay.report.text import middle, quotient, safe, share_text, time_text
 
 _JOINT = re.compile(r"([_:/.])(?=[A-Za-z])")
+NAME_CHARS = 90
+"""Of a name in a table."""
 TEMPLATE, SCRIPT = "page.html.j2", "page.js"
 
 
@@ -34,20 +38,26 @@ def render(page: Page) -> str:
     del filters["safe"]
     page = msgspec.structs.replace(page, bars=tuple(one for one in page.bars if one.bars))
     drawn = figures.figures_of(page)
-    scripts = [*([figures.script()] if drawn.all else []), _file(SCRIPT)]
+    scripts = [*([figures.script()] if drawn else []), _file(SCRIPT)]
     values: dict[str, Any] = {
         "page": page,
         "version": opreplay_version(),
         "figures": drawn,
-        "plural": plural,
         "share_of": _share,
-        "data": Markup(_in_script(drawn)) if drawn.all else "",
+        "cell": _cell,
+        "data": Markup(_in_script(drawn)) if drawn else "",
         "scripts": [Markup(script) for script in scripts],
         "hashes": " ".join(f"'sha256-{_sha256(script)}'" for script in scripts),
         "most": [max((v or 0.0 for bar in figure.bars for v in bar.values_us), default=0.0) for figure in page.bars],
         "tables": [table for part in page.tables if (table := _opened(part)).table.rows],
     }
     return environment.from_string(_file(TEMPLATE)).render(values)
+
+
+def _cell(column: Column[Any], row: Any) -> str:
+    """What a table shows: of names of kernels, which may be as long as a page, both ends."""
+    text = column.shown(row)
+    return middle(text, NAME_CHARS) if column.form == "name" else text
 
 
 def _breaking(text: str) -> Any:
@@ -70,9 +80,9 @@ def _sha256(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _in_script(drawn: figures.Figures) -> str:
+def _in_script(drawn: Sequence[figures.Drawn]) -> str:
     """The figures as JSON in which nothing can end the element around it."""
-    body = [{"id": figure.id, "item": figure.item, "names": figure.names} for figure in drawn.all]
+    body = [{"id": figure.id, "item": figure.item, "names": figure.names} for figure in drawn]
     text = msgspec.json.encode(body).decode()
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -89,6 +89,19 @@ def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
     return Table("Traces", columns, traces, noun="trace")
 
 
+def times(traces: Sequence[TraceResult]) -> dict[str, dict[str, float]]:
+    """Clock → trace → µs of all calls."""
+    of_trace = {
+        trace.source: {"recorded": trace.recorded_us, "measured": trace.measured_us, **trace.simulated_us}
+        for trace in traces
+    }
+    clocks = dict.fromkeys(clock for of_clock in of_trace.values() for clock, us in of_clock.items() if us is not None)
+    return {
+        clock: {source: us for source, of_clock in of_trace.items() if (us := of_clock.get(clock)) is not None}
+        for clock in clocks
+    }
+
+
 def _simulated(soc: str) -> _OfTrace:
     return _OfTrace(soc, lambda t: t.simulated_us.get(soc), TIME, key=f"simulated_us_{soc}")
 

@@ -92,7 +92,7 @@ def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = Fal
 
 
 def recordings(results: Sequence[OpResult], *, device: bool) -> list[OpColumn]:
-    """The start of the id, which --op takes, share, count and what the trace recorded, where it recorded a time."""
+    """The start of the id, which --op-filter takes, share, count and recorded times, where there are any."""
     if results and all(map(is_untimed, results)):
         return [ID, CALLS]
     return [ID, RECORDED_SHARE, CALLS, recorded(device=device)]

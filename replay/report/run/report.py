@@ -16,9 +16,10 @@ from opreplay.replay.report.page.model import Answer, Page, Waterfall
 from opreplay.replay.report.page.parts import (
     answer,
     bars_by_name,
+    module_trees,
     opened_ops,
     roofline,
-    roofs_of_results,
+    roofs_of,
     step_bars,
     sums,
     sums_by_class,
@@ -210,6 +211,7 @@ def page(run: Run, command: str) -> Page:
     columns += [column for soc in socs for column in (ops.simulated(soc), ops.bound_of(soc))]
     columns.append(ops.ratio(ops.MEASURED, device=device))
     columns += [ops.REASON] if any(r.reason for r in results) else []
+    versions = header.identity.get("devices", "").split(",")
     by_op = {column.title: sums(results, column) for column in times}
     by_class = {column.title: sums_by_class(results, column) for column in times}
     return Page(
@@ -227,9 +229,11 @@ def page(run: Run, command: str) -> Page:
             *([] if run.step is None else [step_bars(run.step)]),
             bars_by_name("Time by op, all calls", by_op),
             bars_by_name("Time by class of work", by_class, "class"),
+            *([bars_by_name("Time by trace", batch.times(run.traces), "trace")] if len(run.traces) > 1 else []),
         ),
+        trees=module_trees(run.step),
         waterfalls=tuple(_waterfall(results, times[0], column) for column in times[1:]),
-        roofline=roofline(results, times[0], _device(header), roofs_of_results(header, socs)),
+        roofline=roofline(results, times[0], _device(header), roofs_of(socs, versions)),
         tables=(
             opened_ops(heaviest("Ops", columns, results, lambda r: r.recorded_share), source),
             *tables(run),

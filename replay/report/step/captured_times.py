@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from rich.console import Group, RenderableType
 
-from opreplay.replay.report.step.text import LEAST_MODULE, MODULE_LEVELS, MODULES_SHOWN
+from opreplay.replay.ir.step import ModuleTime
+from opreplay.replay.report.step.text import MODULES_SHOWN, large_modules
 from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, notes_lines, terminal
 from opreplay.replay.report.text import quotient, safe, share_text, time_text
 from opreplay.replay.timeline.captured import CapturedChange, CapturedTimeline, CapturedTimes
-from opreplay.replay.timeline.modules import ModuleTime
 
 _OfDevice = Column[tuple[str, CapturedTimes]]
 
@@ -62,17 +62,12 @@ def render(timeline: CapturedTimeline, width: int = 80) -> RenderableType:
 def _modules(timeline: CapturedTimeline, device: str) -> Table[ModuleTime]:
     total = sum(module.device_us for module in timeline.modules if not module.depth) or 1.0
     column = Column[ModuleTime]
-
-    def name(module: ModuleTime) -> str:
-        return f"{'  ' * module.depth}{module.name}{f' ×{module.count}' if module.count > 1 else ''}"
-
     columns = [
-        column("module", name, form="name"),
+        column("module", lambda module: f"{'  ' * module.depth}{module.label}", form="name"),
         column(device, lambda module: module.device_us, TIME),
         column("", lambda module: module.device_us / total, SHARE),
     ]
-    shown = [m for m in timeline.modules if m.depth < MODULE_LEVELS and m.device_us >= LEAST_MODULE * total]
-    return Table("Modules", columns, shown, noun="module")
+    return Table("Modules", columns, large_modules(timeline.modules, total, 0.0), noun="module")
 
 
 def _changes(timeline: CapturedTimeline) -> Table[CapturedChange]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 from rich.console import Group, RenderableType
 
 from opreplay.replay.ir.sizes import readable
+from opreplay.replay.ir.step import ModuleTime
 from opreplay.replay.report.coverage import LEAST
 from opreplay.replay.report.run.ops import RATIO_TITLE
 from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
@@ -32,7 +32,7 @@ from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
 from opreplay.replay.timeline.job.values import JobChange, JobSoc, JobTimeline, RankPathPart
 from opreplay.replay.timeline.memory import MemoryUse
-from opreplay.replay.timeline.modules import ModuleTime
+from opreplay.replay.timeline.names import without_folders
 from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
@@ -47,8 +47,6 @@ WHAT_IF_WIDTH = 12
 """Least characters of a change, which goes on in the next line: it is what the reader typed."""
 CATEGORY_WIDTH, SHARED_WIDTH = 30, 18
 """Characters of a category, and of a time with its share."""
-_FOLDERS = re.compile(r"^[^(<]*/(?=[^/(]+\(\d+\): )")
-"""Of a frame, "torch/utils/data/dataloader.py(701): __next__": the file and the function tell it apart."""
 CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("computing", "computing", False),
     ("communication not overlapped", "communication_not_overlapped", False),
@@ -70,7 +68,9 @@ _OF_OTHER_STREAMS = (EDGE_KINDS[CROSS_STREAM], EDGE_KINDS[SHARED])
 def facts(timeline: Timeline) -> dict[str, Any]:
     """The stable JSON form; see docs/timeline.md."""
     step = step_facts(timeline.step)
-    step_keys = {key: step[key] for key in ("verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us")}
+    step_keys = {
+        key: step[key] for key in ("verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us", "modules")
+    }
     return {**msgspec.to_builtins(timeline), "step": step, **step_keys}
 
 
@@ -81,7 +81,7 @@ def render(timeline: Timeline, width: int = 80, *, everything: bool = True) -> R
     parts += terminal(_socs(timeline), width)
     parts += terminal(path_table(timeline), width, limit=PATH_SHOWN, rest=rest_of_path(timeline.critical_path))
     parts += terminal(modules_table(timeline), width, limit=MODULES_SHOWN, rest="--format json holds all")
-    python = [(_FOLDERS.sub("", name), us) for name, us in timeline.critical_path_python_us.items()]
+    python = [(without_folders(name), us) for name, us in timeline.critical_path_python_us.items()]
     parts += terminal(_times_table("of it Python, between ops", python), width)
     parts += terminal(slack_table(timeline), width, limit=SLACK_SHOWN, rest="")
     changes: list[_Change] = [(change.change, change) for change in timeline.what_if]
@@ -246,30 +246,28 @@ def rest_of_path(path: Sequence[PathPart] | Sequence[RankPathPart]) -> str:
 
 def modules_table(timeline: Timeline) -> Table[ModuleTime]:
     """The tree of modules, those with little time left out with all inside them."""
-    total = max(timeline.step.device_sum_us, 1e-9) if timeline.step.device_sum_us else timeline.recorded_step_us
-    path_us = sum(part.us for part in timeline.critical_path)
-
-    def name(module: ModuleTime) -> str:
-        many = f" ×{module.count}" if module.count > 1 else ""
-        return f"{'  ' * module.depth}{module.name}{many}"
-
+    device_us, step_us = timeline.step.device_sum_us, timeline.step.window.step_us
     column = Column[ModuleTime]
     columns = [
-        column("module", name, form="name"),
+        column("module", lambda module: f"{'  ' * module.depth}{module.label}", form="name"),
         column("device", lambda module: module.device_us, TIME),
-        column("", lambda module: module.device_us / total, SHARE, drop=2),
+        column("", lambda module: quotient(module.device_us, device_us), SHARE, drop=2),
         column("critical path", lambda module: module.path_us, TIME),
-        column("", lambda module: quotient(module.path_us, path_us), SHARE, drop=1),
+        column("", lambda module: quotient(module.path_us, step_us), SHARE, drop=1),
     ]
-    if not timeline.step.device_sum_us:
+    if not device_us:
         columns = [columns[0], *columns[3:]]
-    shown = [
+    return Table("Modules", columns, large_modules(timeline.step.modules, device_us, step_us), noun="module")
+
+
+def large_modules(modules: Sequence[ModuleTime], device_us: float, step_us: float) -> list[ModuleTime]:
+    """Those of the upper levels with a share of the time on the device or of the step."""
+    return [
         module
-        for module in timeline.modules
+        for module in modules
         if module.depth < MODULE_LEVELS
-        and (module.device_us >= LEAST_MODULE * total or module.path_us >= LEAST_MODULE * path_us)
+        and (0 < LEAST_MODULE * device_us <= module.device_us or 0 < LEAST_MODULE * step_us <= module.path_us)
     ]
-    return Table("Modules", columns, shown, noun="module")
 
 
 def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[str, float]]:

@@ -203,7 +203,7 @@ def notes(comparison: Comparison) -> list[str]:
     if runs and comparison.alone_share > ALONE:
         lines.append(
             f"{share_text(comparison.alone_share)} of the ops are on one side only: --quick, --top and a time budget "
-            "pick ops by their time, others each time; name them with --op, or use one plan for both"
+            "pick ops by their time, others each time; name them with --op-filter, or use one plan for both"
         )
     unclear = comparison.of("unclear")
     if unclear:

@@ -25,6 +25,7 @@ from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import (
     answer,
     bars_by_name,
+    module_trees,
     opened_ops,
     roof_of_device,
     roofline,
@@ -471,6 +472,7 @@ def page(
             bars_by_name("Time by kernel family", {step.device: step.by_family for step in steps}, "kernel family"),
             bars_by_name("Time by what bounds it", {step.device: step.by_bound for step in steps}, "bound"),
         ),
+        trees=module_trees(report),
         waterfalls=tuple(
             waterfall(
                 f"From the recorded time to {step.device}",

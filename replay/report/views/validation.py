@@ -15,7 +15,7 @@ from opreplay.replay.ascend.calibrate.error_table import ErrorTable, TableRow, m
 from opreplay.replay.ascend.calibrate.validate import Figures, Validation, held_figures
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors
 from opreplay.replay.ascend.simulate.op import describe
-from opreplay.replay.report.page.model import Page
+from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, names_room, terminal
 from opreplay.replay.report.text import DASH, middle, quotient, safe, share_text
@@ -195,11 +195,20 @@ def page(validation: Validation, command: str) -> Page:
     for kernel in validation.compared:
         measured[kernel.call.type] = measured.get(kernel.call.type, 0.0) + kernel.total_us
         predicted[kernel.call.type] = predicted.get(kernel.call.type, 0.0) + kernel.total_us + kernel.signed_us
+    times = {"measured": measured, "predicted": predicted}
     return Page(
         title="opreplay: predictions against measured kernels",
         headline=f"{overall.n:,} unique kernels: error {share_text(overall.mape)} on average, "
         f"{share_text(overall.median_ape)} in the middle, {share_text(overall.wape)} weighted by time",
         command=command,
+        answers=(
+            Answer(
+                name="error of a kernel, on average",
+                ratio=share_text(overall.mape),
+                band=f"{share_text(overall.in_band)} in their 80 % band",
+                detail=f"{overall.n:,} kernels",
+            ),
+        ),
         facts=(
             ("rows", f"{validation.rows:,}, {validation.measured_rows:,} measured"),
             ("in their 80 % band", share_text(overall.in_band)),
@@ -208,7 +217,7 @@ def page(validation: Validation, command: str) -> Page:
                 for soc, errors in validation.socs.items()
             ),
         ),
-        bars=(bars_by_name("Time by kernel type, all launches", {"measured": measured, "predicted": predicted}),),
+        bars=(bars_by_name("Time by kernel type, all launches", times, "type"),),
         tables=(kernels_table(validation),),
         notes=(f"{validation.fitted_to:,} of these kernels were measured neighbours that the device was fitted to.",)
         if validation.fitted_to

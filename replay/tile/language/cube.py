@@ -31,7 +31,7 @@ def matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = Non
         size = padded_bytes((m, n), SUMS[a.dtype], L0C)
         slots = 2 if 2 * size <= capacity(L0C, on.device) else 1
         total = Tile(on, L0C, on.unit, (m, n), SUMS[a.dtype], on.next_slot(place, slots))
-        total.line, total.generation = on.line(place), on.uses(place) - 1
+        total.line, total.generation = on.line(place), total.buffer[1]
         on.reserve(place, L0C, min(slots, on.uses(place)), size)
     else:
         total = acc
@@ -144,7 +144,7 @@ def to_l1(t: Tile, dtype: Any, *, relu: bool = False) -> Tile:
     size = padded_bytes(t.shape, name, L1)
     on.reserve(place, L1, min(2, on.uses(place)), size)
     tile = Tile(on, L1, on.unit, t.shape, name, buffer)
-    tile.line, tile.generation = on.line(place), on.uses(place) - 1
+    tile.line, tile.generation = on.line(place), buffer[1]
     on.emit("to L1", FIXP, size / on.device.pipes.l0c_to_l1, place, reads=[t.buffer], writes=[buffer])
     if on.values:
         import torch

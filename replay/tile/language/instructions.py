@@ -8,9 +8,11 @@ asc-devkit where not said otherwise.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+Buffer = tuple[int, int, int]
+"""Place of the source, how often that was come by before, and how many buffers take turns there."""
 Pipe = str
 """MTE2 (GM to L1 or UB), MTE1 (L1 to L0A, L0B), CUBE, FIXP (L0C to GM or L1), VEC, MTE3 (UB to GM), S (scalar)."""
 MTE2, MTE1, CUBE, FIXP, VEC, MTE3, SCALAR = "MTE2", "MTE1", "CUBE", "FIXP", "VEC", "MTE3", "S"
@@ -33,21 +35,56 @@ class Instruction(NamedTuple):
     """Bytes that move so."""
     memory: str
     """Tensor of GM that it reads or writes; else ""."""
-    reads: tuple[tuple[int, int], ...]
-    """Buffers: (place of the source, slot)."""
-    writes: tuple[tuple[int, int], ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
     place: int
     """Of the source; `Recording.lines` has the line."""
 
 
+Advance = tuple[tuple[int, int], ...]
+"""By place of the source: by how much later its buffers are."""
+
+
 class Repeat(NamedTuple):
-    """The `length` steps before it in the list, repetitions among them, come `times` more often."""
+    """The `length` steps before it in the list, repetitions among them, come `times` more often, each by `advance`
+    later."""
 
     length: int
     times: int
+    advance: Advance
 
 
-Step = Instruction | Repeat
+class Part:
+    """The steps of one block, and how often each repetition among them comes for this one."""
+
+    __slots__ = ("advance", "steps", "times", "whole")
+
+    def __init__(self, steps: list[Step], times: tuple[int, ...], advance: Advance) -> None:
+        self.steps = steps
+        """Shared by blocks that do the same; buffers are counted from the begin of the block."""
+        self.times = times
+        """Of the repetitions, in order."""
+        self.advance = advance
+        self.whole: list[Step] | None = None
+
+    def written_out(self) -> list[Step]:
+        """The steps with their numbers of repetitions."""
+        if self.whole is None:
+            times = iter(self.times)
+            self.whole = [s._replace(times=next(times)) if isinstance(s, Repeat) else s for s in self.steps]
+        return self.whole
+
+
+Step = Instruction | Repeat | Part
+
+
+def instructions(steps: Sequence[Step]) -> Iterator[Instruction]:
+    """Each instruction, once."""
+    for step in steps:
+        if isinstance(step, Part):
+            yield from instructions(step.steps)
+        elif isinstance(step, Instruction):
+            yield step
 
 
 class Spec(NamedTuple):

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
-from opreplay.replay.tile.language.instructions import FIXP, MTE2, MTE3
+from opreplay.replay.tile.language.instructions import FIXP, MTE2, MTE3, Buffer
 from opreplay.replay.tile.language.places import (
     DTYPE_BYTES,
     L1,
@@ -15,6 +16,19 @@ from opreplay.replay.tile.language.places import (
     Place,
     fail,
     padded_bytes,
+)
+from opreplay.replay.tile.language.positions import (
+    ZERO,
+    Atom,
+    Compared,
+    Computed,
+    Expr,
+    Trail,
+    combined,
+    expr_of,
+    plain,
+    remainder,
+    whole_part,
 )
 from opreplay.replay.tile.language.recording import UNITS, Core, NeedsCube, current
 from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile
@@ -44,22 +58,58 @@ def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Bl
     core = current()
     if len(shape) != len(sizes):
         raise fail("shape", f"{len(sizes)} block sizes for {len(shape)} dimensions")
-    steps = tuple(1 if isinstance(size, Each) else _positive(size) for size in sizes)
+    shape = tuple(map(operator.index, shape))
+    steps = tuple(1 if isinstance(size, Each) else _positive(operator.index(size)) for size in sizes)
     drops = tuple(isinstance(size, Each) for size in sizes)
     counts = tuple(-(-total // step) for total, step in zip(shape, steps, strict=True))
-    core.recording.deals.append((tuple(shape), steps))
+    core.recording.deals.append((shape, steps))
+    partial = [total % step > 0 for total, step in zip(shape, steps, strict=True)]
+
+    def placed(places: Sequence[int], numbers: Sequence[Expr]) -> tuple[Block, ...]:
+        return tuple(
+            Block(
+                at * step,
+                min(total, (at + 1) * step),
+                at,
+                drop=drop,
+                notes=None if core.values else core.notes,
+                number=number,
+                step=step,
+                most=total,
+            )
+            for at, total, step, drop, number in zip(places, shape, steps, drops, numbers, strict=True)
+        )
+
+    if core.survey is not None and core.at_top:
+        yield from core.surveyed(core.survey, counts, partial, placed)
+        return
     mine = range(core.number, prod(counts), core.cores)
+    variable = Atom()
+    # The last dimension is the fastest.
+    below = [prod(counts[dim + 1 :]) for dim in range(len(counts))]
+    numbers = _numbers(Expr(((variable, core.cores),), core.number), counts, below)
 
-    def item(i: int) -> tuple[Block, ...]:
-        rest, dimensions = mine[i], list[Block]()
-        for total, step, count, drop in zip(
-            reversed(shape), reversed(steps), reversed(counts), reversed(drops), strict=True
-        ):
-            rest, at = divmod(rest, count)
-            dimensions.append(Block(at * step, min(total, (at + 1) * step), at, core, drop=drop))
-        return tuple(reversed(dimensions))
+    def places_of(i: int) -> list[int]:
+        return [mine[i] // each % count for each, count in zip(below, counts, strict=True)]
 
-    yield from core.loop(len(mine), item)
+    def cut(i: int) -> object:
+        return tuple(at == count - 1 and p for at, count, p in zip(places_of(i), counts, partial, strict=True))
+
+    yield from core.loop(
+        len(mine),
+        lambda i: placed(places_of(i), numbers),
+        Trail(variable, Expr((), len(mine))),
+        cut if any(partial) else None,
+        dealt=True,
+    )
+
+
+def _numbers(number: Expr, counts: Sequence[int], below: Sequence[int]) -> list[Expr]:
+    """Numbers of a block by dimension, of that of a core's iteration."""
+    if len(counts) == 1:
+        return [number]
+    each = [Expr(((Computed(whole_part, number, Expr((), n)), 1),)) for n in below]
+    return [Expr(((Computed(remainder, one, Expr((), n)), 1),)) for one, n in zip(each, counts, strict=True)]
 
 
 def steps(total: int | tuple[int, int], size: int | Each) -> Iterator[Block]:
@@ -69,14 +119,34 @@ def steps(total: int | tuple[int, int], size: int | Each) -> Iterator[Block]:
     """
     core = current()
     first, last = total if isinstance(total, tuple) else (0, total)
-    step = 1 if isinstance(size, Each) else _positive(size)
+    step = 1 if isinstance(size, Each) else _positive(int(size))
     drop = isinstance(size, Each)
+    variable = Atom()
+    begin, end, number, start = plain(first), plain(last), Expr(((variable, 1),)), expr_of(first)
+    length = combined(whole_part, last - first + (step - 1), step)
 
     def item(i: int) -> Block:
-        at = first + i * step
-        return Block(at, min(last, at + step), i, core, drop=drop)
+        at = begin + i * step
+        stop = min(end, at + step)
+        if stop == end:
+            # Where the loop ends depends on others: so does the size of its last block.
+            core.notes.note(
+                Compared(expr_of(last).plus(start, -1).plus(number, -step).plus(expr_of(stop - at), -1), "==", True)
+            )
+        return Block(
+            at,
+            stop,
+            i,
+            drop=drop,
+            notes=None if core.values else core.notes,
+            number=number,
+            first=start,
+            step=step,
+            most=None if expr_of(last).parts else last,
+        )
 
-    yield from core.loop(max(0, -(-(last - first) // step)), item)
+    count = plain(length) if length > 0 else 0
+    yield from core.loop(count, item, Trail(variable, expr_of(length) if count else ZERO))
 
 
 def _positive(size: int) -> int:
@@ -88,16 +158,12 @@ def _positive(size: int) -> int:
 class Half(Block):
     """The rows of one of the two vector cores of a group."""
 
-    __slots__ = ("_number",)
-
-    def __init__(self, start: int, stop: int, number: int, core: Core) -> None:
-        super().__init__(start, stop, number, core)
-        self._number = number
+    __slots__ = ()
 
     @property
     def index(self) -> int:
         """0 or 1: which of the two it is."""
-        return self._number
+        return self._index
 
 
 def vectors(rows: int) -> Iterator[Half]:
@@ -110,12 +176,13 @@ def vectors(rows: int) -> Iterator[Half]:
         raise NeedsCube
     if core.unit != "cube":
         raise fail("cores", "vectors inside of vectors: a group has one cube core and two vector cores")
+    rows = operator.index(rows)
     first = -(-rows // 2)
     halves = [(0, first, 0)] if not core.values or rows == 1 else [(0, first, 0), (first, rows, 1)]
     try:
         for start, stop, number in halves:
             core.unit = f"vec{number}"
-            yield Half(start, stop, number, core)
+            yield Half(start, stop, number)
     finally:
         core.unit = "cube"
 
@@ -123,7 +190,7 @@ def vectors(rows: int) -> Iterator[Half]:
 def core_id() -> int:
     """Number of the core that runs the program, from 0."""
     core = current()
-    core.index_seen = True
+    core.differs = True
     return core.number
 
 
@@ -139,10 +206,10 @@ def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -
     """
     core = current()
     place = core.here("scratch")
-    slot = core.next_slot(place, _positive(buffers))
-    memory = Memory("scratch", shape, str(dtype).removeprefix("torch."), "scratch")
+    _, turn, _ = core.next_slot(place, _positive(buffers))
+    memory = Memory("scratch", tuple(map(operator.index, shape)), str(dtype).removeprefix("torch."), "scratch")
     memory.place = place
-    memory.counts = slot[1]
+    memory.turn = turn
     memory.buffers = buffers
     if core.values:
         prepare(memory, None)
@@ -236,17 +303,15 @@ def load(
     swapped = rows is None and place_to == L1 and _is_swapped(source)
     runs, run = _runs(source.T if swapped else source, rows)
     place = core.here()
-    _, slot = core.next_slot(place, _positive(buffers))
+    buffer = core.next_slot(place, _positive(buffers))
     size = padded_bytes(made_shape, ref.dtype, place_to)
     core.reserve(place, place_to, min(buffers, core.uses(place)), size)
     moved = prod(source.shape) * DTYPE_BYTES[ref.dtype]
     reads = _written_before(core, source) if rows is None else [*_written_before(core, ref), rows.buffer]
     path, cycles = _read_path(core, place_to, runs, run * DTYPE_BYTES[ref.dtype], moved)
-    core.emit(
-        "load", MTE2, cycles, place, reads=reads, writes=[(place, slot)], path=path, size=moved, memory=ref.memory.name
-    )
-    tile = Tile(core, place_to, core.unit, made_shape, ref.dtype, (place, slot))  # pyright: ignore[reportArgumentType]
-    tile.generation = core.uses(place) - 1
+    core.emit("load", MTE2, cycles, place, reads=reads, writes=[buffer], path=path, size=moved, memory=ref.memory.name)
+    tile = Tile(core, place_to, core.unit, made_shape, ref.dtype, buffer)  # pyright: ignore[reportArgumentType]
+    tile.generation = buffer[1]
     tile.line = core.line(place)
     if core.values:
         _read(core, tile, source, rows, want, fill)
@@ -274,7 +339,7 @@ def _is_swapped(ref: Ref) -> bool:
 
 def _check_turn(core: Core, memory: Memory) -> None:
     """Raises TileError for scratch memory whose buffer was stored to since for a later turn."""
-    last = core.rings.get((memory.place, memory.counts), memory)
+    last = core.rings.get((memory.place, memory.turn % memory.buffers), memory)
     if memory.role == "scratch" and last is not memory:
         raise fail(
             "stale",
@@ -332,15 +397,16 @@ def _read_path(core: Core, to: Place, runs: int, run_bytes: int, moved: int) -> 
     return "gm_to_ub", (runs - 1) * pipes.burst
 
 
-def _written_before(core: Core, ref: Ref) -> list[tuple[int, int]]:
+def _written_before(core: Core, ref: Ref) -> list[Buffer]:
     """Buffers that a load from memory that this core writes has to wait for."""
     memory = ref.memory
     if memory.role == "scratch":
-        return [(memory.place, memory.counts)]
+        return [memory.buffer]
     if not memory.stored:
         return []
+    core.stored_read = True
     last = _last(ref)
-    return [(place, 0) for place, (low, high) in memory.stored.items() if low <= last and ref.offset <= high]
+    return [(place, 0, 1) for place, (low, high) in memory.stored.items() if low <= last and ref.offset <= high]
 
 
 def _read(
@@ -440,10 +506,10 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
             core.reserve(tile.buffer[0], UB, 1, padded_bytes(tile.shape, tile.dtype, UB))
     else:
         pipe, path, cycles = FIXP, "l0c_to_gm", 0.0
-    written = [(memory.place, memory.counts)] if memory.role == "scratch" else [(place, 0)]
+    written = [memory.buffer] if memory.role == "scratch" else [(place, 0, 1)]
     reads = [tile.buffer] if rows is None else [tile.buffer, rows.buffer]
     if memory.role == "scratch":
-        core.rings[memory.place, memory.counts] = memory
+        core.rings[memory.place, memory.turn % memory.buffers] = memory
     else:
         low, high = ref.offset, _last(ref)
         before = memory.stored.get(place, (low, high))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from math import prod
 from pathlib import PurePath
 from types import CodeType, FrameType
@@ -92,7 +93,11 @@ def _is_language(code: CodeType) -> bool:
 def user_frame() -> FrameType | None:
     """The innermost frame that is of the program, not of the language."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and _is_language(frame.f_code):
+    known = _language_code
+    while frame is not None:
+        language = known.get(frame.f_code)
+        if language is False or (language is None and not _is_language(frame.f_code)):
+            break
         frame = frame.f_back
     return frame
 
@@ -114,9 +119,12 @@ def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
         return (), ("program", 0)
     line = frame.f_code.co_filename, frame.f_lineno
     chain: list[object] = []
-    while frame is not None and not _is_language(frame.f_code):
-        chain += (frame.f_code, frame.f_lasti)
-        if frame.f_code is root:
+    while frame is not None:
+        code = frame.f_code
+        if _is_language(code):
+            break
+        chain += (code, frame.f_lasti)
+        if code is root:
             break
         frame = frame.f_back
     return tuple(chain), line
@@ -139,11 +147,13 @@ def up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
+@cache
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
     """A tile as rows of its last dimension."""
     return prod(shape[:-1]), shape[-1] if shape else 1
 
 
+@cache
 def padded_bytes(shape: tuple[int, ...], dtype: str, place: Place) -> int:
     """Bytes that a tile takes: rows padded to 32 bytes, in L1 and behind it to multiples of 16 too.
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
+from math import prod
 from pathlib import Path
 from types import CodeType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.tile.language.instructions import Instruction, Repeat, Step
+from opreplay.replay.tile.language.instructions import Advance, Buffer, Instruction, Part, Repeat, Step
 from opreplay.replay.tile.language.places import (
     Place,
     Spot,
@@ -27,6 +28,19 @@ from opreplay.replay.tile.language.places import (
     kib,
     padded_bytes,
     spot,
+)
+from opreplay.replay.tile.language.positions import (
+    ONE,
+    Atom,
+    Compared,
+    Explicit,
+    Expr,
+    Guard,
+    Notes,
+    NotKnown,
+    Skipped,
+    Trail,
+    lasting,
 )
 from opreplay.replay.tile.language.tiles import Memory, Tile
 
@@ -40,11 +54,15 @@ LONGEST_PERIOD = 12
 TAIL = 2
 """Iterations at the end of a loop that are always run."""
 PROBED = 8
-"""Repetitions that are left out at once; more, and an iteration in the middle is run and compared."""
+"""Repetitions that are left out at once; of as many, an iteration in the middle is run and compared."""
 PROBES = 8
 """Iterations, spread over those left out, that are run and compared where the body looks at positions."""
 MOST_LOOKED = 2048
-"""Iterations of a loop whose body looks at positions that are all run; of more, `PROBES` are."""
+"""Iterations of a loop each of which depends on its position that are all run; of more, `PROBES` are."""
+FEWEST_SURVEYED = 3
+"""Blocks of a core from which on blocks are run by what they do, not by core."""
+MOST_SURVEYED = 64
+"""Blocks that are run to learn what all of them do; of more, each has to stand for another one at least."""
 MOST_INSTRUCTIONS = 3_000_000
 """Of one core, as recorded."""
 
@@ -57,6 +75,14 @@ class Unsteady(Exception):
     def __init__(self, place: int) -> None:
         super().__init__(place)
         self.place = place
+
+
+class Looked(Exception):
+    """What a block does depends on where it lies: a survey of all blocks says what each core does."""
+
+
+class Unsurveyed(Exception):
+    """A survey does not say what all cores do: each is run."""
 
 
 class NeedsCube(Exception):
@@ -77,7 +103,7 @@ class Recording:
     )
     """(sizes, block sizes) that were dealt out to cores."""
     index_seen: bool = False
-    """The program looked at where its blocks lie, so that other cores may do other things."""
+    """What the program does depends on where its blocks lie, so that other cores may do other things."""
     left_out: int = 0
     """Iterations that repeat others and were not run."""
     looked: int = 0
@@ -85,6 +111,49 @@ class Recording:
     kind: Kind = "vector"
     mixed: bool = False
     """Both the cube core and vector cores of the group are used."""
+
+
+@dataclass(slots=True)
+class Iteration:
+    """One that was run."""
+
+    begin: int
+    end: int
+    """Of its steps."""
+    uses: list[int]
+    """Of each place before it."""
+    counters: tuple[tuple[str, object], ...]
+    guards: tuple[Guard, ...]
+    cut: object
+    """Which sizes of its blocks are smaller."""
+    relative: list[Step] | None = None
+
+
+@dataclass(slots=True)
+class Body:
+    """What blocks do that are alike but for how often what repeats in them does."""
+
+    steps: list[Step]
+    counts: list[tuple[Atom, int]]
+    """By repetition: its number, and what that was."""
+    advance: Advance
+
+
+@dataclass(slots=True)
+class Survey:
+    """What each block of a program does, whichever core has it."""
+
+    bodies: list[Body] = field(default_factory=list[Body])
+    body_of: list[int] = field(default_factory=list[int])
+    """By block."""
+    times: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    """By block: how often its repetitions come."""
+    before: list[Step] = field(default_factory=list[Step])
+    """Of the program in front of its blocks."""
+    uses: Advance = ()
+    """Of places by then."""
+    behind: tuple[int, list[int]] = (0, [])
+    """Steps and uses when the blocks were over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +186,28 @@ class Core:
         settings: str = "",
         unsteady: frozenset[Spot] = frozenset(),
         every: bool = False,
+        probing: bool = False,
+        survey: Survey | None = None,
     ) -> None:
-        self.device, self.number, self.cores, self.kind, self.values = device, number, cores, kind, values
-        self.every = every
+        self.device, self.number, self.cores, self.values = device, number, cores, values
+        self.kind: Kind = kind
+        self.every, self.probing, self.survey = every, probing, survey
+        self.notes = Notes()
+        self.differs = self.stored_read = False
+        """What the program does depends on which core it is on; it loads what it stored."""
+        self._env: dict[Atom, Any] = {}
+        # The numbers of the loops that are being run.
+        self._in_full = every
         self.unit = "vec0" if kind == "vector" else "cube"
         self.recording = Recording(kind=kind)
-        self.index_seen = False
         self._root, self._settings, self._unsteady = root, settings, unsteady
         self._places: dict[tuple[Spot, str], int] = {}
         self._spots: list[Spot] = []
         self._uses: list[int] = []
+        self._left: dict[int, int] = {}
+        # How often a place was left out.
+        self._counts: dict[int, Atom] = {}
+        # Repetitions among the steps whose number depends on positions.
         self._buffers: dict[int, tuple[Place, int, int, str]] = {}
         # Place of the source → memory, slots, bytes of a slot and core, set aside for it until its loop ends.
         self._scopes: list[list[int]] = [[]]
@@ -159,15 +240,15 @@ class Core:
         """File and line of a place."""
         return self.recording.lines[place]
 
-    def next_slot(self, place: int, slots: int) -> tuple[int, int]:
+    def next_slot(self, place: int, slots: int) -> Buffer:
         """The buffer that is next at a place whose buffers take turns."""
         used = self._uses[place]
         self._uses[place] = used + 1
-        return place, used % slots
+        return place, used, slots
 
     def uses(self, place: int) -> int:
         """How often a place has been come by."""
-        return self._uses[place]
+        return self._uses[place] + self._left.get(place, 0)
 
     def emit(
         self,
@@ -176,8 +257,8 @@ class Core:
         cycles: float,
         place: int,
         *,
-        reads: Sequence[tuple[int, int]] = (),
-        writes: Sequence[tuple[int, int]] = (),
+        reads: Sequence[Buffer] = (),
+        writes: Sequence[Buffer] = (),
         path: str = "",
         size: int = 0,
         memory: str = "",
@@ -286,8 +367,8 @@ class Core:
         source = value if value.owner is None else value.owner
         if source.generation < 0:
             return
-        place, slot = source.buffer
-        slots = max(self._buffers[place][1] if place in self._buffers else 0, slot + 1)
+        place, used, turns = source.buffer
+        slots = max(self._buffers[place][1] if place in self._buffers else 0, used % turns + 1)
         ahead = self._uses[place] - source.generation
         if ahead > slots:
             raise fail(
@@ -300,84 +381,387 @@ class Core:
 
     # Loops
 
-    def loop(self, count: int, item: Callable[[int], Item]) -> Iterator[Item]:
-        """The items of a loop; in time mode iterations that repeat those before them are left out, but for the last."""
-        place = self.here("loop")
+    @property
+    def at_top(self) -> bool:
+        """Whether no loop is around."""
+        return len(self._scopes) == 1
+
+    def loop(
+        self,
+        count: int,
+        item: Callable[[int], Item],
+        trail: Trail,
+        cut: Callable[[int], object] | None = None,
+        *,
+        dealt: bool = False,
+    ) -> Iterator[Item]:
+        """The items of a loop; in time mode iterations that do as those before them are left out, but for the last.
+
+        `cut` says which sizes of an iteration's blocks are smaller; `dealt`, that other cores have other items.
+        """
+        place, notes = self.here("loop"), self.notes
         self._scopes.append([])
-        # A body that looks at positions inside of this loop may branch on them.
-        outside, self.index_seen = self.index_seen, False
+        before = len(notes.guards)
+        probed = dealt and self.probing and len(self._scopes) == 2 and count >= FEWEST_SURVEYED
         try:
-            if self.values or self.every or self._spots[place] in self._unsteady:
+            if self.values:
                 for i in range(count):
                     yield item(i)
             else:
-                yield from self._collapsed(count, item, place)
+                yield from self._collapsed(count, item, place, trail, cut, dealt=dealt, probed=probed)
+        except GeneratorExit:
+            trail.left_early = True
+            raise
         finally:
-            self.index_seen = self.index_seen or outside
-            self.check_reserved()
-            for source_place in self._scopes.pop():
-                memory, slots, size, unit = self._buffers.pop(source_place)
-                key = (unit, memory)
-                self._in_use[key] = self._in_use.get(key, 0) - slots * size
+            self._end_of_scope()
+            self._env.pop(trail.variable, None)
+            if len(notes.guards) > before:  # the program broke out of the loop
+                trail.parts.append(Explicit(trail.end, _distinct(notes.guards[before:])))
+                trail.end = trail.end.plus(ONE)
+                del notes.guards[before:]
+            notes.note(trail)
 
-    def _collapsed(self, count: int, item: Callable[[int], Item], place: int) -> Iterator[Item]:
-        steps = self.recording.steps
-        bounds, uses, counters = [len(steps)], [list(self._uses)], [_counters()]
+    def _end_of_scope(self) -> None:
+        self.check_reserved()
+        for source_place in self._scopes.pop():
+            memory, slots, size, unit = self._buffers.pop(source_place)
+            key = (unit, memory)
+            self._in_use[key] = self._in_use.get(key, 0) - slots * size
+
+    def _collapsed(
+        self,
+        count: int,
+        item: Callable[[int], Item],
+        place: int,
+        trail: Trail,
+        cut: Callable[[int], object] | None,
+        *,
+        dealt: bool,
+        probed: bool,
+    ) -> Iterator[Item]:
+        steps, guards, before = self.recording.steps, self.notes.guards, len(self.notes.guards)
+        in_full = self._in_full or self._spots[place] in self._unsteady
+        history: list[Iteration] = []
         i = 0
-        while i < count:
-            yield item(i)
-            i += 1
-            bounds.append(len(steps))
-            uses.append(list(self._uses))
-            counters.append(_counters())
-            period = _period(steps, bounds)
-            times = (count - i - TAIL) // period if period else 0
-            if times < 1:
-                continue
-            # What counts iterations for itself would be told nothing of those left out.
-            if counters[-1] != counters[-1 - period] or (self.index_seen and count - i <= MOST_LOOKED):
-                break
-            body, before = steps[bounds[-1 - period] :], uses[-1 - period]
-            probes = 0 if times < PROBED else PROBES if self.index_seen else 1
-            for probe in range(probes):
-                i += self._leave_out(len(body), before, (count - i - TAIL) // period // (probes + 1 - probe), period)
-                begin, before = len(steps), list(self._uses)
-                for _ in range(period):
-                    yield item(i)
-                    i += 1
-                if steps[begin:] != body:
-                    raise Unsteady(place)
-            i += self._leave_out(len(body), before, (count - i - TAIL) // period, period)
-            break
-        while i < count:
-            yield item(i)
-            i += 1
 
-    def _leave_out(self, length: int, before: list[int], times: int, period: int) -> int:
-        """Note that the last `length` steps come `times` more often; how many iterations that are."""
+        def run() -> Iterator[Item]:
+            nonlocal i
+            begin, uses = len(steps), list(self._uses)
+            self._env[trail.variable] = i
+            yield item(i)
+            noted = _distinct(guards[before:])
+            del guards[before:]
+            trail.parts.append(Explicit(trail.end, noted))
+            trail.end = trail.end.plus(ONE)
+            counters = () if in_full else _counters()
+            history.append(Iteration(begin, len(steps), uses, counters, noted, cut(i) if cut else None))
+            i += 1
+            self.differs = self.differs or (dealt and bool(noted))
+
+        while i < count:
+            yield from run()
+            if probed and i == 1 and history[-1].guards:
+                raise Looked
+            if in_full:
+                continue
+            period = self._period(history)
+            most = (count - i - TAIL) // period if period else 0
+            if most < 1:
+                continue
+            body = history[-period:]
+            times = self._lasting(body, trail, i, most, cut)
+            looked = times < 1 and count - i > MOST_LOOKED
+            if times < 1 and not looked:
+                continue
+            probes = PROBES if looked else 1 if times >= PROBED and self.survey is None else 0
+            for probe in range(probes):
+                share = most // (probes + 1 - probe) if looked else times // 2
+                i += self._leave_out(body, share, trail, half=True, looked=looked)
+                for _ in range(period):
+                    yield from run()
+                if [self._relative(one) for one in history[-period:]] != [self._relative(one) for one in body]:
+                    raise Unsteady(place)
+                body = history[-period:]
+                most = (count - i - TAIL) // period
+            rest = most if looked else self._lasting(body, trail, i, most, cut)
+            i += self._leave_out(body, rest, trail, looked=looked)
+            history.clear()
+
+    def _lasting(
+        self, body: list[Iteration], trail: Trail, i: int, most: int, cut: Callable[[int], object] | None
+    ) -> int:
+        """How many periods of iterations from `i` on do what the last one did, `most` at most."""
+        period = len(body)
+        if cut is not None:
+            for k in range(most * period):
+                if cut(i + k) != body[k % period].cut:
+                    most = k // period
+                    break
+        listed = [iteration.guards for iteration in body]
+        if most < 1 or not any(listed):
+            return most
+        try:
+            return int(lasting(listed, trail.variable, i, self._env, most))
+        except NotKnown:
+            return self._scanned(listed, trail.variable, i, most)
+
+    def _scanned(self, guards: Sequence[tuple[Guard, ...]], variable: Atom, first: int, most: int) -> int:
+        """For how many periods guards hold, one iteration after the other."""
+        listed = [[guard for guard in each if variable in guard.free()] for each in guards]
+        if any(isinstance(guard, Trail) for each in listed for guard in each):
+            return 0  # what repeats in the iteration may do so more often in another
+        env = dict(self._env)
+        for at in range(most * len(listed)):
+            env[variable] = first + at
+            try:
+                if not all(guard.holds(env) for guard in listed[at % len(listed)]):
+                    return at // len(listed)
+            except NotKnown:
+                return 0
+        return most
+
+    def _leave_out(
+        self, body: list[Iteration], times: int, trail: Trail, *, half: bool = False, looked: bool = False
+    ) -> int:
+        """Note that the last iterations come `times` more often; how many iterations that are."""
         if times < 1:
             return 0
-        self.recording.steps.append(Repeat(length, times))
-        before = before + [0] * (len(self._uses) - len(before))
-        self._uses = [now + (now - then) * times for now, then in zip(self._uses, before, strict=True)]
-        self.recording.left_out += times * period
-        self.recording.looked += times * period if self.index_seen else 0
-        return times * period
+        steps, uses = self.recording.steps, body[0].uses
+        uses = uses + [0] * (len(self._uses) - len(uses))
+        advance = tuple(
+            (at, now - then) for at, (now, then) in enumerate(zip(self._uses, uses, strict=True)) if now > then
+        )
+        number = Atom()
+        self._counts[len(steps)] = number
+        steps.append(Repeat(len(steps) - body[0].begin, times, advance))
+        for at, by in advance:
+            self._left[at] = self._left.get(at, 0) + by * times
+        self._env[number] = times
+        trail.sampled = trail.sampled or looked
+        trail.parts.append(Skipped(trail.end, tuple(one.guards for one in body), number, TAIL, half))
+        trail.end = trail.end.plus(Expr(((number, len(body)),)))
+        self.recording.left_out += times * len(body)
+        self.recording.looked += times * len(body) if looked else 0
+        return times * len(body)
+
+    def _relative(self, iteration: Iteration) -> list[Step]:
+        """Its steps with buffers counted from its begin."""
+        if iteration.relative is None:
+            iteration.relative = relative(self.recording.steps[iteration.begin : iteration.end], iteration.uses)
+        return iteration.relative
+
+    def _period(self, history: list[Iteration]) -> int:
+        """Iterations after which what a loop does repeats; 0 while it does not."""
+        last = history[-1]
+        for period in range(1, LONGEST_PERIOD + 1):
+            if len(history) < 2 * period:
+                return 0
+            before = history[-1 - period]
+            if (
+                last.end > last.begin
+                and last.counters == before.counters
+                and all(
+                    one.end - one.begin == other.end - other.begin
+                    and one.cut == other.cut
+                    and self._relative(one) == self._relative(other)
+                    for one, other in zip(history[-period:], history[-2 * period : -period], strict=True)
+                )
+            ):
+                return period
+        return 0
+
+    def surveyed(
+        self,
+        survey: Survey,
+        counts: Sequence[int],
+        partial: Sequence[bool],
+        placed: Callable[[Sequence[int], Sequence[Expr]], Item],
+    ) -> Iterator[Item]:
+        """The blocks of a program that do other things than those before; of those that do the same some are run and
+        compared. Raises Unsurveyed where they differ, or a block depends on those before it."""
+        import numpy as np
+
+        steps, guards = self.recording.steps, self.notes.guards
+        if survey.body_of:
+            raise Unsurveyed  # a second loop over blocks
+        variables = [Atom() for _ in counts]
+        numbers = [Expr(((variable, 1),)) for variable in variables]
+        places = [np.asarray(each) for each in np.unravel_index(np.arange(prod(counts)), tuple(counts))]
+        cuts = [(at == n - 1) & p for at, n, p in zip(places, counts, partial, strict=True)]
+        survey.before, survey.uses = list(steps), _uses_of(self._uses)
+        self._scopes.append([])
+        runs = 0
+
+        def run(block: int) -> Iterator[Item]:
+            nonlocal runs
+            runs += 1
+            if runs > MOST_SURVEYED and int((body_of >= 0).sum()) < 2 * runs:
+                raise Unsurveyed
+            begin, uses = len(steps), list(self._uses)
+            self._env.update((variable, int(each[block])) for variable, each in zip(variables, places, strict=True))
+            yield placed([int(each[block]) for each in places], numbers)
+            history.append(Iteration(begin, len(steps), uses, (), _distinct(guards), None))
+            guards.clear()
+
+        def instantiated(body: Body, times: tuple[int, ...]) -> list[Step]:
+            return Part(body.steps, times, ()).written_out()
+
+        history: list[Iteration] = []
+        in_full: set[tuple[Step, ...]] = set()
+        body_of = np.full(prod(counts), -1)
+        times_of: list[tuple[int, ...]] = [()] * prod(counts)
+        yield from run(0)
+        block = -1
+        while bool((body_of < 0).any()):
+            # As on a core where that can be: what the block before leaves in memory is still there.
+            following = block + self.cores
+            block = (
+                following
+                if block >= 0 and following < len(body_of) and body_of[following] < 0
+                else int(np.argmax(body_of < 0))
+            )
+            yield from run(block)
+            last = history[-1]
+            if block == 0 and self._relative(last) != self._relative(history[0]):
+                raise Unsurveyed
+            body = self._body(last)
+            alike, times = _alike(last.guards, dict(zip(variables, places, strict=True)), body)
+            for each in cuts:
+                alike = alike & (each == each[block])
+            alike = alike & (body_of < 0)
+            if not bool(alike[block]):
+                raise Unsurveyed
+            members = np.flatnonzero(alike)
+            for member in members:
+                times_of[member] = tuple(int(each[member]) for each in times)
+            repeated = {
+                tuple(body.steps[at - s.length : at]) for at, s in enumerate(body.steps) if isinstance(s, Repeat)
+            }
+            often = next((int(m) for m in members if max(times_of[m], default=0) >= PROBED), None)
+            if often is not None and not repeated <= in_full:
+                in_full |= repeated
+                self._in_full = True
+                yield from run(often)
+                self._in_full = False
+                if self._relative(history[-1]) != unrolled(instantiated(body, times_of[often])):
+                    raise Unsurveyed
+            elif len(members) > 1:
+                yield from run(int(members[-1]))
+                if self._relative(history[-1]) != instantiated(body, times_of[int(members[-1])]):
+                    raise Unsurveyed
+            body_of[alike] = len(survey.bodies)
+            survey.bodies.append(body)
+        survey.body_of, survey.times = [int(n) for n in body_of], times_of
+        survey.behind = len(steps), list(self._uses)
+        self._end_of_scope()
+
+    def _body(self, iteration: Iteration) -> Body:
+        begin = iteration.begin
+        uses = iteration.uses + [0] * (len(self._uses) - len(iteration.uses))
+        advance = tuple(
+            (at, now - then) for at, (now, then) in enumerate(zip(self._uses, uses, strict=True)) if now > then
+        )
+        counts = [(atom, self._env[atom]) for at, atom in self._counts.items() if begin <= at < iteration.end]
+        return Body(self._relative(iteration), counts, advance)
 
     def spot_of(self, place: int) -> Spot:
         """The place of the source of a loop, for `unsteady` of another run."""
         return self._spots[place]
 
 
-def _period(steps: list[Step], bounds: list[int]) -> int:
-    """Iterations after which the instructions of a loop repeat; 0 while they do not."""
-    for period in range(1, LONGEST_PERIOD + 1):
-        if len(bounds) - 1 < 2 * period:
-            return 0
-        last, middle, first = bounds[-1], bounds[-1 - period], bounds[-1 - 2 * period]
-        if last - middle == middle - first and last > middle and steps[middle:last] == steps[first:middle]:
-            return period
-    return 0
+def relative(steps: Sequence[Step], uses: Sequence[int]) -> list[Step]:
+    """Steps with their buffers counted from how often places had been come by."""
+    there = len(uses)
+
+    def since(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+        return tuple([(p, used - uses[p] if p < there else used, slots) for p, used, slots in buffers])
+
+    return [
+        Instruction(*step[:7], since(step.reads), since(step.writes), step.place)
+        if isinstance(step, Instruction)
+        else step
+        for step in steps
+    ]
+
+
+def unrolled(steps: Sequence[Step]) -> list[Instruction]:
+    """All instructions, repetitions written out."""
+    out: list[Instruction] = []
+    begins: list[tuple[int, dict[int, int]]] = []
+    later: dict[int, int] = {}
+
+    def moved(step: Instruction, by: dict[int, int], times: int = 1) -> Instruction:
+        def since(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            return tuple((p, used + by.get(p, 0) * times, slots) for p, used, slots in buffers)
+
+        return step._replace(reads=since(step.reads), writes=since(step.writes))
+
+    for step in steps:
+        begins.append((len(out), dict(later)))
+        if isinstance(step, Instruction):
+            out.append(moved(step, later))
+        elif isinstance(step, Repeat):
+            begin, before = begins[-1 - step.length]
+            advance = {p: later[p] - before.get(p, 0) for p in later}
+            for p, by in step.advance:
+                advance[p] = advance.get(p, 0) + by
+            segment = out[begin:]
+            for times in range(1, step.times + 1):
+                out += [moved(one, advance, times) for one in segment]
+            for p, by in advance.items():
+                later[p] = later.get(p, 0) + by * step.times
+        else:
+            out += [moved(one, later) for one in unrolled(step.written_out())]
+            for p, by in advance_of(step.written_out(), step.advance).items():
+                later[p] = later.get(p, 0) + by
+    return out
+
+
+def advance_of(steps: Sequence[Step], own: Advance) -> dict[int, int]:
+    """By how much steps move the buffers of places on: `own`, and what repeats among them."""
+    totals: list[dict[int, int]] = [{}]
+    for step in steps:
+        now = dict(totals[-1])
+        if isinstance(step, Repeat):
+            before = totals[-1 - step.length]
+            each = {p: now[p] - before.get(p, 0) for p in now}
+            for p, by in step.advance:
+                each[p] = each.get(p, 0) + by
+            for p, by in each.items():
+                now[p] = now.get(p, 0) + by * step.times
+        elif isinstance(step, Part):
+            for p, by in advance_of(step.written_out(), step.advance).items():
+                now[p] = now.get(p, 0) + by
+        totals.append(now)
+    out = totals[-1]
+    for p, by in own:
+        out[p] = out.get(p, 0) + by
+    return out
+
+
+def _uses_of(uses: Sequence[int]) -> Advance:
+    return tuple((place, count) for place, count in enumerate(uses) if count)
+
+
+def _distinct(guards: Sequence[Guard]) -> tuple[Guard, ...]:
+    """Each once, in order."""
+    return tuple({(guard if isinstance(guard, Compared) else id(guard)): guard for guard in guards}.values())
+
+
+def _alike(guards: Sequence[Guard], env: dict[Atom, Any], body: Body) -> tuple[Any, list[Any]]:
+    """For which blocks guards hold, and how often repetitions come in each. Raises Unsurveyed where that is not
+    known."""
+    import numpy as np
+
+    blocks = np.shape(next(iter(env.values())))
+    alike: Any = np.ones(blocks, dtype=bool)
+    try:
+        for guard in guards:
+            alike = alike & guard.holds(env)
+        times = [np.broadcast_to(np.asarray(env.get(atom, times)), blocks) for atom, times in body.counts]
+    except NotKnown:
+        raise Unsurveyed from None
+    return alike, times
 
 
 def _counters() -> tuple[tuple[str, object], ...]:
@@ -421,7 +805,7 @@ def run_on(core: Core, body: Callable[[], object]) -> Recording:
     try:
         body()
         core.check_reserved()
-        core.recording.index_seen = core.index_seen
+        core.recording.index_seen = core.differs or bool(core.notes.guards)
     except TileError:
         # What a program does on buffers that do not fit is no finding of its own.
         core.check_overflow(whole=False)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol
 
+from opreplay.replay.tile.language.instructions import Buffer
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, fail
+from opreplay.replay.tile.language.positions import ZERO, Expr, Notes, Position, plain
 from opreplay.traces.model import contiguous_strides
 
 
@@ -15,7 +18,6 @@ class Memory:
 
     __slots__ = (
         "buffers",
-        "counts",
         "data",
         "dtype",
         "line_of",
@@ -28,6 +30,7 @@ class Memory:
         "shape",
         "stored",
         "strides",
+        "turn",
         "writers",
     )
 
@@ -54,28 +57,43 @@ class Memory:
         self.lines: list[tuple[str, int]] = []
         self.place = -1
         """Of scratch memory: the place of the source that made it."""
-        self.counts = 0
-        """Of scratch memory: which of its `buffers` it is."""
+        self.turn = 0
+        """Of scratch memory: the how manieth of its place."""
         self.buffers = 1
         self.stored: dict[int, tuple[int, int]] = {}
         """By place of a store: least and greatest element that it wrote on this core."""
 
-
-class PositionObserver(Protocol):
-    """Who is told that a program looked at where a block lies."""
-
-    index_seen: bool
+    @property
+    def buffer(self) -> Buffer:
+        """Of scratch memory: which of those that take turns it is in."""
+        return self.place, self.turn, self.buffers
 
 
 class Block:
     """A part of a dimension, as `blocks`, `grid` and `steps` give it; indexes tensors like a slice."""
 
-    __slots__ = ("_index", "_start", "_stop", "_watch", "drop")
+    __slots__ = ("_first", "_index", "_most", "_notes", "_number", "_start", "_step", "_stop", "drop")
 
-    def __init__(self, start: int, stop: int, index: int, watch: PositionObserver, *, drop: bool = False) -> None:
-        self._start, self._stop, self._index, self._watch = start, stop, index, watch
+    def __init__(
+        self,
+        start: int,
+        stop: int,
+        index: int,
+        *,
+        drop: bool = False,
+        notes: Notes | None = None,
+        number: Expr = ZERO,
+        first: Expr = ZERO,
+        step: int = 1,
+        most: int | None = None,
+    ) -> None:
+        self._start, self._stop, self._index = start, stop, index
         self.drop = drop
         """A single place whose dimension goes, as with a whole number."""
+        # Without values positions are expressions of the number of the block.
+        self._notes, self._number, self._first, self._step = notes, number, first, step
+        self._most = most
+        # Where its loop ends; None where that is a position itself.
 
     @property
     def size(self) -> int:
@@ -85,32 +103,39 @@ class Block:
     def __len__(self) -> int:
         return self.size
 
+    def _position(self, value: int, expr: Expr) -> int:
+        # To programs a position is a number.
+        return value if self._notes is None or not expr.parts else Position(value, expr, self._notes)  # pyright: ignore[reportReturnType]
+
     @property
     def start(self) -> int:
         """First place."""
-        self._watch.index_seen = True
-        return self._start
+        return self._position(self._start, self._first.plus(self._number, self._step))
 
     @property
     def stop(self) -> int:
         """Behind the last place."""
-        self._watch.index_seen = True
-        return self._stop
+        return self.start + self.size
 
     @property
     def index(self) -> int:
         """Number of the block, from 0."""
-        self._watch.index_seen = True
-        return self._index
+        return self._position(self._index, self._number)
 
     def __index__(self) -> int:
         if self.size != 1:
             raise fail("shape", f"a block of {self.size} is no single place", hint="Index with the block itself.")
-        return self.start
+        return operator.index(self.start)
 
     def span(self) -> tuple[int, int]:
-        """First place and that behind the last, for the language itself: nobody is told."""
+        """First place and that behind the last, for the language itself: nothing is noted."""
         return self._start, self._stop
+
+    def within(self, size: int) -> tuple[Any, int]:
+        """First place and that behind the last of a dimension; whether they lie in it is noted where blocks before or
+        after it may not."""
+        start: Any = self._start if self._most is not None and self._most <= size else self.start
+        return start, start + self.size
 
 
 Index = Any
@@ -192,16 +217,16 @@ class Ref:
 def _range(index: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
     """First and last place of an index within a dimension, and whether the dimension stays. Raises TileError."""
     if isinstance(index, Block):
-        start, stop = index.span()
+        start, stop = index.within(size)
         keep = not index.drop
     elif isinstance(index, slice):
         if index.step not in (None, 1):
             raise fail("stride", f"a step of {index.step}: copies take runs without gaps", hint="Load all and gather.")
-        start = 0 if index.start is None else int(index.start)
-        stop = size if index.stop is None else int(index.stop)
+        start = 0 if index.start is None else _whole(index.start)
+        stop = size if index.stop is None else _whole(index.stop)
         keep = True
     else:
-        start = int(index)
+        start = _whole(index)
         stop, keep = start + 1, False
     if not 0 <= start <= stop <= size or (stop == start and size > 0 and not keep):
         raise fail(
@@ -209,7 +234,13 @@ def _range(index: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
             f"{ref.memory.name}{list(ref.shape)}: {start}:{stop} is out of the {size} of dimension {dim}",
             hint="tile.blocks and tile.steps end where the tensor does.",
         )
-    return start, stop, keep
+    first, count = plain(start), int(stop - start)
+    return first, first + count, keep
+
+
+def _whole(index: Any) -> Any:
+    """A position as it is, anything else as int."""
+    return index if isinstance(index, Position) else int(index)
 
 
 class Computing(Protocol):
@@ -242,7 +273,7 @@ class Tile:
     )
 
     def __init__(
-        self, core: Computing, place: Place, unit: str, shape: tuple[int, ...], dtype: str, buffer: tuple[int, int]
+        self, core: Computing, place: Place, unit: str, shape: tuple[int, ...], dtype: str, buffer: Buffer
     ) -> None:
         self.core, self.unit, self.shape, self.dtype, self.buffer = core, unit, shape, dtype, buffer
         self.place: Place = place

@@ -11,6 +11,7 @@ from opreplay.replay.tile.language import instructions as table
 from opreplay.replay.tile.language.instructions import VEC, VECTOR, Spec
 from opreplay.replay.tile.language.memory import check_defined, check_numbers
 from opreplay.replay.tile.language.places import DTYPE_BYTES, UB, fail, rows_and_columns, up
+from opreplay.replay.tile.language.positions import Position
 from opreplay.replay.tile.language.recording import Core, NeedsCube, current
 from opreplay.replay.tile.language.tiles import Tile
 
@@ -141,7 +142,7 @@ class TileCore(Core):
     def new_tile(self, shape: Sequence[int], dtype: str, *beside: Tile) -> Tile:
         """A new tile of this place of the source, in memory other than that of the operands `beside`."""
         place = self.here()
-        tile = Tile(self, UB, self.unit, tuple(shape), dtype, self.next_slot(place, 2))
+        tile = Tile(self, UB, self.unit, tuple(map(operator.index, shape)), dtype, self.next_slot(place, 2))
         tile.line = self.line(place)
         self.reserve_tile(tile, beside)
         return tile
@@ -163,7 +164,7 @@ def _span(index: Any, size: int) -> tuple[int, int]:
         return int(index), int(index) + 1
     if index.step not in (None, 0, 1):
         raise fail("stride", f"a step of {index.step} in a tile: instructions take runs", hint="tile.gather")
-    return index.start or 0, size if index.stop is None else index.stop
+    return int(index.start or 0), size if index.stop is None else int(index.stop)
 
 
 def core() -> TileCore:
@@ -172,7 +173,7 @@ def core() -> TileCore:
 
 
 def _operands(name: str, first: Any, others: Sequence[Any]) -> tuple[Spec, list[Any], list[Any]]:
-    if len(others) == 1 and isinstance(others[0], int | float) and not isinstance(others[0], bool):
+    if len(others) == 1 and isinstance(others[0], int | float | Position) and not isinstance(others[0], bool):
         return VECTOR[_WITH_NUMBER.get(name, name)], [first], [others[0]]
     if name == "rsubs":
         raise fail("program", f"a tile is subtracted from {type(others[0]).__name__}")

@@ -212,7 +212,7 @@ def _masked(s, row, column):
     """Scores with those of later keys far below all others."""
     keys = tile.arange(s.shape[1], "float32", start=column)
     for i in range(s.shape[0]):
-        later = tile.compare(keys, ">", float(row + i))
+        later = tile.compare(keys, ">", row + i)
         tile.insert(s, tile.where(later, tile.full((1, s.shape[1]), -1e30), s[i : i + 1]), row=i)
     return s
 

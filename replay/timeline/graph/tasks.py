@@ -10,20 +10,11 @@ import numpy as np
 from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, NEVER, SET, Bools, Floats, Ints
 from opreplay.traces import Trace
 from opreplay.traces.activity import CALL_KINDS
+from opreplay.traces.collectives.names import DEVICE_WORDS
 from opreplay.traces.links.steps import Step
 
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
-_COLLECTIVE_NAMES = (
-    "nccl",
-    "rccl",
-    "hccl",
-    "hcom_",
-    "oneccl",
-    "msccl",
-    "deep_ep",
-    "cross_device_reduce",
-    "allreduce_fusion",
-)
+_COLLECTIVE_NAMES = (*DEVICE_WORDS, "hcom_", "deep_ep", "cross_device_reduce", "allreduce_fusion")
 """In names of kernels (lower case) that talk to other devices."""
 _COPY_NAMES = ("memcpy",)
 """What an NPU's copies are called: its tasks have no category."""

@@ -59,7 +59,7 @@ def test_the_console_script_measures_and_predicts_over_sizes(tmp_path: Path) -> 
         assert case["bound"] == case["simulated"]["910b3"]["bound"]
         assert case["reason"] is None
     text = page.read_text()
-    assert text.count('"name":"GlyphRenderer"') == 6, "three lines, each with its points"
+    assert text.count('"name":"GlyphRenderer"') == 6 + 3 + 4, "lines with points; marks and roofs"
     assert "Time over n" in text
     table = list(csv.DictReader(rows.read_text().splitlines()))
     assert [float(row["simulated_us_910b3"]) for row in table] == [c["simulated_us"]["910b3"] for c in found["cases"]]

@@ -32,6 +32,13 @@ def test_every_output_parameter_and_buffer_is_compared() -> None:
     assert names >= {"0.weight", "4.bias", "2.running_mean", "2.num_batches_tracked"}
 
 
+def test_a_single_element_of_any_stride_is_compared() -> None:
+    def make() -> tuple[Any, ...]:
+        return lambda ids: ids.t() + 1, (torch.zeros(1, 32, dtype=torch.long)[:, 31:].as_strided((1, 1), (1, 32)),)
+
+    assert check_made(make, capture_made(make, source="here")).equal
+
+
 def test_a_step_of_the_users_own_is_compared_with_its_modules() -> None:
     def make() -> tuple[Any, ...]:
         model, (x,), options = training()

@@ -75,6 +75,17 @@ def test_flops_are_those_of_torchs_counter() -> None:
     assert sum(plan.capture.flops.values()) == counter.get_total_flops()
 
 
+def test_attention_and_recurrent_layers_count_on_a_cpu() -> None:
+    q, k = torch.randn(2, 4, 16, 8), torch.randn(2, 4, 32, 8)
+    plan = opreplay.capture(lambda q, k: torch.nn.functional.scaled_dot_product_attention(q, k, k), q, k)
+    assert plan.capture is not None
+    assert sum(plan.capture.flops.values()) == 2 * 2 * (2 * 4 * 16 * 32 * 8)
+    with torch.no_grad():
+        plan = opreplay.capture(torch.nn.LSTM(8, 16).eval(), torch.randn(5, 3, 8))
+    assert plan.capture is not None
+    assert sum(plan.capture.flops.values()) == 2 * (5 * 3) * (64 * 8 + 64 * 16)
+
+
 def test_peak_memory_is_of_what_lives_at_a_time() -> None:
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(5):
@@ -319,4 +330,4 @@ def test_a_step_of_ranks_says_how_to_be_one() -> None:
 
     with pytest.raises(UsageError, match="process group") as raised:
         capture_made(make, source="m.py:make")
-    assert "--world-size" in (raised.value.hint or "")
+    assert "world_size=" in (raised.value.hint or "")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opreplay.replay.collectives.mapping import TooFewRanks, bytes_of, mapped
-from opreplay.replay.collectives.model import KINDS, POINT_TO_POINT, Collective, bandwidth, bus_factor
-from opreplay.replay.collectives.names import kind_of
+from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, bandwidth, bus_factor
+from opreplay.traces.collectives.names import KINDS, kind_of
 
 
 def all_to_all(**more: object) -> Collective:

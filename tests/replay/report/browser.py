@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 TIMEOUT_S = 60.0
+DRAWN = "document.body && document.body.dataset.drawn !== undefined"
 
 
 class Tab:
@@ -64,14 +65,14 @@ class Tab:
                 self.requests.append(params["request"]["url"])
         return message
 
-    def open(self, path: Path, width: int, *, height: int = 900, dark: bool = False) -> None:
-        """Show a file, all figures drawn."""
+    def open(self, path: Path, width: int, *, height: int = 900, dark: bool = False, drawn: bool = True) -> None:
+        """Show a file, all figures `drawn` where it has some."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.send("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         self.send("Page.navigate", url=path.resolve().as_uri())
-        self.wait("document.body && document.body.dataset.drawn !== undefined")
+        self.wait(DRAWN if drawn else "document.readyState === 'complete' && document.body")
 
     def wait(self, condition: str) -> None:
         """Until an expression is true."""
@@ -85,6 +86,21 @@ class Tab:
         result = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """Talk to the frame inside the page, all its figures drawn."""
+        outer = self._session
+        targets = self.send("Target.getTargets")["targetInfos"]
+        found = (target["targetId"] for target in targets if target["url"] == "about:srcdoc")
+        self._session = self.send("Target.attachToTarget", targetId=next(found), flatten=True)["sessionId"]
+        try:
+            for domain in ("Runtime", "Log", "Network"):
+                self.send(f"{domain}.enable")
+            self.wait(DRAWN)
+            yield
+        finally:
+            self._session = outer
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import opreplay as api
 from opreplay.cli.main import opreplay
 from opreplay.replay.report.page.figures import script
 from opreplay.replay.report.page.model import (
@@ -19,14 +20,17 @@ from opreplay.replay.report.page.model import (
     Bars,
     Curve,
     DeviceRoof,
+    Flames,
     Lane,
     Line,
     Node,
     Opened,
+    OverTime,
     Page,
     Point,
     Roof,
     Roofline,
+    Steps,
     Stretch,
     Strip,
     Tree,
@@ -34,8 +38,10 @@ from opreplay.replay.report.page.model import (
 )
 from opreplay.replay.report.page.render import render
 from opreplay.replay.report.table import TIME, Column, Table
+from opreplay.replay.tile.programs import rows
+from opreplay.replay.timeline.flames import Frame
 from tests.replay.report.browser import Tab, tab
-from tests.replay.timeline.machine import training
+from tests.replay.timeline.machine import Machine, training
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m\u202e {{ 7*7 }}"
 OUTSIDE = re.compile(r"""(?:src|href|action)\s*=|url\(|@import|https?://""")
@@ -95,6 +101,9 @@ def big_page(ops: int, *, tasks: int = 3) -> Page:
         bars=(Bars(title=EVIL, what=EVIL, series=(EVIL,), bars=(Bar(name=EVIL, values_us=(1.0,)),)),),
         trees=(Tree(title=EVIL, series=(EVIL,), totals_us=(2.0,), roots=(Node(name=EVIL, values_us=(1.0,)),)),),
         waterfalls=(Waterfall(title=EVIL, begin=(EVIL, 3.0), changes=((EVIL, 1.0), (EVIL, -2.0)), end=(EVIL, 2.0)),),
+        over_time=(OverTime(title=EVIL, unit=EVIL, points=((0.0, 1.0), (5.0, 3.0)), note=EVIL),),
+        steps=Steps(title=EVIL, parts=(EVIL,), steps=((EVIL, (1.0,)),), outliers={EVIL: EVIL}, note=EVIL),
+        flames=Flames(title=EVIL, frames=(Frame(name=EVIL, kind="frame", depth=0, start_us=0.0, us=9.0),), note=EVIL),
         strips=(Strip(title=EVIL, lanes=(Lane(name=EVIL, stretches=stretches),)),),
         roofline=Roofline(
             devices=tuple(DeviceRoof(device=f"{EVIL}{i}", roof=roof, points=(point,) * ops) for i in range(3))
@@ -166,7 +175,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_every_page_says_what_made_it_and_has_its_parts(pages: dict[str, Path]) -> None:
-    parts = {"timeline": ("Critical path", "recorded"), "simulate": ("Roofline", "910b4"), "validate": ("Kernels",)}
+    parts = {
+        "timeline": ("Critical path", "recorded", "Ops of the step", "All steps", "Kernel launches", "waiting"),
+        "simulate": ("Roofline", "910b4"),
+        "validate": ("Kernels",),
+    }
     for name, path in pages.items():
         text = path.read_text()
         outline(text)
@@ -227,9 +240,10 @@ MARK = """(() => {
   let best = ends;
   if (data.right) for (let i = ends; i < data.right.length - ends; i++) if (width(i) > width(best)) best = i;
   const x = data.x ? data.x[best] : (data.left[best] + data.right[best]) / 2;
+  const y = data.y ? data.y[best] : (data.top[best] + data.bottom[best]) / 2;
   const box = view.canvas_view.el.getBoundingClientRect(), {x_scale, y_scale} = view.frame;
-  return [box.left + x_scale.compute(x), box.top + y_scale.compute(data.y[best]),
-          (data.key ?? data.op)[best], data.name[best]];
+  return [box.left + x_scale.compute(x), box.top + y_scale.compute(y),
+          data.key[best], data.name[best]];
 })()"""
 """Where the first mark or the widest bar of an op is, which op it stands for, and what it says."""
 
@@ -248,22 +262,30 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 @pytest.fixture(scope="module")
 def all_pages(pages: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of `run` and `compare` too."""
+    """Those of commands that measure, too."""
     folder = tmp_path_factory.mktemp("measured")
     sample = str(Path("traces/samples/transformer_infer.json.gz").absolute())
     lines = folder / "run.jsonl"
-    made = {name: folder / f"{name}.html" for name in ("run", "compare")}
+    made = {name: folder / f"{name}.html" for name in ("run", "many", "compare", "check", "op")}
+    both = [sample, sample.replace("transformer_infer", "cnn_train")]
+    calls = ["aten::mm(bf16[64,n], bf16[n,32])", "--vary", "n=16,64", "--soc", "910b3", "--soc", "910c"]
     for args in (
+        ["run", *both, "--top", "2", "--set", "op_time=30ms", "--soc", "910b3", "-o", str(made["many"])],
+        ["check", "aten::relu", "--set", "speed_time=0.1", "-o", str(made["check"])],
+        ["op", *calls, "--set", "op_time=2ms", "-o", str(made["op"])],
         ["run", sample, "--top", "4", "--op-time", "30ms", "--soc", "910b3", "-o", str(made["run"]), "-o", str(lines)],
         ["compare", str(lines), sample, "--output", str(made["compare"])],
     ):
         result = CliRunner().invoke(opreplay, args)
         assert result.exit_code == 0, result.stderr
+    case = ["--case", "rms_norm x=bf16[64,1024] w=bf16[1024] eps=1e-5", "--no-values", "--format", "html"]
+    made["tile"] = folder / "tile.html"
+    made["tile"].write_text(CliRunner().invoke(opreplay, ["tile", rows.__file__, *case]).stdout)
     return {**pages, **made}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run", "simulate", "timeline", "compare", "validate"])
+@pytest.mark.parametrize("name", ["run", "many", "simulate", "timeline", "compare", "validate", "check", "op", "tile"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
 def test_a_browser_shows_it_without_complaint(
     all_pages: dict[str, Path], chromium: Tab, name: str, width: int, dark: bool
@@ -275,13 +297,13 @@ def test_a_browser_shows_it_without_complaint(
     assert chromium.requests == [all_pages[name].resolve().as_uri()]
     assert chromium.value(CUT) == []
     assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
-    answer = chromium.value("document.querySelector('.answer b')?.getBoundingClientRect().bottom ?? 0")
+    answer = chromium.value("document.querySelector('.answer b').getBoundingClientRect().bottom")
     assert answer < 900, "the answer is there without scrolling"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "source"), [("run", "ops"), ("simulate", "ops"), ("timeline", "tasks"), ("compare", "bars")]
+    ("name", "source"), [("run", "ops"), ("simulate", "ops"), ("timeline", "tasks"), ("compare", "bars"), ("op", "ops")]
 )
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_figure_says_what_is_under_the_pointer_and_a_click_finds_its_row(
@@ -332,3 +354,90 @@ def test_a_timeline_of_ten_thousand_tasks_zooms_fluently(tmp_path: Path, chromiu
         spent.append(chromium.value(frames) - before)
     assert chromium.value(span) < whole / 2
     assert sorted(spent)[5] < 250, "milliseconds a step of the wheel, two frames with all that they draw"
+
+
+@pytest.mark.slow
+def test_a_step_is_found_in_its_table_and_a_stack_widens(tmp_path: Path, chromium: Tab) -> None:
+    machine = Machine()
+    for _ in range(3):
+        machine.begin()
+        begin = machine.now
+        for layer in range(4):
+            outer = machine.now
+            machine.host(300.0)
+            machine.op("aten::mm", 40.0, ("gemm", 100.0))
+            machine._add("python_function", f"nn.Module: Layer_{layer}", outer, machine.now - outer)
+        machine._add("python_function", "nn.Module: Model_0", begin, machine.now - begin)
+        machine.synchronize()
+        machine.end()
+    trace, page = machine.write(tmp_path / "t.json"), tmp_path / "t.html"
+    assert CliRunner().invoke(opreplay, ["timeline", trace, "--output", str(page)]).exit_code == 0
+    chromium.complaints.clear()
+    chromium.open(page, 1280)
+    x, y, key, _ = mark_of(chromium, "steps")
+    chromium.click(x, y)
+    chromium.wait("document.querySelector('tr.chosen')")
+    assert chromium.value("document.querySelector('tr.chosen').dataset.key") == key
+    flames = "plots.find(plot => plot.name === 'flames')"
+    shown = chromium.value(f"{flames}.renderers.flatMap(r => Array.from(r.data_source.data.name ?? []))")
+    assert sorted(shown) == ["Layer", "Model", "aten::mm"]
+    chromium.value(
+        f"{flames}.renderers.find(r => r.data_source.data.name?.[0] === 'aten::mm').data_source.selected.indices = [0]"
+    )
+    left, right = chromium.value(f"[{flames}.x_range.start, {flames}.x_range.end]")
+    assert right - left < chromium.value(f"{flames}.x_range.bounds[1]") / 2
+    assert chromium.complaints == []
+
+
+@pytest.mark.slow
+def test_lines_over_time_move_with_the_timeline(all_pages: dict[str, Path], chromium: Tab) -> None:
+    chromium.open(all_pages["timeline"], 1280)
+    chromium.value("plots.find(plot => plot.name === 'timeline').x_range.setv({start: 1, end: 2})")
+    moved = chromium.value("plots.filter(plot => plot.name === 'over_time').map(p => [p.x_range.start, p.x_range.end])")
+    assert moved == [[1, 2]]
+
+
+@pytest.mark.slow
+def test_a_long_table_shows_its_first_rows_until_all_are_asked_for(tmp_path: Path, chromium: Tab) -> None:
+    page = tmp_path / "long.html"
+    page.write_text(render(big_page(40)))
+    chromium.open(page, 1280)
+    rows = (
+        "[...document.querySelectorAll('#rows1 tbody tr:not(.more)')].filter(row => row.getClientRects().length).length"
+    )
+    assert chromium.value(rows) == 15
+    chromium.value("document.querySelector('button.whole').click()")
+    assert chromium.value(rows) == 40
+    chromium.value("document.querySelector('button.whole').click()")
+    chromium.value("select('39')")
+    assert chromium.value(rows) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "simulate", "step", "compare", "sweep"])
+def test_a_notebook_shows_the_figures_of_the_page(name: str, tmp_path: Path, chromium: Tab) -> None:
+    sample = str(Path("traces/samples/cnn_train.json.gz").absolute())
+    fake = api.RunOptions(executor="fake", isolation="none", op_time_s=0.001)
+
+    def measured() -> api.Results:
+        return api.run(api.open(sample, top=3), soc="910b3", options=fake)
+
+    shown = {
+        "run": (measured, 3),
+        "simulate": (lambda: api.simulate(api.open(sample, top=3), "910b3"), 2),
+        "step": (lambda: api.step(sample), 0),
+        "compare": (lambda: api.compare(measured(), measured()), 1),
+        "sweep": (lambda: api.sweep("aten::relu(f32[n])", vary=["n=8,64"], soc="910b3"), 1),
+    }
+    make, figures = shown[name]
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html><meta charset=utf-8><body>{make()._repr_html_()}</body>")
+    chromium.complaints.clear()
+    chromium.requests.clear()
+    chromium.open(notebook, 1280, drawn=False)
+    with chromium.frame():
+        assert int(chromium.value("document.body.dataset.drawn")) == figures
+        assert chromium.value("document.querySelector('.verdict').textContent")
+        assert chromium.value(CUT) == []
+    assert chromium.complaints == []
+    assert [url for url in chromium.requests if not url.startswith("about:")] == [notebook.resolve().as_uri()]

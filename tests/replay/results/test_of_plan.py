@@ -24,3 +24,7 @@ def test_one_view_given_twice_is_read_once_and_another_by_itself(offset: int, re
 
 def test_an_op_that_multiplies_no_matrices_has_none() -> None:
     assert product_of(op("aten::add", tensor("self", 4, 8), tensor("other", 4, 8), outputs=(meta(4, 8),))) is None
+
+
+def test_an_op_that_only_moves_data_has_its_bytes() -> None:
+    assert product_of(op("aten::add", tensor("self", 4, 8), moved_bytes=384)) == Product(flops=0.0, moved_bytes=384)

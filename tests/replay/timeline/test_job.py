@@ -188,7 +188,8 @@ def gloo_rank(folder: Path, rank: int, threads: tuple[int, ...], late_us: float,
     """A rank on its host: three steps with one all-reduce each, which gloo ran on these threads."""
 
     def event(cat: str, name: str, tid: int, ts: float, dur: float, dims: Any = ()) -> dict[str, Any]:
-        args = {"Input Dims": dims, "Input type": ["float"]} if dims else {}
+        kind = "TensorList" if name.startswith("c10d::") else "float"
+        args = {"Input Dims": dims, "Input type": [kind]} if dims else {}
         return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
     events: list[dict[str, Any]] = []

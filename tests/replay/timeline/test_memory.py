@@ -11,7 +11,7 @@ from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import load_socs
 from opreplay.replay.plan.inputs import open_trace, plan_of
 from opreplay.replay.plan.selection import Selection
-from opreplay.replay.timeline.memory import BEFORE, _verdict, inferred_memory, memory_of
+from opreplay.replay.timeline.memory import BEFORE, _verdict, inferred_memory, memory_of, memory_over_step
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 from opreplay.traces.links.steps import chosen_step
@@ -44,12 +44,20 @@ def test_the_peak_and_what_is_live_at_it(tmp_path: Path) -> None:
         )
         machine.op(name, 20.0)
     machine.end()
-    found = timeline(read_trace(machine.write(tmp_path / "t.json"), activity=True)).timeline.memory
+    study = timeline(read_trace(machine.write(tmp_path / "t.json"), activity=True))
+    found = study.timeline.memory
     assert found is not None
     assert found.on_device
     assert (found.begin_bytes, found.peak_bytes, found.end_bytes) == (1000, 1800, 1100)
     assert found.peak_at_us == pytest.approx(25.0)
     assert found.at_peak_by_op == {BEFORE: 1000, "aten::mm": 500, "aten::add": 300}
+    at_us, in_use = memory_over_step(study.names.trace, study.graph.step)
+    assert in_use.tolist()[0] - found.begin_bytes > 0
+    assert (int(in_use.max()), float(at_us[in_use.argmax()]), int(in_use[-1])) == (
+        found.peak_bytes,
+        found.peak_at_us,
+        found.end_bytes,
+    )
 
 
 def test_a_public_trace(shared_traces: Path) -> None:

@@ -176,7 +176,7 @@ def test_layers_of_one_kind_are_one_row_of_the_tree(tmp_path: Path) -> None:
     machine._add("python_function", "nn.Module: Model_0", model, machine.now - model)
     machine.synchronize()
     machine.end()
-    tree = told(machine, tmp_path).modules
+    tree = told(machine, tmp_path).step.modules
     rows = [(one.name, one.count, one.depth, one.device_us) for one in tree]
     assert rows == [("Model", 1, 0, 360.0), ("Layer", 3, 1, 360.0), ("Linear", 3, 2, 300.0)]
     assert tree[0].path_us >= tree[1].path_us >= tree[2].path_us > 0.0

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from opreplay.traces import read_trace
-from opreplay.traces.links.collectives import collective_kind, collectives_of, with_host_collectives
+from opreplay.traces.collectives.names import operation_of
+from opreplay.traces.links.collectives import collectives_of, with_host_collectives
 from opreplay.traces.samples.catalog import sample_path
 
 TOLD = {
@@ -37,11 +38,11 @@ TOLD = {
         ("hcom_allReduce__868_0_1", "all_reduce"),
         ("_c10d_functional::all_to_all_single", "all_to_all"),
         ("gloo:broadcast", "broadcast"),
-        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", ""),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", None),
     ],
 )
-def test_kinds_from_names(name: str, kind: str) -> None:
-    assert collective_kind(name) == kind
+def test_kinds_from_names(name: str, kind: str | None) -> None:
+    assert operation_of(name) == kind
 
 
 def written(path: Path, on_kernel: dict[str, Any], on_record: dict[str, Any]) -> str:
@@ -84,7 +85,7 @@ def test_a_kernel_is_described_by_itself_or_by_its_record(
 
 def test_an_old_trace_has_the_op_alone(tmp_path: Path) -> None:
     (found,) = collectives_of(read_trace(written(tmp_path / "t.json", {}, {}), activity=True))
-    assert (found.kind, found.elements, found.out_elements, found.dtype) == ("all_to_all", 8, 10, "float")
+    assert (found.kind, found.elements, found.out_elements, found.dtype) == ("all_to_all", 8, 10, "float32")
     assert found.group is None
     assert found.sequence is None
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from opreplay.cli.main import opreplay
 from opreplay.traces import read_trace
 from opreplay.traces.errors import NothingRan
-from opreplay.traces.times.steps import launch_table, step_table
+from opreplay.traces.times.steps import launch_queue, launch_table, step_table
 
 
 def complete(category: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
@@ -103,3 +103,9 @@ def test_graph_launches_count_for_their_step(shared_traces: Path) -> None:
     (row,) = table.rows
     assert row.kernels > 400
     assert (row.busy_us or 0.0) > 140_000
+
+
+def test_the_queue_holds_what_is_launched_and_has_not_begun(path: Path) -> None:
+    at, waiting = launch_queue(read_trace(path, activity=True), 100_000, 200_000)
+    changes = list(zip((at / 1e3).tolist(), waiting.tolist(), strict=True))
+    assert changes == [(100.0, 0), (115.0, 1), (125.0, 1), (145.0, 0)], "at 125 one begins and another is launched"

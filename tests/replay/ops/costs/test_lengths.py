@@ -108,6 +108,18 @@ def test_dense_prompts_need_no_lengths() -> None:
     assert lower(one).kernels[0].attrs["pairs"] == 4 * HEADS * 1000 * 1000
 
 
+@pytest.mark.parametrize("queries", [1, 3, 4, 5])
+def test_a_layout_tells_where_the_keys_are_whatever_the_sizes(queries: int) -> None:
+    heads, context = 4, 4097
+    by_layout = {"BNSD": ((2, queries * heads, queries, DIM), (2, heads, context, DIM))}
+    by_layout["BSND"] = tuple((b, s, n, d) for b, n, s, d in by_layout["BNSD"])  # type: ignore[assignment]
+    for layout, (query, key) in by_layout.items():
+        args = (t("query", *query), t("key", *key), t("value", *key), v("num_heads", "int", queries * heads))
+        named = (v("input_layout", "str", layout), v("num_key_value_heads", "int", heads))
+        one = op("npu::npu_fused_infer_attention_score", *args, *named)
+        assert lower(one).kernels[0].attrs["context_tokens"] == 2 * context, layout
+
+
 EXPERTS, TOPK = 64, 6
 LAYER = {
     name: lambda tokens: (

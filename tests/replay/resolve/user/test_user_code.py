@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from opreplay.initializers import extensions
+from opreplay.initializers import extensions, user_code
 from opreplay.initializers.user_code import load_user_code
 from opreplay.replay import Conversion, RecordedCall, TensorMeta, plugins, register_conversion, register_executor
 from opreplay.replay.execute.options import RunOptions
@@ -303,13 +303,13 @@ def test_plugins_of_packages_are_loaded_and_listed(monkeypatch: pytest.MonkeyPat
         def load() -> None:
             raise ImportError("no such thing")
 
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry] if group == "opreplay.plugins" else [])
+    monkeypatch.setattr(user_code, "entry_points", lambda group: [Entry] if group == "opreplay.plugins" else [])
     plugins.load_plugins(installed=False)
     assert plugins.registrations() == ()
     plugins.load_plugins()
     (found,) = plugins.registrations()
     assert (found.kind, found.ops, found.source) == ("executor", ("mylib::f",), "entry point mine = package.ops")
     assert "test_user_code.py" in found.place
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [Broken])
+    monkeypatch.setattr(user_code, "entry_points", lambda group: [Broken])
     with pytest.raises(UsageError, match=r"plugin mine = package.ops fails: ImportError"):
         plugins.load_plugins()

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import cast
 
-from opreplay.replay.collectives.model import Kind
-from opreplay.replay.collectives.names import EXPERTS
+from opreplay.traces.collectives.names import EXPERTS, Kind
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.model import Dims, OpSignature
 
@@ -68,15 +67,21 @@ def _sizes(dims: object) -> tuple[int, ...]:
 
 
 def of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
-    """Sizes by the tensors of an op whose form is known."""
+    """Sizes by the tensors of an op whose form is known, and their dtype."""
+    sizes = sizes_of_tensors(kind, signature)
+    return sizes if sizes is not None and sizes[2] else None
+
+
+def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
+    """The same where no dtype is recorded, which is "" then."""
     if EXPERTS in signature.name:
         return _of_experts(signature)
     if with_product(signature.name):
         return _of_product(kind, signature)
     arguments = tensors_of(signature)
-    dtype = next((name for entry in arguments for _, name in entry if name), None)
-    if dtype is None:
+    if not arguments:
         return None
+    dtype = next((name for entry in arguments for _, name in entry if name), "")
     parts = [tuple(n for n, _ in entry) for entry in arguments]
     totals = list(map(sum, parts))
     if signature.name.endswith(_OUT_FIRST) or signature.name.startswith(_LISTS_OUT_FIRST):

@@ -6,7 +6,7 @@ import pytest
 
 from opreplay.replay.ir.model import MAX_RANKS, Reason, Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.ir.verify import verify
-from opreplay.replay.plan.collectives.ranks import ranks_of
+from opreplay.replay.plan.collectives.arguments import ranks_of
 from opreplay.traces.errors import FormatError
 from opreplay.traces.model import OpSignature
 

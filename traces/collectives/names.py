@@ -4,21 +4,35 @@
 from __future__ import annotations
 
 import re
+from typing import Literal, get_args
 
-from opreplay.replay.collectives.model import Kind
+Kind = Literal[
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "barrier",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 EXPERTS = "moe_distribute_"
 """In names of ops that send tokens to their experts' ranks ("npu_moe_distribute_dispatch"), or back ("combine")."""
 
-WORDS: tuple[tuple[str, Kind], ...] = (
+WORDS: tuple[tuple[str, Kind | Literal["send_recv"]], ...] = (
     ("moedistributedispatch", "all_to_all"),
     ("moedistributecombine", "all_to_all"),
     ("allreduce", "all_reduce"),
     ("reducescatter", "reduce_scatter"),
     ("allgather", "all_gather"),
     ("alltoall", "all_to_all"),
-    ("pointtopoint", "send"),
-    ("sendrecv", "send"),
+    ("pointtopoint", "send_recv"),
+    ("sendrecv", "send_recv"),
     ("oneshotall", "all_reduce"),
     ("twoshotall", "all_reduce"),
     ("broadcast", "broadcast"),
@@ -34,16 +48,25 @@ WORDS: tuple[tuple[str, Kind], ...] = (
 )
 """What a name holds, without its signs and in lower case → operation; the first that fits counts."""
 
+DEVICE_WORDS = ("nccl", "rccl", "hccl", "oneccl", "msccl")
+"""In names of kernels, in lower case, of back-ends of torch.distributed."""
 _NOT_ONE = re.compile(
     r"wait|^init|work|coalescingmanager|startcoalescing|endcoalescing|^coalesced$|rank|pg|processgroup|destroy"
     r"|isstrided|supports|registermem|shutdown|abort"
 )
 
 
-def kind_of(name: str) -> Kind | None:
+def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
     """The operation that a name stands for ("c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce",
-    "hcom_allReduce__868_0_1", "all_to_allv"); None for what moves no data."""
+    "hcom_allReduce__868_0_1", "all_to_allv"), "send_recv" for a kernel of any that sends; None for what moves no data.
+    """
     plain = re.sub(r"[^a-z]", "", name.split("(")[0].rpartition("::")[2].rpartition(":")[2].lower())
     if not plain or _NOT_ONE.search(plain.removeprefix("hcom").removeprefix("hccl")):
         return None
     return next((kind for word, kind in WORDS if word in plain), None)
+
+
+def kind_of(name: str) -> Kind | None:
+    """The operation that a name stands for, which sends where that may be more than one."""
+    operation = operation_of(name)
+    return "send" if operation == "send_recv" else operation

@@ -1,0 +1,2 @@
+# pyright: strict
+"""The server that an assistant's program talks to: `opreplay mcp`."""

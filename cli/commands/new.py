@@ -1,0 +1,47 @@
+# pyright: strict
+"""`opreplay new`: a file to start from for an op of a trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from opreplay.cli.options.shared import force_option
+
+if TYPE_CHECKING:
+    from opreplay.replay.export.scaffold import Kind
+
+
+@click.command("new", hidden=True, short_help="Write a file to start from, for an op of a trace.")
+@click.argument("kind", type=click.Choice(["op", "initializer", "estimator", "tile"]), metavar="KIND")
+@click.argument("op", metavar="NS::OP")
+@click.option("--trace", required=True, metavar="TRACE", help="The trace or plan that has the op.")
+@click.option("--output", "-o", required=True, metavar="FILE.py", help="The file to write.")
+@force_option
+def command(kind: Kind, op: str, trace: str, output: str, force: bool) -> None:
+    """Write FILE.py for an op of TRACE: an executor (KIND op), initializer, estimator or tile kernel that works at
+    once, with the op's arguments by name, a test, and the commands that run both. NS::OP is a name, an id or a
+    place (#1).
+    """
+    from pathlib import Path
+
+    from opreplay.cli.outputs import check_writable, write_file
+    from opreplay.cli.terminal import console
+    from opreplay.replay.export.scaffold import scaffold
+    from opreplay.replay.ops.inputs import open_registry
+    from opreplay.replay.ops.register import stand_in_of
+    from opreplay.replay.ops.work.expected import stand_ins
+    from opreplay.replay.session.trace import open as open_trace
+
+    check_writable(Path(output), force=force)
+    picked = open_trace(trace)[op].ir
+    text = scaffold(
+        kind,
+        picked,
+        trace=trace,
+        initializer=open_registry(plugins=False).find(stand_ins(picked, 0, whole=False)),
+        has_stand_in=stand_in_of(picked.called) is not None,
+    )
+    write_file(Path(output), text.replace(" FILE", f" {output}"), force=force)
+    console.show_line(f"{output}: {kind} of {picked.called}; test it with: python -m pytest {output}")

@@ -1,0 +1,54 @@
+# pyright: strict
+"""The parent of a worker process, seen from inside: a configuration and tasks come, answers go, and none outlives it.
+
+Messages are msgpack of values, never pickle. The other end is `child`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from opreplay.replay.execute.messages import Ready, Refused
+from opreplay.replay.host.channel import receive, send
+from opreplay.replay.host.limits import die_with
+from opreplay.traces.errors import OpReplayError
+
+_Message = TypeVar("_Message")
+
+
+class Parent:
+    """The process that started this one; an error before the first task is its answer."""
+
+    def __init__(self, descriptor: int, pid: int) -> None:
+        die_with(pid)
+        self._channel = socket.socket(fileno=descriptor)
+        self._is_told = False
+
+    def config(self, kind: type[_Message]) -> _Message:
+        """The first message."""
+        return msgspec.msgpack.decode(receive(self._channel) or b"", type=kind)
+
+    def say(self, message: msgspec.Struct) -> None:
+        """Answer. Raises OSError when the parent is gone."""
+        send(self._channel, message)
+
+    def tasks(self, decoder: msgspec.msgpack.Decoder[_Message], facts: dict[str, object]) -> Iterator[_Message]:
+        """Say that this process is ready, then each task until the parent closes."""
+        self._is_told = True
+        self.say(Ready(facts=facts))
+        while (frame := receive(self._channel)) is not None:
+            yield decoder.decode(frame)
+
+    def __enter__(self) -> Parent:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        refuses = isinstance(error, OpReplayError) and not self._is_told
+        if isinstance(error, OpReplayError) and refuses:
+            self.say(Refused.of(error))
+        self._channel.close()
+        return refuses

@@ -1,0 +1,295 @@
+# pyright: strict
+"""A Python file to start from, for one op of a trace: an executor, initializer, estimator or tile kernel, with a test.
+
+Names and values are those of the plan; every text of a trace is quoted or a checked identifier, so that nothing in it
+becomes code.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from math import prod
+from typing import Literal, get_args
+
+from opreplay.initializers.base import CustomInit
+from opreplay.replay.ir.describe import describe_inputs
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.notation import call_text
+from opreplay.replay.ops.aten.table import EQUIVALENTS
+from opreplay.traces.errors import UsageError
+from opreplay.traces.model import TensorMeta
+
+Kind = Literal["op", "initializer", "estimator", "tile"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_FLOATS = ("float16", "bfloat16", "float32")
+_UNARY = ("exp", "sqrt", "rsqrt", "abs", "reciprocal", "relu", "tanh", "sigmoid", "silu")
+_TILE_FORMULAS = {
+    **{name: f"tile.{name}({{0}})" for name in _UNARY},
+    **dict.fromkeys(("clone", "contiguous", "_to_copy", "alias_copy"), "{0}"),
+    "neg": "{0} * -1.0",
+    "mul": "{0} * {1}",
+}
+"""Op of aten → its formula of tiles in float32."""
+
+
+def scaffold(kind: Kind, op: ReplayOp, *, trace: str, initializer: CustomInit | None, has_stand_in: bool) -> str:
+    """The text of the file.
+
+    `initializer` is the built-in one of the op, `has_stand_in` says that opreplay has a reference implementation of it.
+    Raises UsageError for an op whose name or arguments are not known well enough.
+    """
+    if _NAME.fullmatch(op.called) is None or op.reason is not None or not op.args:
+        raise UsageError(
+            f"{op.name} cannot be called again: {op.reason or 'its arguments are not known'}", hint="Take another op."
+        )
+    body = {
+        "op": lambda: _executor(op, has_stand_in=has_stand_in),
+        "initializer": lambda: _initializer(op, initializer),
+        "estimator": lambda: _estimator(op),
+        "tile": lambda: _tile(op),
+    }[kind]()
+    about = f"{kind} of {op.called}: {describe_inputs(op)}, {op.count:,} calls recorded.".translate(_PLAIN)
+    command = f"opreplay {'simulate' if kind in ('estimator', 'tile') else 'run'}"
+    flags = "--soc 910b3 --plugin" if kind in ("estimator", "tile") else f"--op-filter {op.id} --plugin"
+    return f'''"""{about[:1].upper()}{about[1:]}
+
+    python -m pytest FILE
+    {command} {trace.translate(_PLAIN)} {flags} FILE
+"""
+
+import opreplay
+
+CALL = {call_text(op)!r}
+
+
+{body}'''
+
+
+_PLAIN = {ord(character): None for character in '"\\\n\r'} | dict.fromkeys(range(32))
+"""Characters that end or escape a docstring, or a line of it."""
+
+
+def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
+    names, keyword_only = _identifiers(op), [arg.keyword_only for arg in op.args]
+    by_schema = op.resolved_by == "jit" and bool(op.schema) and not any(map(_names_torch, op.args))
+    given = ", ".join(
+        f"{arg.name}={_of_torch(arg)}" if arg.keyword_only else _of_torch(arg)
+        for arg in op.args
+        if not (arg.keyword_only and arg.type.startswith("Device"))
+    )
+    namespace, _, base = op.called.partition("::")
+    head, calling = ["import torch"], f"torch.ops.{namespace}.{base}{_overload(op)}({given})"
+    if op.resolved_by == "equivalent" and op.called in EQUIVALENTS:
+        head = ["from opreplay.replay.ops.aten.table import EQUIVALENTS", ""]
+        head += [f"equivalent = EQUIVALENTS[{op.called!r}].load()  # of the CPU"]
+        calling = f"equivalent({given})"
+    elif has_stand_in and op.resolved_by != "jit":
+        head = ["from opreplay.replay.ops.register import stand_in_of", "", f"reference = stand_in_of({op.called!r})"]
+        calling = f"reference({', '.join(f'{name}={name}' for name in names)})"
+    split = keyword_only.index(True) if by_schema and True in keyword_only else len(names)
+    parameters = ", ".join([*names[:split], *["*"][: len(names) - split], *names[split:]])
+    declared = f", schema={(op.schema or '')[(op.schema or '').index('(') :]!r}" if by_schema else ""
+    declared += f", mutates={written!r}" if not by_schema and (written := _written(op)) else ""
+    lines = [
+        *head,
+        "",
+        "",
+        f"@opreplay.register_executor({op.called!r}{declared}, override=True)",
+        f"def {_function(op)}({parameters}):",
+        '    """Runs the op in place of what opreplay would run: call your kernel here."""',
+        f"    return {calling}",
+        "",
+        "",
+        f"def test_{_function(op)}():",
+        "    op = opreplay.op(CALL)",
+        '    assert op.ir.resolved_by == "executor"',
+        "    op()",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _names_torch(arg: ReplayArg) -> bool:
+    """Whether a value is a dtype, layout, format or device, which an executor may get as text."""
+    return arg.type.removesuffix("?") in ("Device", "Layout", "ScalarType", "MemoryFormat")
+
+
+def _of_torch(arg: ReplayArg) -> str:
+    """An argument inside a call of torch."""
+    return (
+        f"getattr(torch, {arg.name}[6:]) if isinstance({arg.name}, str) else {arg.name}"
+        if _names_torch(arg)
+        else arg.name
+    )
+
+
+def _written(op: ReplayOp) -> tuple[str, ...]:
+    """The arguments that the schema marks as written to."""
+    marked = re.findall(r"Tensor\([^)]*!\s*[^)]*\)\??\s+(\w+)", op.schema or "")
+    return tuple(name for name in marked if name in _identifiers(op))
+
+
+def _initializer(op: ReplayOp, built_in: CustomInit | None) -> str:
+    name = f"my_{_function(op)}"
+    if built_in is not None:
+        kind = type(built_in)
+        base, lines = kind.__name__, f"from {kind.__module__} import {kind.__name__}\n\n\n"
+        body = "        report = super().initialize(context)\n        # Change tensors here: context.need(NAME).\n"
+        body += "        return report"
+    else:
+        base, lines = "opreplay.CustomInit", ""
+        body = "\n".join([*_filling(op), f"        return {f'{name} filled it'!r}"])
+    return f'''{lines}@opreplay.register_initializer
+class {"".join(part.title() for part in name.split("_"))}({base}):
+    """Values of the arguments: {", ".join(_tensor_names(op)) or "no tensors"}."""
+
+    name = {name!r}
+    op_patterns = ({op.called!r},)
+    priority = 10
+
+    def initialize(self, context):
+{body}
+
+
+def test_{_function(op)}():
+    call = opreplay.op(CALL).prepare()
+    assert call.initializer == {name!r}
+    call()
+'''
+
+
+def _filling(op: ReplayOp) -> list[str]:
+    """Lines that fill each single tensor: numbers that are valid indices of any other, normal values."""
+    sizes = [size for arg in op.args for meta in arg.tensors if meta is not None for size in meta.shape]
+    high = max(1, min(sizes, default=1))
+    lines: list[str] = []
+    for arg, name in zip(op.args, _identifiers(op), strict=True):
+        dtype = arg.tensors[0].dtype if len(arg.tensors) == 1 and arg.tensors[0] is not None else ""
+        if arg.type.endswith("[]") or not dtype:
+            continue
+        where = f"context.need({name!r})"
+        if dtype in ("int32", "int64"):
+            lines.append(f"        {where}.random_(0, {high}, generator=context.generator)")
+        elif dtype in (*_FLOATS, "float64"):
+            lines.append(f"        {where}.normal_(generator=context.generator)")
+    return lines
+
+
+def _estimator(op: ReplayOp) -> str:
+    return f'''@opreplay.register_op_estimator({op.called!r})
+def {_function(op)}_time(info, device):
+    """Every byte once over the memory: put your formula here. info.args are meta tensors, numbers and lists."""
+    # {", ".join(_identifiers(op))} = info.args, then info.kwargs
+    moved = info.get_memory_access_properties()
+    seconds = (moved.memory_read_bytes + moved.memory_write_bytes) / device.memory_bandwidth_bytes_ps
+    return opreplay.PerformanceModel.Result(execution_time_s=seconds + 3e-6)
+
+
+def test_{_function(op)}_time():
+    predicted = opreplay.op(CALL, runnable=False).simulate("910b3")
+    assert predicted.by == "user estimator"
+    assert predicted.time_us >= 3
+'''
+
+
+def _tile(op: ReplayOp) -> str:
+    written = _written(op)
+    shapes = {
+        name: meta.shape
+        for name, arg in zip(_identifiers(op), op.args, strict=True)
+        for meta in arg.tensors
+        if len(arg.tensors) == 1 and meta is not None and meta.dtype in _FLOATS and meta.shape and _is_contiguous(meta)
+    }
+    inputs = [name for name in shapes if name not in written and name not in ("tile", "result", "n", "b")] or list(
+        shapes
+    )
+    results = [meta.dtype for meta in op.outputs or () if meta is not None]
+    if not inputs or (results and results[0] not in _FLOATS):
+        what = "no contiguous floating tensor to load" if not inputs else f"a result of {results[0]}"
+        raise UsageError(f"{op.name} has {what}", hint="Write the kernel as docs/tile.md shows.")
+    formula = _TILE_FORMULAS.get(op.called.removeprefix("aten::").removesuffix("_"), "")
+    operands = inputs[: formula.count("{")]
+    if not formula or formula.count("{") > len(operands) or len({shapes[name] for name in operands}) > 1:
+        formula, operands = "", inputs
+    first, letters = operands[0], ", ".join(operands)
+    in_torch = formula.replace("tile.silu", "torch.nn.functional.silu").replace("tile.", "torch.")
+    expected = f"({in_torch.format(*(f'{name}.float()' for name in operands))}).to({first}.dtype)"
+    computed = f"({formula.format(*(f'tile.load({name}.view(-1)[b]).float()' for name in operands))}).to(result.dtype)"
+    loads: list[str] = []
+    if not formula:
+        expected, computed = f"torch.zeros_like({first})", "tile.zeros((b.size,)).to(result.dtype)"
+        loads = [
+            line
+            for name in operands
+            for line in (
+                f"    for b in tile.blocks({name}.view(-1).shape[0], n):",
+                f"        tile.load({name}.view(-1)[b])",
+            )
+        ]
+    what = f"as {op.called} does" if formula else "zeros: a start, which reads and writes every byte once"
+    lines = [
+        "import torch",
+        "from opreplay import tile",
+        "",
+        "",
+        f"def reference({letters}):",
+        f'    """What the kernel has to compute: now {what}."""',
+        f"    return {expected}",
+        "",
+        "",
+        f"def operands({', '.join(f'{name}=None' for name in _identifiers(op))}):",
+        '    """The arguments of the kernel, of those that were recorded."""',
+        f"    return {{{', '.join(f'{name!r}: {name}' for name in operands)}}}",
+        "",
+        "",
+        f"@tile.kernel({op.called!r}, reference=reference, arguments=operands)",
+        f"def {_function(op)}({letters}, result: tile.Out, *, n=2048):",
+        *loads,
+        "    for b in tile.blocks(result.view(-1).shape[0], n):",
+        f"        tile.store(result.view(-1)[b], {computed})",
+        "",
+        "",
+        f"def test_{_function(op)}():",
+        f"    values = [torch.rand(3, 47) + 0.5 for _ in {tuple(operands)!r}]",
+        f"    torch.testing.assert_close({_function(op)}(*values), reference(*values))",
+        '    predicted = opreplay.op(CALL, runnable=False).simulate("910b3")',
+        '    assert predicted.by == "tile program"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_contiguous(meta: TensorMeta) -> bool:
+    steps = [prod(meta.shape[i + 1 :]) for i in range(len(meta.shape))]
+    return meta.strides is None or all(
+        size == 1 or stride == step for size, stride, step in zip(meta.shape, meta.strides, steps, strict=True)
+    )
+
+
+def _function(op: ReplayOp) -> str:
+    return _safe(op.called.partition("::")[2])
+
+
+def _overload(op: ReplayOp) -> str:
+    overload = op.overload or "default"
+    return f".{overload}" if _IDENTIFIER.fullmatch(overload) else ""
+
+
+def _tensor_names(op: ReplayOp) -> list[str]:
+    return [name for name, arg in zip(_identifiers(op), op.args, strict=True) if arg.tensors]
+
+
+def _identifiers(op: ReplayOp) -> list[str]:
+    """Names of the arguments. Raises UsageError for one that Python cannot have."""
+    names = [arg.name for arg in op.args]
+    wrong = next((name for name in names if not _IDENTIFIER.fullmatch(name) or keyword.iskeyword(name)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{op.name}: an argument is called {wrong!r}, as none of Python's can be", hint="Take another op."
+        )
+    return names
+
+
+def _safe(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) else name

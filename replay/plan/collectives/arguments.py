@@ -1,0 +1,89 @@
+# pyright: strict
+"""What arguments of recorded ops tell of a collective: `record_param_comms` most, others the size of the group."""
+
+from __future__ import annotations
+
+import re
+
+from opreplay.replay.ir.labels import is_collective
+from opreplay.replay.ir.model import MAX_RANKS
+from opreplay.traces.activity import Collective
+from opreplay.traces.collectives.names import EXPERTS
+from opreplay.traces.literals import parse_literal
+from opreplay.traces.model import OpSignature
+
+PARAMETERS = "record_param_comms"
+_NAMING_RANKS = (9, 10)
+"""Its arguments without and with tensors, of torch versions that name the ranks: the last three are the first rank, the
+stride between ranks and their number."""
+_PLACES = {
+    "_c10d_functional::all_gather_into_tensor": 0,
+    "_c10d_functional::all_gather_into_tensor_out": 0,
+    "_c10d_functional::reduce_scatter_tensor": 0,
+    "_c10d_functional::all_gather_into_tensor_coalesced": 0,
+    "_c10d_functional::reduce_scatter_tensor_coalesced": 0,
+    "vllm::all_gather": 1,
+    "vllm::reduce_scatter": 1,
+}
+"""Op → place of the number of ranks among its integers: (input, group_size, name), (tensor, dim, world_size, name),
+(tensors, group, ep_world_size, ep_rank_id, moe_expert_num) of an NPU's experts."""
+_EXPERTS = re.compile(rf"npu::npu_{EXPERTS}(dispatch|combine)(_v2)?")
+
+
+def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
+    """The ranks of a collective's group; those of the whole job where its arguments do not tell; None for other ops."""
+    if not is_collective(signature):
+        return None
+    candidates = (_size_of_group(signature), world_size)
+    return next((n for n in candidates if n is not None and 0 < n <= MAX_RANKS), None)
+
+
+def _size_of_group(signature: OpSignature) -> int | None:
+    """The number that stands in the place of the group's size; None where the arguments have none."""
+    numbers = _integers(signature)
+    if signature.name == PARAMETERS:
+        return numbers[-1] if len(signature.types or ()) in _NAMING_RANKS and len(numbers) > 2 else None
+    place = 0 if _EXPERTS.fullmatch(signature.name) else _PLACES.get(signature.name)
+    return numbers[place] if place is not None and place < len(numbers) else None
+
+
+def _integers(signature: OpSignature) -> list[int]:
+    integers: list[int] = []
+    for kind, text in zip(signature.types or (), signature.concrete or (), strict=False):
+        if kind == "Scalar" and text:
+            value = parse_literal(text)
+            if isinstance(value, int) and not isinstance(value, bool):
+                integers.append(value)
+    return integers
+
+
+def integers_before(signature: OpSignature, before: int) -> list[int]:
+    values = [parse_literal(text) for text in (signature.concrete or ())[:before] if text]
+    return [value for value in values if type(value) is int]
+
+
+def list_of(text: str) -> tuple[int, ...]:
+    value = parse_literal(text) if text.startswith("[") else None
+    if not isinstance(value, list) or any(type(item) is not int or item < 0 for item in value):
+        return ()
+    return tuple(item for item in value if isinstance(item, int))
+
+
+def recorded_parameters(signature: OpSignature) -> Collective | None:
+    """The collective that an ExecutionTrace's `record_param_comms` spells in its arguments; None for any other op."""
+    if signature.name != PARAMETERS or not signature.concrete:
+        return None
+    # (tensors, sequence number, group, rank, name, in splits, out splits[, first rank, stride, ranks])
+    texts = [i for i, text in enumerate(signature.concrete) if text and text.replace("_", "").isalpha()]
+    at = next((i for i in texts if signature.types and not signature.types[i]), None)
+    if at is None:
+        return None
+    numbers = integers_before(signature, at)
+    lists = [list_of(text) for text in signature.concrete[at + 1 : at + 3]]
+    return Collective(
+        name=signature.concrete[at],
+        in_split=lists[0] if lists else None,
+        out_split=lists[1] if len(lists) > 1 else None,
+        group_size=ranks_of(signature, None),
+        rank=numbers[-1] if numbers and numbers[-1] >= 0 else None,
+    )

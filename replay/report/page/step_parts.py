@@ -1,0 +1,242 @@
+# pyright: strict
+"""Parts of a timeline's page beside its lanes: ops with their kernels, all steps, launches, memory, call stacks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.report.page.model import Flames, Opened, OverTime, Steps
+from opreplay.replay.report.step.tracks import Process
+from opreplay.replay.report.step.verdict import CAUSES
+from opreplay.replay.report.steps import launch_line, launches_table, step_line, steps_table
+from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, cut, heaviest
+from opreplay.replay.report.text import quotient, ratio_text, time_text
+from opreplay.replay.timeline.all_steps import MOST_STEPS, categories_of_steps
+from opreplay.replay.timeline.categories import Categories
+from opreplay.replay.timeline.flames import frames_of
+from opreplay.replay.timeline.graph.model import NO_OP
+from opreplay.replay.timeline.memory import memory_over_step
+from opreplay.replay.timeline.step import IDLE_CAUSES
+from opreplay.replay.timeline.timeline import Study
+from opreplay.traces.errors import NothingRan
+from opreplay.traces.times.steps import StepRow, launch_queue, launch_table, step_table
+
+MOST_ROWS = 300
+MOST_KERNELS = 12
+MOST_POINTS = 4000
+"""Of a line over time; of more the highest of each stretch is drawn."""
+
+
+class Tasks(msgspec.Struct):
+    """All device tasks of one op."""
+
+    us: float = 0.0
+    kernels: dict[str, tuple[int, float]] = {}
+    """Name → (launches, µs)."""
+
+    @property
+    def text(self) -> str:
+        """The heaviest kernels, each with its launches."""
+        order = sorted(self.kernels.items(), key=lambda kernel: -kernel[1][1])
+        parts = [f"{name} ×{count}, {time_text(us)}" for name, (count, us) in order[:MOST_KERNELS]]
+        rest = order[MOST_KERNELS:]
+        parts += [f"{len(rest)} others, {time_text(sum(us for _, (_, us) in rest))}"] if rest else []
+        return "; ".join(parts)
+
+
+class StepOp(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one op in a step, µs."""
+
+    name: str
+    device: dict[str, Tasks]
+    """By timeline: the recorded one, and that of each simulated device."""
+    host_us: float
+    """Recorded, outside of the ops inside it."""
+    path_us: float
+    """Of the recorded critical path."""
+    slack_us: float | None
+    """How much longer its least free task could take; None on the path alone."""
+
+    @property
+    def launches(self) -> int:
+        """Recorded device tasks."""
+        return sum(count for count, _ in self.device[RECORDED].kernels.values()) if RECORDED in self.device else 0
+
+
+RECORDED = "recorded"
+
+
+def tasks_by_op(process: Process) -> dict[str, Tasks]:
+    """The device tasks of a timeline, those without an op by their kernel."""
+    out: defaultdict[str, Tasks] = defaultdict(Tasks)
+    spent = (process.end_us - process.start_us).tolist()
+    for node in np.flatnonzero(process.graph.nodes.name >= 0).tolist():
+        tasks, kernel = out[process.names.task(node)], process.names.kernel(node)
+        count, us = tasks.kernels.get(kernel, (0, 0.0))
+        tasks.us += spent[node]
+        tasks.kernels[kernel] = (count + 1, us + spent[node])
+    return dict(out)
+
+
+def host_by_op(study: Study) -> dict[str, float]:
+    """Host time in each op, outside of the ops inside it."""
+    rows, index = np.unique(study.graph.slices.op, return_inverse=True)
+    sums = np.bincount(index, weights=study.graph.slices.dur_us, minlength=len(rows))
+    out: defaultdict[str, float] = defaultdict(float)
+    for row, us in zip(rows.tolist(), sums.tolist(), strict=True):
+        if row != NO_OP:
+            out[study.names.op(row)] += us
+    return dict(out)
+
+
+def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
+    """The ops of a step; a row opens to the kernels of each timeline. `tasks`: by timeline, of `tasks_by_op`."""
+    timeline, host = study.timeline, host_by_op(study)
+    path: defaultdict[str, float] = defaultdict(float)
+    for part in timeline.critical_path:
+        path[part.name] += part.us
+    slack = {entry.name: entry.slack_us for entry in timeline.slack}
+    names = dict.fromkeys([*(name for ops in tasks.values() for name in ops), *host])
+    rows = [
+        StepOp(
+            name=name,
+            device={title: ops[name] for title, ops in tasks.items() if name in ops},
+            host_us=host.get(name, 0.0),
+            path_us=path.get(name, 0.0),
+            slack_us=slack.get(name),
+        )
+        for name in names
+    ]
+    column, step_us = Column[StepOp], timeline.step.window.step_us
+    columns = [
+        column("op", lambda op: op.name, form="name"),
+        column("critical path", lambda op: op.path_us, TIME),
+        column("share", lambda op: quotient(op.path_us, step_us), SHARE),
+        *(
+            column(
+                f"device, {title}", lambda op, title=title: op.device[title].us if title in op.device else None, TIME
+            )
+            for title, ops in tasks.items()
+            if ops
+        ),
+        column("launches", lambda op: op.launches or None, COUNT),
+        column("host", lambda op: op.host_us or None, TIME),
+        column("least slack", lambda op: op.slack_us, TIME),
+    ]
+    table = heaviest("Ops of the step", columns, rows, _weight, MOST_ROWS)
+    return Opened(table=table, key=lambda op: op.name, details=lambda op: _details(op, timeline.source))
+
+
+def _weight(op: StepOp) -> float:
+    return max(op.path_us, op.host_us, *(tasks.us for tasks in op.device.values()), 0.0)
+
+
+def _details(op: StepOp, source: str) -> list[tuple[str, str]]:
+    kernels = [(f"kernels, {title}", tasks.text) for title, tasks in op.device.items()]
+    replay = [("reproduce", f"opreplay run {source} --op-filter '{op.name}'")] if "::" in op.name else []
+    return [*kernels, ("host", time_text(op.host_us)), *replay]
+
+
+def spread_table(tasks: dict[str, dict[str, Tasks]]) -> Table[tuple[str, dict[str, float]]]:
+    """Ops whose device time differs between timelines of ranks, the largest difference first."""
+    names = dict.fromkeys(name for ops in tasks.values() for name in ops)
+    rows = [(name, {title: ops[name].us if name in ops else 0.0 for title, ops in tasks.items()}) for name in names]
+    column = Column[tuple[str, dict[str, float]]]
+    columns = [
+        column("op", lambda row: row[0], form="name"),
+        column("difference", _spread, TIME),
+        column("longest on", lambda row: max(row[1], key=lambda title: row[1][title])),
+        *(column(title, lambda row, title=title: row[1][title], TIME) for title in tasks),
+    ]
+    rows = [row for row in rows if _spread(row) > 0.0] if len(tasks) > 1 else []
+    return heaviest("Device time by op and rank", columns, rows, _spread, MOST_ROWS)
+
+
+def _spread(row: tuple[str, dict[str, float]]) -> float:
+    return max(row[1].values()) - min(row[1].values())
+
+
+def over_time(study: Study, zero_us: float) -> tuple[OverTime, ...]:
+    """Memory in use and device work that waits, from `zero_us` after the step's start; without what is not recorded."""
+    step, trace = study.graph.step, study.names.trace
+    at_us, in_use = memory_over_step(trace, step)
+    at_ns, waiting = launch_queue(trace, step.start_ns, step.end_ns)
+    drawn = [
+        OverTime(title="Memory in use", unit="MB", points=_points(at_us - zero_us, in_use / 1e6)),
+        OverTime(
+            title="Launched and waiting",
+            unit="tasks",
+            points=_points((at_ns - step.start_ns) / 1e3 - zero_us, waiting.astype(np.float64)),
+            note="device tasks between the end of their launch and their start; 0: the device waits for the host",
+        ),
+    ]
+    return tuple(figure for figure in drawn if len(figure.points) > 1)
+
+
+def _points(at_us: np.ndarray, values: np.ndarray) -> tuple[tuple[float, float], ...]:
+    if len(at_us) > MOST_POINTS:
+        first = np.linspace(0, len(at_us), MOST_POINTS, endpoint=False).astype(np.int64)
+        at_us, values = at_us[first], np.maximum.reduceat(values, first)
+    return tuple(zip(at_us.tolist(), values.tolist(), strict=True))
+
+
+_PARTS: tuple[tuple[str, Callable[[Categories], float]], ...] = (
+    ("computing and copies", lambda times: times.computing + times.copies),
+    ("communication alone", lambda times: times.communication_not_overlapped),
+    ("idle for the host", lambda times: times.idle_for_host),
+    ("launch latency", lambda times: times.idle_launch_latency),
+    ("idle for other streams, gaps", lambda times: times.idle_dependency),
+)
+
+
+def all_steps(study: Study) -> tuple[Steps | None, tuple[Opened, ...]]:
+    """What each marked step consists of, as a figure and a table; neither where fewer than two are marked."""
+    trace = study.names.trace
+    times = dict(categories_of_steps(trace))
+    if not times:
+        return None, ()
+    marked = step_table(trace)
+    column = Column[StepRow]
+    causes = [
+        column(
+            f"idle {CAUSES[cause]}",
+            lambda row, field=field: getattr(times[row.name], field) if row.name in times else None,
+            TIME,
+        )
+        for cause, field in IDLE_CAUSES.items()
+        if any(getattr(step, field) for step in times.values())
+    ]
+    table = steps_table(marked)
+    *before, name = table.columns
+    table = msgspec.structs.replace(table, columns=[name, *before, *causes])
+    figure = Steps(
+        title="All steps",
+        parts=tuple(name for name, _ in _PARTS),
+        steps=tuple((name, tuple(us(step) for _, us in _PARTS)) for name, step in times.items()),
+        outliers={row.name: ratio_text(row.over_median, 1.0) for row in marked.rows if row.outlier},
+        note=step_line(marked) + (f"; the first {MOST_STEPS} are drawn" if len(marked.rows) > MOST_STEPS else ""),
+    )
+    return figure, (Opened(table=cut(table, MOST_ROWS), key=lambda row: row.name),)
+
+
+def launches(study: Study) -> tuple[str, tuple[Opened, ...]]:
+    """How kernels were launched: what they come to, and a table by kernel; of a trace that does not tell neither."""
+    try:
+        table = launch_table(study.names.trace)
+    except NothingRan:
+        return "", ()
+    rows = launches_table(table)
+    *before, name = rows.columns
+    rows = msgspec.structs.replace(rows, columns=[name, *before])
+    return launch_line(table), (Opened(table=cut(rows, MOST_ROWS), key=lambda row: row.name),)
+
+
+def flames(study: Study) -> Flames | None:
+    """Call stacks; None where the trace holds no frames."""
+    frames = frames_of(study.names.trace, study.graph)
+    note = "host time of the step, all calls of a stack together; a click makes one as wide as the figure"
+    return Flames(title="Call stacks", frames=frames, note=note) if frames else None

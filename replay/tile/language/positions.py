@@ -1,0 +1,418 @@
+# pyright: strict
+"""Positions of blocks as expressions over the numbers of loops, and what a program found out about them.
+
+Python's own `if`, `min` and `range` work on them: each comparison is noted with its outcome. Another iteration, or
+another block, for which all of them come out alike does the same, and need not be run.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Env = Mapping["Atom", Any]
+"""Numbers of loops: of one iteration as int, or of many at once as arrays."""
+NEVER = 1 << 60
+"""Iterations, where a comparison holds for all that follow."""
+
+
+class NotKnown(Exception):
+    """What is asked of an expression cannot be said from the numbers of loops given."""
+
+
+class Atom:
+    """A number that expressions are made of: that of a loop's iteration, or how often one was left out."""
+
+    __slots__ = ()
+
+    def at(self, env: Env) -> Any:
+        """Its value."""
+        if self not in env:
+            raise NotKnown
+        return env[self]
+
+    def free(self) -> frozenset[Atom]:
+        """The numbers that it depends on."""
+        return frozenset((self,))
+
+
+class Computed(Atom):
+    """The result of an operator that is not linear."""
+
+    __slots__ = ("first", "operate", "second")
+
+    def __init__(self, operate: Callable[[Any, Any], Any], first: Expr, second: Expr) -> None:
+        self.operate, self.first, self.second = operate, first, second
+
+    def at(self, env: Env) -> Any:
+        return self.operate(self.first.at(env), self.second.at(env))
+
+    def free(self) -> frozenset[Atom]:
+        return self.first.free() | self.second.free()
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """A sum of atoms, each times a number."""
+
+    parts: tuple[tuple[Atom, Any], ...]
+    constant: Any = 0
+
+    def at(self, env: Env) -> Any:
+        """Its value."""
+        total = self.constant
+        for atom, times in self.parts:
+            total = total + atom.at(env) * times
+        return total
+
+    def plus(self, other: Expr, times: Any = 1) -> Expr:
+        """The sum with a multiple of another one."""
+        parts = dict(self.parts)
+        for atom, factor in other.parts:
+            parts[atom] = parts.get(atom, 0) + factor * times
+        return Expr(
+            tuple((atom, factor) for atom, factor in parts.items() if factor), self.constant + other.constant * times
+        )
+
+    def scaled(self, times: Any) -> Expr:
+        """A multiple."""
+        return ZERO.plus(self, times)
+
+    def free(self) -> frozenset[Atom]:
+        """The numbers that it depends on."""
+        return frozenset[Atom]().union(*(atom.free() for atom, _ in self.parts))
+
+
+ZERO, ONE = Expr((), 0), Expr((), 1)
+
+
+def expr_of(value: Any) -> Expr:
+    """The expression of a position, or of a number."""
+    return value.expr if isinstance(value, Position) else Expr((), value)
+
+
+def plain(value: Any) -> Any:
+    """The number itself, for what does not decide which instructions there are: nothing is noted."""
+    return value.value if isinstance(value, Position) else value
+
+
+def combined(operate: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+    """The position of an operator that is not linear; a number where both are."""
+    value = operate(plain(first), plain(second))
+    notes = [one.notes for one in (first, second) if isinstance(one, Position)]
+    if not notes:
+        return value
+    return Position(value, Expr(((Computed(operate, expr_of(first), expr_of(second)), 1),)), notes[0])
+
+
+def whole_part(first: Any, second: Any) -> Any:
+    """The quotient, rounded down."""
+    return first // second
+
+
+def remainder(first: Any, second: Any) -> Any:
+    """What is left of a division."""
+    return first % second
+
+
+def _divided(first: Any, second: Any) -> Any:
+    return first / second
+
+
+def _product(first: Any, second: Any) -> Any:
+    return first * second
+
+
+class Guard:
+    """What held when a program was run, by the numbers of its loops."""
+
+    __slots__ = ()
+
+    def holds(self, env: dict[Atom, Any]) -> Any:
+        """Whether it does for these numbers, one truth value or many."""
+        raise NotImplementedError
+
+    def free(self) -> frozenset[Atom]:
+        """The numbers that it depends on."""
+        raise NotImplementedError
+
+    def lasts(self, variable: Atom, first: Any, env: dict[Atom, Any]) -> Any:
+        """For how many values of `variable` from `first` on it holds. Raises NotKnown."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Compared(Guard):
+    """An expression beside 0."""
+
+    expr: Expr
+    how: str
+    """"<", "<=" or "=="."""
+    outcome: bool
+
+    def holds(self, env: dict[Atom, Any]) -> Any:
+        value = self.expr.at(env)
+        truth = value < 0 if self.how == "<" else value <= 0 if self.how == "<=" else value == 0
+        return truth == self.outcome
+
+    def free(self) -> frozenset[Atom]:
+        return self.expr.free()
+
+    def lasts(self, variable: Atom, first: Any, env: dict[Atom, Any]) -> Any:
+        import numpy as np
+
+        slope = dict(self.expr.parts).get(variable, 0)
+        if slope != int(slope) or any(variable in atom.free() for atom, _ in self.expr.parts if atom is not variable):
+            raise NotKnown
+        value = self.expr.at({**env, variable: first})
+        slope = int(slope)
+        here = self.holds({**env, variable: first})
+        if slope == 0:
+            more: Any = NEVER
+        elif self.how == "==":
+            # Steps until the value is 0, where it comes by that.
+            steps = -value // slope
+            more = 1 if self.outcome else np.where((steps > 0) & (value + steps * slope == 0), steps, NEVER)
+        else:
+            low = self.outcome  # it has to stay below 0 (or at it)
+            if (slope < 0) == low:
+                more = NEVER
+            else:
+                room = -value if low else value
+                if (self.how == "<") == low:
+                    room = room - 1
+                more = room // abs(slope) + 1
+        return np.where(here, more, 0)
+
+
+class Notes:
+    """What was noted of positions while a core is run."""
+
+    __slots__ = ("guards",)
+
+    def __init__(self) -> None:
+        self.guards: list[Guard] = []
+
+    def note(self, guard: Guard) -> None:
+        """Add what held."""
+        if guard.free():
+            self.guards.append(guard)
+
+
+class Position:
+    """A whole number that depends on which iterations the program is in. Comparing it, or turning it into a plain
+    number, is noted."""
+
+    __slots__ = ("expr", "notes", "value")
+
+    def __init__(self, value: Any, expr: Expr, notes: Notes) -> None:
+        self.value, self.expr, self.notes = value, expr, notes
+
+    def _linear(self, other: Any, times: int) -> Any:
+        if not isinstance(other, int | float | Position):
+            return NotImplemented
+        return _position(self.value + plain(other) * times, self.expr.plus(expr_of(other), times), self.notes)
+
+    def __add__(self, other: Any) -> Any:
+        return self._linear(other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._linear(other, -1)
+
+    def __rsub__(self, other: Any) -> Any:
+        return (-self).__add__(other)
+
+    def __neg__(self) -> Any:
+        return Position(-self.value, self.expr.scaled(-1), self.notes)
+
+    def __pos__(self) -> Position:
+        return self
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, int | float):
+            return _position(self.value * other, self.expr.scaled(other), self.notes)
+        return combined(_product, self, other) if isinstance(other, Position) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        return combined(whole_part, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return combined(whole_part, other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return combined(remainder, self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return combined(remainder, other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return combined(_divided, self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return combined(_divided, other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def _compared(self, other: Any, how: str) -> bool:
+        difference = self.value - plain(other)
+        outcome = difference < 0 if how == "<" else difference <= 0 if how == "<=" else difference == 0
+        self.notes.note(Compared(self.expr.plus(expr_of(other), -1), how, bool(outcome)))
+        return bool(outcome)
+
+    def __lt__(self, other: Any) -> bool:
+        return self._compared(other, "<")
+
+    def __le__(self, other: Any) -> bool:
+        return self._compared(other, "<=")
+
+    def __gt__(self, other: Any) -> bool:
+        return not self._compared(other, "<=")
+
+    def __ge__(self, other: Any) -> bool:
+        return not self._compared(other, "<")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int | float | Position) and self._compared(other, "==")
+
+    def __bool__(self) -> bool:
+        return not self._compared(0, "==")
+
+    def seen(self) -> Any:
+        """The plain number; that it is this one is noted."""
+        self._compared(self.value, "==")
+        return self.value
+
+    def __index__(self) -> int:
+        return operator.index(self.seen())
+
+    def __int__(self) -> int:
+        return int(self.seen())
+
+    def __float__(self) -> float:
+        return float(self.seen())
+
+    def __hash__(self) -> int:
+        return hash(self.seen())
+
+    def __repr__(self) -> str:
+        return repr(self.seen())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.seen(), spec)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.seen(), name)
+
+
+def _position(value: Any, expr: Expr, notes: Notes) -> Any:
+    """A position, or the number where it depends on no loop."""
+    return Position(value, expr, notes) if expr.parts else value
+
+
+@dataclass(slots=True)
+class Explicit:
+    """An iteration of a loop that was run."""
+
+    number: Expr
+    guards: tuple[Guard, ...]
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Iterations of a loop that were left out: `times` periods from `first` on, as many as guards hold for."""
+
+    first: Expr
+    guards: tuple[tuple[Guard, ...], ...]
+    """By iteration of the period."""
+    times: Atom
+    tail: int
+    """Iterations that are run at the end."""
+    half: bool
+    """Half of them: one in the middle was run and compared."""
+
+
+def lasting(guards: Iterable[tuple[Guard, ...]], variable: Atom, first: Any, env: dict[Atom, Any], most: Any) -> Any:
+    """For how many periods from `first` on the guards hold, `most` at most. Raises NotKnown."""
+    import numpy as np
+
+    listed = list(guards)
+    period = len(listed)
+    out = most
+    for at, each in enumerate(listed):
+        for guard in each:
+            if variable in guard.free():
+                count = (
+                    guard.lasts(variable, first + at, env)
+                    if period == 1
+                    else _periods(guard, variable, first + at, env, period)
+                )
+            else:
+                count = np.where(guard.holds(env), NEVER, 0)
+            out = np.minimum(out, count)
+    return out
+
+
+def _periods(guard: Guard, variable: Atom, first: Any, env: dict[Atom, Any], period: int) -> Any:
+    # The guard need hold in each period-th iteration only; where it does in all between, none is missed.
+    return (guard.lasts(variable, first, env) + period - 1) // period
+
+
+@dataclass(slots=True)
+class Trail(Guard):
+    """What a loop went through: its iterations that were run and left out, in order, with what held in each."""
+
+    variable: Atom
+    count: Expr
+    parts: list[Explicit | Skipped] = field(default_factory=list[Explicit | Skipped])
+    end: Expr = ZERO
+    """Number behind the last iteration."""
+    left_early: bool = False
+    """The program broke out of the loop."""
+    sampled: bool = False
+    """What was left out may do other things."""
+
+    def holds(self, env: dict[Atom, Any]) -> Any:
+        """Also puts how often what is left out comes into `env`."""
+        if self.sampled:
+            raise NotKnown
+        truth: Any = True
+        for part in self.parts:
+            if isinstance(part, Explicit):
+                if part.guards:
+                    inner = {**env, self.variable: part.number.at(env)}
+                    for guard in part.guards:
+                        truth = truth & guard.holds(inner)
+                    inner.pop(self.variable)
+                    env.update(inner)
+            else:
+                first = part.first.at(env)
+                room = (self.count.at(env) - part.tail - first) // len(part.guards)
+                times = lasting(part.guards, self.variable, first, env, room)
+                truth = truth & (times >= 0)
+                env[part.times] = times // 2 if part.half else times
+        behind, count = self.end.at(env), self.count.at(env)
+        return truth & (behind <= count if self.left_early else behind == count)
+
+    def free(self) -> frozenset[Atom]:
+        inside: set[Atom] = {self.variable}
+        found = set(self.count.free())
+        for part in self.parts:
+            if isinstance(part, Explicit):
+                for guard in part.guards:
+                    found |= guard.free()
+            else:
+                inside.add(part.times)
+                for each in part.guards:
+                    for guard in each:
+                        found |= guard.free()
+        return frozenset(found - inside)
+
+    def lasts(self, variable: Atom, first: Any, env: dict[Atom, Any]) -> Any:
+        raise NotKnown

@@ -1,0 +1,23 @@
+# pyright: strict
+"""What the device did in every marked step of a trace, and why it idled: what one step's timeline cannot tell."""
+
+from __future__ import annotations
+
+from opreplay.replay.timeline.categories import Categories, categories
+from opreplay.replay.timeline.graph.build import step_graph
+from opreplay.replay.timeline.timeline import recorded_schedule
+from opreplay.traces import Trace
+from opreplay.traces.links.steps import busy_steps
+
+MOST_STEPS = 32
+"""Each takes as long to look at as the one of a timeline."""
+
+
+def categories_of_steps(trace: Trace) -> list[tuple[str, Categories]]:
+    """(name, times) of the first marked steps that launch work, in the order of time; empty where fewer than two are
+    marked."""
+    chosen = busy_steps(trace)[:MOST_STEPS]
+    if len(chosen) < 2:
+        return []
+    graphs = [step_graph(trace, step) for step in chosen]
+    return [(graph.step.name, categories(graph, recorded_schedule(graph))) for graph in graphs]

@@ -1,0 +1,95 @@
+# pyright: strict
+"""Where a step's host time is by call stack: Python frames, modules, marked ranges and ops, equal stacks together."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import StepGraph
+from opreplay.replay.timeline.names import MODULE, named_ranges, without_folders
+from opreplay.replay.timeline.python_time import FRAMES
+from opreplay.traces import Trace
+from opreplay.traces.links.parents import nest
+
+LEAST = 1 / 2000
+"""Share of all time from which a stack is told."""
+DEEPEST = 40
+_NUMBER = re.compile(r"_\d+$")
+Kind = Literal["frame", "module", "op"]
+OP: Kind = "op"
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one name below the same callers, together."""
+
+    name: str
+    kind: Kind
+    depth: int
+    """0 for what nothing else calls."""
+    start_us: float
+    """In the sum of all calls, where callees lie below their callers, not in time."""
+    us: float
+
+
+def frames_of(trace: Trace, graph: StepGraph) -> tuple[Frame, ...]:
+    """The stacks of a step's host threads, callers before what they call; empty where no frames are recorded."""
+    us: defaultdict[int, float] = defaultdict(float)
+    stacks: dict[tuple[int, str], int] = {}
+    kinds: dict[int, Kind] = {}
+    ranges, ops = named_ranges(trace, FRAMES), trace.ops
+    low, high = graph.step.start_ns, graph.step.end_ns
+    for track in {lane.track for lane in graph.lanes if not lane.device}:
+        mine = ranges.of(track)
+        calls = np.flatnonzero((mine.start_ns >= low) & (mine.start_ns + mine.dur_ns <= high))
+        rows = np.flatnonzero((ops.track == track) & (ops.start_ns >= low) & (ops.start_ns + ops.dur_ns <= high))
+        start = np.concatenate([mine.start_ns[calls], ops.start_ns[rows]])
+        dur = np.concatenate([mine.dur_ns[calls], ops.dur_ns[rows]]).astype(np.int64)
+        order, parents = nest(np.arange(len(start)), start, dur)
+        labels: list[tuple[str, Kind]] = [
+            *(_named(mine.names[int(mine.label[row])]) for row in calls.tolist()),
+            *((trace.signatures[int(ops.signature[row])].name, OP) for row in rows.tolist()),
+        ]
+        stack_of: list[int] = []
+        pairs: Iterable[tuple[int, int]] = zip(order.tolist(), parents.tolist(), strict=True)
+        for row, parent in pairs:
+            name, kind = labels[row]
+            stack = stacks.setdefault((stack_of[parent] if parent >= 0 else -1, name), len(stacks))
+            stack_of.append(stack)
+            kinds[stack] = kind
+            us[stack] += float(dur[row]) / 1e3
+    if not len(ranges.label) or all(kind == OP for kind in kinds.values()):
+        return ()
+    return _laid_out(stacks, kinds, us)
+
+
+def _named(name: str) -> tuple[str, Kind]:
+    if name.startswith(MODULE):
+        return _NUMBER.sub("", name.removeprefix(MODULE)), "module"
+    return without_folders(name), "frame"
+
+
+def _laid_out(
+    stacks: dict[tuple[int, str], int], kinds: dict[int, Kind], us: defaultdict[int, float]
+) -> tuple[Frame, ...]:
+    inner: defaultdict[int, list[tuple[float, str, int]]] = defaultdict(list)
+    for (caller, name), stack in stacks.items():
+        inner[caller].append((-us[stack], name, stack))
+    least_us = LEAST * -sum(part for part, _, _ in inner[-1])
+    out: list[Frame] = []
+
+    def lay(caller: int, depth: int, at: float) -> None:
+        for part, name, stack in sorted(inner[caller]):
+            if -part < least_us or depth >= DEEPEST:
+                break
+            out.append(Frame(name=name, kind=kinds[stack], depth=depth, start_us=at, us=-part))
+            lay(stack, depth + 1, at)
+            at -= part
+
+    lay(-1, 0, 0.0)
+    return tuple(out)

@@ -1,0 +1,2 @@
+# pyright: strict
+"""What recorded names and tensors tell of collectives: the operation, and what it moves."""

@@ -112,7 +112,13 @@ if TYPE_CHECKING:
     help="Of hf:CONFIG: a table in place of one plan, as `--vary batch=1,8,32 context=1k,8k`: ms a token, tokens/s, "
     "memory, fits or not, of each size on each --soc. Repeatable.",
 )
-@click.option("--soc", multiple=True, type=SocName(), metavar="NAME|FILE", help="With --vary: the devices. [default: 910b3] Repeatable.")
+@click.option(
+    "--soc",
+    multiple=True,
+    type=SocName(),
+    metavar="NAME|FILE",
+    help="With --vary: the devices. [default: 910b3] Repeatable.",
+)
 @cluster_option
 @format_option("table", "json")
 @click.option("--output", "-o", metavar="FILE", help="Write the plan as JSON, for every command that takes a trace.")

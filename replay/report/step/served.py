@@ -22,7 +22,9 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
         column("batch", lambda row: row.batch, COUNT),
         column("context", lambda row: row.context, COUNT),
         column("device", lambda row: row.soc, style="bold"),
-        column("ms a token", lambda row: _ms(row.token_ms) + f" ({_ms(row.low_ms, 2)}–{_ms(row.high_ms, 2)})", right=True),
+        column(
+            "ms a token", lambda row: _ms(row.token_ms) + f" ({_ms(row.low_ms, 2)}–{_ms(row.high_ms, 2)})", right=True
+        ),
         column("tokens/s", lambda row: row.tokens_per_s, number("{:,.0f}")),
         column("graph", lambda row: _ms(row.graph_token_ms, 2), right=True),
         column("memory", lambda row: readable(row.memory_bytes), right=True),

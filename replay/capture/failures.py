@@ -82,7 +82,7 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
     if "UninitializedParameter" in str(error):
         return UsageError(
             f"a lazy module has no sizes yet{at}",
-            hint="Call the model once on real tensors in a file of its own, or give it its sizes (nn.Linear, not LazyLinear).",
+            hint="Give it its sizes: nn.Linear, not nn.LazyLinear.",
         )
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return UsageError(

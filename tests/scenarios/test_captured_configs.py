@@ -149,7 +149,8 @@ def test_sizes_are_what_timeline_says_of_each(console: Console, config: Any, tmp
     assert prefill["server_ms"] == 0
     for wrong in ("batch=0", "heads=2", "batch", "batch=x"):
         console("capture", target, "--vary", wrong, "--soc", "910c", code=2)
-    console("capture", target, "--vary", "batch=1", code=2)
+    (by_default,) = json.loads(console("capture", target, "--vary", "context=16", "--format", "json").stdout)["rows"]
+    assert by_default["soc"] == "910b3"
     console("capture", target, "context=1k", code=2)
     # Stages take a token one after the other, and each has another batch.
     console("capture", target, *options, "--pipeline-parallel", "2", "-o", plan, "--force")

@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from opreplay.replay.ops.catalog import LIBRARIES
 from opreplay.replay.ops.table import rows
+
+TORCHS = ("aten", "prims", "quantized", "torchvision")
 
 _AFFIXES = re.compile(r"^(_*(npu|aclnn|ai_infra|inplace|foreach)_+|_+)+|(_?v\d+|_?(quant_)?\d+|_)+$")
 """What does not tell what an op does: prefixes of libraries and versions."""
@@ -109,6 +112,11 @@ def _is_preferred(name: str) -> tuple[bool, bool, str]:
 
 
 def kin_of(name: str) -> str | None:
-    """The op with a rule that this op is nearest to by name; None where the name says nothing."""
+    """The op with a rule that this op is nearest to by name; None where the name says nothing.
+
+    Only among namespaces that are known: a name of a user's own op may mean anything.
+    """
+    if name.partition("::")[0] not in (*TORCHS, *LIBRARIES):
+        return None
     stem = stem_of(name)
     return _by_stem().get(stem) or next((op for pattern, op in KIN if re.search(pattern, stem)), None)

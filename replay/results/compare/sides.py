@@ -395,7 +395,8 @@ def _notes(timed: Sequence[OpComparison], before: Times, after: Times, threshold
     if not timed:
         return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
     notes = [
-        "ratio: of the medians of an op's calls; typical calls: these of the ops on both sides, with the number of calls before"
+        "ratio: of the medians of an op's calls; typical calls: these, with the number of calls before, of the ops on "
+        "both sides"
     ]
     if before.what == after.what == "recorded":
         notes.append(

@@ -93,22 +93,25 @@ def _wrong_work(said: Any) -> str:
     """What is no sound Work; "" for nothing."""
     if not isinstance(said, Work):
         return f"{type(said).__name__} returned, not a Work"
-    amounts: Any = said.amounts  # users' code may have put anything into it
-    if not isinstance(amounts, tuple) or not all(isinstance(amount, Amount) for amount in cast("Any", amounts)):
-        return "amounts must be a tuple of Amount"
-    warnings: Any = said.warnings
-    words: tuple[Any, ...] = (*(amount.what for amount in said.amounts), *cast("Any", warnings))
-    if not isinstance(warnings, tuple) or not all(isinstance(text, str) for text in words):
-        return "warnings must be a tuple of texts, and what of an Amount a text"
-    numbers: dict[str, Any] = {
-        "bytes_read": said.bytes_read,
-        "bytes_written": said.bytes_written,
-        "flops": said.flops,
-        **{f"done of {_short(amount.what)}": amount.done for amount in said.amounts},
-        **{f"most of {_short(amount.what)}": amount.most for amount in said.amounts},
-    }
-    bad = [(name, value) for name, value in numbers.items() if not _is_amount(name, value)]
+    # Users' code may have put anything into it.
+    if not _all_of(said.amounts, Amount) or not _all_of([amount.what for amount in said.amounts], str):
+        return "amounts must be a tuple of Amount, each with a text `what`"
+    if not _all_of(said.warnings, str):
+        return "warnings must be a tuple of texts"
+    numbers: list[tuple[str, Any]] = [
+        ("bytes_read", said.bytes_read),
+        ("bytes_written", said.bytes_written),
+        ("flops", said.flops),
+        *((f"done of {_short(amount.what)}", amount.done) for amount in said.amounts),
+        *((f"most of {_short(amount.what)}", amount.most) for amount in said.amounts),
+    ]
+    bad = [(name, value) for name, value in numbers if not _is_amount(name, value)]
     return f"{bad[0][0]} is {_short(repr(bad[0][1]))}, not an int from 0 to 2**62" if bad else ""
+
+
+def _all_of(values: object, kind: type) -> bool:
+    """Whether it is a tuple or list of values of one type."""
+    return isinstance(values, tuple | list) and all(isinstance(value, kind) for value in cast("list[object]", values))
 
 
 def _is_amount(name: str, value: object) -> bool:

@@ -87,7 +87,7 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
     if not inputs and not op.outputs:
         return []
     written = [spec(t.shape, t.dtype) for a in op.args if a.mutated for t in a.tensors if t is not None]
-    outputs = view.outputs(*(written or inputs[:1]))
+    outputs = [*view.outputs(*(written or inputs[:1]))]
     work = None if view.contents is None else view.contents.work
     if work is not None and (work.bytes_read is not None or work.bytes_written is not None):
         view.note("bytes are those that its initializer says")

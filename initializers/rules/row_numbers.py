@@ -209,6 +209,7 @@ ROLES: dict[str, dict[str, Kind]] = {
     "smoothed_rows": {"num_rows": _INPUT_ROWS, "smooth_scale_map": below(_size("smooth_scale"))},
     "expert_ids": {"topk_ids": below(_size("x_scale"))},
     "dense_sequences": {"cu_seqlens_q": cuts(_size("q")), "cu_seqlens_kv": cuts(_size("k"))},
+    "probabilities": {"probs": chances},
     "probability_rows": {"probs": chances, "indices": _PROBABILITIES},
     "maybe_probability_rows": {"probs": chances, "maybe_indices": _PROBABILITIES},
     "logit_rows": {"indices": distinct(_size("logits"))},

@@ -17,9 +17,9 @@ family(
         aiter::random_sample_outer_exponential kernel=SoftmaxV2
         _C_ascend::npu_apply_top_k_top_p aiter::_topk_plain aiter::topk_plain kernel=Sort
         npu::npu_top_k_top_p sgl_kernel::top_k_mask_logits kernel=Sort
-        aiter::top_k_renorm_probs sgl_kernel::top_k_renorm_probs kernel=Sort inputs=row_numbers role=probability_rows
-        sgl_kernel::top_k_renorm_probs_wrapper kernel=Sort inputs=row_numbers role=probability_rows
-        sgl_kernel::top_p_renorm_probs kernel=Sort inputs=row_numbers role=probability_rows
+        aiter::top_k_renorm_probs sgl_kernel::top_k_renorm_probs kernel=Sort inputs=row_numbers role=probabilities
+        sgl_kernel::top_k_renorm_probs_wrapper kernel=Sort inputs=row_numbers role=probabilities
+        sgl_kernel::top_p_renorm_probs kernel=Sort inputs=row_numbers role=probabilities
         _C::cooperative_topk _C::persistent_topk _C::top_k_per_row kernel=Sort inputs=row_limits
         _C::top_k_per_row_decode _C::top_k_per_row_prefill aiter::_top_k_per_row_prefill kernel=Sort inputs=row_limits
         aiter::top_k_per_row_prefill aiter::top_k_per_row_prefill_fast aiter::topk_per_row kernel=Sort inputs=row_limits

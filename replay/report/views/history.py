@@ -62,7 +62,7 @@ def first_line(ops: Sequence[OpHistory]) -> str:
 def notes(ops: Sequence[OpHistory]) -> list[str]:
     """How sure changes are, and the machines."""
     machines = list(dict.fromkeys(op.machine_name for op in ops))
-    sure = f"of histories without a change at most {100 * LEVEL:.0f} % name an op (Welch's test, all ops together)"
+    sure = f"of histories without a change about {100 * LEVEL:.0f} % name an op (t-test, all ops together)"
     return [sure, *(f"machine: {safe(name)}" for name in machines)]
 
 

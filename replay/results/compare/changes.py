@@ -1,9 +1,9 @@
 # pyright: strict
-"""Where the times of an op changed in a history of runs; ruptures says where that may be, Welch's test whether it is.
+"""Where the times of an op changed in a history of runs: ruptures says where that may be, a t-test whether it is.
 
 Changes are those of the mean of log times with least squares within the parts between them (Killick, Fearnhead and
-Eckley 2012, PELT), at a penalty that suggests too many. Of these the least sure is left out until all are sure: Welch's
-t-test of the runs before and after it, until the next change, at LEVEL divided by all places of all ops (Bonferroni).
+Eckley 2012, PELT), at a penalty that suggests too many. Of these the least sure is left out until all are sure, by
+Student's t-test of the runs before and after, up to the next changes, at LEVEL over all places of all ops (Bonferroni).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from opreplay.replay.results.history import Series
 from opreplay.traces.errors import EnvironmentRefused
 
-LEVEL = 0.05
-"""At most this share of histories in which nothing changed is said to hold a change of any op."""
+LEVEL = 0.02
+"""The share of histories in which nothing changed that is said to hold a change of any op, about."""
 LEAST_RUNS = 3
 """On either side of a change."""
 PENALTY = 3.0
@@ -48,7 +48,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     runs_before: int
     runs_after: int
     p: float
-    """Of Welch's test."""
+    """Of the t-test."""
 
 
 class OpHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,11 +142,11 @@ def _libraries() -> tuple[Callable[[Values, float], Sequence[int]], Callable[[Va
 
     def propose(values: Values, penalty: float) -> Sequence[int]:
         search = ruptures.KernelCPD(kernel="linear", min_size=LEAST_RUNS).fit(values.reshape(-1, 1))
-        return search.predict(pen=penalty)[:-1]
+        return [int(at) for at in search.predict(pen=penalty)[:-1]]
 
     def test(before: Values, after: Values) -> float:
         if before.std() == 0.0 == after.std():
             return 0.0 if before[0] != after[0] else 1.0
-        return float(stats.ttest_ind(before, after, equal_var=False).pvalue)
+        return float(stats.ttest_ind(before, after, equal_var=True).pvalue)
 
     return propose, test

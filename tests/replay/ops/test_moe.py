@@ -77,8 +77,9 @@ def test_topk_softmax(op: Op, name: str, renormalize: bool) -> None:
         best = sorted(range(8), key=lambda e: -chance[e])[:2]
         assert ids[token].tolist() == best
         close(weights[token], chance[best] / (chance[best].sum() if renormalize else 1.0))
-    if not name.startswith("aiter"):
-        assert rows.tolist() == [[token, 6 + token] for token in range(6)]
+    # aiter leaves what is scratch to it.
+    wanted = [[token, 6 + token] for token in range(6)] if name.startswith("_moe_C") else [[0, 0]] * 6
+    assert rows.tolist() == wanted
 
 
 def deepseek(logits: Tensor, bias: Tensor, groups: int, keep: int, topk: int) -> tuple[list[list[int]], Tensor]:

@@ -222,7 +222,7 @@ def _modules() -> dict[Part, tuple[tuple[str, str], ...]]:
         folder, _, name = info.name.removeprefix(f"{room.__name__}.").rpartition(".")
         if name.startswith("reference_"):
             modules_by_part["references"].append((folder, info.name))
-        elif name.startswith("formulas"):
+        elif name == "formulas":
             modules_by_part["formulas"].append((folder, info.name))
         elif name == "families" or (folder.partition(".")[0] == "costs" and not info.ispkg):
             modules_by_part["families"].append((folder, info.name))

@@ -304,15 +304,11 @@ def vllm_quantize(values: Values) -> Tensor:
 
 @formula("npu::npu_quantize", "(f32[8,16], f32[16], f32[16], torch.qint8, 1, True)")
 def npu_quantize(values: Values) -> Tensor:
-    covers(
-        values["self"].dim() == 2 and values["axis"] == 1 and values["scales"].numel() > 1, "a scale for each column"
-    )
-    covers(
-        values["dtype"] in (torch.qint8, torch.int8) and values["zero_points"] is not None, "whole numbers of 8 bits"
-    )
-    x, scales = wide(values["self"]), wide(values["scales"])
-    scaled = x / scales if values.get("div_mode", True) else x * scales
-    return (scaled + wide(values["zero_points"])).round().clamp(-128, 127).to(torch.int8)
+    x, scales, zeros = (values[name] for name in ("self", "scales", "zero_points"))
+    covers(x.dim() == 2 and values["axis"] == 1 and scales.numel() > 1, "a scale for each column")
+    covers(values["dtype"] in (torch.qint8, torch.int8) and zeros is not None, "whole numbers of 8 bits")
+    scaled = wide(x) / wide(scales) if values.get("div_mode", True) else wide(x) * wide(scales)
+    return (scaled + wide(zeros)).round().clamp(-128, 127).to(torch.int8)
 
 
 @formula("sglang::hadamard_transform", "(f32[8,16], 0.25)")

@@ -265,7 +265,7 @@ def scaled_mm_dq(values: Values) -> Tensor:
 def scaled_mm_azp(values: Values) -> Tensor:
     covers(values["a"].dim() == 2, "matrices")
     zeros, bias = values["azp"], values["bias"]
-    covers(zeros is not None and bias is not None, "a zero for each row, and a bias")
+    covers(all(part is not None for part in (zeros, bias)), "a zero for each row, and a bias")
     shift = zeros.double().reshape(-1, 1) * values["azp_adj"].double().reshape(1, -1)
     product = (values["a"].double() @ values["b"].double() - shift) * values["a_scales"] * values["b_scales"]
     return (product + bias.double()).to(values["out"].dtype)

@@ -306,7 +306,8 @@ def vllm_quantize(values: Values) -> Tensor:
 def npu_quantize(values: Values) -> Tensor:
     x, scales, zeros = (values[name] for name in ("self", "scales", "zero_points"))
     covers(x.dim() == 2 and values["axis"] == 1 and scales.numel() > 1, "a scale for each column")
-    covers(values["dtype"] in (torch.qint8, torch.int8) and zeros is not None, "whole numbers of 8 bits")
+    covers(zeros is not None, "zeros")
+    covers(values["dtype"] in (torch.qint8, torch.int8), "whole numbers of 8 bits")
     scaled = wide(x) / wide(scales) if values.get("div_mode", True) else wide(x) * wide(scales)
     return (scaled + wide(zeros)).round().clamp(-128, 127).to(torch.int8)
 

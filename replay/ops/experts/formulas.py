@@ -349,6 +349,7 @@ def sizes(values: Values, counts: list[int], swap: bool) -> list[Tensor]:
     first = 2 * n if values.get("is_gated", True) else n
     both: list[Tensor] = []
     for name, columns, depth in (("problem_sizes1", first, k), ("problem_sizes2", k, n)):
+        covers(values[name].shape == (len(counts), 3), "a row of sizes for each expert")
         rows = [[columns, count, depth] if swap else [count, columns, depth] for count in counts]
         both.append(like(rows, values[name]))
     return both
@@ -479,7 +480,8 @@ def shuffle_mul_sum(values: Values) -> Tensor:
     places, factors = numbers(values["permutation"].flatten()), values["factors"]
     covers(all(0 <= place < len(rows) for place in places) and len(target), "rows that are there")
     count = len(places) // len(target)
-    covers(count * len(target) == len(places), "as many rows for each token")
+    covers(count * len(target) == len(places) > 0, "as many rows for each token")
+    covers(rows.shape[1:] == target.shape[1:] and (factors is None or factors.numel() == len(places)), "sizes that fit")
     share = torch.ones(len(places)) if factors is None else wide(factors).flatten()
     total = torch.zeros_like(wide(target))
     for slot, place in enumerate(places):
@@ -497,6 +499,7 @@ def of_this_rank(values: Values, ids: Tensor) -> list[int]:
 def pre_reorder(values: Values) -> Tensor:
     x, scales, ids = wide(values["input"]), values["a1_scales"], values["topk_ids"]
     rows, places, count = values["gateup_input"].clone(), numbers(values["src2dst"].flatten()), values["topk"]
+    covers(ids.shape == (len(x), count) and ids.numel() == len(places), "slots of each token")
     covers(rows.dtype.itemsize > 1 and not values["use_per_token_if_dynamic"], "a scale of each expert")
     for slot in of_this_rank(values, ids):
         expert = int(ids.flatten()[slot]) - values["start_expert_id"]
@@ -510,8 +513,8 @@ def pre_reorder(values: Values) -> Tensor:
 def ep_silu_and_mul(values: Values) -> Tensor:
     x, rows, scales = wide(values["gateup_output"]), values["down_input"].clone(), values["scales"]
     ids = values["reorder_topk_ids"]
-    covers(rows.dtype.itemsize > 1, "rows of 16 bits or more")
     half = x.shape[1] // 2
+    covers(rows.dtype.itemsize > 1 and rows.shape == (len(x), half), "rows of 16 bits or more and half the width")
     for row in of_this_rank(values, ids):
         expert = int(ids.flatten()[row]) - values["start_expert_id"]
         covers(scales is None or expert < scales.numel(), "a scale of each expert")
@@ -525,6 +528,7 @@ def ep_silu_and_mul(values: Values) -> Tensor:
 def post_reorder(values: Values) -> Tensor:
     rows, target, weights = wide(values["down_output"]), values["output"], wide(values["topk_weights"]).flatten()
     places, total = numbers(values["src2dst"].flatten()), torch.zeros_like(wide(target))
+    covers(values["topk_ids"].shape == (len(target), values["topk"]), "slots of each token")
     for slot in of_this_rank(values, values["topk_ids"]):
         covers(0 <= places[slot] < len(rows), "rows that are there")
         total[slot // values["topk"]] += rows[places[slot]] * weights[slot]
@@ -603,6 +607,8 @@ def token_permute_grad(values: Values) -> Tensor:
     count = ids.shape[1] if ids.dim() > 1 else 1
     places = numbers(values["sorted_indices"].flatten())
     covers(all(0 <= place < len(grad) for place in places), "rows that are there")
+    covers(ids.numel() == len(places) == len(tokens) * count > 0, "slots of each token")
+    covers(tokens.dim() == 2 and grad.shape[1:] == tokens.shape[1:], "rows as wide as the tokens")
     total = torch.zeros_like(wide(tokens))
     for slot, place in enumerate(places):
         total[slot // count] += grad[place]

@@ -82,6 +82,16 @@ def test_topk_softmax(op: Op, name: str, renormalize: bool) -> None:
     assert rows.tolist() == wanted
 
 
+def test_sorting_of_no_tokens_leaves_fillers(op: Op) -> None:
+    order, owners, total = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), torch.ones(2).int()
+    weights, ids = torch.ones(4), torch.empty(0, 2, dtype=torch.int32)
+    op("aiter::moe_sorting_fwd")(ids, torch.empty(0, 2), order, weights, owners, total, torch.empty(0, 8), 3, 2)
+    assert order.tolist() == [2 << 24] * 4
+    assert weights.tolist() == [0.0] * 4
+    assert owners.tolist() == [-1, -1]
+    assert total.tolist() == [0, 0]
+
+
 def deepseek(logits: Tensor, bias: Tensor, groups: int, keep: int, topk: int) -> tuple[list[list[int]], Tensor]:
     """The router of DeepSeek-V3, token by token."""
     chosen, weights = [], []

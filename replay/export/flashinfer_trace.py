@@ -9,6 +9,7 @@ the form and reads it.
 from __future__ import annotations
 
 import keyword
+import math
 import re
 import uuid
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ from opreplay.replay.resolve.written.flashinfer_trace import (
 from opreplay.traces.errors import InternalError, UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
-MOST_STORED_BYTES = 64 << 20
+MOST_STORED_BYTES = 16 << 20
 """Of the integers of one call; larger ones are left random."""
 MOST_TENSORS = 64
 """Of one call: a list of more has no names worth reading."""
@@ -58,6 +59,7 @@ _NUMBERS = {bool: "bool", int: "int64", float: "float32"}
 class LeftOut:
     """An op that the form cannot say."""
 
+    id: str
     name: str
     reason: str
     device_us: float
@@ -98,7 +100,9 @@ class _Form:
     @property
     def key(self) -> bytes:
         """What calls of one definition have in common."""
-        specs = [{name: (meta.dtype, len(meta.shape)) for name, meta in part.items()} for part in (self.metas, self.outputs)]
+        specs = [
+            {name: (meta.dtype, len(meta.shape)) for name, meta in part.items()} for part in (self.metas, self.outputs)
+        ]
         kinds = {name: type(value).__name__ for name, value in self.numbers.items()}
         return msgspec.json.encode([self.op.called, self.op.overload, self.op.resolved_by, self.args, specs, kinds])
 
@@ -130,7 +134,7 @@ def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, mem
         try:
             form = _form(op)
         except _Unsaid as unsaid:
-            left_out.append(LeftOut(name=op.name, reason=str(unsaid), device_us=op.recorded.device_us_total))
+            left_out.append(LeftOut(id=op.id, name=op.name, reason=str(unsaid), device_us=op.recorded.device_us_total))
             continue
         families.setdefault(form.key, []).append(form)
     files: dict[str, bytes] = {}
@@ -171,6 +175,20 @@ def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
             path.write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}", hint="Check the folder and its rights.") from None
+
+
+def left_out_lines(exported: Exported) -> list[str]:
+    """For each reason and name what the folder does not hold, those with most device time first."""
+    totals: dict[tuple[str, str], list[float]] = {}
+    for op in exported.left_out:
+        sums = totals.setdefault((op.name, op.reason), [0, 0.0])
+        sums[0] += 1
+        sums[1] += op.device_us
+    lines: list[str] = []
+    for (name, reason), (count, device_us) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        share = f" ({100 * device_us / exported.device_us:.1f} % of device time)" if exported.device_us else ""
+        lines.append(f"* {count:.0f} × {name}: {reason}{share}")
+    return lines
 
 
 def _form(op: ReplayOp) -> _Form:
@@ -229,7 +247,10 @@ def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool
     first = forms[0]
     op = first.op
     axes, inputs, outputs = _axes(forms)
-    inputs = {**inputs, **{name: Spec(shape=None, dtype=_NUMBERS[type(value)]) for name, value in first.numbers.items()}}
+    inputs = {
+        **inputs,
+        **{name: Spec(shape=None, dtype=_NUMBERS[type(value)]) for name, value in first.numbers.items()},
+    }
     order = [name for argument in first.args for name in argument.inputs if name is not None]
     given = {argument.arg.name: _given(argument) for argument in first.args}
     text = called_text(op, order, given)
@@ -268,7 +289,9 @@ def _axes(forms: Sequence[_Form]) -> tuple[dict[str, Axis], dict[str, Spec], dic
 
     def shape(name: str, parts: Sequence[dict[str, TensorMeta]]) -> tuple[str, ...]:
         metas = [part[name] for part in parts]
-        return tuple(axis(f"{name}_{dim}", sizes) for dim, sizes in enumerate(zip(*(m.shape for m in metas), strict=True)))
+        return tuple(
+            axis(f"{name}_{dim}", sizes) for dim, sizes in enumerate(zip(*(m.shape for m in metas), strict=True))
+        )
 
     def axis(wanted: str, sizes: tuple[int, ...]) -> str:
         if sizes not in axis_by_sizes:
@@ -321,7 +344,7 @@ def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> di
     """
     op = form.op
     integers = [name for name, meta in form.metas.items() if _is_integer(meta)]
-    size = sum(budget.extent(form.metas[name]) * budget.itemsize(form.metas[name].dtype) for name in integers)
+    size = sum(math.prod(form.metas[name].shape) * budget.itemsize(form.metas[name].dtype) for name in integers)
     if not integers:
         return {}
     try:
@@ -363,10 +386,14 @@ def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
     args = tensors.arguments(op, device=torch.device("meta" if on_meta else "cpu"))
     cpu = torch.device("cpu")
     for arg in op.args if on_meta else ():
-        made = [
-            item if meta is None or not _is_integer(meta) else tensors.allocate(meta, device=cpu)
-            for item, meta in zip(_listed(args[arg.name]), arg.tensors, strict=True)
-        ] if arg.tensors else []
+        made = (
+            [
+                item if meta is None or not _is_integer(meta) else tensors.allocate(meta, device=cpu)
+                for item, meta in zip(_listed(args[arg.name]), arg.tensors, strict=True)
+            ]
+            if arg.tensors
+            else []
+        )
         if made:
             args[arg.name] = made if arg.type == "Tensor[]" else made[0]
     return args

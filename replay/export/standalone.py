@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, Value
 from opreplay.replay.ops.register import reference_of
@@ -41,7 +43,10 @@ def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str
         call = f"{version.run.__name__}({_by_name(op, version.run, given)})"
         lines = sources
     result = f"    return {call}" if op.outputs else f"    {call}\n    return {', '.join(written) or None}"
-    return "\n\n\n".join(["from __future__ import annotations", *lines, f"def run({', '.join(parameters)}):\n{result}"]) + "\n"
+    return (
+        "\n\n\n".join(["from __future__ import annotations", *lines, f"def run({', '.join(parameters)}):\n{result}"])
+        + "\n"
+    )
 
 
 def refusing_text(op: ReplayOp, parameters: Sequence[str]) -> str:
@@ -118,7 +123,11 @@ def _sources(run: Callable[..., Any]) -> list[str] | None:
                 return None
     defined = [text for _, text in reversed(functions.values())]
     heads = ["\n".join(sorted({"import torch", *imports.values()}))]
-    return [*heads, *(["\n".join(f"{name} = {text}" for name, text in constants.items())] if constants else []), *defined]
+    return [
+        *heads,
+        *(["\n".join(f"{name} = {text}" for name, text in constants.items())] if constants else []),
+        *defined,
+    ]
 
 
 def _definition(function: FunctionType) -> ast.FunctionDef | None:
@@ -178,7 +187,7 @@ def _constant_text(value: Any) -> str | None:
         return f"float({str(value)!r})"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
-    if str(type(value)) == "<class 'torch.dtype'>":
+    if isinstance(value, torch.dtype):
         return str(value)
     if isinstance(value, tuple | list) and all(_constant_text(item) for item in value):  # pyright: ignore[reportUnknownVariableType]
         inner = ", ".join(str(_constant_text(item)) for item in value)  # pyright: ignore[reportUnknownVariableType]

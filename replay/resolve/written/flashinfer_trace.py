@@ -18,15 +18,15 @@ import msgspec
 from opreplay.initializers.supplied.safetensors import SafetensorsFile
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import LARGEST
-from opreplay.replay.ir.verify import verify
+from opreplay.replay.ir.verify import MAX_NAME, verify_arguments
 from opreplay.traces.errors import FormatError
 from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 DTYPES = frozenset(
-    "float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float4_e2m1 int64 int32 int16 int8 bool".split()
+    ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8", "bool")
 )
-"""All dtypes of the form."""
+"""All dtypes of the form but float4_e2m1, which torch has in pairs alone."""
 MAX_FILES = 10_000
 MAX_FILE_BYTES = 64 << 20
 MAX_CALLS = 1_000_000
@@ -122,11 +122,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     opreplay: Times = Times()
 
 
-def is_flashinfer_trace(path: str | Path) -> bool:
-    """Whether this is a folder with definitions."""
-    return (Path(path) / "definitions").is_dir()
-
-
 def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
     """The calls of a folder with their counts and no recorded times; overloads are resolved afterwards.
 
@@ -150,11 +145,9 @@ def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
         ops[op.id] = op if before is None else msgspec.structs.replace(op, count=op.count + before.count)
         if len(ops) > MAX_CALLS:
             raise FormatError(f"{path}: more than {MAX_CALLS:,} different calls", hint=_HINT)
-    plan = ReplayPlan(
+    return ReplayPlan(
         source=folder.name, selection="all", device_us_total=0.0, host_us_total=0.0, ops=tuple(ops.values())
     )
-    verify(plan)
-    return plan
 
 
 def _definitions(folder: Path) -> Iterator[tuple[str, Definition]]:
@@ -191,7 +184,9 @@ def _inside(folder: Path, file: Path) -> Path:
     """A regular file of the folder. Raises FormatError for any other path."""
     real = file.resolve()
     if not real.is_relative_to(folder) or not real.is_file():
-        raise FormatError(f"{file} is no file inside {folder}", hint="Name files of the folder, without links out of it.")
+        raise FormatError(
+            f"{file} is no file inside {folder}", hint="Name files of the folder, without links out of it."
+        )
     return real
 
 
@@ -220,16 +215,19 @@ def _op(folder: Path, definition: Definition, line: Line) -> ReplayOp:
         if value.type == "safetensors":
             _check_stored(folder, name, value, metas)
     called = definition.opreplay
+    if len(definition.name if called is None else called.name) > MAX_NAME - 80:
+        raise ValueError("a name without end")
     if called is None:
         args = tuple(_plain_argument(name, spec, metas.get(name), values) for name, spec in definition.inputs.items())
         detail = "the definition names no op; its reference is code, which is not run"
         reason = Reason("library missing", detail)
-        op = ReplayOp(id="", name=f"flashinfer::{definition.name}", count=1, recorded=_NO_TIME, args=args, reason=reason)
+        op = ReplayOp(
+            id="", name=f"flashinfer::{definition.name}", count=1, recorded=_NO_TIME, args=args, reason=reason
+        )
     else:
         args = tuple(_argument(argument, metas, values) for argument in called.args)
-        op = ReplayOp(
-            id="", name=called.name, count=1, recorded=_NO_TIME, overload=called.overload, args=args
-        )
+        op = ReplayOp(id="", name=called.name, count=1, recorded=_NO_TIME, overload=called.overload, args=args)
+    verify_arguments(definition.name[:80], op)
     identity = blake2b(msgspec.json.encode([op.name, op.overload, op.args]), digest_size=6).hexdigest()
     return msgspec.structs.replace(op, id=identity, count=max(line.opreplay.count, 1))
 

@@ -87,6 +87,13 @@ def test_counts_and_boundaries_add_up() -> None:
     assert ends.tolist() == [0, 3, 6, 9]
 
 
+def test_chances_are_those_of_a_softmax() -> None:
+    probs = torch.full((70, 9), -7.0)
+    fill("sgl_kernel::top_p_renorm_probs", probs=probs)
+    assert float(probs.min()) > 0
+    torch.testing.assert_close(probs.sum(-1), torch.ones(70))
+
+
 def test_blocks_are_copied_to_others() -> None:
     pairs = ints(3, 2)
     caches = [torch.randn(8, 2)]

@@ -33,6 +33,15 @@ def _size(argument: str, dim: int = 0) -> Bound:
     return bound
 
 
+def _slots(argument: str) -> Bound:
+    """Blocks of a cache times the tokens of one."""
+
+    def bound(context: InitContext) -> int:
+        return _size(argument)(context) * max(1, _size(argument, 1)(context))
+
+    return bound
+
+
 def _along(argument: str, name: str) -> Bound:
     """The size of an argument along the dimension that another one names."""
 
@@ -220,11 +229,7 @@ ROLES: dict[str, dict[str, Kind]] = {
     "gathered_sparse": {"index": below(_given("self_sizes", 0))},
     "cache_places": {
         "index": distinct(
-            lambda context: (
-                _size("k_cache", 2)(context)
-                if context.need("index").dim() == 2
-                else _size("k_cache")(context) * max(1, _size("k_cache", 1)(context))
-            )
+            lambda context: (_size("k_cache", 2) if context.need("index").dim() == 2 else _slots("k_cache"))(context)
         )
     },
     "scatter_dim": {"indices": below(_along("self", "dim"))},
@@ -245,6 +250,11 @@ ROLES: dict[str, dict[str, Kind]] = {
     "positions_in_order": {"position_ids": in_order},
     "rope_into_cache": {"positions": below(_size("cos_sin_cache")), "out_loc": distinct(_size("k_cache"))},
     "rope_into_buffer": {"pos_ids": below(_size("cos_sin_cache")), "kv_cache_loc": distinct(_size("k_buffer"))},
+    "rope_into_latent": {"positions": below(_size("cos_sin_cache")), "slot_mapping": distinct(_slots("kv_cache"))},
+    "chosen_tokens": {
+        "cp_local_token_select_indices": distinct(_size("kv_c")),
+        "slot_mapping": distinct(_slots("kv_cache")),
+    },
     "offset_positions": {
         "positions": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2)),
         "offsets": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2)),

@@ -632,3 +632,123 @@ def npu_int4pack(values: Values) -> Tensor:
     covers(weight.dim() == 2 and weight.shape[1] % 8 == 0 and values["weight"].dtype is torch.int32, "whole words")
     words = torch.stack([weight[:, place::8] % 16 * 16**place for place in range(8)]).sum(0)
     return ((words + 2**31) % 2**32 - 2**31).to(torch.int32)
+
+
+def adapters_of(lengths: Tensor, indices: Tensor, tokens: int) -> Tensor:
+    """The adapter of each token, whose sequences follow each other; −1 behind the last one."""
+    counts = numbers(lengths)
+    covers(min(counts, default=0) >= 0 and sum(counts) <= tokens and len(indices) >= len(counts), "sequences of tokens")
+    which = torch.full((tokens,), -1)
+    which[: sum(counts)] = indices[: len(counts)].long().repeat_interleave(lengths.long())
+    return which
+
+
+SEQUENCES = "i64[2], i64[2]"
+
+
+@formula("_C_ascend::sgmv_shrink npu::sgmv_shrink", f"(f32[8,16], f32[3,4,16], {SEQUENCES}, f32[8,4], 0.5)")
+def ascend_sgmv_shrink(values: Values) -> Tensor:
+    which = adapters_of(values["seq_len"], values["lora_indices"], len(values["x"]))
+    return ascend_bgmv_shrink({**values, "indices": which})
+
+
+@formula("_C_ascend::sgmv_expand npu::sgmv_expand", f"(f32[8,4], f32[3,16,4], {SEQUENCES}, f32[8,32], 16, 16)")
+def ascend_sgmv_expand(values: Values) -> tuple[Tensor, Tensor]:
+    which = adapters_of(values["seq_len"], values["lora_indices"], len(values["x"]))
+    return ascend_bgmv_expand({**values, "indices": which})
+
+
+def adapters_by_start(values: Values, tokens: int) -> Tensor:
+    starts, lengths = values["b_seq_start_loc"].long(), values["seq_len_tensor"].long()
+    covers(torch.equal(starts, lengths.cumsum(0) - lengths), "sequences that follow each other")
+    return adapters_of(lengths, values["lora_indices_tensor"], tokens)
+
+
+def shrunk(values: Values, which: Tensor, empty: Tensor) -> Tensor:
+    """Each slice's product of inputs [T, H]; what tokens without an adapter have in `empty`."""
+    weights = values["lora_a_weights"]
+    covers(len(weights) == len(empty) and not isinstance(weights, Tensor), "a result for each slice")
+    given = {"inputs": values["inputs"], "lora_indices_tensor": which, "scaling": values["scaling"]}
+    slices = zip(weights, empty, strict=True)
+    return torch.stack([bgmv_shrink({**given, "lora_a_weights": a, "output_tensor": y}) for a, y in slices])
+
+
+def expanded(values: Values, which: Tensor) -> Tensor:
+    """Products of slices [S, T, rank] beside each other, from a first column on."""
+    y, start = values["output_tensor"], values.get("offset_start", 0)
+    for x, weight in zip(values["inputs"], values["lora_b_weights"], strict=True):
+        given = {"inputs": x, "lora_b_weights": weight, "lora_indices_tensor": which, "output_tensor": y}
+        y = bgmv_expand({**given, "slice_offset": start, "add_inputs": values.get("add_inputs", False)})
+        start += weight.shape[-2]
+    return y
+
+
+TOKENS = "i64[2], i64[2], i64[2], 2, 4, 8"
+
+
+@formula("vllm::sgmv_shrink", f"(f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {TOKENS}, 0.5)")
+def sgmv_shrink(values: Values) -> Tensor:
+    return shrunk(values, adapters_by_start(values, len(values["inputs"])), values["output_tensor"])
+
+
+@formula("vllm::sgmv_expand", f"(f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {TOKENS}, 8, True)")
+def sgmv_expand(values: Values) -> Tensor:
+    covers(not isinstance(values["lora_b_weights"], Tensor), "slices")
+    return expanded(values, adapters_by_start(values, values["inputs"].shape[1]))
+
+
+@formula("vllm::sgmv_expand_slice", f"(f32[8,4], f32[3,16,4], f32[8,32], {TOKENS}, 16, 16, True)")
+def sgmv_expand_slice(values: Values) -> Tensor:
+    which = adapters_by_start(values, len(values["inputs"]))
+    return bgmv_expand({"add_inputs": False, **values, "lora_indices_tensor": which})
+
+
+MAPPING = "i32[8], i32[8], i32[4], i32[5], i32[4]"
+
+
+@formula(
+    "vllm::lora_shrink",
+    f"(f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {MAPPING}, bool[1], i32[1], 0.5)",
+)
+@formula("vllm::v1_shrink", f"(f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {MAPPING}, 0.5)")
+def lora_shrink(values: Values) -> Tensor:
+    covers_adapters(values)
+    return shrunk(values, values["token_lora_mapping"], torch.zeros_like(values["output_tensor"]))
+
+
+@formula(
+    "vllm::lora_expand",
+    f"(f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {MAPPING}, bool[1], i32[1], 8, True)",
+)
+@formula("vllm::v1_expand", f"(f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {MAPPING}, 8, True)")
+def lora_expand(values: Values) -> Tensor:
+    covers_adapters(values)
+    return expanded(values, values["token_lora_mapping"])
+
+
+def covers_adapters(values: Values) -> None:
+    """vLLM starts no kernel where its flag says that no token has an adapter."""
+    covers(bool((values["token_lora_mapping"] >= 0).any()), "tokens with an adapter")
+
+
+@formula("_punica_C::dispatch_bgmv", "(f32[8,24], f32[8,16], f32[3,2,24,16], i64[8], 1, 0.5)")
+@formula("_punica_C::dispatch_bgmv_low_level", "(f32[8,48], f32[8,16], f32[3,2,24,16], i64[8], 1, 0.5, 16, 24, 24)")
+def punica_bgmv(values: Values) -> Tensor:
+    y, weight, begin = values["y"].clone(), values["w"], values.get("y_offset", 0)
+    covers(0 <= values["layer_idx"] < weight.shape[1], "a layer")
+    covers((values.get("h_out", weight.shape[2]), values.get("h_in", weight.shape[3])) == weight.shape[2:], "all rows")
+    part = y[:, begin : begin + weight.shape[2]]
+    given = {"x": values["x"], "weight": weight[:, values["layer_idx"]], "indices": values["indicies"]}
+    part.copy_(ascend_bgmv_shrink({**given, "y": part, "scale": values["scale"]}))
+    return y
+
+
+@formula("npu::npu_ffn", "(f32[8,16], f32[16,32], f32[32,24], 'silu', bias1=f32[32], bias2=f32[24])")
+def npu_ffn(values: Values) -> Tensor:
+    covers(values["activation"] in ("silu", "relu") and values["weight1"].dim() == 2, "one expert")
+    others = set(values) - {"x", "weight1", "weight2", "activation", "bias1", "bias2", "inner_precise"}
+    covers(all(values[name] is None for name in others), "the plain form")
+    first, second = (0 if values.get(name) is None else values[name] for name in ("bias1", "bias2"))
+    inner = values["x"] @ values["weight1"] + first
+    inner = inner.clamp(min=0) if values["activation"] == "relu" else inner * torch.sigmoid(inner)
+    return inner @ values["weight2"] + second

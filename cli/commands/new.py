@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opreplay.cli.options.shared import force_option
+from opreplay.cli.options.shared import force_option, plugin_option
 
 if TYPE_CHECKING:
     from opreplay.replay.export.scaffold import Kind
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 @click.argument("op", metavar="NS::OP")
 @click.option("--trace", required=True, metavar="TRACE", help="The trace or plan that has the op.")
 @click.option("--output", "-o", required=True, metavar="FILE.py", help="The file to write.")
+@plugin_option
 @force_option
-def command(kind: Kind, op: str, trace: str, output: str, force: bool) -> None:
+def command(kind: Kind, op: str, trace: str, output: str, plugin: tuple[str, ...], force: bool) -> None:
     """Write FILE.py for an op of TRACE: an executor (KIND op), initializer, estimator or tile kernel that works at
     once, with the op's arguments by name, a test, and the commands that run both. NS::OP is a name, an id or a
     place (#1).
@@ -27,6 +28,7 @@ def command(kind: Kind, op: str, trace: str, output: str, force: bool) -> None:
     from pathlib import Path
 
     from opreplay.cli.outputs import check_writable, write_file
+    from opreplay.cli.setup import use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.export.scaffold import scaffold
     from opreplay.replay.ops.inputs import open_registry
@@ -35,6 +37,7 @@ def command(kind: Kind, op: str, trace: str, output: str, force: bool) -> None:
     from opreplay.replay.session.trace import open as open_trace
 
     check_writable(Path(output), force=force)
+    use_plugins(plugin)
     picked = open_trace(trace)[op].ir
     text = scaffold(
         kind,
@@ -42,6 +45,7 @@ def command(kind: Kind, op: str, trace: str, output: str, force: bool) -> None:
         trace=trace,
         initializer=open_registry(plugins=False).find(stand_ins(picked, 0, whole=False)),
         has_stand_in=stand_in_of(picked.called) is not None,
+        plugins=plugin,
     )
     write_file(Path(output), text.replace(" FILE", f" {output}"), force=force)
     console.show_line(f"{output}: {kind} of {picked.called}; test it with: python -m pytest {output}")

@@ -236,7 +236,9 @@ def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
         return f"{f'{count} {said}: ' if several else ''}{first.case}: {first.detail}"
     if verdict == "not reached":
         return f"{count} not reached: {first.detail}"
-    parts = [f"{count} passed"] if verdict == "pass" and several else []
+    others = sum(finding.verdict == "not applicable" for finding in ordered)
+    count = f"{len(deciding)} passed" + (f", {others} not applicable" if others else "")
+    parts = [count] if verdict == "pass" and several else []
     ulps = [(finding.ulp, finding) for finding in deciding if finding.ulp is not None]
     if ulps:
         ulp, worst = max(ulps, key=lambda pair: pair[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Sequence
 from math import prod
 from typing import Literal, get_args
 
@@ -35,8 +36,16 @@ _TILE_FORMULAS = {
 """Op of aten → its formula of tiles in float32."""
 
 
-def scaffold(kind: Kind, op: ReplayOp, *, trace: str, initializer: CustomInit | None, has_stand_in: bool) -> str:
-    """The text of the file.
+def scaffold(
+    kind: Kind,
+    op: ReplayOp,
+    *,
+    trace: str,
+    initializer: CustomInit | None,
+    has_stand_in: bool,
+    plugins: Sequence[str] = (),
+) -> str:
+    """The text of the file, which loads `plugins` first.
 
     `initializer` is the built-in one of the op, `has_stand_in` says that opreplay has a reference implementation of it.
     Raises UsageError for an op whose name or arguments are not known well enough.
@@ -61,11 +70,20 @@ def scaffold(kind: Kind, op: ReplayOp, *, trace: str, initializer: CustomInit | 
 """
 
 import opreplay
-
+{_loading(plugins)}
 CALL = {call_text(op)!r}
 
 
 {body}'''
+
+
+def _loading(plugins: Sequence[str]) -> str:
+    """Lines that load the files which define the op; none where it is known without."""
+    if not plugins:
+        return ""
+    return (
+        f"from opreplay.replay.plugins import load_plugins\n\nload_plugins({list(plugins)!r})  # what defines the op\n"
+    )
 
 
 _PLAIN = {ord(character): None for character in '"\\\n\r'} | dict.fromkeys(range(32))

@@ -19,6 +19,7 @@ from opreplay.replay.report.doubts import marks, thread_notes
 from opreplay.replay.report.page.model import Answer, Curve, Line, Opened, Page
 from opreplay.replay.report.page.parts import op_details, roofline, roofs_of, times_answer
 from opreplay.replay.report.run import ops
+from opreplay.replay.report.suspects import MARK
 from opreplay.replay.report.table import (
     COUNT,
     FLAG,
@@ -63,13 +64,16 @@ def notes_of(case: Case) -> list[str]:
     result = case.result
     notes = [] if result.reason is None else [str(result.reason)]
     if result.reason is not None and result.simulated:
-        notes.append("predicted all the same: it failed for want of something here, not for its arguments")
+        notes.append("predicted all the same, from sizes and types")
     if result.reason is None and result.resolved_by is None:
         notes += [f"predicted all the same: {assumption.what}" for assumption in result.assumptions]
     notes += case.unpredicted
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
     notes += [f"{soc} {text}" for soc, prediction in result.simulated.items() for text in prediction_notes(prediction)]
     notes += [f"measured: {kind}" for kind in marks(result)]
+    if result.status == "replayed" and result.filling is not None and result.filling.at_random:
+        names = ", ".join(result.filling.at_random)
+        notes.append(f"{MARK} filled at random: {names}; write an initializer (docs/initializers.md)")
     programs = [assumption.what for assumption in result.assumptions if assumption.what.startswith(BY_PROGRAM)]
     if result.resolved_by in ("reference", "equivalent", "executor") and result.measured_us is not None:
         kind = "stand-in" if result.resolved_by == "reference" else result.resolved_by

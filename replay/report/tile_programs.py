@@ -124,7 +124,8 @@ def headline(study: Study) -> str:
     text = f"{plural(len(study.looked) - len(tried), 'case')}, {plural(len(tried), 'default shape')} for values"
     if checked:
         same = sum(1 for row in checked if row.values is not None and row.values.same)
-        text += f"; values of {len(checked)} checked, {same} the same, the others within their dtype's tolerance"
+        text += f"; values of {len(checked)} checked, {same} the same"
+        text += ", the others within their dtype's tolerance" if same < len(checked) else ""
     if broken:
         text += f"; {plural(len(broken), 'case')} broken"
     return text

@@ -177,6 +177,12 @@ def _results(
     listed = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     if len(listed) < count:
         raise UsageError(f"the reference of {program.name} gives {len(listed)} results, it has {count}")
+    wrong = next((type(t).__name__ for t in listed if not isinstance(t, torch.Tensor)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"the reference or results= of {program.name} gives a {wrong} where a tensor is to be",
+            hint="Give tensors; empty ones or meta tensors do where only sizes and types matter.",
+        )
     return [TensorMeta(shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch.")) for t in listed[:count]]
 
 

@@ -77,8 +77,8 @@ class ExpectedContents:
             with strict(f"contents of {op.name} ({op.id})", InitializerError):
                 filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
                 contents = None if filled is None else contents_of(filled.context, filled.lengths)
-                if contents is None and filled is not None and (work := self.registry.work(filled.context)) is not None:
-                    contents = Contents(work=work)
+                if filled is not None and (work := self.registry.work(filled.context)) is not None:
+                    contents = msgspec.structs.replace(contents or Contents(), work=work)
             if filled is None or contents is None:
                 return contents
             if filled.impossible:

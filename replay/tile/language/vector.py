@@ -49,11 +49,10 @@ class TileCore(Core):
         if dtype == value.dtype:
             return value
         if (value.dtype, dtype) not in table.CONVERSIONS:
-            raise fail(
-                "dtype",
-                f"no conversion from {value.dtype} to {dtype}",
-                hint="By way of float32 or float16: t.float().to(...).",
-            )
+            first = (by for source, by in table.CONVERSIONS if source == value.dtype)
+            ways = sorted(by for by in first if (by, dtype) in table.CONVERSIONS)
+            hint = f"By way of {ways[0]}: t.to(torch.{ways[0]}).to(torch.{dtype})." if ways else ""
+            raise fail("dtype", f"no conversion from {value.dtype} to {dtype}", hint=hint)
         wider = DTYPE_BYTES[dtype] > DTYPE_BYTES[value.dtype]
         tile = self.new_tile(value.shape, dtype, *([value] if wider else []))
         wide = max(value.dtype, dtype, key=DTYPE_BYTES.__getitem__)

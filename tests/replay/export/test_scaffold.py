@@ -129,3 +129,27 @@ def test_texts_of_a_trace_are_no_code(kind: Kind) -> None:
             continue
         with pytest.raises(UsageError):
             scaffold(kind, wrong, trace="t", initializer=None, has_stand_in=False)
+
+
+def test_an_op_of_a_plugin_has_a_file_that_loads_it(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\n\n\n"
+        '@torch.library.custom_op("scaffolded::halved", mutates_args=())\n'
+        "def halved(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x / 2\n"
+    )
+    record = tmp_path / "record.py"
+    record.write_text(
+        "import sys\nimport torch\nimport own\n\n"
+        "with torch.profiler.profile(record_shapes=True) as profile:\n"
+        "    torch.ops.scaffolded.halved(torch.randn(8, 8))\n"
+        "profile.export_chrome_trace(sys.argv[1])\n"
+    )
+    trace = tmp_path / "trace.json"
+    subprocess.run([sys.executable, record, trace], check=True, cwd=tmp_path, capture_output=True)
+    target = tmp_path / "test_new.py"
+    line = [sys.executable, "-m", "opreplay.cli.main", "new", "op", "scaffolded::halved", "--trace", trace, "-o", target]
+    subprocess.run([*line, "--plugin", own], check=True, capture_output=True)
+    assert "load_plugins" in target.read_text()
+    assert run_tests(tmp_path).returncode == 0

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from opreplay.initializers.amounts import Work, work_text
 from opreplay.initializers.base import InitializerError
 from opreplay.initializers.registry import Registry
 from opreplay.initializers.rules.paged_attention import PagedAttentionInit
@@ -23,7 +24,6 @@ from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import counted_ops, work_of
-from opreplay.replay.ops.work.amounts import Work, work_text
 from opreplay.replay.ops.work.expected import MAX_ELEMENTS, ExpectedContents, fill_stand_ins, stand_ins
 from opreplay.replay.plan.build import build_plan, signature_id
 from opreplay.traces import read_trace

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
-    from opreplay.replay.ops.work.amounts import Contents
+    from opreplay.replay.ops.work.contents import Contents
     from opreplay.replay.plan.recorded.where import Where
     from opreplay.replay.results.records import L2State
 

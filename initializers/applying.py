@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
 
+import msgspec
+
+from opreplay.initializers.amounts import Amount, Work
+from opreplay.initializers.amounts import work as counted
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.user_code import failed_at
 from opreplay.traces.errors import InternalError, strict
@@ -58,6 +62,62 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise InitializerError(f"{name} was {dtype}{list(shape)} and is now {tensor.dtype}{list(tensor.shape)}")
     return _report(result)
+
+
+def work_by(rule: CustomInit, context: InitContext) -> Work | None:
+    """What the initializer says of the work of a call whose arguments are filled.
+
+    Raises InitializerError, naming the initializer, when it fails or says what is no Work or no whole number from 0 on.
+    """
+    try:
+        with _as_built_in(rule, context):
+            said: Any = rule.work(context)
+    except InitializerError as error:
+        raise InitializerError(f"{rule.name}: work: {error}") from error
+    except InternalError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise InitializerError(f"{rule.name}: work: {_said(error)}") from error
+    if said is not None and (wrong := _wrong_work(said)):
+        raise InitializerError(f"{rule.name}: work: {wrong}")
+    if said is None or said.idle or not said.amounts:
+        return said
+    return msgspec.structs.replace(said, idle=counted(*said.amounts).idle)
+
+
+MAX_AMOUNT = 1 << 62
+"""Largest number that `work` may say: more fits no record."""
+
+
+def _wrong_work(said: Any) -> str:
+    """What is no sound Work; "" for nothing."""
+    if not isinstance(said, Work):
+        return f"{type(said).__name__} returned, not a Work"
+    # Users' code may have put anything into it.
+    if not _all_of(said.amounts, Amount) or not _all_of([amount.what for amount in said.amounts], str):
+        return "amounts must be a tuple of Amount, each with a text `what`"
+    if not _all_of(said.warnings, str):
+        return "warnings must be a tuple of texts"
+    numbers: list[tuple[str, Any]] = [
+        ("bytes_read", said.bytes_read),
+        ("bytes_written", said.bytes_written),
+        ("flops", said.flops),
+        *((f"done of {_short(amount.what)}", amount.done) for amount in said.amounts),
+        *((f"most of {_short(amount.what)}", amount.most) for amount in said.amounts),
+    ]
+    bad = [(name, value) for name, value in numbers if not _is_amount(name, value)]
+    return f"{bad[0][0]} is {_short(repr(bad[0][1]))}, not an int from 0 to 2**62" if bad else ""
+
+
+def _all_of(values: object, kind: type) -> bool:
+    """Whether it is a tuple or list of values of one type."""
+    return isinstance(values, tuple | list) and all(isinstance(value, kind) for value in cast("list[object]", values))
+
+
+def _is_amount(name: str, value: object) -> bool:
+    if value is None:
+        return not name.startswith("done of ")
+    return type(value) is int and 0 <= value <= MAX_AMOUNT
 
 
 def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tuple[int, ...]]:

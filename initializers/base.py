@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from opreplay.initializers.amounts import Work
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 
@@ -152,3 +153,17 @@ class CustomInit:
         Raise InitializerError when no valid values can be made.
         """
         raise NotImplementedError
+
+    def work(self, context: InitContext) -> Work | None:
+        """How much one call really does, told of arguments that `initialize` has filled; None: nothing to say.
+
+        Read for ops that no family of opreplay's counts: `run --check work` shows it, and bytes stand in the place of
+        the arguments' sizes where no rule predicts the op. Only whole numbers in arguments need hold what was filled.
+        Raise InitializerError when the arguments fit no call.
+        """
+        return None
+
+
+def says_work(rule: CustomInit) -> bool:
+    """Whether an initializer has a `work` of its own."""
+    return type(rule).work is not CustomInit.work

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from opreplay.initializers.applying import applies, apply
-from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, OptionValue
+from opreplay.initializers.amounts import Work
+from opreplay.initializers.applying import applies, apply, work_by
+from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, OptionValue, says_work
 from opreplay.initializers.settings import check_declared, defaults, parse_setting
 from opreplay.traces.errors import UsageError
 
@@ -88,6 +89,13 @@ class Registry:
 
         with one_thread():
             return apply(rule, replace(self._with_role(context), options=self.options_of(rule)))
+
+    def work(self, context: InitContext) -> Work | None:
+        """What the initializer of a filled call says of its work. Raises InitializerError if it fails."""
+        rule = next((rule for rule in self._by_op.get(context.op, ()) if says_work(rule)), None)
+        if rule is None or self.find(context) is not rule:
+            return None
+        return work_by(rule, replace(self._with_role(context), options=self.options_of(rule)))
 
     def _with_role(self, context: InitContext) -> InitContext:
         return replace(context, role=self._roles.get(context.op, ""))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.history import add_to_history, history_options, refuse_bad_history
 from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
     checking_options,
@@ -65,6 +66,8 @@ def run_many(
     allow_damaged: bool,
     init_arg: tuple[str, ...],
     values: str | None,
+    history: str | None,
+    label: str | None,
     limit: tuple[tuple[str, str], ...],
 ) -> int:
     """Replay the unique ops of many traces, each once; the exit code."""
@@ -83,6 +86,7 @@ def run_many(
     if address is not None and engine != "ray":
         raise UsageError("--set address is that of a Ray cluster", hint="Add --engine ray.")
     one_stdout(format_, output)
+    refuse_bad_history(history, label, dry_run=dry_run)
     selection, measuring = quick_look(selection, measuring) if quick else (selection, measuring)
     plugin, contents, devices = set_up(plugin, init_arg, seed=measuring.seed, values=values, socs=soc)
     with Outputs(output, force=force, resume=resume) as outputs:
@@ -145,6 +149,7 @@ def run_many(
                 engine=engine_of(options, engine=engine, lanes=lanes, address=address),
                 close=batch.close,
             )
+    add_to_history(history, label, outputs)
     return _first(refused, _damaged(batch, allow_damaged), outcome_code(outputs, max_failed, unpredicted))
 
 
@@ -174,6 +179,7 @@ def run_many(
 @init_arg_option
 @values_option
 @checking_options
+@history_options
 @limit_option
 def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options: Any) -> int:
     """As `opreplay run` for many traces, and with the same report for one.

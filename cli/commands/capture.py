@@ -112,7 +112,13 @@ if TYPE_CHECKING:
     help="Of hf:CONFIG: a table in place of one plan, as `--vary batch=1,8,32 context=1k,8k`: ms a token, tokens/s, "
     "memory, fits or not, of each size on each --soc. Repeatable.",
 )
-@click.option("--soc", multiple=True, type=SocName(), metavar="NAME|FILE", help="With --vary: the devices. Repeatable.")
+@click.option(
+    "--soc",
+    multiple=True,
+    type=SocName(),
+    metavar="NAME|FILE",
+    help="With --vary: the devices. [default: 910b3] Repeatable.",
+)
 @cluster_option
 @format_option("table", "json")
 @click.option("--output", "-o", metavar="FILE", help="Write the plan as JSON, for every command that takes a trace.")
@@ -226,10 +232,7 @@ def _show_sizes(
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.capture.sweep import sizes_of, swept
     from opreplay.replay.report.step import served as view
-    from opreplay.traces.errors import UsageError
 
-    if not soc:
-        raise UsageError("--vary without a device", hint="Name one: --soc 910b3.")
-    devices = list(load_socs(soc, cluster).values())
+    devices = list(load_socs(soc or (() if cluster else ("910b3",)), cluster).values())
     rows, notes = swept(target, shape, sizes_of(vary), devices, form, rank=rank)
     console.show_as(format_, lambda: {"rows": rows, "notes": notes}, partial(view.render, rows, notes))

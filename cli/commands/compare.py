@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("compare", short_help="Compare two runs or traces, op by op.")
-@click.argument("before", metavar="BEFORE")
+@click.argument("before", metavar="[BEFORE]", required=False)
 @click.argument("after", metavar="[AFTER]", required=False)
 @click.option(
     "--also-before",
@@ -73,9 +73,14 @@ if TYPE_CHECKING:
 )
 @click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
 @click.option("--overwrite", is_flag=True, hidden=True, help="Overwrite the file of --output, and no more.")
+@click.option(
+    "--history",
+    metavar="FILE.sqlite",
+    help="In place of two runs: at which run of a history (`opreplay run --history`) each op changed.",
+)
 @format_option("table", "markdown", "json")
 def command(
-    before: str,
+    before: str | None,
     after: str | None,
     also_before: tuple[str, ...],
     also_after: tuple[str, ...],
@@ -88,6 +93,7 @@ def command(
     force: bool,
     output: str | None,
     overwrite: bool,
+    history: str | None,
     format_: str,
 ) -> int:
     """Compare AFTER with BEFORE, op by op: .jsonl files of `opreplay run --output`, traces or plans.
@@ -109,7 +115,12 @@ def command(
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.views import comparison as view
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
+    from opreplay.traces.errors import UsageError
 
+    if history is not None:
+        return _show_history(history, fail_if, format_)
+    if before is None:
+        raise UsageError("BEFORE is missing", hint="Name one or two files, or --history FILE.sqlite.")
     page = check_page(output, force=force or overwrite)
     conditions = [parse_condition(text) for text in fail_if]
     threshold = min([threshold, *(condition.limit for condition in conditions if condition.what == "slower")])
@@ -141,6 +152,43 @@ def command(
     )
     for line in (*(f"warning: {line}" for line in warnings), *(f"error: {line}" for line in (*broken, *untested))):
         console.narrate(f"opreplay: {line}")
+    if broken:
+        return ExitCode.REGRESSION
+    return ExitCode.UNTESTED if untested else ExitCode.OK
+
+
+NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", "times", "select", "output")
+"""Parameters of two runs."""
+
+
+def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
+    """Print which ops of a history changed at which run; the exit code."""
+    from opreplay.cli.options.settings import flag_of
+    from opreplay.cli.terminal import console
+    from opreplay.replay.report.views import history as view
+    from opreplay.replay.results.compare.changes import changes_of
+    from opreplay.replay.results.compare.regressions import parse_condition
+    from opreplay.replay.results.history import read_history
+    from opreplay.traces.errors import UsageError
+
+    context = click.get_current_context()
+    for name in NOT_OF_HISTORY:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            flag = "BEFORE" if name == "before" else flag_of(context, name)
+            raise UsageError(f"{flag} does not go with --history", hint="A history is all that is read.")
+    conditions = [parse_condition(text) for text in fail_if]
+    ops = changes_of(read_history(path))
+    broken = view.slower_than(conditions, ops)
+    untested = [f"{condition}: no op has enough runs" for condition in conditions if not any(op.tested for op in ops)]
+    console.show_as(
+        format_,
+        lambda: {**view.facts(ops), "violations": broken, "unchecked": untested},
+        lambda width: view.render(ops, width=width),
+        lines=(view.first_line(ops),),
+        texts={"markdown": lambda: view.markdown(ops)},
+    )
+    for line in (*broken, *untested):
+        console.narrate(f"opreplay: error: {line}")
     if broken:
         return ExitCode.REGRESSION
     return ExitCode.UNTESTED if untested else ExitCode.OK

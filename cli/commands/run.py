@@ -9,6 +9,7 @@ import click
 
 from opreplay.cli.commands.batch import run_many
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.history import add_to_history, history_options, refuse_bad_history
 from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
     checking_options,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 @init_arg_option
 @values_option
 @checking_options
+@history_options
 @notes_option
 def command(
     source: Source | None,
@@ -117,6 +119,8 @@ def run_one(
     max_failed: int | None,
     init_arg: tuple[str, ...],
     values: str | None,
+    history: str | None,
+    label: str | None,
     notes: bool,
 ) -> int:
     """Replay the unique ops of a trace, or its step in order; the exit code."""
@@ -134,6 +138,7 @@ def run_one(
     from opreplay.replay.plan.select import refuse_nothing
 
     one_stdout(format_, output)
+    refuse_bad_history(history, label, dry_run=dry_run)
     if quick:
         selection, measuring = quick_look(selection, measuring)
     if measuring.ranks is not None and served_as_rank(measuring.ranks):
@@ -192,4 +197,5 @@ def run_one(
             step=step,
         )
     tell_unused(devices, plan.ops)
+    add_to_history(history, label, outputs)
     return outcome_code(outputs, max_failed, unpredicted)

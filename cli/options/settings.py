@@ -21,7 +21,7 @@ GROUPS = {
     "Devices": ("device", "soc", "cluster", "l2"),
     "Measuring": ("quick", "dry_run", "cache", "resume", "mode", "ranks", "max_failed", "check", "measure"),
     "Plugins": ("plugin", "allow_import", "with_plugins"),
-    "Output": ("output", "force", "format_", "rows", "notes", "timeline_file"),
+    "Output": ("output", "history", "force", "format_", "rows", "notes", "timeline_file"),
 }
 """Sections of --help → names of parameters; the others stand last, or alone where there are few."""
 UNGROUPED = 12

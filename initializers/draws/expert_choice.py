@@ -41,10 +41,13 @@ def probabilities(experts: int, distribution: str, exponent: float, histogram: s
 def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """int64 [tokens, topk]: experts drawn one after the other without replacement, with `chance` float64 [experts].
 
-    Raises InitializerError when fewer than topk experts have a chance, and for more than `MAX_TOP_K`.
+    Empty without tokens or slots. Raises InitializerError when fewer than topk experts have a chance, and for more
+    than `MAX_TOP_K`.
     """
     if topk > MAX_TOP_K:
         raise InitializerError(f"{topk} experts for each token, limit {MAX_TOP_K}")
+    if not tokens or not topk:
+        return torch.empty((tokens, topk), dtype=torch.int64)
     possible = int((chance > 0).sum())
     if topk > possible:
         raise InitializerError(f"top {topk} of {possible} experts that can be chosen")

@@ -178,7 +178,7 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
     """Chosen experts and their weights, [tokens, topk]."""
     ids = _find(context, CHOSEN)
     if ids is None:
-        if context.role == "summed":
+        if context.role == "summed" or any(context.tensor(name) is not None for name in CHOSEN):
             return InitReport(summary="no experts among its arguments")
         raise InitializerError(f"{context.op}: no chosen experts among its arguments")
     experts = expert_count(context)

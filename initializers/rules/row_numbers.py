@@ -33,6 +33,15 @@ def _size(argument: str, dim: int = 0) -> Bound:
     return bound
 
 
+def _slots(argument: str) -> Bound:
+    """Blocks of a cache times the tokens of one."""
+
+    def bound(context: InitContext) -> int:
+        return _size(argument)(context) * max(1, _size(argument, 1)(context))
+
+    return bound
+
+
 def _along(argument: str, name: str) -> Bound:
     """The size of an argument along the dimension that another one names."""
 
@@ -177,6 +186,20 @@ def places_in(argument: str) -> Kind:
 _ROWS = _size("x")
 _INPUT_ROWS = all_of(_size("input"))
 _PROBABILITIES = below(_size("probs"))
+DISTINCT_CHANCES = 64
+"""Rows of chances drawn before they repeat."""
+NOT_WHOLE = frozenset({"probs"})
+"""Arguments of roles that are floating-point numbers."""
+
+
+def chances(context: InitContext, tensor: torch.Tensor) -> str:
+    """Each row adds up to one, as a softmax of normal scores."""
+    if tensor.dim() != 2:
+        return "as drawn"
+    rows = torch.randn((min(len(tensor), DISTINCT_CHANCES), tensor.shape[1]), generator=context.generator)
+    fill.assign_rows(tensor, rows.mul_(2).softmax(-1).to(tensor.device))
+    return "add up to one"
+
 
 ROLES: dict[str, dict[str, Kind]] = {
     "block_pairs": {"block_mapping": block_pairs("key_caches")},
@@ -195,8 +218,9 @@ ROLES: dict[str, dict[str, Kind]] = {
     "smoothed_rows": {"num_rows": _INPUT_ROWS, "smooth_scale_map": below(_size("smooth_scale"))},
     "expert_ids": {"topk_ids": below(_size("x_scale"))},
     "dense_sequences": {"cu_seqlens_q": cuts(_size("q")), "cu_seqlens_kv": cuts(_size("k"))},
-    "probability_rows": {"indices": _PROBABILITIES},
-    "maybe_probability_rows": {"maybe_indices": _PROBABILITIES},
+    "probabilities": {"probs": chances},
+    "probability_rows": {"probs": chances, "indices": _PROBABILITIES},
+    "maybe_probability_rows": {"probs": chances, "maybe_indices": _PROBABILITIES},
     "logit_rows": {"indices": distinct(_size("logits"))},
     "grouped_rows": {"indices_group": rows_of_each("input_group", "indices_group")},
     "segment_lengths": {"lengths": counts(_given("total_length"))},
@@ -205,11 +229,7 @@ ROLES: dict[str, dict[str, Kind]] = {
     "gathered_sparse": {"index": below(_given("self_sizes", 0))},
     "cache_places": {
         "index": distinct(
-            lambda context: (
-                _size("k_cache", 2)(context)
-                if context.need("index").dim() == 2
-                else _size("k_cache")(context) * max(1, _size("k_cache", 1)(context))
-            )
+            lambda context: (_size("k_cache", 2) if context.need("index").dim() == 2 else _slots("k_cache"))(context)
         )
     },
     "scatter_dim": {"indices": below(_along("self", "dim"))},
@@ -230,6 +250,11 @@ ROLES: dict[str, dict[str, Kind]] = {
     "positions_in_order": {"position_ids": in_order},
     "rope_into_cache": {"positions": below(_size("cos_sin_cache")), "out_loc": distinct(_size("k_cache"))},
     "rope_into_buffer": {"pos_ids": below(_size("cos_sin_cache")), "kv_cache_loc": distinct(_size("k_buffer"))},
+    "rope_into_latent": {"positions": below(_size("cos_sin_cache")), "slot_mapping": distinct(_slots("kv_cache"))},
+    "chosen_tokens": {
+        "cp_local_token_select_indices": distinct(_size("kv_c")),
+        "slot_mapping": distinct(_slots("kv_cache")),
+    },
     "offset_positions": {
         "positions": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2)),
         "offsets": below(lambda context: max(1, _size("cos_sin_cache")(context) // 2)),
@@ -252,7 +277,7 @@ ROLES: dict[str, dict[str, Kind]] = {
 
 
 class RowNumbersInit(CustomInit):
-    """Row numbers in range, counts and boundaries that add up."""
+    """Row numbers in range, counts, boundaries and chances that add up."""
 
     name = "row_numbers"
 
@@ -260,7 +285,8 @@ class RowNumbersInit(CustomInit):
         assumed: dict[str, str] = {}
         for name, tensor in context.tensors():
             kind = ROLES[context.role].get(name)
-            if kind is not None and fill.is_integer(tensor.dtype) and tensor.numel():
+            right = tensor.is_floating_point() if name in NOT_WHOLE else fill.is_integer(tensor.dtype)
+            if kind is not None and right and tensor.numel():
                 assumed[name] = kind(context, tensor)
         summary = "; ".join(f"{name} {how}" for name, how in assumed.items())
         return InitReport(summary=summary or "none of its lists is given", assumed=assumed)

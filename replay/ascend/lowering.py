@@ -12,14 +12,14 @@ import msgspec
 from opreplay.initializers.user_code import failed_at
 from opreplay.initializers.user_table import UserFunction
 from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError
-from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops import op_view as view_module
 from opreplay.replay.ops.kin import kin_of
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import Cost, cost_of, is_pattern, spellings
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.traces.errors import internal_error
 
 _OWN_FILES = (__file__, view_module.__file__)
@@ -87,8 +87,20 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
     if not inputs and not op.outputs:
         return []
     written = [spec(t.shape, t.dtype) for a in op.args if a.mutated for t in a.tensors if t is not None]
-    fallback = written or inputs[:1]
-    return [kernel("Unknown", inputs, view.outputs(*fallback))]
+    outputs = [*view.outputs(*(written or inputs[:1]))]
+    work = None if view.contents is None else view.contents.work
+    if work is not None and (work.bytes_read is not None or work.bytes_written is not None):
+        view.note("bytes are those that its initializer says")
+        inputs, outputs = _of_bytes(work.bytes_read, inputs), _of_bytes(work.bytes_written, outputs)
+    return [kernel("Unknown", inputs, outputs)]
+
+
+def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[TensorSpec]:
+    """One tensor of so many bytes, of the type of the first recorded one; the recorded ones where none is said."""
+    if size_bytes is None:
+        return recorded
+    dtype = recorded[0].dtype if recorded else "float32"
+    return [spec((-(-size_bytes // itemsize(dtype)),), dtype)]
 
 
 COLLECTIVE = "record_param_comms"

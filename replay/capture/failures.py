@@ -79,6 +79,11 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
             hint="--set world_size=N plays one rank of a job of N, with the environment that torchrun gives; nothing "
             "is exchanged.",
         )
+    if "UninitializedParameter" in str(error):
+        return UsageError(
+            f"a lazy module has no sizes yet{at}",
+            hint="Give it its sizes: nn.Linear, not nn.LazyLinear.",
+        )
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return UsageError(
         f"the step raised {what}{at}", hint="It must run as it is." if real else "Does it run as it is? --real tells."

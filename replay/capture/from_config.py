@@ -334,6 +334,8 @@ def _training(model: Any, shape: Shape, stage: Stage) -> Step:
         raise UsageError(
             f"training {type(model).__name__} needs targets of its own", hint="Write it as FILE.py:make, with its loss."
         )
+    if model.config.is_encoder_decoder and getattr(model.config, "decoder_start_token_id", None) is None:
+        model.config.decoder_start_token_id = 0  # which token, changes no size
     ids = _ids(shape.batch, shape.context)
     # As on accelerators, where it is the default.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)

@@ -318,6 +318,8 @@ _TAKES: dict[str, tuple[type, ...]] = {
 
 def _takes(arg: ArgSpec, item: CallValue) -> bool:
     kinds = _TAKES.get(arg.kind.removesuffix("[]"))
+    if kinds is None and item is None and arg.optional:  # a generator
+        return True
     if kinds is None:
         return arg.kind == "opaque" and not isinstance(item, TensorMeta)
     if item is None:

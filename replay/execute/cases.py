@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-    from opreplay.replay.ops.work.amounts import Contents
+    from opreplay.replay.ops.work.contents import Contents
     from opreplay.replay.resolve.written.sweep import Written
     from opreplay.replay.results.records import L2State, OpResult, Simulated
 

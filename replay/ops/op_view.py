@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, broadcast, itemsize
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _UNNAMED = re.compile(r"arg\d+")

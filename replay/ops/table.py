@@ -23,8 +23,8 @@ from opreplay.replay.ops.op_view import OpView
 from opreplay.traces.errors import strict
 
 if TYPE_CHECKING:
+    from opreplay.initializers.amounts import Work
     from opreplay.initializers.base import BatchLengths, InitContext
-    from opreplay.replay.ops.work.amounts import Work
 
 Cost = Callable[[OpView], Iterable[KernelCall]]
 """The kernels that one call becomes on the device; raises DoesNotFit for arguments that it makes no sense of."""

@@ -25,7 +25,7 @@ import numpy as np
 
 from opreplay.replay.host import kept
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces.links.annotations import AnnotationTable

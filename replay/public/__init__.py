@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from opreplay.initializers.amounts import Amount, Work
     from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, Option
     from opreplay.initializers.extensions import register_initializer
     from opreplay.replay import tile
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Amount",
     "CheckResult",
     "Comparison",
     "Conversion",
@@ -74,6 +76,7 @@ __all__ = [
     "RunOptions",
     "Simulation",
     "Sweep",
+    "Work",
     "benchmark",
     "capture",
     "check",
@@ -100,6 +103,7 @@ __all__ = [
 _HOMES = {
     name: module
     for module, names in {
+        "initializers.amounts": "Amount Work",
         "initializers.base": "CustomInit InitContext InitReport InitializerError Option",
         "initializers.extensions": "register_initializer",
         "replay": "tile",

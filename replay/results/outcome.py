@@ -8,11 +8,11 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.initializers.amounts import Work
 from opreplay.replay.collectives.model import Replayed
 from opreplay.replay.ir.model import Assumption, Reason
 from opreplay.replay.ir.reasons import LOST
 from opreplay.replay.ir.verdicts import ValueCheck
-from opreplay.replay.ops.work.amounts import Work
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import Fidelity, Filling
 

@@ -10,12 +10,12 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.initializers.amounts import Work
 from opreplay.replay.collectives.model import CollectiveFacts
 from opreplay.replay.ir.model import Assumption, Resolution
 from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.ir.verdicts import MetaCheck, ValueCheck
-from opreplay.replay.ops.work.amounts import Work
 from opreplay.replay.results.measurement import Measurement
 from opreplay.traces.joins.ranks import Clock, Disagreement, RankSum
 

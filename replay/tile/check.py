@@ -210,8 +210,8 @@ def compared(bound: Bound, arguments: Mapping[str, Any], results: Sequence[Any])
     references: Any = function(*(_cloned(arguments[p.name]) for p in bound.program.inputs))
     tensors = _with_data(bound, arguments)
     comparisons: list[Checked] = []
-    listed = references if isinstance(references, tuple | list) else [references]
-    for p, result, reference in zip(bound.program.outputs, results, listed, strict=True):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    listed: list[Any] = [*references] if isinstance(references, tuple | list) else [references]
+    for p, result, reference in zip(bound.program.outputs, results, listed, strict=True):
         _view(tensors[p.name]).copy_(result)
         comparisons.append(_compare(bound, tensors[p.name], reference))
     return Checked(

@@ -27,7 +27,7 @@ from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.costs.collectives import kernel_of
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.plan.collectives.records import Records, collective_of, of_record
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.timeline.categories import Categories, categories

@@ -8,17 +8,17 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
 from opreplay.traces.samples import sample_path
 
 ROOT = Path(__file__).parents[2]
 ACTION = (ROOT / ".github" / "actions" / "opreplay" / "action.yml").read_text()
-_RUN = re.compile(r"    - name: (\w+)[^\n]*\n(?:(?!    - ).*\n)*?      run: \|\n((?:        .*\n|\n)+)")
-STEPS = {match[1]: textwrap.dedent(match[2]) for match in _RUN.finditer(ACTION)}
+PARTS = yaml.safe_load(ACTION)
+STEPS = {str(part["name"]).partition(" ")[0]: str(part["run"]) for part in PARTS["runs"]["steps"] if "run" in part}
 
 
 def step(name: str, folder: Path, **environment: str) -> tuple[int, str]:
@@ -57,6 +57,63 @@ def test_the_scripts_of_the_action(tmp_path: Path) -> None:
     assert code == 3, "no trace: the job fails"
 
 
+GH = """#!/usr/bin/env bash
+printf '%s\\n' "$*" >> calls
+[ -z "$GH_TOKEN" ] && exit 4
+case "$*" in *--edit-last*) [ -e commented ] || exit 1 ;; esac
+touch commented
+cp comparison.md posted.md
+"""
+
+
+@pytest.fixture
+def commenting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a verdict, and a `gh` that notes what it is asked."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gh").write_text(GH)
+    (tmp_path / "bin" / "gh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_the_verdict_is_commented_once_and_then_edited(commenting: Path) -> None:
+    trace = str(sample_path("transformer_infer"))
+    code, text = step("Compare", commenting, CONDITIONS="slower>5%", BASELINE=trace, RESULTS=trace)
+    assert code == 0, text
+    around = {"PULL_REQUEST": "7", "GH_REPO": "a/b", "GH_TOKEN": "secret"}
+    code, text = step("Comment", commenting, **around)
+    assert (code, text) == (0, "")
+    assert (commenting / "posted.md").read_text().startswith("### opreplay: compared ")
+    assert step("Comment", commenting, **around)[0] == 0
+    asked = (commenting / "calls").read_text().splitlines()
+    edit, new = "pr comment 7 --body-file comparison.md --edit-last", "pr comment 7 --body-file comparison.md"
+    assert asked == [edit, new, edit]
+    # Without the right to comment the job goes on; without a verdict there is nothing to say.
+    code, text = step("Comment", commenting, **{**around, "GH_TOKEN": ""})
+    assert code == 0
+    assert "::warning::" in text
+    code, text = step("Compare", commenting, CONDITIONS="", BASELINE="none.jsonl", RESULTS=trace)
+    assert code == 3
+    (commenting / "calls").unlink()
+    assert step("Comment", commenting, **around)[0] == 0
+    assert not (commenting / "calls").exists()
+
+
+def test_a_number_of_a_pull_request_is_one_word(commenting: Path) -> None:
+    (commenting / "comparison.md").write_text("verdict")
+    step("Comment", commenting, PULL_REQUEST="7; touch ran $(touch ran)", GH_REPO="a/b", GH_TOKEN="secret")
+    assert not (commenting / "ran").exists()
+    assert "7; touch ran $(touch ran)" in (commenting / "calls").read_text()
+
+
+def test_steps_run_where_they_should() -> None:
+    conditions = {str(part.get("name")).partition(" ")[0]: part.get("if", "") for part in PARTS["runs"]["steps"]}
+    assert conditions["Measure"] == "inputs.after == ''"
+    assert conditions["Comment"].startswith("always() && inputs.comment == 'true'")
+    assert "steps.compare.outcome" in conditions["Comment"], "a comparison.md of the checkout is no verdict"
+    assert PARTS["inputs"]["comment"]["default"] == "false"
+
+
 def test_arguments_may_be_quoted_and_files_may_begin_with_a_dash(tmp_path: Path) -> None:
     (tmp_path / "opreplay.toml").write_text("[run]\nplugin = 'evil.py'\n")
     (tmp_path / "evil.py").write_text("open('ran', 'w').close()\n")
@@ -73,7 +130,7 @@ def test_arguments_may_be_quoted_and_files_may_begin_with_a_dash(tmp_path: Path)
 
 def test_inputs_reach_scripts_as_environment_alone() -> None:
     """An input in the text of a script would be run as a part of it."""
-    assert set(STEPS) == {"Install", "Measure", "Compare"}
+    assert set(STEPS) == {"Install", "Measure", "Compare", "Comment"}
     assert not [name for name, script in STEPS.items() if "${{" in script]
 
 

@@ -142,14 +142,15 @@ def test_sizes_are_what_timeline_says_of_each(console: Console, config: Any, tmp
     table = shown.strip().partition("\n\n")[0].splitlines()
     assert len(table) == 2 + len(rows)
     assert max(map(len, table)) <= 80
-    assert table[0].split()[-2:] == ["memory", "fits"]
+    assert table[0].split()[-2:] == ["memory", "fit"]
     (prefill,) = json.loads(
         console("capture", target, "--vary", "context=16", "--soc", "910c", "--format", "json").stdout
     )["rows"]
     assert prefill["server_ms"] == 0
     for wrong in ("batch=0", "heads=2", "batch", "batch=x"):
         console("capture", target, "--vary", wrong, "--soc", "910c", code=2)
-    console("capture", target, "--vary", "batch=1", code=2)
+    (by_default,) = json.loads(console("capture", target, "--vary", "context=16", "--format", "json").stdout)["rows"]
+    assert by_default["soc"] == "910b3"
     console("capture", target, "context=1k", code=2)
     # Stages take a token one after the other, and each has another batch.
     console("capture", target, *options, "--pipeline-parallel", "2", "-o", plan, "--force")
@@ -353,6 +354,12 @@ SOUND = {
 def test_inputs_follow_from_what_the_model_takes(console: Console, config: Any, held: dict[str, Any]) -> None:
     """Images, tokens whose embedding is tied to the head, and sound."""
     assert captured(console, config(held), "--context", "8", "--dtype", "float32", "--check")["equal"] is True
+
+
+def test_a_translator_trains_where_its_config_names_no_first_token(console: Console, config: Any) -> None:
+    fields = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    facts = captured(console, config(fields), "--phase", "train", "--context", "8")
+    assert {"forward", "backward", "optimizer"} <= {peak["phase"] for peak in facts["peaks"]}
 
 
 def test_an_image_model_does_not_decode(console: Console, config: Any) -> None:

@@ -20,7 +20,7 @@ from opreplay.traces.errors import InternalError, UsageError
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-    from opreplay.replay.ops.work.amounts import Contents
+    from opreplay.replay.ops.work.contents import Contents
     from opreplay.replay.results.records import L2State, Simulated
 
 

@@ -31,7 +31,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import HALF, Confidence, KernelCall, KernelPrediction, State, TensorSpec
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import By, L2State, Simulated
 from opreplay.traces.errors import OpReplayError, internal_error
 from opreplay.traces.model import MOST_ELEMENTS

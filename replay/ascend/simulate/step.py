@@ -18,7 +18,7 @@ from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import L2State, Simulated
 
 

@@ -21,7 +21,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp
 from opreplay.replay.ir.sizes import extent, itemsize
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.plan.step.linking import Linked, Source, Value, linked_step, results_of, tensors_of
 
 HeldByOp = dict[str, tuple[Held, ...]]

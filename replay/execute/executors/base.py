@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from opreplay.initializers.amounts import Work
 from opreplay.replay.execute.executors.clocks import Clock
 from opreplay.replay.ir.model import Assumption, RecordedKernel, ReplayOp
 from opreplay.replay.ir.verdicts import ValueCheck
-from opreplay.replay.ops.work.amounts import Work
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.records import Filling
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from opreplay.initializers.amounts import Work
 from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.execute.executors.clocks import Gauge
 from opreplay.replay.execute.executors.sequence_tools import Filled, ResolvedOp, SequenceParts
@@ -27,7 +28,6 @@ from opreplay.replay.host.interruptions import Interruptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import ValueCheck
-from opreplay.replay.ops.work.amounts import Work
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.records import Filling
 from opreplay.traces.model import TensorMeta

@@ -296,3 +296,50 @@ def flash_attention_backward_packed(values: Values) -> tuple[Tensor, ...]:
         columns.append(attention_gradients(values, parts, values["out"][a:b], values["softmax_lse"][:, a:b]))
     shares, *grads = zip(*columns, strict=True)
     return torch.cat(shares, -1), *(torch.cat(part) for part in grads)
+
+
+@formula("npu::npu_attention_update", "([f32[8], f32[8]], [f32[8,16], f32[8,16]], 1)")
+def npu_attention_update(values: Values) -> tuple[Tensor, Tensor]:
+    """Parts of an attention, each weighed by its share of the sum of powers."""
+    covers(values["update_type"] == 1 and len(values["lse"]), "parts, with the total")
+    total = values["lse"][0].double()
+    out = values["local_out"][0].double()
+    for lse, part in zip(values["lse"][1:], values["local_out"][1:], strict=True):
+        both = torch.logaddexp(total, lse.double())
+        covers(bool(both.isfinite().all()), "sums that are numbers")
+        out = out * (total - both).exp().unsqueeze(-1) + part.double() * (lse.double() - both).exp().unsqueeze(-1)
+        total = both
+    return out.to(values["local_out"][0].dtype), total.float()
+
+
+@formula("flash_attn_3::fwd_combine", "(f32[3,2,8,4,16], f32[3,2,8,4])")
+def fwd_combine(values: Values) -> tuple[Tensor, ...]:
+    covers(values.get("out") is None and len(values["lse_partial"]), "parts into a new result")
+    sums = values["lse_partial"].double()
+    covers(bool(sums.isfinite().all()), "sums that are numbers")
+    shares = torch.softmax(sums, 0)
+    out = torch.einsum("s...,s...d->...d", shares, values["out_partial"].double())
+    total = (sums.amax(0).exp() * (sums - sums.amax(0)).exp().sum(0)).log()
+    return out.to(values.get("out_dtype") or values["out_partial"].dtype), total.float()
+
+
+@formula(
+    "npu::npu_ring_attention_update",
+    "f32[8,2,64], f32[2,4,8,8], f32[2,4,8,8], f32[8,2,64], f32[2,4,8,8], f32[2,4,8,8]",
+)
+def npu_ring_attention_update(values: Values) -> tuple[Tensor, Tensor, Tensor]:
+    """Two parts in layout SBH, with the maxima and sums [B, N, S, 8] of their softmax."""
+    covers(values.get("input_layout", "SBH") == "SBH" and values.get("actual_seq_qlen") is None, "layout SBH")
+    parts = ("prev", "cur")
+    tops = [values[f"{part}_softmax_max"].double() for part in parts]
+    top = torch.maximum(*tops)
+    factors = [(each - top).exp() for each in tops]
+    sums = [values[f"{part}_softmax_sum"].double() * by for part, by in zip(parts, factors, strict=True)]
+    total = sums[0] + sums[1]
+    covers(bool((total.abs() > 1e-3).all()), "sums that are not nearly zero")
+    merged = torch.zeros_like(values["prev_attn_out"], dtype=torch.float64)
+    for part, share in zip(parts, sums, strict=True):
+        rows = values[f"{part}_attn_out"].double()
+        heads = rows.reshape(*rows.shape[:2], share.shape[1], -1)
+        merged += torch.einsum("sbnd,bns->sbnd", heads, (share / total)[..., 0]).reshape(rows.shape)
+    return merged.to(values["prev_attn_out"].dtype), top.float(), total.float()

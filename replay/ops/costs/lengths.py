@@ -13,7 +13,7 @@ from opreplay.initializers.draws import argument_names as names
 from opreplay.replay.ops.op_view import OpView
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import role_of
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import TensorMeta
 

@@ -7,6 +7,7 @@ Packed ids are slot << 24 | token with filler topk << 24 | T. Pre-shuffled weigh
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
@@ -55,7 +56,7 @@ def moe_sorting_fwd(
     order, owners, total = align(ids, experts, unit_size, filler, length)
     real = order < filler
     packed = torch.where(real, (order % topk) << TOKEN_BITS | order // topk, (topk << TOKEN_BITS) | tokens)
-    weights = topk_weights.flatten().float()[order.clamp(max=filler - 1)].masked_fill(~real, 0.0)
+    weights = F.pad(topk_weights.flatten().float(), (0, 1))[order]
     sorted_token_ids.copy_(packed[: sorted_token_ids.numel()])
     sorted_weights.copy_(weights[: sorted_weights.numel()])
     sorted_expert_ids.copy_(owners[: sorted_expert_ids.numel()])

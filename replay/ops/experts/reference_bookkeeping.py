@@ -35,7 +35,6 @@ def _scale_offsets(number: Tensor, target: Tensor | None, multiple: int = 128) -
 
 @stands_for(
     "_C::get_cutlass_moe_mm_data",
-    "sgl_kernel::get_cutlass_w4a8_moe_mm_data",
     "sgl_kernel::prepare_moe_input",
     writes=(
         "expert_offsets",
@@ -74,6 +73,25 @@ def moe_mm_data(
     input_permutation.copy_((order // topk_ids.shape[1]).reshape(input_permutation.shape))
     place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
     output_permutation.copy_(place.reshape(output_permutation.shape))
+
+
+@stands_for("sgl_kernel::get_cutlass_w4a8_moe_mm_data")
+def w4a8_moe_mm_data(
+    topk_ids: Tensor,
+    expert_offsets: Tensor,
+    problem_sizes1: Tensor,
+    problem_sizes2: Tensor,
+    input_permutation: Tensor,
+    output_permutation: Tensor,
+    num_experts: int,
+    n: int,
+    k: int,
+) -> None:
+    """As moe_mm_data with sizes (2n, m, k) and (k, m, n): that kernel multiplies weights by activations."""
+    both = problem_sizes1, problem_sizes2
+    moe_mm_data(topk_ids, expert_offsets, *both, input_permutation, output_permutation, num_experts, n, k)
+    for sizes in both:
+        sizes.copy_(sizes[:, [1, 0, 2]])
 
 
 @stands_for("_C::get_cutlass_moe_mm_problem_sizes")

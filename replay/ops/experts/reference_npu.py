@@ -182,7 +182,7 @@ def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expe
 
 def _fake_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None) -> tuple[Tensor, Tensor]:
     rows = num_out_tokens if num_out_tokens and num_out_tokens > 0 else indices.numel()
-    return tokens.new_empty((rows, tokens.shape[1])), tokens.new_empty((indices.numel(),), dtype=torch.int32)
+    return tokens.new_empty((rows, *tokens.shape[1:])), tokens.new_empty((indices.numel(),), dtype=torch.int32)
 
 
 @stands_for("npu::npu_moe_token_permute", fake=_fake_permute)

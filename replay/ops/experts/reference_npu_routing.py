@@ -32,12 +32,12 @@ def _fake_re_routing(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows = tokens.shape[0]
     scales = (
-        torch.empty_like(per_token_scales)
+        per_token_scales.new_empty(per_token_scales.shape)
         if per_token_scales is not None
         else tokens.new_empty((rows,), dtype=torch.float32)
     )
     return (
-        torch.empty_like(tokens),
+        tokens.new_empty(tokens.shape),
         scales,
         tokens.new_empty((rows,), dtype=torch.int32),
         expert_token_num_per_rank.new_empty((expert_token_num_per_rank.shape[1],)),

@@ -185,15 +185,14 @@ def moe_unpermute(
 def rocm_aiter_topk_softmax(
     topk_weights: Tensor,
     topk_indices: Tensor,
-    token_expert_indices: Tensor,
     gating_output: Tensor,
     renormalize: bool,
     num_shared_experts: int = 0,
 ) -> None:
-    """As `_moe_C::topk_softmax`; raises ValueError for shared experts behind the routed ones."""
+    """As `aiter::topk_softmax`, which leaves token_expert_indices; raises ValueError for shared experts."""
     if num_shared_experts:
         raise ValueError("topk_softmax with shared experts is not implemented")
-    topk_softmax(topk_weights, topk_indices, token_expert_indices, gating_output, renormalize)
+    write_choice(torch.softmax(gating_output.float(), -1), topk_weights, topk_indices, renormalize=renormalize)
 
 
 @stands_for("vllm::rocm_aiter_grouped_topk")

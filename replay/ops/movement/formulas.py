@@ -39,7 +39,11 @@ def npu_confusion_transpose_backward(values: Values) -> Tensor:
     """`shape` is that of the input."""
     grad, order, shape = values["grad"], values["perm"], values["shape"]
     covers(values["transpose_first"] and grad.numel() == math.prod(shape), "dimensions put in order first")
-    return gradients(lambda x: x.permute(order).reshape(grad.shape), [grad.new_zeros(shape)], grad)[0]
+
+    def forward(x: Tensor) -> Tensor:
+        return x.permute(order).reshape(grad.shape)
+
+    return gradients(forward, [grad.new_zeros(shape)], grad)[0]
 
 
 @formula("npu::npu_slice", "(f32[8,16], [1,2], [4,8])")
@@ -103,7 +107,11 @@ def npu_index_add(values: Values) -> Tensor:
 @formula("npu::npu_gather_backward", "(f32[8,5], [8,16], 1, i64[8,5], False)")
 def npu_gather_backward(values: Values) -> Tensor:
     empty = values["grad"].new_zeros(values["self_size"])
-    return gradients(lambda x: x.gather(values["dim"], values["index"]), [empty], values["grad"])[0]
+
+    def forward(x: Tensor) -> Tensor:
+        return x.gather(values["dim"], values["index"])
+
+    return gradients(forward, [empty], values["grad"])[0]
 
 
 @formula("npu::npu_gather_sparse_index", "(f32[16,8], i64[5])")
@@ -230,3 +238,26 @@ def npu_view_copy(values: Values) -> Tensor:
 def npu_format_cast(values: Values) -> Tensor:
     """The same numbers: torch sees no private format."""
     return values["self"] * 1
+
+
+@formula("npu::npu_scatter_list npu::npu_scatter_list_", "([f32[4,8,16], f32[4,8,16]], i64[2], f32[2,4,2,16])")
+def npu_scatter_list(values: Values) -> list[Tensor]:
+    """Rows of updates [n, ..] written into the n tensors, from each one's own place on."""
+    covers(values.get("mask") is None and values.get("axis", -2) == -2 and values["indices"].dim() == 1, "rows of all")
+    results: list[Tensor] = []
+    for target, start, rows in zip(values["self"], numbers(values["indices"]), values["updates"], strict=True):
+        covers(start >= 0 and start + rows.shape[-2] <= target.shape[-2], "places that are there")
+        changed = target.clone()
+        changed[..., start : start + rows.shape[-2], :] = rows
+        results.append(changed)
+    return results
+
+
+@formula("npu::npu_gather_sparse_index_backward", "(f32[4,3,16], [8,16], i64[4,3])")
+def npu_gather_sparse_index_backward(values: Values) -> Tensor:
+    """Each row of the gradient added where its index points."""
+    grad, index = values["grad"].double(), values["index"]
+    covers(bool(((index >= 0) & (index < values["self_sizes"][0])).all()), "rows that are there")
+    points = torch.zeros(index.numel(), values["self_sizes"][0], dtype=torch.float64)
+    points[torch.arange(index.numel()), index.flatten().long()] = 1
+    return (points.mT @ grad.reshape(index.numel(), -1)).reshape(values["self_sizes"]).to(values["grad"].dtype)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, of
+from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, of
+from opreplay.replay.ops.quantisation.formulas import quantised_groups, token_int8
 
 
 @formula(
@@ -263,10 +264,11 @@ def scaled_mm_dq(values: Values) -> Tensor:
 )
 def scaled_mm_azp(values: Values) -> Tensor:
     covers(values["a"].dim() == 2, "matrices")
-    covers(values["azp"] is not None and values["bias"] is not None, "a zero for each row, and a bias")
-    shift = values["azp"].double().reshape(-1, 1) * values["azp_adj"].double().reshape(1, -1)
+    zeros, bias = values["azp"], values["bias"]
+    covers(all(part is not None for part in (zeros, bias)), "a zero for each row, and a bias")
+    shift = zeros.double().reshape(-1, 1) * values["azp_adj"].double().reshape(1, -1)
     product = (values["a"].double() @ values["b"].double() - shift) * values["a_scales"] * values["b_scales"]
-    return (product + values["bias"].double()).to(values["out"].dtype)
+    return (product + bias.double()).to(values["out"].dtype)
 
 
 def adapted(x: Tensor, weights: Tensor, adapters: Tensor) -> tuple[Tensor, Tensor]:
@@ -362,3 +364,391 @@ def npu_transposed_bmm(values: Values) -> Tensor:
     covers(values.get("perm_x1") == values.get("perm_y") == [1, 0, 2], "rows first")
     covers(values.get("batch_split_factor", 1) == 1, "one part")
     return torch.einsum("mbk,bkn->mbn", values["input"].double(), values["weight"].double()).to(values["input"].dtype)
+
+
+@formula("aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16", "(bf16[24,16], bf16[4,16], bf16[4,24], 4, 304)")
+@formula("aiter::LLMM1", "(bf16[24,16], bf16[1,16], bf16[1,24], 4)")
+def skinny(values: Values) -> Tensor:
+    return torch.einsum("nk,mk->nm", values["in_b"].double(), values["in_a"].double()).to(values["out_c"].dtype)
+
+
+@formula("aiter::wvSplitKQ", "(f8e4m3[24,16], f8e4m3[4,16], bf16[4,24], f32[1], f32[1], 304)")
+@formula("_rocm_C::wvSplitKQ", "(f8e4m3[24,16], f8e4m3[4,16], None, bf16[4,24], f32[1], f32[1], 304)")
+def skinny_fp8(values: Values) -> Tensor:
+    covers(values["scale_a"].numel() == values["scale_b"].numel() == 1, "one scale each")
+    product = values["in_b"].double() @ values["in_a"].double().mT
+    product = product * values["scale_a"].double() * values["scale_b"].double()
+    bias = values.get("in_bias")
+    return (product if bias is None else product + bias.double()).to(values["out_c"].dtype)
+
+
+@formula("aiter::rocb_mm", "(f32[8,16], f32[16,24], 0)")
+def rocb_mm(values: Values) -> Tensor:
+    return torch.einsum("mk,kn->mn", values["arg0"], values["arg1"])
+
+
+@formula("aiter::hipb_mm", "(f32[8,16], f32[16,24], 0, f32[24])")
+def hipb_mm(values: Values) -> Tensor:
+    covers(all(values.get(name) is None for name in ("scaleA", "scaleB", "scaleOut")), "no scales")
+    covers(values["mat1"].dtype.itemsize > 1 and not values.get("use_gelu"), "the plain form")
+    product = values["mat1"].double() @ values["mat2"].double()
+    bias = values.get("bias")
+    return (product if bias is None else product + bias.double()).to(values.get("out_dtype") or values["mat1"].dtype)
+
+
+@formula("aiter::batched_gemm_a8w8", "(i8[2,8,16], i8[2,24,16], f32[2,8,1], f32[2,1,24], bf16[2,8,24])")
+def batched_a8w8(values: Values) -> tuple[Tensor, Tensor]:
+    covers(values.get("bias") is None, "no bias")
+    covers(values["x_scale"].dim() == values["w_scale"].dim() == 3, "scales of rows and columns")
+    product = torch.einsum("bmk,bnk->bmn", values["XQ"].double(), values["WQ"].double())
+    product = (product * values["x_scale"] * values["w_scale"]).to(values["out"].dtype)
+    return product, product
+
+
+@formula("aiter::gemm_a8w8_asm", "(i8[8,16], i8[24,16], f32[8,1], f32[24,1], bf16[8,24], 'kernel', None)")
+@formula(
+    "aiter::gemm_a8w8_blockscale_bpreshuffle_asm",
+    "(f8e4m3[8,256], f8e4m3[256,256], bf16[8,256], f32[8,2], f32[2,2])",
+)
+def asm_returned(values: Values) -> tuple[Tensor, Tensor]:
+    product = scaled(values, of(values, "Out", "out").dtype)
+    return product, product
+
+
+@formula(
+    "aiter::_gemm_a8w8_blockscale_bpreshuffle_asm",
+    "(f8e4m3[8,256], f8e4m3[256,256], bf16[8,256], f32[8,2], f32[2,2])",
+)
+def asm_written(values: Values) -> Tensor:
+    return scaled(values, values["out"].dtype)
+
+
+@formula("aiter::deepgemm_ck", "(f8e4m3[2,8,256], f8e4m3[2,256,256], bf16[2,8,256], i32[2], f32[2,8,2], f32[2,2,2])")
+def masked_groups(values: Values) -> tuple[Tensor, Tensor]:
+    """The first rows of each group; others are left as they are."""
+    covers(values.get("x_scale") is not None and values.get("w_scale") is not None, "scales")
+    y = values["Y"].clone()
+    for group, count in enumerate(numbers(values["group_layout"].flatten())):
+        covers(0 <= count <= y.shape[1], "rows that are there")
+        if count:
+            rows = rescaled(values["XQ"][group], values["x_scale"][group].reshape(y.shape[1], -1))
+            weight = rescaled(values["WQ"][group], values["w_scale"][group])
+            y[group, :count] = (rows @ weight.mT)[:count].to(y.dtype)
+    return y, y
+
+
+@formula("sgl_kernel::bmm_fp8", "(f8e4m3[2,8,16], f8e4m3[2,16,24], bf16[2,8,24], f32[1], f32[1], u8[1024], 0)")
+def sgl_bmm_fp8(values: Values) -> Tensor:
+    product = torch.einsum("bmk,bkn->bmn", values["A"].double(), values["B"].double())
+    return (product * values["A_scale"].double() * values["B_scale"].double()).to(values["D"].dtype)
+
+
+@formula(
+    "sgl_kernel::fp8_blockwise_scaled_mm",
+    "(f8e4m3[8,256], f8e4m3[256,256]{1,256}, f32[8,2], f32[2,2], torch.bfloat16)",
+)
+@formula("sglang::fp8_blockwise_scaled_mm", "(bf16[8,256], f8e4m3[8,256], f8e4m3[256,256]{1,256}, f32[8,2], f32[2,2])")
+def blockwise_mm(values: Values) -> Tensor:
+    covers(values["mat_a"].numel() and values["scales_a"].dim() == values["scales_b"].dim() == 2, "scales by block")
+    product = rescaled(values["mat_a"], values["scales_a"]) @ rescaled(values["mat_b"], values["scales_b"])
+    return product.to(values["out_dtype"] if "out_dtype" in values else values["out"].dtype)
+
+
+@formula(
+    "sglang::flashinfer_gemm_fp8_nt_groupwise",
+    "(f8e4m3[8,256], f8e4m3[384,256], f32[8,2], f32[3,2], torch.bfloat16)",
+)
+def groupwise(values: Values) -> Tensor:
+    covers(values["x_scale"].dim() == values["weight_scale"].dim() == 2, "scales by block")
+    x, weight = rescaled(values["q_input"], values["x_scale"]), rescaled(values["weight"], values["weight_scale"])
+    return (x @ weight.mT).to(values["out_dtype"])
+
+
+@formula("vllm::apply_w8a8_block_fp8_linear", "(bf16[8,256], f8e4m3[384,256], [128,128], f32[3,2])")
+@formula("vllm::flashinfer_fp8_blockscale_gemm", "(bf16[8,256], f8e4m3[384,256], f32[3,2])")
+@formula("vllm::dynamic_flashinfer_deepgemm_blockscale_gemm", "(bf16[8,256], f8e4m3[384,256], f32[3,2], 128, False)")
+def blockwise_linear(values: Values) -> Tensor:
+    covers(values.get("input_scale") is None and not values.get("use_deep_gemm_e8m0"), "the plain form")
+    covers(values.get("block_size", [128, 128]) == [128, 128] and values.get("group_size", 128) == 128, "blocks of 128")
+    x, weight = values["input"], values["weight"]
+    covers(weight.dtype is torch.float8_e4m3fn, "float8 e4m3fn")
+    data, scale = quantised_groups(x.flatten(0, -2), 128, weight.dtype)
+    product = rescaled(data, scale) @ rescaled(weight, values["weight_scale"]).mT
+    product = product if values.get("bias") is None else product + values["bias"].double()
+    return product.reshape(*x.shape[:-1], len(weight)).to(x.dtype)
+
+
+@formula(
+    "vllm::rocm_per_tensor_w8a8_scaled_mm_impl",
+    "(f8e4m3[8,16], f8e4m3[16,24]{1,16}, torch.bfloat16, f32[1], f32[1], bf16[24])",
+)
+def rocm_per_tensor(values: Values) -> Tensor:
+    covers(values["scale_a"].numel() == values["scale_b"].numel() == 1, "one scale each")
+    product = values["qinput"].double() @ values["weight"].double()
+    product = product * values["scale_a"].double() * values["scale_b"].double()
+    return (product + values["bias"].double()).to(values["out_dtype"])
+
+
+@formula("_C::allspark_w8a16_gemm", "(bf16[8,16], u8[16,24], bf16[24], None, 24, -1, 108, 80, 1024, False, False)")
+def allspark(values: Values) -> Tensor:
+    covers(not values["has_zp"] and not values["n32k16_reorder"], "weights in order, around 128")
+    weight, scales = values["b_qweight"], values["b_scales"]
+    covers(weight.dtype is torch.uint8 and weight.shape == (values["a"].shape[-1], values["n"]), "a weight [K, N]")
+    return (values["a"].double() @ ((weight.double() - 128) * scales.double().reshape(1, -1))).to(values["a"].dtype)
+
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The column of each four bits of a word, from the lowest."""
+
+
+def awq_numbers(words: Tensor) -> Tensor:
+    """Numbers 0 to 15 of [rows, columns / 8] words."""
+    columns = torch.empty((*words.shape, 8), dtype=torch.float64)
+    for place, column in enumerate(AWQ_ORDER):
+        columns[..., column] = (words.long() // 16**place % 16).double()
+    return columns.flatten(-2)
+
+
+@formula("_C::awq_dequantize", "(i32[64,4], f16[2,32], i32[2,4], 0, 0, 0)")
+@formula("sgl_kernel::awq_dequantize", "(i32[64,4], f16[2,32], i32[2,4])")
+def awq_weight(values: Values) -> Tensor:
+    words, zeros = of(values, "_kernel", "qweight"), of(values, "_zeros", "qzeros")
+    scales = of(values, "_scaling_factors", "scales")
+    covers(len(scales) and len(words) % len(scales) == 0, "whole groups")
+    group = len(words) // len(scales)
+    shifted = awq_numbers(words) - awq_numbers(zeros).repeat_interleave(group, 0)
+    return (shifted * scales.double().repeat_interleave(group, 0)).to(scales.dtype)
+
+
+@formula("_C::awq_gemm", "(f16[8,64], i32[64,4], f16[2,32], i32[2,4], 8)")
+def awq_gemm(values: Values) -> Tensor:
+    return (values["_in_feats"].double() @ awq_weight(values).double()).to(values["_in_feats"].dtype)
+
+
+@formula("fbgemm::f8f8bf16 fbgemm::f8f8bf16_v2", "(f8e4m3[8,16], f8e4m3[24,16], f32[1])")
+def f8f8bf16(values: Values) -> Tensor:
+    return (values["XQ"].double() @ values["WQ"].double().mT * values["scale"]).bfloat16()
+
+
+@formula("fbgemm::f8f8bf16_blockwise", "(f8e4m3[128,256], f8e4m3[256,256], f32[1,2], f32[2,2])")
+def f8f8bf16_blockwise(values: Values) -> Tensor:
+    covers(all(values.get(f"block_{name}", 128) == 128 for name in "mnk"), "blocks of 128")
+    return (rescaled(values["XQ"], values["x_scale"]) @ rescaled(values["WQ"], values["w_scale"]).mT).bfloat16()
+
+
+def rows_of(values: Values) -> tuple[Tensor, Tensor]:
+    """The operands of a product of groups in float64, times their scales."""
+    if "XQ" not in values:
+        return values["X"].double(), values["W"].double()
+    x, weight = values["XQ"].double(), values["WQ"].double()
+    return x * values["x_scale"].unsqueeze(-1), weight * values["w_scale"].unsqueeze(-1)
+
+
+@formula("fbgemm::bf16bf16bf16_grouped_dynamic", "(bf16[2,8,16], bf16[2,24,16], i64[2])")
+@formula(
+    "fbgemm::f8f8bf16_rowwise_grouped_dynamic", "(f8e4m3[2,8,16], f8e4m3[2,24,16], f32[2,8], f32[2,24], i64[2], True)"
+)
+def grouped_dynamic(values: Values) -> Tensor:
+    """Zeros behind the rows of a group."""
+    covers(values.get("zeroing_output_tensor", True), "zeros behind the rows")
+    x, weight = rows_of(values)
+    counts = values["zero_start_index_M"]
+    covers(bool(((counts >= 0) & (counts <= x.shape[1])).all()), "rows that are there")
+    real = torch.arange(x.shape[1]) < counts.unsqueeze(1)
+    return (torch.einsum("gmk,gnk->gmn", x, weight) * real.unsqueeze(-1)).bfloat16()
+
+
+@formula("fbgemm::bf16bf16bf16_grouped_stacked", "(bf16[12,16], bf16[2,24,16], i64[2])")
+@formula("fbgemm::f8f8bf16_rowwise_grouped_stacked", "(f8e4m3[12,16], f8e4m3[2,24,16], f32[12], f32[2,24], i64[2])")
+def grouped_stacked(values: Values) -> Tensor:
+    covers(values.get("out") is None, "a new result")
+    x, weight = rows_of(values)
+    counts = numbers(values["M_sizes"])
+    covers(len(counts) == len(weight) and min(counts, default=-1) >= 0 and sum(counts) <= len(x), "rows that are there")
+    groups = [group for group, count in enumerate(counts) for _ in range(count)]
+    product = x.new_zeros((len(x), weight.shape[1]))
+    product[: len(groups)] = torch.einsum("mk,mnk->mn", x[: len(groups)], weight[groups])
+    return product.bfloat16()
+
+
+@formula(
+    "fbgemm::f8f8bf16_rowwise_grouped_cat",
+    "([f8e4m3[8,16], f8e4m3[4,16]], [f8e4m3[24,16], f8e4m3[24,16]], [f32[8], f32[4]], [f32[24], f32[24]])",
+)
+def grouped_cat_fp8(values: Values) -> Tensor:
+    names = ("XQ", "WQ", "x_scale", "w_scale")
+    columns = [values[name] for name in names]
+    parts = [rows_of(dict(zip(names, part, strict=True))) for part in zip(*columns, strict=True)]
+    return torch.cat([x @ weight.mT for x, weight in parts]).bfloat16()
+
+
+@formula("npu::npu_quant_matmul", "(i8[8,16], i8[16,24], f32[24], pertoken_scale=f32[8], output_dtype=torch.bfloat16)")
+def npu_quant_matmul(values: Values) -> Tensor:
+    covers(values["x1"].dtype is values["x2"].dtype is torch.int8, "whole numbers of 8 bits")
+    covers(values["scale"].is_floating_point() and values.get("offset") is None, "scales that are numbers")
+    dtype = values.get("output_dtype")
+    covers(dtype in (torch.bfloat16, torch.float16, torch.float32), "numbers with a fraction")
+    product, bias = values["x1"].double() @ values["x2"].double(), values.get("bias")
+    whole = bias is not None and not bias.is_floating_point()
+    product = (product + bias if whole else product) * values["scale"].double()
+    if values.get("pertoken_scale") is not None:
+        product = product * values["pertoken_scale"].double().unsqueeze(-1)
+    return (product if whole or bias is None else product + bias.double()).to(dtype)
+
+
+@formula("npu::npu_quant_matmul_dequant", "(f16[8,16], i8[24,16], f32[24])")
+def npu_quant_matmul_dequant(values: Values) -> Tensor:
+    names = ("x_scale", "x_offset", "smooth_scale")
+    covers(values.get("quant_mode", "pertoken") == "pertoken", "a scale for each row")
+    covers(all(values.get(name) is None for name in names), "a scale for each row")
+    covers(values["weight_scale"].is_floating_point() and values["x"].dim() == 2, "scales that are numbers")
+    data, scale = token_int8(values["x"])
+    product = data.double() @ values["quantized_weight"].double().mT * scale * values["weight_scale"].double()
+    bias = values.get("bias")
+    return (product if bias is None else product + bias.double()).to(values["x"].dtype)
+
+
+@formula("npu::npu_weight_quant_batchmatmul", "(bf16[8,64], i8[64,24], bf16[2,24], bf16[2,24], None, None, None, 32)")
+def npu_weight_quant(values: Values) -> Tensor:
+    x, weight, scale = values["x"], values["weight"], values["antiquant_scale"]
+    covers(weight.dtype is torch.int8 and values.get("quant_scale") is None and scale.dim() in (1, 2), "8 bits")
+    covers(scale.dim() == 1 or (scale.shape[1] == weight.shape[1] and len(weight) % len(scale) == 0), "whole groups")
+    offset, bias = values.get("antiquant_offset"), values.get("bias")
+    shifted = weight.double() if offset is None else weight.double() + by_input(offset, len(weight))
+    product = x.double() @ (shifted * by_input(scale, len(weight))).to(x.dtype).double()
+    return (product if bias is None else product + bias.double()).to(x.dtype)
+
+
+def by_input(scales: Tensor, count: int) -> Tensor:
+    """One row of [N] or [groups, N] for each of `count` inputs."""
+    rows = scales.double().reshape(-1, scales.shape[-1])
+    return rows.repeat_interleave(count // len(rows), 0)
+
+
+@formula("npu::npu_convert_weight_to_int4pack", "(i32[16,64], 0)")
+def npu_int4pack(values: Values) -> Tensor:
+    """Eight numbers of four bits a word, the first in the lowest bits."""
+    weight = values["weight"].long()
+    covers(weight.dim() == 2 and weight.shape[1] % 8 == 0 and values["weight"].dtype is torch.int32, "whole words")
+    words = torch.stack([weight[:, place::8] % 16 * 16**place for place in range(8)]).sum(0)
+    return ((words + 2**31) % 2**32 - 2**31).to(torch.int32)
+
+
+def adapters_of(lengths: Tensor, indices: Tensor, tokens: int) -> Tensor:
+    """The adapter of each token, whose sequences follow each other; −1 behind the last one."""
+    counts = numbers(lengths)
+    covers(min(counts, default=0) >= 0 and sum(counts) <= tokens and len(indices) >= len(counts), "sequences of tokens")
+    which = torch.full((tokens,), -1)
+    which[: sum(counts)] = indices[: len(counts)].long().repeat_interleave(lengths.long())
+    return which
+
+
+SEQUENCES = "i64[2], i64[2]"
+
+
+@formula("_C_ascend::sgmv_shrink npu::sgmv_shrink", f"(f32[8,16], f32[3,4,16], {SEQUENCES}, f32[8,4], 0.5)")
+def ascend_sgmv_shrink(values: Values) -> Tensor:
+    which = adapters_of(values["seq_len"], values["lora_indices"], len(values["x"]))
+    return ascend_bgmv_shrink({**values, "indices": which})
+
+
+@formula("_C_ascend::sgmv_expand npu::sgmv_expand", f"(f32[8,4], f32[3,16,4], {SEQUENCES}, f32[8,32], 16, 16)")
+def ascend_sgmv_expand(values: Values) -> tuple[Tensor, Tensor]:
+    which = adapters_of(values["seq_len"], values["lora_indices"], len(values["x"]))
+    return ascend_bgmv_expand({**values, "indices": which})
+
+
+def adapters_by_start(values: Values, tokens: int) -> Tensor:
+    starts, lengths = values["b_seq_start_loc"].long(), values["seq_len_tensor"].long()
+    covers(torch.equal(starts, lengths.cumsum(0) - lengths), "sequences that follow each other")
+    return adapters_of(lengths, values["lora_indices_tensor"], tokens)
+
+
+def shrunk(values: Values, which: Tensor, empty: Tensor) -> Tensor:
+    """Each slice's product of inputs [T, H]; what tokens without an adapter have in `empty`."""
+    weights = values["lora_a_weights"]
+    covers(len(weights) == len(empty) and not isinstance(weights, Tensor), "a result for each slice")
+    given = {"inputs": values["inputs"], "lora_indices_tensor": which, "scaling": values["scaling"]}
+    slices = zip(weights, empty, strict=True)
+    return torch.stack([bgmv_shrink({**given, "lora_a_weights": a, "output_tensor": y}) for a, y in slices])
+
+
+def expanded(values: Values, which: Tensor) -> Tensor:
+    """Products of slices [S, T, rank] beside each other, from a first column on."""
+    y, start = values["output_tensor"], values.get("offset_start", 0)
+    for x, weight in zip(values["inputs"], values["lora_b_weights"], strict=True):
+        given = {"inputs": x, "lora_b_weights": weight, "lora_indices_tensor": which, "output_tensor": y}
+        y = bgmv_expand({**given, "slice_offset": start, "add_inputs": values.get("add_inputs", False)})
+        start += weight.shape[-2]
+    return y
+
+
+TOKENS = "i64[2], i64[2], i64[2], 2, 4, 8"
+
+
+@formula("vllm::sgmv_shrink", f"(f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {TOKENS}, 0.5)")
+def sgmv_shrink(values: Values) -> Tensor:
+    return shrunk(values, adapters_by_start(values, len(values["inputs"])), values["output_tensor"])
+
+
+@formula("vllm::sgmv_expand", f"(f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {TOKENS}, 8, True)")
+def sgmv_expand(values: Values) -> Tensor:
+    covers(not isinstance(values["lora_b_weights"], Tensor), "slices")
+    return expanded(values, adapters_by_start(values, values["inputs"].shape[1]))
+
+
+@formula("vllm::sgmv_expand_slice", f"(f32[8,4], f32[3,16,4], f32[8,32], {TOKENS}, 16, 16, True)")
+def sgmv_expand_slice(values: Values) -> Tensor:
+    which = adapters_by_start(values, len(values["inputs"]))
+    return bgmv_expand({"add_inputs": False, **values, "lora_indices_tensor": which})
+
+
+MAPPING = "i32[8], i32[8], i32[4], i32[5], i32[4]"
+
+
+@formula(
+    "vllm::lora_shrink",
+    f"(f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {MAPPING}, bool[1], i32[1], 0.5)",
+)
+@formula("vllm::v1_shrink", f"(f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {MAPPING}, 0.5)")
+def lora_shrink(values: Values) -> Tensor:
+    covers_adapters(values)
+    return shrunk(values, values["token_lora_mapping"], torch.zeros_like(values["output_tensor"]))
+
+
+@formula(
+    "vllm::lora_expand",
+    f"(f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {MAPPING}, bool[1], i32[1], 8, True)",
+)
+@formula("vllm::v1_expand", f"(f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {MAPPING}, 8, True)")
+def lora_expand(values: Values) -> Tensor:
+    covers_adapters(values)
+    return expanded(values, values["token_lora_mapping"])
+
+
+def covers_adapters(values: Values) -> None:
+    """vLLM starts no kernel where its flag says that no token has an adapter."""
+    covers(bool((values["token_lora_mapping"] >= 0).any()), "tokens with an adapter")
+
+
+@formula("_punica_C::dispatch_bgmv", "(f32[8,24], f32[8,16], f32[3,2,24,16], i64[8], 1, 0.5)")
+@formula("_punica_C::dispatch_bgmv_low_level", "(f32[8,48], f32[8,16], f32[3,2,24,16], i64[8], 1, 0.5, 16, 24, 24)")
+def punica_bgmv(values: Values) -> Tensor:
+    y, weight, begin = values["y"].clone(), values["w"], values.get("y_offset", 0)
+    covers(0 <= values["layer_idx"] < weight.shape[1], "a layer")
+    covers((values.get("h_out", weight.shape[2]), values.get("h_in", weight.shape[3])) == weight.shape[2:], "all rows")
+    part = y[:, begin : begin + weight.shape[2]]
+    given = {"x": values["x"], "weight": weight[:, values["layer_idx"]], "indices": values["indicies"]}
+    part.copy_(ascend_bgmv_shrink({**given, "y": part, "scale": values["scale"]}))
+    return y
+
+
+@formula("npu::npu_ffn", "(f32[8,16], f32[16,32], f32[32,24], 'silu', bias1=f32[32], bias2=f32[24])")
+def npu_ffn(values: Values) -> Tensor:
+    covers(values["activation"] in ("silu", "relu") and values["weight1"].dim() == 2, "one expert")
+    others = set(values) - {"x", "weight1", "weight2", "activation", "bias1", "bias2", "inner_precise"}
+    covers(all(values[name] is None for name in others), "the plain form")
+    first, second = (0 if values.get(name) is None else values[name] for name in ("bias1", "bias2"))
+    inner = values["x"] @ values["weight1"] + first
+    inner = inner.clamp(min=0) if values["activation"] == "relu" else inner * torch.sigmoid(inner)
+    return inner @ values["weight2"] + second

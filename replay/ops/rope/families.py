@@ -12,11 +12,11 @@ family(
     "rope",
     "cache copy",
     """
-        _C_cache_ops::concat_and_cache_mla_rope_fused
-        _C_cache_ops::cp_fused_concat_and_cache_mla inputs=index role=cp_local_token_select_indices,kv_c,0
+        _C_cache_ops::concat_and_cache_mla_rope_fused role=rope_into_latent
+        _C_cache_ops::cp_fused_concat_and_cache_mla role=chosen_tokens
     """,
     cost=movement.cache_copy,
-    inputs="positions",
+    inputs="row_numbers",
 )
 family(
     "rope", "cache write", "npu::npu_scatter_pa_kv_cache_functional", cost=movement.cache_write, inputs="cache_slots"

@@ -9,7 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, gradients, numbers, of, split
+from opreplay.replay.ops.maths.formula import (
+    FP8,
+    Values,
+    covers,
+    epsilon,
+    formula,
+    gradients,
+    numbers,
+    of,
+    rms,
+    split,
+    wide,
+)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
@@ -201,7 +213,11 @@ def aiter_rope_of_two(values: Values) -> tuple[Tensor, ...]:
 def aiter_rope_backward(values: Values) -> Tensor:
     cos, sin = angles_of(values)
     grad = values["output_grads"]
-    return gradients(lambda x: turned_heads(x, cos, sin, values), [torch.zeros_like(grad)], grad)[0]
+
+    def forward(x: Tensor) -> Tensor:
+        return turned_heads(x, cos, sin, values)
+
+    return gradients(forward, [torch.zeros_like(grad)], grad)[0]
 
 
 @formula("sglang::rotary_embedding_with_key", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
@@ -314,3 +330,242 @@ def swap_blocks(values: Values) -> Tensor:
 )
 def set_kv_buffer(values: Values) -> tuple[Tensor, ...]:
     return store_cache({**values, "reserved_skip_index": None})
+
+
+def by_position(x: Tensor, values: Values, neox: bool, size: int | None = None) -> Tensor:
+    """`embedded` with the table and the positions of a call; heads of the last dim where no size is given."""
+    places, table = of(values, "positions", "pos_ids", "position_ids").flatten(), values["cos_sin_cache"]
+    covers(places.numel() and bool(((places >= 0) & (places < len(table))).all()), "positions in the table")
+    covers(values.get("rope_dim", 0) in (0, table.shape[-1]), "a table as wide as what is turned")
+    return embedded(x, places, table, size or x.shape[-1], neox=neox)
+
+
+HEADS = "(f32[8,4,16], f32[8,2,16], f32[8,4,16], f32[8,2,16], f32[32,16], i64[8]{})"
+BUFFERS = "f32[8,2,16], f32[64,2,16], f32[64,2,16], i64[8]"
+
+
+@formula("sgl_kernel::apply_rope_pos_ids_cos_sin_cache", HEADS.format(", False, False, None, None, None, None"))
+@formula("sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache", HEADS.format(f", {BUFFERS}, False"))
+@formula("sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache", HEADS.format(", False"))
+def rope_into(values: Values) -> tuple[Tensor, ...]:
+    neox = not values.get("interleave")
+    query, key = (by_position(values[name], values, neox) for name in ("q", "k"))
+    if values.get("k_buffer") is None:
+        return query, key
+    return query, key, *stored_pair(key, values["v"], values["k_buffer"], values["v_buffer"], values["kv_cache_loc"])
+
+
+def stored_pair(key: Tensor, value: Tensor, keys: Tensor, all_values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Caches [places, ..] with the keys and values of tokens."""
+    covers(bool(((places >= 0) & (places < len(keys))).all()), "places in the cache")
+    first, second = (
+        written(cache, places, rows.reshape(len(rows), *cache.shape[1:]))
+        for cache, rows in ((keys, key), (all_values, value))
+    )
+    return first, second
+
+
+@formula("sglang::apply_rope_inplace", "(f32[8,4,16], f32[8,2,16], f32[32,16], i64[8], is_neox=True)")
+def rope_inplace(values: Values) -> tuple[Tensor, ...]:
+    return tuple(by_position(values[name], values, values["is_neox"]) for name in ("q", "k"))
+
+
+@formula(
+    "sglang::apply_rope_inplace_with_kvcache",
+    "(f32[8,4,16], f32[8,2,16], f32[8,2,16], f32[64,2,16], f32[64,2,16], f32[32,16], i64[8], i64[8], is_neox=True)",
+)
+def rope_with_cache(values: Values) -> tuple[Tensor, ...]:
+    query, key = rope_inplace(values)
+    return query, key, *stored_pair(key, values["v"], values["k_cache"], values["v_cache"], values["out_loc"])
+
+
+@formula("vllm::rope_forward_triton", "(f32[8,4,16], f32[8,2,16], f32[8,8], f32[8,8])")
+def rope_of_angles(values: Values) -> tuple[Tensor, ...]:
+    cos, sin = (values[name].unsqueeze(1) for name in ("cos", "sin"))
+    count = 2 * cos.shape[-1]
+    covers(values.get("rope_dim", -1) in (-1, count) and cos.dim() == 3, "angles of all pairs")
+    neox = values.get("is_neox_style", True)
+    return tuple(
+        torch.cat([turned(x[..., :count], cos, sin, neox=neox).to(x.dtype), x[..., count:]], -1)
+        for x in (values["q"], values["k"])
+    )
+
+
+ANGLES = "(i64[8], f32[32,1,1,8], f32[32,1,1,8], f32[8,4,16], f32[8,2,16]{})"
+
+
+@formula("vllm::rocm_aiter_rotary_emb_with_key_forward_hip", ANGLES.format(", None, 0, False"))
+@formula("vllm::rocm_aiter_rotary_emb_with_key_forward_triton", ANGLES.format(", 1, False"))
+@formula(
+    "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
+    "(i64[8], f32[32,1,1,8], f32[32,1,1,8], f32[8,4,16], None, 0, False)",
+)
+def rocm_rotary(values: Values) -> tuple[Tensor, ...]:
+    cos, sin = angles_of({**values, "freqs": None, "positions": values["positions"].flatten()})
+    covers(not values.get("is_nope_first") and values["query"].dim() == 3, "angles of the front of heads")
+    neox, count = values.get("rotate_style", 0) == 0, 2 * cos.shape[-1]
+    return tuple(
+        torch.cat([turned(x[..., :count], cos, sin, neox=neox).to(x.dtype), x[..., count:]], -1)
+        for x in (values[name] for name in ("query", "key") if values.get(name) is not None)
+    )
+
+
+@formula("_C::batched_rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[64,16], True, 16, i64[8])")
+def batched_rotary(values: Values) -> tuple[Tensor, ...]:
+    moved = {**values, "positions": values["positions"].flatten() + values["cos_sin_cache_offsets"].flatten()}
+    parts = [values[name] for name in ("query", "key") if values.get(name) is not None]
+    return tuple(by_position(part, moved, values["is_neox"], values["head_size"]) for part in parts)
+
+
+@formula("npu::npu_mrope", "(i64[8], f32[8,64], f32[8,32], f32[32,16], 16)")
+@formula("vllm::npu_rotary_embedding", "(i64[8], f32[8,64], f32[8,32], f32[32,16], 16, 16, True)")
+def npu_embedded(values: Values) -> tuple[Tensor, ...]:
+    covers(not any(values.get("mrope_section") or ()) and values.get("offsets") is None, "positions of text")
+    neox = values.get("is_neox_style", values.get("rotary_mode", "half") == "half")
+    return tuple(by_position(values[name], values, neox, values["head_size"]) for name in ("query", "key"))
+
+
+def normed_heads(packed: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm of each head of [tokens, heads · size], in float32."""
+    return rms(split(wide(packed), -1, (-1, len(weight))), weight, eps).flatten(-2)
+
+
+def normed_and_turned(packed: Tensor, weights: tuple[Tensor, Tensor], values: Values, neox: bool) -> Tensor:
+    """qkv [tokens, heads · size] with its query and key heads normed and turned by their position."""
+    size = values["head_dim"]
+    ends = [values["num_heads_q"] * size, (values["num_heads_q"] + values["num_heads_k"]) * size]
+    covers(packed.dim() == 2 and ends[1] <= packed.shape[1], "heads that are there")
+    query, key, rest = packed[:, : ends[0]], packed[:, ends[0] : ends[1]], packed[:, ends[1] :]
+    parts = (
+        by_position(normed_heads(part, weight, values["eps"]), values, neox, size).to(packed.dtype)
+        for part, weight in zip((query, key), weights, strict=True)
+    )
+    return torch.cat([*parts, rest], -1)
+
+
+@formula("_C::fused_qk_norm_rope", "(f32[8,128], 4, 2, 2, 16, 1e-6, f32[16], f32[16], f32[32,16], True, i64[8])")
+def qk_norm_rope(values: Values) -> Tensor:
+    return normed_and_turned(values["qkv"], (values["q_weight"], values["k_weight"]), values, values["is_neox"])
+
+
+@formula(
+    "sgl_kernel::fused_qk_norm_rope",
+    "(f32[8,128], 4, 2, 2, 16, 1e-6, f32[16], f32[16], 10000.0, True, i64[8], 4.0, 1.0, 5.0, 1.25, 16)",
+)
+@formula(
+    "sglang::fused_qk_norm_rope_out",
+    "(f32[8,128], f32[16], f32[16], i64[8], 4, 2, 2, 16, 1e-6, 10000.0, True, 4.0, 1.0, 5.0, 1.25, 16)",
+)
+def qk_norm_yarn(values: Values) -> Tensor:
+    """YaRN: angles of fast pairs as they are, of slow ones divided by the factor, mixed between low and high."""
+    width, low, high = values.get("rotary_dim") or values["head_dim"], values["low"], values["high"]
+    covers(high > low or values["factor"] == 1, "a span")
+    places = values["position_ids"].flatten()
+    covers(places.numel() and int(places.min()) >= 0 and int(places.max()) < 1 << 16, "positions of float32")
+    speeds: list[float] = []
+    for pair in range(width // 2):
+        speed = values["base"] ** (-2 * pair / width)
+        slow = 0.0 if values["factor"] == 1 else min(1.0, max(0.0, (pair - low) / (high - low)))
+        speeds.append(speed * (1 - slow) + speed / values["factor"] * slow)
+    angles = places.double().unsqueeze(1) * torch.tensor(speeds, dtype=torch.float64)
+    table = torch.cat([angles.cos(), angles.sin()], -1).float() * values["attention_factor"]
+    given = {**values, "cos_sin_cache": table, "position_ids": torch.arange(len(table))}
+    return normed_and_turned(values["qkv"], (values["q_weight"], values["k_weight"]), given, values["is_neox"])
+
+
+@formula(
+    "sglang::fused_inplace_qknorm_rope",
+    "(f32[8,4,16], f32[8,2,16], f32[16], f32[16], f32[32,16], i64[8], is_neox=True)",
+)
+def qknorm_rope(values: Values) -> tuple[Tensor, ...]:
+    covers(not values.get("cache_has_full_width") and not values.get("round_norm_before_rope"), "the plain form")
+    covers(values.get("head_dim", 0) in (0, len(values["q_weight"])), "weights of a head")
+    results: list[Tensor] = []
+    for name in ("q", "k"):
+        x, weight = values[name], values[f"{name}_weight"]
+        covers(x.shape[-1] == len(weight), "heads apart")
+        normed = rms(wide(x), weight, epsilon(values))
+        results.append(by_position(normed, values, values["is_neox"]).to(x.dtype))
+    return tuple(results)
+
+
+@formula(
+    "vllm::qkv_rmsnorm_rope vllm::qkv_rmsnorm_rope_simt",
+    "(f32[8,128], f32[32,16], i64[8], f32[16], f32[16], 64, 32, 16, 1e-6, f32[16], f32[16])",
+)
+def qkv_rmsnorm_rope(values: Values) -> tuple[Tensor, ...]:
+    covers(values.get("cos_sin_cache") is not None, "a table")
+    x, ends = values["input"], (values["q_hidden_size"], values["q_hidden_size"] + values["kv_hidden_size"])
+    results: list[Tensor] = []
+    for name, part in (("q", x[:, : ends[0]]), ("k", x[:, ends[0] : ends[1]])):
+        normed, bias = normed_heads(part, values[f"{name}_weight"], values["eps"]), values.get(f"{name}_bias")
+        if bias is not None:
+            normed = normed + wide(bias).repeat(normed.shape[-1] // len(bias))
+        results.append(by_position(normed, values, True, values["head_dim"]).to(x.dtype))
+    return *results, x[:, ends[1] :]
+
+
+@formula(
+    "npu::npu_kv_rmsnorm_rope_cache",
+    "(f32[2,1,4,24], f32[16], f32[2,1,4,8], f32[2,1,4,8], i64[2,4], f32[2,1,8,8], f32[2,1,8,16], is_output_kv=True)",
+)
+def kv_rmsnorm_rope_cache(values: Values) -> tuple[Tensor, ...]:
+    """The front of each row normed, the rest turned (as by `npu_interleave_rope`), both put into a batch's cache."""
+    kv, index, rank = values["kv"], values["index"], len(values["gamma"])
+    names = ("k_rope_scale", "c_kv_scale", "k_rope_offset", "c_kv_offset")
+    covers(all(values.get(name) is None for name in names) and values.get("is_output_kv"), "the plain form")
+    covers(values.get("cache_mode", "Norm") == "Norm" and index.dim() == 2, "a cache for each batch")
+    latent = rms(kv[..., :rank], values["gamma"], epsilon(values, 1e-5))
+    rotated = npu_interleave_rope({"x": kv[..., rank:], "cos": values["cos"], "sin": values["sin"]})
+    caches: list[Tensor] = []
+    for name, rows in (("k_cache", rotated), ("ckv_cache", latent)):
+        batches = zip(values[name], index, rows, strict=True)
+        caches.append(torch.stack([written(cache[0], places, part[0]).unsqueeze(0) for cache, places, part in batches]))
+    return *caches, rotated, latent
+
+
+@formula(
+    "_C_cache_ops::concat_and_cache_mla_rope_fused",
+    "(i64[8], f32[8,4,16], f32[8,16], f32[8,32], f32[32,16], True, i64[8], f32[4,8,48], 'auto', f32[1])",
+)
+def cache_mla_rope(values: Values) -> tuple[Tensor, ...]:
+    query, key = (by_position(values[name], values, values["is_neox"]) for name in ("q_pe", "k_pe"))
+    return query, key, cache_mla({**values, "k_pe": key})
+
+
+@formula(
+    "_C_cache_ops::cp_fused_concat_and_cache_mla",
+    "(f32[16,16], f32[16,4], i64[8], f32[4,8,20], i64[8], 'auto', f32[1])",
+)
+def cache_some_mla(values: Values) -> Tensor:
+    tokens = values["cp_local_token_select_indices"].long()
+    covers(bool(((tokens >= 0) & (tokens < len(values["kv_c"]))).all()), "tokens that are there")
+    return cache_mla({**values, "kv_c": values["kv_c"][tokens], "k_pe": values["k_pe"][tokens]})
+
+
+@formula("_C_cache_ops::convert_fp8", "(u8[8,16], f32[8,16], 0.5, 'fp8')")
+def convert_fp8(values: Values) -> Tensor:
+    covers(values["kv_cache_dtype"] in ("auto", "fp8", "fp8_e4m3") and values["scale"] > 0, "float8 e4m3fn")
+    if values["dst_cache"].dtype is torch.uint8:
+        x = wide(values["src_cache"]) / values["scale"]
+        return x.clamp(-FP8, FP8).to(torch.float8_e4m3fn).view(torch.uint8)
+    return (values["src_cache"].view(torch.float8_e4m3fn).float() * values["scale"]).to(values["dst_cache"].dtype)
+
+
+GATHERED = "(f32[4,8,20], f32[32,20], i32[2,2], i32[3], 2{})"
+
+
+@formula("_C_cache_ops::gather_cache _C_cache_ops::cp_gather_cache", GATHERED.format(", None"))
+@formula("_C_cache_ops::gather_and_maybe_dequant_cache", GATHERED.format(", 'auto', f32[1], None"))
+def gather_cache(values: Values) -> Tensor:
+    """Rows of sequences, one after another, from the blocks that the table names; other rows are left."""
+    cache, result = values["src_cache"], values["dst"].clone()
+    covers(values.get("seq_starts") is None and cache.dtype is result.dtype, "whole sequences in the same dtype")
+    ends, size = numbers(values["cu_seq_lens"]), cache.shape[1]
+    covers(len(ends) > values["batch_size"] and 0 <= ends[0] <= ends[values["batch_size"]] <= len(result), "rows")
+    for sequence in range(values["batch_size"]):
+        for place, row in enumerate(range(ends[sequence], ends[sequence + 1])):
+            block = int(values["block_table"][sequence, place // size])
+            covers(0 <= block < len(cache), "blocks that are there")
+            result[row] = cache[block, place % size]
+    return result

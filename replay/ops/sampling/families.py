@@ -15,9 +15,11 @@ family(
         aiter::_mixed_sample aiter::_random_sample aiter::mixed_sample kernel=SoftmaxV2
         aiter::mixed_sample_outer_exponential aiter::random_sample kernel=SoftmaxV2
         aiter::random_sample_outer_exponential kernel=SoftmaxV2
-        _C_ascend::npu_apply_top_k_top_p aiter::_topk_plain aiter::top_k_renorm_probs aiter::topk_plain kernel=Sort
-        npu::npu_top_k_top_p sgl_kernel::top_k_mask_logits sgl_kernel::top_k_renorm_probs kernel=Sort
-        sgl_kernel::top_k_renorm_probs_wrapper sgl_kernel::top_p_renorm_probs kernel=Sort
+        _C_ascend::npu_apply_top_k_top_p aiter::_topk_plain aiter::topk_plain kernel=Sort
+        npu::npu_top_k_top_p sgl_kernel::top_k_mask_logits kernel=Sort
+        aiter::top_k_renorm_probs sgl_kernel::top_k_renorm_probs kernel=Sort inputs=row_numbers role=probabilities
+        sgl_kernel::top_k_renorm_probs_wrapper kernel=Sort inputs=row_numbers role=probabilities
+        sgl_kernel::top_p_renorm_probs kernel=Sort inputs=row_numbers role=probabilities
         _C::cooperative_topk _C::persistent_topk _C::top_k_per_row kernel=Sort inputs=row_limits
         _C::top_k_per_row_decode _C::top_k_per_row_prefill aiter::_top_k_per_row_prefill kernel=Sort inputs=row_limits
         aiter::top_k_per_row_prefill aiter::top_k_per_row_prefill_fast aiter::topk_per_row kernel=Sort inputs=row_limits

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.initializers.draws import argument_names as names
 from opreplay.initializers.draws.paging import Pool, find_pool
 from opreplay.initializers.fill import whole
 from opreplay.initializers.rules.paged_attention import UNIFIED
-from opreplay.replay.ops.work.amounts import Amount, Work, work
 from opreplay.replay.ops.work.routes import find
 
 CUMULATIVE_NEW = (*names.CUMULATIVE_NEW, "cum_seq_q", "cum_seqlens_q")

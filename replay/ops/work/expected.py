@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from opreplay.initializers.base import BatchLengths, InitContext, InitializerError
+from opreplay.initializers.base import BatchLengths, InitContext, InitializerError, says_work
 from opreplay.initializers.draws.sequences import IMPOSSIBLE, UNRECORDED
 from opreplay.initializers.registry import Registry
 from opreplay.initializers.rules.moe_routing import MoeRoutingInit
@@ -29,8 +29,8 @@ from opreplay.replay.ops.inputs import open_registry
 from opreplay.replay.ops.invented import EXPERT_LAYERS
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import role_of, rows
-from opreplay.replay.ops.work.amounts import Contents
 from opreplay.replay.ops.work.attention import sequences_of
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.ops.work.routes import loads_of
 from opreplay.traces.errors import strict
 from opreplay.traces.model import TensorMeta
@@ -61,7 +61,7 @@ class ExpectedContents:
     def __call__(self, op: ReplayOp) -> Contents | None:
         """None for an op whose time its shapes alone decide, and where its arguments cannot be made."""
         name = canonical_name(op.called)
-        if name not in OPS:
+        if name not in OPS and not any(says_work(rule) for rule in self.registry.rules_for(name)):
             return None
         if op.id not in self._contents:
             contents = self._make(op, name)
@@ -77,6 +77,8 @@ class ExpectedContents:
             with strict(f"contents of {op.name} ({op.id})", InitializerError):
                 filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
                 contents = None if filled is None else contents_of(filled.context, filled.lengths)
+                if contents is None and filled is not None and (work := self.registry.work(filled.context)) is not None:
+                    contents = Contents(work=work)
             if filled is None or contents is None:
                 return contents
             if filled.impossible:

@@ -7,11 +7,11 @@ import math
 import torch
 
 from opreplay.initializers import fill
+from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.initializers.base import BatchLengths, InitContext, extent
 from opreplay.initializers.rules import indices as names
 from opreplay.initializers.rules.jagged import LENGTHS, OFFSETS
 from opreplay.initializers.rules.positions import POSITIONS, table_rows
-from opreplay.replay.ops.work.amounts import Amount, Work, work
 
 MARKED = 1 << 26
 """Rows up to which those touched are marked one by one; sorting the indices takes longer."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from opreplay.initializers import fill
+from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.initializers.rules import moe_routing as names
-from opreplay.replay.ops.work.amounts import Amount, Work, work
 from opreplay.replay.ops.work.routes import Routes, find, group_sizes, number, routes_of
 
 

@@ -9,9 +9,9 @@ from typing import cast
 
 import msgspec
 
+from opreplay.initializers.amounts import work_text
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ops.invented import WEIGHTS
-from opreplay.replay.ops.work.amounts import work_text
 from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import CONFIDENCE, LEAST, coverage_by_share, coverage_text
 from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes, value_notes
@@ -397,7 +397,7 @@ def _difference(result: OpResult, fidelity: Fidelity) -> str:
 
 def work_cell(result: OpResult) -> str:
     """ "8,192 of 65,536 context tokens (12.5 %); ..."; a warning first where the op does none; "" where not counted."""
-    if result.work is None or not result.work.amounts:
+    if result.work is None or not work_text(result.work):
         return ""
     text = end(safe(work_text(result.work)), WORK_CHARS)
     return f"no work: {text}" if result.work.idle else text

@@ -12,7 +12,7 @@ from opreplay.replay.report.table import COUNT, Column, Table, notes_lines, numb
 from opreplay.replay.report.text import safe
 from opreplay.replay.timeline.served import SERVER_BAND, ServedStep
 
-_FITS = {True: "yes", False: "no", None: "unknown"}
+_FITS = {True: "yes", False: "no", None: "?"}
 
 
 def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) -> RenderableType:
@@ -22,11 +22,13 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
         column("batch", lambda row: row.batch, COUNT),
         column("context", lambda row: row.context, COUNT),
         column("device", lambda row: row.soc, style="bold"),
-        column("ms a token", lambda row: f"{_ms(row.token_ms)} ({_ms(row.low_ms)}–{_ms(row.high_ms)})", right=True),
+        column(
+            "ms a token", lambda row: _ms(row.token_ms) + f" ({_ms(row.low_ms, 2)}–{_ms(row.high_ms, 2)})", right=True
+        ),
         column("tokens/s", lambda row: row.tokens_per_s, number("{:,.0f}")),
-        column("as graph", lambda row: _ms(row.graph_token_ms), right=True),
+        column("graph", lambda row: _ms(row.graph_token_ms, 2), right=True),
         column("memory", lambda row: readable(row.memory_bytes), right=True),
-        column("fits", lambda row: _FITS[row.fits]),
+        column("fit", lambda row: _FITS[row.fits]),
     ]
     said = [safe(note) for note in notes]
     if server_ms := max((row.server_ms for row in rows), default=0.0):
@@ -39,6 +41,6 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
     return Group(*terminal(Table("Sizes", columns, rows), width), *notes_lines(said))
 
 
-def _ms(value: float) -> str:
-    """Three digits: 0.0123, 1.23, 12.3, 1,230."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def _ms(value: float, digits: int = 3) -> str:
+    """So many digits: 0.0123, 1.23, 12.3; whole ones above 100: 1,230."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.{digits}g}"

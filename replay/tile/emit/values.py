@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import floordiv, mod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from opreplay.replay.tile.emit.kernel import Tracer
-
-TRACER: ContextVar[Tracer] = ContextVar("TRACER")
-"""Of the program that is being written out."""
+TRACER: ContextVar[Any] = ContextVar("TRACER")
+"""The `kernel.Tracer` of the program that is being written out."""
 _HERE = str(Path(__file__).parent)
 
 

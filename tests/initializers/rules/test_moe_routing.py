@@ -38,6 +38,14 @@ def test_no_token_meets_an_expert_twice(experts: int, topk: int, tokens: int, ex
     assert 0 <= int(ids.min()) <= int(ids.max()) < experts
 
 
+@pytest.mark.parametrize(("tokens", "topk"), [(0, 2), (3, 0), (0, 0)])
+def test_without_tokens_or_slots_nothing_is_drawn(tokens: int, topk: int) -> None:
+    for chance in (probabilities(4, "uniform", 0.0, ""), torch.empty(0, dtype=torch.float64)):
+        assert choose_experts(tokens, topk, chance, torch.Generator()).shape == (tokens, topk)
+    args = {"topk_ids": torch.empty(tokens, topk, dtype=torch.int32), "num_experts": 4}
+    initialize("_moe_C::moe_align_block_size", args)
+
+
 def test_distributions() -> None:
     even, skewed = (
         torch.bincount(choose_experts(4000, 2, probabilities(16, kind, 1.2, ""), torch.Generator()).flatten())

@@ -78,6 +78,15 @@ def test_rows_that_are_written_are_distinct_and_in_range() -> None:
     assert 0 <= int(indices.min()) <= int(indices.max()) < 8
 
 
+def test_tokens_of_fused_caches_go_to_slots_of_their_own() -> None:
+    slots, tokens = ints(6), ints(6)
+    cache, latent = torch.randn(2, 4, 20), torch.randn(9, 16)
+    op = "_C_cache_ops::cp_fused_concat_and_cache_mla"
+    fill(op, kv_c=latent, kv_cache=cache, cp_local_token_select_indices=tokens, slot_mapping=slots)
+    assert len(set(slots.tolist())) == len(set(tokens.tolist())) == 6
+    assert 0 <= int(slots.min()) <= int(slots.max()) < 8
+
+
 def test_counts_and_boundaries_add_up() -> None:
     groups = ints(3)
     fill("npu::npu_clipped_swiglu", x=torch.randn(10, 8), group_index=groups)
@@ -85,6 +94,13 @@ def test_counts_and_boundaries_add_up() -> None:
     ends = ints(4)
     fill("vllm::torch_sdpa_wrapper", q=torch.randn(1, 9, 2, 4), cu_seqlens=ends)
     assert ends.tolist() == [0, 3, 6, 9]
+
+
+def test_chances_are_those_of_a_softmax() -> None:
+    probs = torch.full((70, 9), -7.0)
+    fill("sgl_kernel::top_p_renorm_probs", probs=probs)
+    assert float(probs.min()) > 0
+    torch.testing.assert_close(probs.sum(-1), torch.ones(70))
 
 
 def test_blocks_are_copied_to_others() -> None:

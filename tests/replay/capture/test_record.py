@@ -331,3 +331,8 @@ def test_a_step_of_ranks_says_how_to_be_one() -> None:
     with pytest.raises(UsageError, match="process group") as raised:
         capture_made(make, source="m.py:make")
     assert "world_size=" in (raised.value.hint or "")
+
+
+def test_lazy_modules_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="a lazy module has no sizes yet"):
+        capture_made(lambda: (nn.LazyLinear(8), (torch.randn(2, 4),)), source="here")

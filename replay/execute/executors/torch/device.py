@@ -18,6 +18,7 @@ import torch
 from torch._library import custom_ops
 
 from opreplay.initializers import fill
+from opreplay.initializers.amounts import Work
 from opreplay.initializers.applying import fingerprints
 from opreplay.initializers.base import BatchLengths, CustomInit, InitContext, InitializerError, InitReport
 from opreplay.initializers.dense import DenseInit
@@ -51,7 +52,6 @@ from opreplay.replay.ops.invented import EXPERT_LAYERS, NAMED_BY, set_sizes, siz
 from opreplay.replay.ops.maths.batch_layout import BatchLayout, set_layout
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import work_of
-from opreplay.replay.ops.work.amounts import Work
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.resolve.own_call import OwnCall
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
@@ -278,7 +278,7 @@ class TorchExecutor:
         prepared.lengths = filled.lengths
         if self._check_work:
             context = self._context(op, args, seed_of(op, seed), seed)
-            prepared.work = work_of(context, filled.lengths)
+            prepared.work = work_of(context, filled.lengths) or self._said_work(context)
         prepared.assumptions = filled.assumptions
         if op.gradients:
             require_gradients(args.values())
@@ -288,6 +288,13 @@ class TorchExecutor:
                 prepared.call_first()  # `prepare` must learn here whether the kernel takes arguments that overlap
             self._probe(prepared)
         return prepared
+
+    def _said_work(self, context: InitContext) -> Work | None:
+        """What the user's initializer says of it. Raises NotReplayable where that cannot be."""
+        try:
+            return self._registry.work(context)
+        except InitializerError as error:
+            raise NotReplayable(Reason("failed", f"initializer {error}")) from error
 
     def _first_with_gradients(self, prepared: TorchPrepared, args: dict[str, Any]) -> tuple[Assumption, ...]:
         """The first call, again without the gradients of what torch has none for: running means, weights of a loss."""

@@ -10,7 +10,7 @@ import pytest
 from opreplay.replay.ascend import explain_op, load_device, lower, simulate_op
 from opreplay.replay.ascend.simulate.op import is_predicted
 from opreplay.replay.ir.model import LayerEvidence
-from opreplay.replay.ops.work.amounts import Contents
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.traces.links.annotations import BatchContext, batch_context
 from tests.factories import op
 from tests.factories import tensor as any_tensor

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from opreplay.initializers.amounts import Work
 from opreplay.initializers.base import InitContext
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.table import work_of
-from opreplay.replay.ops.work.amounts import Work
 from opreplay.traces.links.annotations import BatchContext
 
 Count = Callable[..., Work]

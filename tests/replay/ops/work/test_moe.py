@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from opreplay.replay.ops.work.amounts import Work
+from opreplay.initializers.amounts import Work
 
 TOKENS, TOPK, EXPERTS, BLOCK = 50, 3, 8, 16
 DISTRIBUTIONS = ("distribution=uniform", "distribution=zipf")

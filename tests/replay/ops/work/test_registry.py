@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from opreplay.initializers.amounts import Amount, amount_text, work, work_text
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.rules import (
     attention,
@@ -17,7 +18,6 @@ from opreplay.initializers.rules import (
 )
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.table import counted_ops, row, work_of
-from opreplay.replay.ops.work.amounts import Amount, amount_text, work, work_text
 
 UNCOUNTED = {"sorted", "few_ties", "ctc", "attention_backward"}
 """Initializers of values that change no amount of work."""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from opreplay.replay.ops.work.amounts import Amount, Work, work
+from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.replay.report.run import report
 from opreplay.replay.report.run.facts import counted, work_cell, work_notes
 from opreplay.replay.report.run.report import Run

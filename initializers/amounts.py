@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
-
-from opreplay.initializers.base import OptionValue
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -23,8 +19,14 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the values of one call's arguments make it do."""
 
-    amounts: tuple[Amount, ...]
+    amounts: tuple[Amount, ...] = ()
     """The one that matters most comes first."""
+    bytes_read: int | None = None
+    """Bytes of memory that one call reads; None for those of its arguments."""
+    bytes_written: int | None = None
+    """Bytes of memory that one call writes; None for those of its results."""
+    flops: int | None = None
+    """Floating-point operations of one call, a multiply-add being two."""
     warnings: tuple[str, ...] = ()
     """What is wrong with the values, e.g. "1,024 of 1,024 tokens meet an expert twice"."""
     idle: bool = False
@@ -48,24 +50,6 @@ def amount_text(amount: Amount) -> str:
 
 def work_text(done: Work) -> str:
     """All amounts in one line, the first one first."""
-    return "; ".join(map(amount_text, done.amounts))
-
-
-class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of one call's arguments; None for what the op does not have."""
-
-    sequences: int | None = None
-    """Those with at least one new token."""
-    query_tokens: int | None = None
-    context_tokens: int | None = None
-    """Of all sequences together, cached and new ones."""
-    pairs: int | None = None
-    """Query tokens times the context tokens that each of them sees."""
-    expert_rows: tuple[int, ...] | None = None
-    """Rows that each expert works on."""
-    notes: tuple[str, ...] = ()
-    """What the batch's annotation tells and the arguments cannot hold."""
-    unrecorded: str = ""
-    """What nothing tells and decides the time, and what was taken instead."""
-    layer: Mapping[str, OptionValue] | None = None
-    """What the user says of weights that are in no argument: options of `moe_routing`."""
+    totals = (("bytes read", done.bytes_read), ("bytes written", done.bytes_written), ("FLOPs", done.flops))
+    further = [f"{total:,} {what}" for what, total in totals if total is not None]
+    return "; ".join([*map(amount_text, done.amounts), *further])

@@ -1,0 +1,71 @@
+# pyright: strict
+"""Options of a run that is added to a history, and how that is done once it has ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from opreplay.cli.options.settings import setting
+from opreplay.cli.options.shared import with_options
+
+if TYPE_CHECKING:
+    from opreplay.cli.outputs import Outputs
+
+_OPTIONS = [
+    click.option(
+        "--history", metavar="FILE.sqlite", help="Add the measured times to a history, which `compare --history` reads."
+    ),
+    setting(
+        "--label",
+        metavar="TEXT",
+        help="What --history calls this run.  [default: the commit of the folder that is current]",
+    ),
+]
+GIT_S = 10.0
+"""Seconds that git may take."""
+
+
+def history_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--history, and the setting label."""
+    return with_options(command, _OPTIONS)
+
+
+def refuse_bad_history(history: str | None, label: str | None, *, dry_run: bool) -> None:
+    """Raises UsageError, before anything is measured, for a file that cannot be added to."""
+    from opreplay.replay.results.history import check_history
+    from opreplay.traces.errors import UsageError
+
+    if history is None:
+        if label is not None:
+            raise UsageError("--set label names a run of a history", hint="Add --history FILE.sqlite.")
+    elif not dry_run:
+        check_history(history)
+
+
+def add_to_history(history: str | None, label: str | None, outputs: Outputs) -> None:
+    """Add the run that has ended, and say so on stderr."""
+    summary = outputs.memory.summary
+    if history is None or outputs.memory.header is None or summary is None or summary.interrupted:
+        return
+    from opreplay.cli.terminal.console import narrate
+    from opreplay.replay.results.history import append_run
+
+    name = commit() if label is None else label
+    count = append_run(history, outputs.memory.header, outputs.memory.results, name)
+    narrate(f"opreplay: {count:,} times added to {history}" + (f" as {name}" if name else ""))
+
+
+def commit() -> str:
+    """The commit that is checked out here, or $GITHUB_SHA; "" without one."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=True, timeout=GIT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("GITHUB_SHA", "")
+    return done.stdout.strip()

@@ -1,0 +1,152 @@
+# pyright: strict
+"""Where the times of an op changed in a history of runs: ruptures says where that may be, a t-test whether it is.
+
+Changes are those of the mean of log times with least squares within the parts between them (Killick, Fearnhead and
+Eckley 2012, PELT), at a penalty that suggests too many. Of these the least sure is left out until all are sure, by
+Student's t-test of the runs before and after, up to the next changes, at LEVEL over all places of all ops (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.results.history import Series
+from opreplay.traces.errors import EnvironmentRefused
+
+LEVEL = 0.02
+"""The share of histories in which nothing changed that is said to hold a change of any op, about."""
+LEAST_RUNS = 3
+"""On either side of a change."""
+PENALTY = 3.0
+"""Times the variance from run to run and the logarithm of the number of runs."""
+NORMAL_MAD = 0.6745
+"""Median absolute deviation of the normal distribution, in standard deviations."""
+LEAST_SCATTER = 1e-4
+"""Of log times: clocks tell no less."""
+
+Values = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """An op that became slower or faster at a run and stayed so."""
+
+    at: int
+    """Index of the first run after it, from 0."""
+    started_at: str
+    label: str
+    """Of that run."""
+    ratio: float
+    """Geometric mean of the times after it, up to the next change, over that before."""
+    before_us: float
+    after_us: float
+    """Medians of the same runs."""
+    runs_before: int
+    runs_after: int
+    p: float
+    """Of the t-test."""
+
+
+class OpHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """One op of a history."""
+
+    id: str
+    name: str
+    inputs: str
+    machine_name: str
+    runs: int
+    latest_us: float
+    changes: tuple[Change, ...] = ()
+    tested: bool = True
+    """False with fewer than twice LEAST_RUNS runs."""
+
+
+def changes_of(history: Sequence[Series]) -> tuple[OpHistory, ...]:
+    """Every op of a history with its changes, the op whose latest change is largest first.
+
+    Raises EnvironmentRefused without ruptures and SciPy.
+    """
+    propose, test = _libraries()
+    places = sum(max(0, len(series.points) - 2 * LEAST_RUNS + 1) for series in history)
+    level = LEVEL / max(1, places)
+    ops = [_op_history(series, level, propose, test) for series in history]
+    return tuple(sorted(ops, key=lambda op: -abs(np.log(op.changes[-1].ratio)) if op.changes else 1.0))
+
+
+def change_points(
+    values: Values,
+    level: float,
+    propose: Callable[[Values, float], Sequence[int]],
+    test: Callable[[Values, Values], float],
+) -> list[tuple[int, float]]:
+    """Index of the first value after each change, and p of its test; float64 [runs] of log times."""
+    steps = np.abs(np.diff(values))
+    scatter = max(float(np.median(steps)) / NORMAL_MAD / np.sqrt(2.0), LEAST_SCATTER)
+    points = list(propose(values, PENALTY * scatter**2 * float(np.log(len(values)))))
+    while points:
+        ends = [0, *points, len(values)]
+        tests = [test(values[a:b], values[b:c]) for a, b, c in zip(ends[:-2], points, ends[2:], strict=True)]
+        worst = int(np.argmax(tests))
+        if tests[worst] <= level:
+            return list(zip(points, tests, strict=True))
+        points.pop(worst)
+    return []
+
+
+def _op_history(series: Series, level: float, propose: Any, test: Any) -> OpHistory:
+    points = series.points
+    measured = np.array([point.measured_us for point in points])
+    relative = [point.relative for point in points if point.relative is not None]
+    logs = np.log(np.array(relative) if len(relative) == len(points) else measured)
+    tested = len(points) >= 2 * LEAST_RUNS
+    where = change_points(logs, level, propose, test) if tested else []
+    ends = [0, *(at for at, _ in where), len(points)]
+    changes = tuple(
+        Change(
+            at=at,
+            started_at=points[at].started_at,
+            label=points[at].label,
+            ratio=float(np.exp(logs[at:end].mean() - logs[begin:at].mean())),
+            before_us=float(np.median(measured[begin:at])),
+            after_us=float(np.median(measured[at:end])),
+            runs_before=at - begin,
+            runs_after=end - at,
+            p=p,
+        )
+        for begin, (at, p), end in zip(ends[:-2], where, ends[2:], strict=True)
+    )
+    return OpHistory(
+        id=series.id,
+        name=series.name,
+        inputs=series.inputs,
+        machine_name=series.machine_name,
+        runs=len(points),
+        latest_us=points[-1].measured_us,
+        changes=changes,
+        tested=tested,
+    )
+
+
+def _libraries() -> tuple[Callable[[Values, float], Sequence[int]], Callable[[Values, Values], float]]:
+    """Where changes may be, by ruptures, and how sure one is, by SciPy."""
+    try:
+        ruptures, stats = import_module("ruptures"), import_module("scipy.stats")
+    except ImportError:
+        raise EnvironmentRefused(
+            "a history needs ruptures and SciPy, which are not installed", hint="pip install 'opreplay[history]'"
+        ) from None
+
+    def propose(values: Values, penalty: float) -> Sequence[int]:
+        search = ruptures.KernelCPD(kernel="linear", min_size=LEAST_RUNS).fit(values.reshape(-1, 1))
+        return [int(at) for at in search.predict(pen=penalty)[:-1]]
+
+    def test(before: Values, after: Values) -> float:
+        if before.std() == 0.0 == after.std():
+            return 0.0 if before[0] != after[0] else 1.0
+        return float(stats.ttest_ind(before, after, equal_var=True).pvalue)
+
+    return propose, test

@@ -1,0 +1,199 @@
+# pyright: strict
+"""A database of the times of many runs, by label and machine: appended to by `run`, read by `compare`.
+
+Owns that file, which may come from anywhere: its tables must be just those written here, and what is read is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from opreplay.replay.results.compare.compatibility import MUST_AGREE, OPTIONS_MUST_AGREE, WERE_ALWAYS
+from opreplay.replay.results.records import Header, OpResult
+from opreplay.replay.results.resume import digest
+from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.names import printable
+
+APPLICATION_ID = 0x6F706C68
+"""Tells a file of ours from another program's database: "oplh" (sqlite.org/fileformat.html)."""
+MAGIC = b"SQLite format 3\0"
+MAX_FILE = 1 << 30
+"""Bytes of a file that is opened."""
+MAX_RUNS = 1000
+"""The latest runs that are read."""
+MAX_TIMES = 1_000_000
+"""Times that are read, the latest."""
+MAX_TEXT = 1000
+"""Characters of a text."""
+LOCKED_S = 30.0
+"""Seconds to wait for another process that writes."""
+TABLES = {
+    "runs": "CREATE TABLE runs (id INTEGER PRIMARY KEY, started_at TEXT NOT NULL, label TEXT NOT NULL, "
+    "machine TEXT NOT NULL, machine_name TEXT NOT NULL, UNIQUE (started_at, machine))",
+    "ops": "CREATE TABLE ops (id TEXT PRIMARY KEY, name TEXT NOT NULL, inputs TEXT NOT NULL)",
+    "times": "CREATE TABLE times (run INTEGER NOT NULL, op TEXT NOT NULL, measured_us REAL NOT NULL, relative REAL, "
+    "PRIMARY KEY (run, op)) WITHOUT ROWID",
+}
+"""Name → how it is made."""
+
+_UNSOUND = (
+    f"SELECT 1 FROM ops WHERE max(length(id), length(name), length(inputs)) > {MAX_TEXT} LIMIT 1",
+    "SELECT 1 FROM runs WHERE max(length(started_at), length(label), length(machine), length(machine_name)) > "
+    f"{MAX_TEXT} LIMIT 1",
+    "SELECT 1 FROM times WHERE typeof(measured_us) != 'real' OR typeof(relative) NOT IN ('real', 'null') LIMIT 1",
+)
+"""Queries for rows that this module would not have written, and that a join would hold many times."""
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One op in one run."""
+
+    started_at: str
+    """UTC, ISO 8601."""
+    label: str
+    measured_us: float
+    relative: float | None = None
+    """As `Measurement.relative`."""
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One op on one machine, the earliest run first."""
+
+    id: str
+    name: str
+    inputs: str
+    machine: str
+    """What tells machines, and ways to measure, apart: a digest."""
+    machine_name: str
+    points: tuple[Point, ...]
+
+
+def machine_of(header: Header) -> tuple[str, str]:
+    """A digest of all that makes times of two runs incomparable, and a short text of it."""
+    facts = {name: header.environment[name] for name in MUST_AGREE if name in header.environment}
+    options = {**WERE_ALWAYS, **{name: header.options[name] for name in OPTIONS_MUST_AGREE if name in header.options}}
+    device = facts.get("device_name") or facts.get("cpu") or facts.get("device") or "unknown device"
+    threads = f", {facts['threads']} threads" if "threads" in facts else ""
+    cache = f", {options['cache']}" if options.get("cache") else ""
+    key = digest(msgspec.json.encode([facts, options], order="deterministic"))
+    return key, printable(f"{device}{threads}{cache}")[:MAX_TEXT]
+
+
+def check_history(path: str) -> None:
+    """Raise UsageError for what `append_run` could not write: another file, or no folder."""
+    file = Path(path)
+    if file.exists():
+        try:
+            with _reading(file) as connection:
+                connection.execute("SELECT 1")
+        except FormatError as error:
+            raise UsageError(str(error), hint="Name another file for --history.") from None
+    elif not file.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no such folder", hint="Make it, or name another file.")
+
+
+def append_run(path: str, header: Header, results: Sequence[OpResult], label: str = "") -> int:
+    """Add the measured ops of a run, in place of what is there of the same run; how many. A new file is made.
+
+    Raises UsageError for a file that cannot be written.
+    """
+    check_history(path)
+    machine, machine_name = machine_of(header)
+    measured = {r.id: r for r in results if r.status == "replayed" and r.measured_us is not None and r.measured_us > 0}
+    if not measured:
+        return 0
+    times = [(r.id, r.measured_us, r.measurement and r.measurement.relative) for r in measured.values()]
+    ops = [(r.id, printable(r.name)[:MAX_TEXT], printable(r.inputs)[:MAX_TEXT]) for r in measured.values()]
+    row = (header.started_at, printable(label)[:MAX_TEXT], machine, machine_name)
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
+                for statement in TABLES.values():
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            same = "SELECT id FROM runs WHERE started_at = ? AND machine = ?"
+            connection.execute(f"DELETE FROM times WHERE run IN ({same})", (header.started_at, machine))
+            connection.execute("DELETE FROM runs WHERE started_at = ? AND machine = ?", (header.started_at, machine))
+            run = connection.execute(
+                "INSERT INTO runs (started_at, label, machine, machine_name) VALUES (?, ?, ?, ?)", row
+            ).lastrowid
+            connection.executemany("INSERT OR REPLACE INTO ops VALUES (?, ?, ?)", ops)
+            connection.executemany("INSERT INTO times VALUES (?, ?, ?, ?)", [(run, *time) for time in times])
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise UsageError(f"cannot write {path}: {error}", hint="Check the file, its folder and the disk.") from None
+    return len(times)
+
+
+def read_history(path: str) -> tuple[Series, ...]:
+    """Every op of every machine in the latest runs, in the order of first runs.
+
+    Raises FormatError for a file that is no history, or a damaged one.
+    """
+    with _reading(Path(path)) as connection:
+        if any(connection.execute(query).fetchone() is not None for query in _UNSOUND):
+            raise FormatError(f"{path}: the history is damaged", hint="Restore it, or begin another one.")
+        latest = f"SELECT * FROM runs ORDER BY started_at DESC, id DESC LIMIT {MAX_RUNS}"
+        rows = connection.execute(
+            "SELECT r.machine, t.op, o.name, o.inputs, r.machine_name, r.started_at, r.label, t.measured_us, "
+            f"t.relative FROM ({latest}) r JOIN times t ON t.run = r.id JOIN ops o ON o.id = t.op "
+            f"ORDER BY r.started_at DESC, r.id DESC LIMIT {MAX_TIMES}"
+        ).fetchall()
+    series: dict[tuple[str, str], list[Any]] = {}
+    for row in reversed(rows):
+        _check(path, row)
+        series.setdefault((row[0], row[1]), []).append(row)
+    return tuple(_series(rows) for rows in series.values())
+
+
+def _series(rows: Sequence[Any]) -> Series:
+    machine, op, name, inputs, machine_name = rows[-1][:5]
+    points = tuple(Point(started_at=row[5], label=row[6], measured_us=row[7], relative=row[8]) for row in rows)
+    return Series(id=op, name=name, inputs=inputs, machine=machine, machine_name=machine_name, points=points)
+
+
+def _check(path: str, row: Sequence[object]) -> None:
+    """Raises FormatError for a row whose values this module would not have written."""
+    texts, (us, relative) = row[:7], row[7:]
+    sound = all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts)
+    if not sound or not _is_time(us) or not (relative is None or _is_time(relative)):
+        raise FormatError(f"{path}: the history is damaged", hint="Restore it, or begin another one.")
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, float) and 0.0 < value < 1e15
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Generator[sqlite3.Connection, None, None]:
+    """The file, opened to read only, its tables as they must be. Raises FormatError for any other file."""
+    hint = "`opreplay run TRACES --history FILE` writes one."
+    try:
+        with path.open("rb") as file:
+            head = file.read(72)
+            size = file.seek(0, 2)
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}", hint=hint) from None
+    if head[: len(MAGIC)] != MAGIC or int.from_bytes(head[68:72], "big") != APPLICATION_ID:
+        raise FormatError(f"{path} is no history of opreplay", hint=hint)
+    if size > MAX_FILE:
+        raise FormatError(f"{path} has {size:,} bytes, more than {MAX_FILE:,}", hint="Begin another history.")
+    try:
+        uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=LOCKED_S)) as connection:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA query_only = ON")
+            tables = connection.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT 9")
+            if set(tables) != {(name, "table", sql) for name, sql in TABLES.items()}:
+                raise FormatError(f"{path} has other tables than a history of this version", hint=hint)
+            yield connection
+    except sqlite3.Error as error:
+        raise FormatError(f"cannot read {path}: {error}", hint="Restore it, or begin another one.") from None

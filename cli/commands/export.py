@@ -26,22 +26,28 @@ if TYPE_CHECKING:
     from opreplay.traces import Trace
 
 
+FOLDERS = ("bundle", "flashinfer-trace")
+"""Formats that are folders, with inputs that initializers draw."""
+
+
 @click.command("export", cls=Command, short_help="Write ops as a script for torch, or for other tools.")
 @source_options()
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["bundle", "backendbench", "tritonbench", "chakra", "tracelens"]),
+    type=click.Choice(["bundle", "backendbench", "tritonbench", "chakra", "tracelens", "flashinfer-trace"]),
     default="bundle",
     show_default=True,
-    help="A script with its ops; calls with counts, in two forms; a step for ASTRA-sim; TraceLens's event_replay_ir.",
+    help="A script with its ops; calls with counts, in two forms; a step for ASTRA-sim; TraceLens's event_replay_ir; "
+    "definitions and workloads.",
 )
 @click.option(
     "--output",
     "-o",
     required=True,
     metavar="DIR|FILE",
-    help="Where to: of a bundle a folder that is new or empty, or a .zip; else a file (.json, .txt; .et).",
+    help="Where to: of bundle and flashinfer-trace a folder that is new or empty, of a bundle also a .zip; else a file "
+    "(.json, .txt; .et).",
 )
 @device_option
 @selection_options
@@ -88,14 +94,14 @@ def command(
     from opreplay.traces.errors import UsageError
 
     bundle = format_ == "bundle"
-    of_formats = {
-        "--keep-names": keep_names and "bundle",
-        "--with-plugins": with_plugins and "bundle",
-        "--set max_op_memory": max_op_memory is not None and "bundle",
-        "--set init_arg": init_arg and "bundle",
-        "--clock": clock is not None and "chakra",
+    of_formats: dict[str, tuple[str, ...] | None] = {
+        "--keep-names": ("bundle",) if keep_names else None,
+        "--with-plugins": ("bundle",) if with_plugins else None,
+        "--set max_op_memory": FOLDERS if max_op_memory is not None else None,
+        "--set init_arg": FOLDERS if init_arg else None,
+        "--clock": ("chakra",) if clock is not None else None,
     }
-    wrong = [name for name, only in of_formats.items() if only and only != format_]
+    wrong = [name for name, only in of_formats.items() if only and format_ not in only]
     if wrong:
         raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
     _check_target(output, format_, force=force)
@@ -120,6 +126,8 @@ def command(
         _write_chakra(
             plan, None if selection.narrows or selection.select != "owner" else read, Path(output), clock, force=force
         )
+    elif format_ == "flashinfer-trace":
+        _write_flashinfer_trace(plan, Path(output), max_op_memory, init_arg, plugin_names)
     else:
         _write_inputs(plan, output, format_, force=force)
 
@@ -129,7 +137,9 @@ def _check_target(output: str, format_: str, *, force: bool) -> None:
     from opreplay.replay.export import check_target
     from opreplay.traces.errors import UsageError
 
-    if format_ == "bundle":
+    if format_ in FOLDERS:
+        if format_ != "bundle" and output.lower().endswith(".zip"):
+            raise UsageError(f"--format {format_} is a folder: {output}", hint="Name a folder.")
         check_target(Path(output), force=force)
         return
     suffixes = {
@@ -221,6 +231,35 @@ def _write_chakra(
     )
     for note in (*trace.notes, *weak):
         console.show_line(f"* {note}")
+
+
+def _write_flashinfer_trace(
+    plan: ReplayPlan, folder: Path, max_op_memory: int | None, init_arg: tuple[str, ...], plugins: tuple[str, ...]
+) -> None:
+    from opreplay.cli.setup import refuse_unused_initializers
+    from opreplay.cli.terminal import console
+    from opreplay.replay.export.flashinfer_trace import flashinfer_trace, left_out_lines, write_flashinfer_trace
+    from opreplay.replay.host.environment import default_op_bytes
+    from opreplay.replay.ops.inputs import open_registry
+    from opreplay.traces.errors import UsageError
+
+    registry = open_registry((), init_arg)
+    exported = flashinfer_trace(plan, registry, memory_bytes=max_op_memory or default_op_bytes())
+    if not exported.workloads:
+        hint = "; ".join(left_out_lines(exported)[:3]) or "The trace holds no ops."
+        raise UsageError(f"nothing to export: none of {len(plan.ops)} ops can be said in this form", hint=hint)
+    refuse_unused_initializers(registry, plan.ops, plugins, init_arg)
+    write_flashinfer_trace(exported, folder)
+    share = f", {100 * exported.said_share:.1f} % of the device time of the ops" if exported.device_us else ""
+    console.show_line(
+        f"exported {exported.workloads} of {len(plan.ops)} ops to {folder}: {exported.definitions} definitions{share}"
+    )
+    if exported.without_reference:
+        console.show_line(f"* without a reference: {', '.join(exported.without_reference)}")
+    if exported.unstored:
+        console.show_line(f"* indices left random: {exported.unstored} workloads, too large or not drawn here")
+    for line in left_out_lines(exported):
+        console.show_line(line)
 
 
 def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -> None:

@@ -60,7 +60,7 @@ _OPTIONS = [
 
 
 def is_many(traces: Sequence[str]) -> bool:
-    """Whether several traces are meant: more than one name, a folder, or a glob that matches several files.
+    """Whether several traces are meant: more than one name, a folder of traces, or a glob that matches several files.
 
     Raises TraceError for a glob that matches none.
     """
@@ -68,9 +68,12 @@ def is_many(traces: Sequence[str]) -> bool:
     for name in ("engine", "lanes"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             return True
+    from opreplay.replay.plan.inputs import is_plan_folder
     from opreplay.traces.reader import expand_paths
 
-    return len(traces) > 1 or os.path.isdir(traces[0]) or len(expand_paths(traces)) > 1
+    if len(traces) == 1 and os.path.isdir(traces[0]):
+        return not is_plan_folder(traces[0])
+    return len(traces) > 1 or len(expand_paths(traces)) > 1
 
 
 def refuse_options_of_one() -> None:

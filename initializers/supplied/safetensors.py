@@ -1,4 +1,4 @@
-"""Reads .safetensors files: a length, a JSON header, raw bytes; every number is checked before it is used.
+"""Reads and writes .safetensors files: a length, a JSON header, raw bytes; what is read is checked before it is used.
 
 Owns the format, not which op a tensor is for (`values`). Nothing of the file is executed or unpickled.
 Format: https://github.com/huggingface/safetensors#format
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,31 @@ class SafetensorsFile:
         raw = torch.frombuffer(self.read(name), dtype=torch.uint8)
         # A byte other than 0 and 1 is no valid bool in memory.
         return (raw != 0 if dtype is torch.bool else raw.view(dtype)).reshape(stored.shape)
+
+
+def safetensors_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """A file with these tensors, in C order. Raises ValueError for a dtype that the format has no name for."""
+    import torch
+
+    spelled = {dtype: name for name, (dtype, _) in DTYPES.items()}
+    header: dict[str, Any] = {}
+    parts: list[bytes] = []
+    at = 0
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in spelled:
+            raise ValueError(f"{name} is {dtype}")
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        parts.append(flat.view(torch.uint8).numpy().tobytes())
+        header[name] = {
+            "dtype": spelled[dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + len(parts[-1])],
+        }
+        at += len(parts[-1])
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + b"".join(parts)
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:

@@ -113,12 +113,13 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     else:
         is_named = not is_resolved or split_name(op.name) is not None
         _need(is_named, where, "resolved, but its name is not namespace::op")
-    _verify_arguments(where, op)
+    verify_arguments(where, op)
     for meta in filter(None, (*(op.outputs or ()), *(op.recorded_outputs or ()))):
         _verify_tensor(f"{where}, outputs", meta)
 
 
-def _verify_arguments(where: str, op: ReplayOp) -> None:
+def verify_arguments(where: str, op: ReplayOp) -> None:
+    """Raise FormatError, which begins with `where`, unless the arguments of an op are sound and in order."""
     _need(len({arg.name for arg in op.args}) == len(op.args), where, "two arguments of one name")
     keyword_only = [arg.keyword_only for arg in op.args]
     _need(keyword_only == sorted(keyword_only), where, "a positional argument after a keyword-only one")

@@ -115,6 +115,12 @@ def stand_in_of(name: str) -> Callable[..., Any] | None:
     return _adapt(versions[0][0].run, torch._C.parse_schema(versions[0][0].schema)) if versions else None
 
 
+def reference_of(name: str, overload: str) -> Reference | None:
+    """The version of a stand-in that an overload of "namespace::op" runs; None where it is none. Imports torch."""
+    versions = _versions(name) if name in _with_references(name.partition("::")[0]) else []
+    return next((version for version, spelled in versions if spelled == overload), None)
+
+
 def assumed_by(op_name: str) -> tuple[str, ...]:
     """What our stand-in for an op makes up; () for an op that is not ours."""
     name = canonical_name(op_name)

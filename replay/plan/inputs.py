@@ -63,6 +63,12 @@ def _results(source: Source, want: Want) -> ReplayPlan:
     )
 
 
+def _flashinfer_trace(path: str) -> ReplayPlan:
+    from opreplay.replay.resolve.written.flashinfer_trace import read_flashinfer_trace
+
+    return read_flashinfer_trace(path)
+
+
 RESULTS = Dialect("results", sniff=lambda o: o.layout == "object" and "record" in o.keys, read=_results)
 PLAN = Dialect("plan", sniff=lambda o: o.layout == "object" and "schema_version" in o.keys, read=_plan)
 TRACELENS = Dialect(
@@ -70,15 +76,26 @@ TRACELENS = Dialect(
 )
 COMMS = Dialect("comms", sniff=lambda o: o.layout == "list" and "comms" in o.keys, read=_comms)
 BACKENDBENCH = Dialect("backendbench", sniff=lambda o: o.data.lstrip().startswith(b"Operator:"), read=_backendbench)
+FLASHINFER_TRACE = Dialect(
+    "flashinfer-trace", sniff=lambda o: False, read=lambda source, want: _flashinfer_trace(source.path)
+)
+"""A folder, see `is_plan_folder`; no file is one."""
 PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
 """Files that are no profile, in the order in which they are asked."""
 
 
+def is_plan_folder(path: str) -> bool:
+    """Whether this is a folder with definitions and workloads of FlashInfer-Trace, which are one plan."""
+    return all(os.path.isdir(os.path.join(path, part)) for part in ("definitions", "workloads"))
+
+
 def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
-    """Which of `PLANS` a plain file is; None for a profile and for all else.
+    """Which of `PLANS` a plain file is, or a folder; None for a profile and for all else.
 
     Never raises for what a file holds or lacks: the reader of the kind says what is wrong with it.
     """
+    if is_plan_folder(path):
+        return FLASHINFER_TRACE
     if not os.path.isfile(path):
         return None
     try:
@@ -124,6 +141,8 @@ def open_input(
         ):
             if value is not None:
                 raise UsageError(f"{option} completes a trace; a plan has its {has}", hint="Leave it out.")
+        if dialect is FLASHINFER_TRACE:
+            return _flashinfer_trace(path)
         with Source(path, limits or Limits()) as source:
             return dialect.read(source, Want())
     return open_trace(

@@ -140,6 +140,24 @@ def test_what_cannot_be_written_is_a_usage_error(trace: Path, tmp_path: Path) ->
     assert export(trace, "-o", tmp_path / "no" / "such").exit_code == 2
 
 
+def test_a_folder_of_definitions_is_read_as_a_plan(trace: Path, tmp_path: Path) -> None:
+    out, page = tmp_path / "fi", tmp_path / "results.jsonl"
+    result = export(trace, "--format", "flashinfer-trace", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[0] == f"exported 2 of 3 ops to {out}: 2 definitions"
+    assert "* 1 × acme::secret: policy: namespace acme" in result.stdout
+    assert export(trace, "--format", "flashinfer-trace", "-o", out).exit_code == 2, "it is not empty"
+    assert export(trace, "--format", "flashinfer-trace", "-o", tmp_path / "a.zip").exit_code == 2
+    plan = tmp_path / "plan.json"
+    said = CliRunner().invoke(opreplay, ["plan", str(out), "--output", str(plan)])
+    assert said.exit_code == 0, said.stderr
+    assert [op["name"] for op in json.loads(plan.read_text())["ops"]] == ["aten::exp", "aten::relu"]
+    assert CliRunner().invoke(opreplay, ["simulate", str(out), "--soc", "910b3"]).exit_code == 0
+    ran = CliRunner().invoke(opreplay, ["run", str(out), "--device", "cpu", "--output", str(page)])
+    assert ran.exit_code == 0, ran.stderr
+    assert len(page.read_text().splitlines()) >= 3
+
+
 def test_files_for_other_tools(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "ops.json"
     result = export(trace, "--format", "tritonbench", "-o", out)

@@ -1,0 +1,426 @@
+# pyright: strict
+"""Ops as definitions and workloads of FlashInfer-Trace: a definition for the calls of one op with the same dtypes and
+ranks, a workload for each.
+
+Owns which calls go together, their axes and what is stored of their inputs; `resolve.written.flashinfer_trace` owns
+the form and reads it.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from opreplay.initializers import fill
+from opreplay.initializers.base import InitContext, InitializerError
+from opreplay.initializers.dense import DenseInit
+from opreplay.initializers.registry import Registry
+from opreplay.initializers.supplied.safetensors import safetensors_bytes
+from opreplay.replay.arguments import tensors
+from opreplay.replay.arguments.tensors import seed_of
+from opreplay.replay.export.standalone import called_text, constant, refusing_text
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.plain_json import plain_json
+from opreplay.replay.ops.table import find
+from opreplay.replay.resolve.written.flashinfer_trace import (
+    DTYPES,
+    Argument,
+    Axis,
+    Called,
+    Definition,
+    Input,
+    Layout,
+    Line,
+    Spec,
+    Times,
+    Workload,
+)
+from opreplay.traces.errors import InternalError, UsageError
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+MOST_STORED_BYTES = 16 << 20
+"""Of the integers of one call; larger ones are left random."""
+MOST_TENSORS = 64
+"""Of one call: a list of more has no names worth reading."""
+_NUMBERS = {bool: "bool", int: "int64", float: "float32"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """An op that the form cannot say."""
+
+    id: str
+    name: str
+    reason: str
+    device_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The files, and what they do not hold."""
+
+    files: dict[str, bytes]
+    """Path inside the folder → content."""
+    definitions: int
+    workloads: int
+    without_reference: tuple[str, ...]
+    """Ops whose `run` raises NotImplementedError."""
+    unstored: int
+    """Calls whose indices are left random: their initializer needs more memory, or fails."""
+    left_out: tuple[LeftOut, ...]
+    device_us: float
+    """Recorded device time of all ops of the plan."""
+
+    @property
+    def said_share(self) -> float:
+        """Share of the ops' device time that is in definitions, 0..1; 1 where none was recorded."""
+        return 1 - sum(op.device_us for op in self.left_out) / self.device_us if self.device_us else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """One call as its definition sees it."""
+
+    op: ReplayOp
+    args: tuple[Argument, ...]
+    metas: dict[str, TensorMeta]
+    numbers: dict[str, bool | int | float]
+    outputs: dict[str, TensorMeta]
+
+    @property
+    def key(self) -> bytes:
+        """What calls of one definition have in common."""
+        specs = [
+            {name: (meta.dtype, len(meta.shape)) for name, meta in part.items()} for part in (self.metas, self.outputs)
+        ]
+        kinds = {name: type(value).__name__ for name, value in self.numbers.items()}
+        return msgspec.json.encode([self.op.called, self.op.overload, self.op.resolved_by, self.args, specs, kinds])
+
+
+@dataclass(slots=True)
+class _Names:
+    """Names that are given once."""
+
+    used: set[str] = field(default_factory=set[str])
+
+    def take(self, wanted: str) -> str:
+        """The name, with a number behind it where it is used."""
+        name, number = wanted, 2
+        while name in self.used:
+            name, number = f"{wanted}_{number}", number + 1
+        self.used.add(name)
+        return name
+
+
+class _Unsaid(Exception):
+    """Why the form cannot say a call."""
+
+
+def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, memory_bytes: int) -> Exported:
+    """The files of a plan; `memory_bytes` bound what is allocated to draw the indices of one call."""
+    families: dict[bytes, list[_Form]] = {}
+    left_out: list[LeftOut] = []
+    for op in plan.ops:
+        try:
+            form = _form(op)
+        except _Unsaid as unsaid:
+            left_out.append(LeftOut(id=op.id, name=op.name, reason=str(unsaid), device_us=op.recorded.device_us_total))
+            continue
+        families.setdefault(form.key, []).append(form)
+    files: dict[str, bytes] = {}
+    names, without, workloads, unstored = _Names(), dict[str, None](), 0, 0
+    for forms in families.values():
+        definition, says = _definition(forms, names)
+        path = f"{definition.op_type}/{definition.name}"
+        files[f"definitions/{path}.json"] = plain_json(msgspec.json.format(msgspec.json.encode(definition), indent=2))
+        if not says:
+            without[forms[0].op.called] = None
+        lines: list[bytes] = []
+        for form in forms:
+            stored = _stored(form, registry, seed, memory_bytes)
+            unstored += stored is None
+            line = _line(definition, form, path, list(stored or ()))
+            if stored:
+                files[f"blob/workloads/{path}/{line.workload.uuid}.safetensors"] = safetensors_bytes(stored)
+            lines.append(plain_json(msgspec.json.encode(line)))
+        files[f"workloads/{path}.jsonl"] = b"\n".join(lines) + b"\n"
+        workloads += len(lines)
+    return Exported(
+        files=files,
+        definitions=len(families),
+        workloads=workloads,
+        without_reference=tuple(without),
+        unstored=unstored,
+        left_out=tuple(left_out),
+        device_us=sum(op.recorded.device_us_total for op in plan.ops),
+    )
+
+
+def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
+    """Write the files. Raises UsageError for what cannot be written."""
+    try:
+        for name, data in exported.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}", hint="Check the folder and its rights.") from None
+
+
+def left_out_lines(exported: Exported) -> list[str]:
+    """For each reason and name what the folder does not hold, those with most device time first."""
+    totals: dict[tuple[str, str], list[float]] = {}
+    for op in exported.left_out:
+        sums = totals.setdefault((op.name, op.reason), [0, 0.0])
+        sums[0] += 1
+        sums[1] += op.device_us
+    lines: list[str] = []
+    for (name, reason), (count, device_us) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        share = f" ({100 * device_us / exported.device_us:.1f} % of device time)" if exported.device_us else ""
+        lines.append(f"* {count:.0f} × {name}: {reason}{share}")
+    return lines
+
+
+def _form(op: ReplayOp) -> _Form:
+    """A call in terms of inputs. Raises _Unsaid."""
+    if op.reason is not None:
+        raise _Unsaid(str(op.reason))
+    if op.resolved_by is None or op.outputs is None:
+        raise _Unsaid("its results are not known")
+    if sum(len(arg.tensors) for arg in op.args) > MOST_TENSORS:
+        raise _Unsaid(f"more than {MOST_TENSORS} tensors")
+    names = _Names()
+    metas: dict[str, TensorMeta] = {}
+    numbers: dict[str, bool | int | float] = {}
+    args = tuple(_argument(arg, names, metas, numbers) for arg in op.args)
+    outputs = {names.take(name): meta for name, meta in _results(op)}
+    unread = {meta.dtype for meta in (*metas.values(), *outputs.values())} - DTYPES
+    if unread:
+        raise _Unsaid(f"the form has no dtype {', '.join(sorted(unread))}")
+    return _Form(op=op, args=args, metas=metas, numbers=numbers, outputs=outputs)
+
+
+def _argument(
+    arg: ReplayArg, names: _Names, metas: dict[str, TensorMeta], numbers: dict[str, bool | int | float]
+) -> Argument:
+    """The argument with its tensors and its number taken out, which go into the other two."""
+    name = f"{arg.name}_" if keyword.iskeyword(arg.name) or not arg.name.isidentifier() else arg.name
+    if isinstance(arg.value, bool | int | float) and not arg.tensors:
+        numbers[names.take(name)] = arg.value
+        return Argument(arg=msgspec.structs.replace(arg, value=None), inputs=(next(reversed(numbers)),))
+    if arg.value is not None or not any(arg.tensors):
+        return Argument(arg=arg)
+    inputs: list[str | None] = []
+    for i, meta in enumerate(arg.tensors):
+        if meta is None:
+            inputs.append(None)
+            continue
+        inputs.append(names.take(name if arg.type == "Tensor" else f"{name}_{i}"))
+        metas[inputs[-1] or ""] = meta
+    return Argument(arg=msgspec.structs.replace(arg, tensors=()), inputs=tuple(inputs))
+
+
+def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
+    """What `run` returns: the results, else the arguments that are written to."""
+    results = [meta for meta in op.outputs or () if meta is not None]
+    if op.outputs:
+        for i, meta in enumerate(results):
+            yield ("output" if len(results) == 1 else f"output_{i}"), meta
+        return
+    for arg in op.args:
+        if arg.mutated and arg.type == "Tensor" and arg.tensors and arg.tensors[0] is not None:
+            yield f"{arg.name}_out", arg.tensors[0]
+
+
+def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool]:
+    """The definition of calls of one key, and whether its text computes the op."""
+    first = forms[0]
+    op = first.op
+    axes, inputs, outputs = _axes(forms)
+    inputs = {
+        **inputs,
+        **{name: Spec(shape=None, dtype=_NUMBERS[type(value)]) for name, value in first.numbers.items()},
+    }
+    order = [name for argument in first.args for name in argument.inputs if name is not None]
+    given = {argument.arg.name: _given(argument) for argument in first.args}
+    text = called_text(op, order, given)
+    row = find(op.called)
+    namespace = op.called.partition("::")[0]
+    spelled = "_".join(filter(None, (re.sub(r"\W+", "_", op.called), op.overload)))
+    definition = Definition(
+        name=names.take(spelled),
+        op_type=re.sub(r"\W+", "_", (row.folder or row.family if row is not None else "") or namespace),
+        axes=axes,
+        inputs={name: inputs[name] for name in order},
+        outputs=outputs,
+        reference=text or refusing_text(op, order),
+        tags=(f"op:{op.called}",),
+        opreplay=Called(name=op.called, overload=op.overload, args=first.args),
+    )
+    return definition, text is not None
+
+
+def _given(argument: Argument) -> str:
+    """The text of an argument in a call by `run`."""
+    if not argument.inputs:
+        return constant(argument.arg)
+    names = [str(name) for name in argument.inputs]
+    return names[0] if not argument.arg.type.endswith("[]") else f"[{', '.join(names)}]"
+
+
+def _axes(forms: Sequence[_Form]) -> tuple[dict[str, Axis], dict[str, Spec], dict[str, Spec]]:
+    """Axes, inputs and outputs: dimensions that are equal in each call are one axis."""
+    names = _Names()
+    axis_by_sizes: dict[tuple[int, ...], str] = {}
+    axes: dict[str, Axis] = {}
+
+    def specs(parts: Sequence[dict[str, TensorMeta]]) -> dict[str, Spec]:
+        return {name: Spec(shape=shape(name, parts), dtype=meta.dtype) for name, meta in parts[0].items()}
+
+    def shape(name: str, parts: Sequence[dict[str, TensorMeta]]) -> tuple[str, ...]:
+        metas = [part[name] for part in parts]
+        return tuple(
+            axis(f"{name}_{dim}", sizes) for dim, sizes in enumerate(zip(*(m.shape for m in metas), strict=True))
+        )
+
+    def axis(wanted: str, sizes: tuple[int, ...]) -> str:
+        if sizes not in axis_by_sizes:
+            axis_by_sizes[sizes] = names.take(wanted)
+            const = len(set(sizes)) == 1
+            axes[axis_by_sizes[sizes]] = Axis(type="const", value=sizes[0]) if const else Axis(type="var")
+        return axis_by_sizes[sizes]
+
+    inputs = specs([form.metas for form in forms])
+    return axes, inputs, specs([form.outputs for form in forms])
+
+
+def _line(definition: Definition, form: _Form, path: str, stored: Sequence[str]) -> Line:
+    op = form.op
+    key = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{definition.name} {op.id}"))
+    shapes = {**definition.inputs, **definition.outputs}
+    axes: dict[str, int] = {}
+    for name, meta in {**form.metas, **form.outputs}.items():
+        for axis, size in zip(shapes[name].shape or (), meta.shape, strict=True):
+            if definition.axes[axis].type == "var":
+                axes[axis] = size
+    inputs: dict[str, Input] = {}
+    for name in definition.inputs:
+        if name in form.numbers:
+            inputs[name] = Input(type="scalar", value=form.numbers[name])
+        elif name in stored:
+            file = f"blob/workloads/{path}/{key}.safetensors"
+            inputs[name] = Input(type="safetensors", path=file, tensor_key=name)
+        else:
+            inputs[name] = Input(type="random")
+    layouts = {name: layout for name, meta in form.metas.items() if (layout := _layout(meta)) is not None}
+    return Line(
+        definition=definition.name,
+        workload=Workload(uuid=key, axes=axes, inputs=inputs),
+        opreplay=Times(count=op.count, layouts=layouts),
+    )
+
+
+def _layout(meta: TensorMeta) -> Layout | None:
+    usual = meta.strides == contiguous_strides(meta.shape)
+    if usual and not meta.storage_offset and meta.storage is None:
+        return None
+    return Layout(strides=meta.strides, storage_offset=meta.storage_offset, storage=meta.storage)
+
+
+def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> dict[str, torch.Tensor] | None:
+    """The integers of a call that an initializer fills, by input; {} where none does, None where that fails.
+
+    Floating tensors stay on the meta device where the initializer does not need them.
+    """
+    op = form.op
+    integers = [name for name, meta in form.metas.items() if _is_integer(meta)]
+    size = sum(math.prod(form.metas[name].shape) * budget.itemsize(form.metas[name].dtype) for name in integers)
+    if not integers:
+        return {}
+    try:
+        rule = registry.find(_context(op, tensors.arguments(op, device=torch.device("meta")), seed))
+    except (InitializerError, InternalError, RuntimeError, ValueError):
+        return None
+    if rule is None:
+        return {}
+    if size > min(MOST_STORED_BYTES, memory_bytes):
+        return None
+    whole = budget.over_budget(op, memory_bytes) is None
+    args: dict[str, Any] = {}
+    for on_meta in (True, False) if whole else (True,):
+        args = _allocated(op, on_meta=on_meta)
+        context = _context(op, args, seed)
+        try:
+            DenseInit().initialize(context)
+            registry.apply(rule, context)
+        except (InitializerError, InternalError, RuntimeError, ValueError, NotImplementedError):
+            continue
+        return {name: tensor for name, tensor in _by_input(form, args) if name in integers}
+    return None
+
+
+def _is_integer(meta: TensorMeta) -> bool:
+    dtype = tensors.DTYPES[meta.dtype]
+    return dtype is torch.bool or fill.is_integer(dtype)
+
+
+def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
+    """Arguments, floating tensors without memory where `on_meta`; tensors that share memory have their own then."""
+    apart = tuple(
+        msgspec.structs.replace(
+            arg, tensors=tuple(meta and msgspec.structs.replace(meta, storage=None) for meta in arg.tensors)
+        )
+        for arg in op.args
+    )
+    op = msgspec.structs.replace(op, args=apart)
+    args = tensors.arguments(op, device=torch.device("meta" if on_meta else "cpu"))
+    cpu = torch.device("cpu")
+    for arg in op.args if on_meta else ():
+        made = (
+            [
+                item if meta is None or not _is_integer(meta) else tensors.allocate(meta, device=cpu)
+                for item, meta in zip(_listed(args[arg.name]), arg.tensors, strict=True)
+            ]
+            if arg.tensors
+            else []
+        )
+        if made:
+            args[arg.name] = made if arg.type == "Tensor[]" else made[0]
+    return args
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
+
+
+def _by_input(form: _Form, args: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for argument in form.args:
+        if argument.inputs and argument.inputs[0] not in form.numbers:
+            for name, tensor in zip(argument.inputs, _listed(args[argument.arg.name]), strict=True):
+                if name is not None:
+                    yield name, tensor
+
+
+def _context(op: ReplayOp, args: dict[str, Any], seed: int) -> InitContext:
+    op_seed = seed_of(op, seed)
+    return InitContext(
+        op=op.called,
+        args=args,
+        metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
+        generator=torch.Generator().manual_seed(op_seed),
+        seed=op_seed,
+        outputs=op.outputs,
+        batch=op.batch,
+        run_seed=seed,
+        keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+    )

@@ -1,0 +1,195 @@
+# pyright: strict
+"""Python text that computes an op and needs torch alone: a call of torch.ops, or opreplay's reference with its helpers.
+
+Owns what may go into such a text; `flashinfer_trace` says which arguments it takes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from opreplay.replay.export.whole import whole_arguments
+from opreplay.replay.ir.model import ReplayArg, ReplayOp, Value
+from opreplay.replay.ops.register import reference_of
+from opreplay.replay.resolve.policy import TORCH_NAMESPACES
+
+_MODULES = ("torch", "math")
+"""Modules that a text may import, with what is inside of them."""
+MAX_HELPERS = 40
+"""Functions of a reference beyond which it is no text to read."""
+
+
+def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str]) -> str | None:
+    """A text with `run` that takes `parameters` and calls the op; None where none stands alone.
+
+    `given` has the text of each argument of the op, in terms of the parameters. What is only written to is returned.
+    """
+    written = tuple(given[arg.name] for arg in op.args if arg.mutated and arg.tensors)
+    if op.called.partition("::")[0] in TORCH_NAMESPACES and op.resolved_by != "reference":
+        lines, call = ["import torch"], _torch_call(op, given)
+    else:
+        version = reference_of(op.called, op.overload or "")
+        sources = None if version is None else _sources(version.run)
+        if version is None or sources is None:
+            return None
+        call = f"{version.run.__name__}({_by_name(op, version.run, given)})"
+        lines = sources
+    result = f"    return {call}" if op.outputs else f"    {call}\n    return {', '.join(written) or None}"
+    return (
+        "\n\n\n".join(["from __future__ import annotations", *lines, f"def run({', '.join(parameters)}):\n{result}"])
+        + "\n"
+    )
+
+
+def refusing_text(op: ReplayOp, parameters: Sequence[str]) -> str:
+    """A text whose `run` says that there is no reference of the op."""
+    return f"def run({', '.join(parameters)}):\n    raise NotImplementedError({op.called!r})\n"
+
+
+def _torch_call(op: ReplayOp, given: Mapping[str, str]) -> str:
+    by_place = [given[arg.name] for arg in op.args if not arg.keyword_only]
+    by_name = [(arg.name, given[arg.name]) for arg in op.args if arg.keyword_only]
+    plain = [f"{name}={text}" for name, text in by_name if name.isidentifier()]
+    namespace, _, name = op.called.partition("::")
+    return f"torch.ops.{namespace}.{name}.{op.overload or 'default'}({', '.join([*by_place, *plain])})"
+
+
+def _by_name(op: ReplayOp, run: Callable[..., Any], given: Mapping[str, str]) -> str:
+    """The arguments that a reference names; those that the call leaves out with the schema's defaults."""
+    defaults = {arg.name: value_text(arg.type, arg.value) for arg in whole_arguments(op)}
+    texts = {**defaults, **given}
+    return ", ".join(f"{name}={texts[name]}" for name in inspect.signature(run).parameters if name in texts)
+
+
+def value_text(kind: str, value: Value) -> str:
+    """The Python text of an argument that is no tensor."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(value_text(kind.removesuffix('[]'), item) for item in value)}]"
+    if not isinstance(value, str) or kind == "str":
+        return repr(value)
+    if kind in ("ScalarType", "Layout", "MemoryFormat"):
+        return value if value.startswith("torch.") and value.isprintable() and value[6:].isidentifier() else repr(value)
+    if kind == "Device":
+        return repr(value)
+    return f"float({value!r})" if value in ("inf", "-inf", "nan") else f"complex({value!r})"
+
+
+def constant(arg: ReplayArg) -> str:
+    """The text of an argument without tensors."""
+    return value_text(arg.type, arg.value)
+
+
+def _sources(run: Callable[..., Any]) -> list[str] | None:
+    """Imports, constants and functions that a reference needs, itself last; None where it needs something else."""
+    imports: dict[str, str] = {}
+    constants: dict[str, str] = {}
+    functions: dict[str, tuple[FunctionType, str]] = {}
+    waiting: list[Callable[..., Any]] = [run]
+    while waiting:
+        function = inspect.unwrap(waiting.pop())
+        if not isinstance(function, FunctionType) or function.__closure__ or len(functions) > MAX_HELPERS:
+            return None
+        name = function.__name__
+        if name in functions:
+            if functions[name][0] is not function:
+                return None
+            continue
+        tree = _definition(function)
+        if tree is None:
+            return None
+        functions[name] = (function, ast.unparse(tree))
+        for used in sorted(_globals_used(tree, function)):
+            value = function.__globals__[used]
+            text = _import_text(used, value)
+            if text is not None:
+                if imports.setdefault(used, text) != text:
+                    return None
+            elif isinstance(value, FunctionType):
+                if inspect.unwrap(value).__name__ != used:
+                    return None
+                waiting.append(value)
+            elif (text := _constant_text(value)) is not None:
+                if constants.setdefault(used, text) != text:
+                    return None
+            else:
+                return None
+    defined = [text for _, text in reversed(functions.values())]
+    heads = ["\n".join(sorted({"import torch", *imports.values()}))]
+    return [
+        *heads,
+        *(["\n".join(f"{name} = {text}" for name, text in constants.items())] if constants else []),
+        *defined,
+    ]
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef | None:
+    """The function without decorators and annotations of types; None without a source, or as a lambda."""
+    try:
+        module = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TypeError):
+        return None
+    tree = module.body[0]
+    if not isinstance(tree, ast.FunctionDef):
+        return None
+    tree.decorator_list = []
+    tree.returns = None
+    arguments = tree.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    return _Untyped().visit(tree)
+
+
+class _Untyped(ast.NodeTransformer):
+    """Takes casts and annotations of variables out, which need names of typing."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        """`x: T = value` as `x = value`."""
+        self.generic_visit(node)
+        if node.value is None:
+            return None
+        return ast.copy_location(ast.Assign(targets=[node.target], value=node.value, lineno=node.lineno), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """`cast(T, value)` as the value."""
+        self.generic_visit(node)
+        is_cast = isinstance(node.func, ast.Name) and node.func.id == "cast" and len(node.args) == 2
+        return node.args[1] if is_cast else node
+
+
+def _globals_used(tree: ast.FunctionDef, function: FunctionType) -> set[str]:
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {name for name in names - stored if name in function.__globals__}
+
+
+def _import_text(name: str, value: Any) -> str | None:
+    """The import of a module of torch's, or of what stands in one under its own name; None for anything else."""
+    if isinstance(value, ModuleType):
+        module = value.__name__
+        return f"import {module} as {name}" if module.partition(".")[0] in _MODULES else None
+    home = str(getattr(value, "__module__", None))
+    if home.partition(".")[0] in _MODULES and getattr(value, "__name__", None) == name:
+        return f"from {home} import {name}"
+    return None
+
+
+def _constant_text(value: Any) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, tuple | list) and all(_constant_text(item) for item in value):  # pyright: ignore[reportUnknownVariableType]
+        inner = ", ".join(str(_constant_text(item)) for item in value)  # pyright: ignore[reportUnknownVariableType]
+        return f"({inner},)" if isinstance(value, tuple) and value else f"[{inner}]"
+    return None

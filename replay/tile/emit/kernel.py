@@ -33,6 +33,8 @@ Parts = tuple[Any, ...]
 """Texts and values that make an expression."""
 _RESERVED = {"pid", "tl", "triton", "torch", "grid", "min", "max", "range", "float", "int"}
 MOST_STATEMENTS = 4_000
+MOST_FORKS = 64
+"""Things of which a program does one, and ways through all of them."""
 
 
 @dataclass(slots=True)
@@ -49,8 +51,28 @@ class Loop:
     """A loop on one core; `body` may hold others."""
 
     head: str
-    body: list[Statement | Loop]
+    body: list[Node]
     line: tuple[str, int]
+
+
+@dataclass(slots=True)
+class Fork:
+    """Where a program does one of several things; this run of it does one."""
+
+    conditions: list[str]
+    choice: int
+    line: tuple[str, int]
+
+
+@dataclass(slots=True)
+class Choice:
+    """What is done for each condition, the last for all else."""
+
+    branches: list[tuple[str, list[Node]]]
+    line: tuple[str, int]
+
+
+Node = Statement | Loop | Fork | Choice
 
 
 @dataclass(slots=True)
@@ -67,7 +89,7 @@ class BlockSize:
 class Kernel:
     """What a run of a program noted."""
 
-    statements: list[Statement | Loop] = field(default_factory=list["Statement | Loop"])
+    statements: list[Node] = field(default_factory=list["Node"])
     sizes: dict[str, BlockSize] = field(default_factory=dict[str, BlockSize])
     """By the size that they hold."""
     conditions: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -85,10 +107,12 @@ class Kernel:
 class Tracer:
     """Notes what one program does."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.kernel = Kernel()
-        self._bodies: list[list[Statement | Loop]] = [self.kernel.statements]
-        self._names = {*names, *_RESERVED}
+    def __init__(self, names: Sequence[str], kernel: Kernel, path: Sequence[int] = ()) -> None:
+        self.kernel, self._path = kernel, path
+        self.statements: list[Node] = []
+        self._bodies: list[list[Node]] = [self.statements]
+        self._names = {*names, *_RESERVED, *kernel.hoisted.values(), *(size.name for size in kernel.sizes.values())}
+        self.forks: list[Fork] = []
         self._dealt = ""
         self._count = 0
 
@@ -97,21 +121,47 @@ class Tracer:
     def decided(self, first: Any, how: str, second: Any, outcome: bool, difference: Num) -> bool:
         """The outcome of a comparison, which becomes a condition. Raises Refused where it depends on blocks."""
         if not difference.known:
-            raise Refused(f"what the program does depends on where a block lies: {first} {how} {second}")
+            text = f"{first} {how} {second}"
+            return (
+                self._forked(f"what the program does depends on where a block lies: {text}", [text, f"not {text}"]) == 0
+            )
         text = f"{first} {how} {second}"
         self.kernel.conditions[text if outcome else f"not {text}"] = difference.bases
         return outcome
 
     def fixed(self, number: Num) -> Any:
         """The value of a size that Python itself needs; the kernel is for that one. Raises Refused for positions."""
-        if not number.known:
-            raise Refused(f"a position of a block as a plain number: {number}")
         text = str(number)
+        if not number.known:
+            return self._place(text, number)
         if text.isidentifier():
             self.kernel.fixed[text] = number.value
         else:
             self.kernel.conditions[f"{text} == {number.value}"] = number.bases
         return number.value
+
+    def _place(self, text: str, number: Num) -> int:
+        """A position of a block, one after the other."""
+        reason = f"a position of a block as a plain number: {text}"
+        total = bound_of(number)
+        count = value_of(total)
+        if not text.isidentifier() or number.constant or count > MOST_FORKS:
+            raise Refused(reason)
+        if isinstance(total, Num):
+            self.fixed(total)
+        return self._forked(reason, [f"{text} == {place}" for place in range(count)])
+
+    def _forked(self, reason: str, conditions: list[str]) -> int:
+        """Which of several things this run does. Raises Refused within loops."""
+        for fork in self.forks:
+            if fork.conditions == conditions:
+                return fork.choice
+        if len(self._bodies) > 1 or self._dealt != "now" or not conditions:
+            raise Refused(reason)
+        at = len(self.forks)
+        self.forks.append(Fork(conditions, self._path[at] if at < len(self._path) else 0, user_line()))
+        self.add(self.forks[-1])
+        return self.forks[-1].choice
 
     def of_dtype(self, dtype: DType, other: str) -> bool:
         """Whether a dtype is that one, which becomes a condition."""
@@ -132,7 +182,8 @@ class Tracer:
     # Names and statements
 
     def name(self, wanted: str) -> str:
-        """A name that is not taken yet."""
+        """A name that is not taken yet; those of branches are their own."""
+        wanted = "_".join([wanted, *(str(fork.choice) for fork in self.forks if wanted.islower())])
         name, number = wanted, 1
         while name in self._names:
             number += 1
@@ -145,13 +196,13 @@ class Tracer:
         match = re.match(r"\s*([a-z_]\w*)(?:, \w+)* \+?= ", text)
         return match[1] if match else "t"
 
-    def note(self, parts: Parts, hint: str = "", *, at: list[Statement | Loop] | None = None) -> Value:
+    def note(self, parts: Parts, hint: str = "", *, at: list[Node] | None = None) -> Value:
         """Add a statement that computes a value."""
         value = Value(self.name(hint or self._hint()))
         self.add(Statement(value, parts, user_line()), at)
         return value
 
-    def add(self, node: Statement | Loop, at: list[Statement | Loop] | None = None) -> None:
+    def add(self, node: Node, at: list[Node] | None = None) -> None:
         """Add a statement. Raises Refused for too many."""
         self._count += 1
         if self._count > MOST_STATEMENTS:
@@ -213,6 +264,11 @@ class Tracer:
 
     def loaded(self, ref: Ref, *, fill: float | None = None, shape: Sequence[Any] | None = None) -> Tile:
         """A part of a tensor on the core; zeros, or `fill`, beyond its end."""
+        if ref.cell is not None:
+            ref.cell.check(ref)
+            if ref.cell.tile is None or shape is not None:
+                raise Refused("a load of tile.scratch that nothing was stored to, or padded")
+            return Tile(ref.cell.tile.value, ref.shape, ref.dtype)
         sizes = ref.shape or (1,)
         source = ref if ref.dims else Ref(ref.name, ref.role, ref.dtype, [(1, 1)], ref.offset)
         want = tuple(shape) if shape is not None else sizes
@@ -235,6 +291,10 @@ class Tracer:
             raise Refused("a store behind the loop over blocks")
         if relu:
             tile = self.computed("tl.maximum({}, 0)", (tile,))
+        if ref.cell is not None:
+            ref.cell.check(ref)
+            ref.cell.tile = tile.to(ref.dtype)
+            return
         mask = self.mask(tile.shape)
         call = "tl.atomic_add" if add else "tl.store"
         tail = f", mask={mask})" if mask else ")"
@@ -258,11 +318,17 @@ class Tracer:
     def product(self, a: Tile, b: Tile, acc: Tile | None) -> Tile:
         """A product of matrices, added to another one."""
         for size in (a.shape[0], a.shape[1], b.shape[1]):
-            self.size_of(size, 16)
+            if not (isinstance(size, int) and size == 1):
+                self.size_of(size, 16)
         shape = (a.shape[0], b.shape[1])
         total = acc.value if acc is not None else self._zeros(shape)
-        parts = ("dot(", a.value, ", ", b.value, ", ", total, ")")
+        parts = ("dot(", self._operand(a, 1), ", ", self._operand(b, 0), ", ", total, ")")
         return Tile(self.note(parts, "acc"), shape, "float32")
+
+    def _operand(self, tile: Tile, depth: int) -> Value:
+        """A factor with zeros where it has no data: loads have them."""
+        mask = "" if tile.source is not None else self.mask(tile.shape, only=depth)
+        return self.note(("tl.where(", mask, ", ", tile.value, ", 0)")) if mask else tile.value
 
     def _zeros(self, shape: Sequence[Any]) -> Value:
         """A block of zeros, in front of the loop that is being run, since its first turn begins with it."""
@@ -335,7 +401,7 @@ class Tracer:
         name = self.name(name)
         start = atom(name, value_of(first), frozenset(), bound)
         before = set(self._names)
-        bodies: list[list[Statement | Loop]] = []
+        bodies: list[list[Node]] = []
         for _ in range(2):
             self._names = set(before)
             bodies.append([])
@@ -345,7 +411,7 @@ class Tracer:
         loop = Loop(f"for {name} in range({first}, {last}, {step}):", bodies[0], line)
         self._closed(loop, bodies[1])
 
-    def _closed(self, loop: Loop, second: list[Statement | Loop]) -> None:
+    def _closed(self, loop: Loop, second: list[Node]) -> None:
         pairs = list(_paired(loop.body, second, loop.line[1]))
         targets = {id(a.target): b.target for a, b in pairs if a.target is not None}
         first_of = {id(b.target): a.target for a, b in pairs if a.target is not None}
@@ -388,13 +454,13 @@ def _update(loop: Loop, value: Value, update: Value) -> None:
         loop.body.append(Statement(value, (update,), loop.line))
 
 
-def _uses(node: Statement | Loop, value: Value) -> bool:
+def _uses(node: Node, value: Value) -> bool:
     if isinstance(node, Loop):
         return any(_uses(each, value) for each in node.body)
     return any(part is value for part in node.parts)
 
 
-def _replaced(body: list[Statement | Loop], old: Value, new: Value) -> None:
+def _replaced(body: list[Node], old: Value, new: Value) -> None:
     for node in body:
         if isinstance(node, Loop):
             _replaced(node.body, old, new)
@@ -402,9 +468,7 @@ def _replaced(body: list[Statement | Loop], old: Value, new: Value) -> None:
             node.parts = tuple(new if part is old else part for part in node.parts)
 
 
-def _paired(
-    first: list[Statement | Loop], second: list[Statement | Loop], line: int
-) -> Iterator[tuple[Statement, Statement]]:
+def _paired(first: list[Node], second: list[Node], line: int) -> Iterator[tuple[Statement, Statement]]:
     if len(first) != len(second):
         raise Refused("the turns of the loop differ: the first does other things than those after it", line)
     for a, b in zip(first, second, strict=True):

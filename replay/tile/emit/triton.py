@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opreplay.replay.tile.cases import Case, base_cases, default_set
-from opreplay.replay.tile.emit.kernel import Kernel, Loop, Statement, Tracer
+from opreplay.replay.tile.emit.kernel import MOST_FORKS, Choice, Fork, Kernel, Loop, Node, Statement, Tracer
 from opreplay.replay.tile.emit.values import TRACER, DType, Ref, Refused, Value, atom
 from opreplay.replay.tile.emit.vocabulary import rebuilt
 from opreplay.replay.tile.program import Bound, Program, bind
@@ -112,7 +112,42 @@ def traced(bound: Bound) -> Kernel:
     taken = [*(p.name for p in bound.program.parameters), *bound.settings]
     shapes = {name: len(meta.shape) for name, meta in bound.tensors.items()}
     taken += [f"{name}_{kind}{dim}" for name, rank in shapes.items() for dim in range(rank) for kind in ("", "s")]
-    tracer = Tracer([*taken, *(f"{name}_ptr" for name in shapes)])
+    taken += [f"{name}_ptr" for name in shapes]
+    kernel = Kernel()
+    runs: list[list[Node]] = []
+    paths: list[tuple[int, ...]] = [()]
+    while paths:
+        path = paths.pop()
+        tracer = _run(bound, Tracer(taken, kernel, path))
+        runs.append(tracer.statements)
+        choices = tuple(fork.choice for fork in tracer.forks)
+        for at, fork in reversed(list(enumerate(tracer.forks))[len(path) :]):
+            paths += [(*choices[:at], other) for other in reversed(range(1, len(fork.conditions)))]
+        if len(runs) + len(paths) > MOST_FORKS:
+            raise Refused(f"more than {MOST_FORKS} things that depend on where a block lies")
+    kernel.statements = _tree(runs)
+    return kernel
+
+
+def _tree(runs: Sequence[list[Node]]) -> list[Node]:
+    """Runs that are alike up to where they do different things, as one."""
+    first = runs[0]
+    at = next((i for i, node in enumerate(first) if isinstance(node, Fork)), None)
+    if at is None:
+        _coalesced(first)
+        return first
+    fork = first[at]
+    assert isinstance(fork, Fork)
+    groups: dict[int, list[list[Node]]] = {}
+    for run in runs:
+        other = run[at]
+        assert isinstance(other, Fork)
+        groups.setdefault(other.choice, []).append(run[at + 1 :])
+    branches = [(fork.conditions[choice], _tree(group)) for choice, group in sorted(groups.items())]
+    return [*first[:at], Choice(branches, fork.line)]
+
+
+def _run(bound: Bound, tracer: Tracer) -> Tracer:
     arguments = [_argument(p.name, p.role, bound, tracer) for p in bound.program.parameters]
     settings = {name: _number(name, value, tracer) for name, value in bound.settings.items()}
     token = TRACER.set(tracer)
@@ -124,8 +159,7 @@ def traced(bound: Bound) -> Kernel:
         raise Refused(f"{type(error).__name__}: {error}", _line_of(error, bound.program)) from error
     finally:
         TRACER.reset(token)
-    _coalesced(tracer.kernel.statements)
-    return tracer.kernel
+    return tracer
 
 
 def _argument(name: str, role: str, bound: Bound, tracer: Tracer) -> Any:
@@ -158,7 +192,7 @@ def _line_of(error: Exception, program: Program) -> int:
     return line
 
 
-def _coalesced(body: list[Statement | Loop]) -> None:
+def _coalesced(body: list[Node]) -> None:
     """Drop copies of values that nothing else uses."""
     uses: Counter[int] = Counter()
     for node in _statements(body):
@@ -174,11 +208,14 @@ def _coalesced(body: list[Statement | Loop]) -> None:
                 del body[at]
 
 
-def _statements(body: Sequence[Statement | Loop]) -> Iterator[Statement]:
+def _statements(body: Sequence[Node]) -> Iterator[Statement]:
     for node in body:
         if isinstance(node, Loop):
             yield from _statements(node.body)
-        else:
+        elif isinstance(node, Choice):
+            for _, branch in node.branches:
+                yield from _statements(branch)
+        elif isinstance(node, Statement):
             yield node
 
 
@@ -193,16 +230,32 @@ class _Line:
     place: tuple[str, int]
 
 
-def _lines(body: Sequence[Statement | Loop], indent: int) -> list[_Line]:
+def _lines(body: Sequence[Node], indent: int) -> list[_Line]:
     out: list[_Line] = []
     for node in body:
         if isinstance(node, Loop):
             out.append(_Line(indent, node.head, "", node.line))
             out += _lines(node.body, indent + 1)
             continue
+        if isinstance(node, Choice):
+            out += _choice_lines(node, indent)
+            continue
+        assert isinstance(node, Statement)
         text = "".join(part.name if isinstance(part, Value) else part for part in node.parts)
         target = "" if node.target is None else node.target.name
         out.append(_Line(indent, text if not target else f"{target} = {text}", target, node.line))
+    return out
+
+
+def _choice_lines(choice: Choice, indent: int) -> list[_Line]:
+    out: list[_Line] = []
+    for at, (condition, body) in enumerate(choice.branches):
+        word = "if" if not at else "elif" if at < len(choice.branches) - 1 else "else"
+        head = "else:" if word == "else" else f"{word} {condition}:"
+        out.append(_Line(indent, head, "", choice.line))
+        out += _lines(body, indent + 1)
+        if all(each.target is not None for each in _statements(body)):
+            out.append(_Line(indent + 1, "pass", "", choice.line))
     return out
 
 
@@ -318,7 +371,7 @@ def _conditions(bound: Bound, kernel: Kernel) -> list[str]:
 
 def _launch(bound: Bound, kernel: Kernel, hoisted: Mapping[str, str], call: Sequence[str]) -> list[str]:
     """Lines that launch a kernel, or are left where it is not for these arguments."""
-    later = [f"{name} == {value!r}" for name, value in kernel.fixed.items()]
+    later = [f"{name} {'is' if value is None else '=='} {value!r}" for name, value in kernel.fixed.items()]
     later += [text for text, bases in kernel.conditions.items() if not bases <= set(kernel.fixed)]
     later += [f"{name}.is_contiguous()" for name in bound.tensors if name in kernel.contiguous]
     text = " ".join([*call, *later, kernel.grid, *hoisted.values()])

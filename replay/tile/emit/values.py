@@ -226,10 +226,19 @@ def same(first: Any, second: Any) -> bool:
 def enclosed(number: Any) -> str:
     """The text of a number as an operand of a product."""
     text = str(number)
-    is_simple = isinstance(number, Num) and len(number.terms) == 1 and not number.constant
-    if is_simple and abs(next(iter(number.terms.values()))) == 1 and (text.isidentifier() or text.startswith("(")):
+    if text.isidentifier() or _in_brackets(text) or (not isinstance(number, Num) and number >= 0):
         return text
-    return text if not isinstance(number, Num) and number >= 0 else f"({text})"
+    return f"({text})"
+
+
+def _in_brackets(text: str) -> bool:
+    """Whether the first bracket is closed by the last."""
+    depth = 0
+    for at, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if not depth:
+            return sign == ")" and at == len(text) - 1
+    return False
 
 
 def bound_of(number: Any) -> Any:
@@ -295,13 +304,37 @@ class DType(str):
         return str.__hash__(self)
 
 
+@dataclass(slots=True)
+class Cell:
+    """Scratch memory: what one half of a core stores and the other loads is one value of a kernel."""
+
+    shape: tuple[Any, ...]
+    tile: Tile | None = None
+
+    def check(self, ref: Ref) -> None:
+        """Raises Refused for a part of it."""
+        whole = len(ref.dims) == len(self.shape) and all(map(same, ref.shape, self.shape))
+        if not whole or str(ref.offset) != "0":
+            raise Refused("a part of tile.scratch: Triton has it in registers, whole")
+
+
 class Ref:
     """A part of a tensor in GM."""
 
-    def __init__(self, name: str, role: str, dtype: DType, dims: Sequence[tuple[Any, Any]], offset: Any = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        dtype: Any,
+        dims: Sequence[tuple[Any, Any]],
+        offset: Any = 0,
+        cell: Cell | None = None,
+    ) -> None:
         self.name, self.role, self.dtype, self.offset = name, role, dtype, offset
         self.dims = tuple(dims)
         """(size, stride)."""
+        self.cell = cell
+        """Of scratch memory: what it holds."""
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -314,7 +347,7 @@ class Ref:
         return len(self.dims)
 
     def _with(self, dims: Sequence[tuple[Any, Any]], offset: Any = None) -> Ref:
-        return Ref(self.name, self.role, self.dtype, dims, self.offset if offset is None else offset)
+        return Ref(self.name, self.role, self.dtype, dims, self.offset if offset is None else offset, self.cell)
 
     @property
     def T(self) -> Ref:
@@ -399,6 +432,19 @@ class Block:
 
     def __index__(self) -> int:
         return self.start.__index__()
+
+
+class Half(Block):
+    """All rows, where a program gives halves of them to the vector cores of a group."""
+
+    @property
+    def index(self) -> Any:
+        """0, as there is one."""
+        return 0
+
+    def span(self) -> tuple[Any, Any]:
+        """First place and that behind the last."""
+        return self.start, self.stop
 
 
 class Value:

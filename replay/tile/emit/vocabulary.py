@@ -8,7 +8,7 @@ from typing import Any
 
 from opreplay.replay import tile as language_module
 from opreplay.replay.tile import vocabulary as language
-from opreplay.replay.tile.emit.values import TRACER, Block, Ref, Refused, Tile, triton_dtype
+from opreplay.replay.tile.emit.values import TRACER, Block, Cell, Half, Ref, Refused, Tile, triton_dtype
 from opreplay.replay.tile.language.memory import Each
 
 
@@ -164,6 +164,15 @@ def _steps(total: Any, size: Any) -> Iterator[Block]:
     yield from TRACER.get().turns(first, last, 1 if drop else size, drop=drop)
 
 
+def _scratch(shape: Sequence[Any], dtype: Any = "float32", *, buffers: int = 2) -> Ref:
+    named = dtype if hasattr(dtype, "origin") else _named(dtype)
+    return Ref("scratch", "scratch", named, [(size, 1) for size in shape], 0, Cell(tuple(shape)))
+
+
+def _vectors(rows: Any) -> Iterator[Half]:
+    yield Half(0, rows, rows)
+
+
 def _refused(what: str) -> Callable[..., Any]:
     def function(*_arguments: Any, **_named: Any) -> Any:
         raise Refused(what)
@@ -211,7 +220,7 @@ FUNCTIONS: dict[str, Any] = {
     "row_min": _of_rows("tl.min", 'float("inf")'),
     "row_sum": _of_rows("tl.sum", "0"),
     "rsqrt": _in_float("tl.rsqrt"),
-    "scratch": _refused("tile.scratch: Triton has no memory between the cores of a group"),
+    "scratch": _scratch,
     "sigmoid": _sigmoid,
     "silu": _silu,
     "sort32": _refused("tile.sort32: Triton has no sort of runs"),
@@ -222,7 +231,7 @@ FUNCTIONS: dict[str, Any] = {
     "to_l1": _to_l1,
     "transpose": lambda t: TRACER.get().transposed(t),
     "tril": _tril,
-    "vectors": _refused("tile.vectors: Triton has no halves of a group"),
+    "vectors": _vectors,
     "where": _where,
     "zeros": _zeros,
 }

@@ -454,18 +454,25 @@ def _update(loop: Loop, value: Value, update: Value) -> None:
         loop.body.append(Statement(value, (update,), loop.line))
 
 
-def _uses(node: Node, value: Value) -> bool:
-    if isinstance(node, Loop):
-        return any(_uses(each, value) for each in node.body)
-    return any(part is value for part in node.parts)
-
-
-def _replaced(body: list[Node], old: Value, new: Value) -> None:
+def statements_of(body: Sequence[Node]) -> Iterator[Statement]:
+    """Statements, those within loops and branches too."""
     for node in body:
         if isinstance(node, Loop):
-            _replaced(node.body, old, new)
-        else:
-            node.parts = tuple(new if part is old else part for part in node.parts)
+            yield from statements_of(node.body)
+        elif isinstance(node, Choice):
+            for _, branch in node.branches:
+                yield from statements_of(branch)
+        elif isinstance(node, Statement):
+            yield node
+
+
+def _uses(node: Node, value: Value) -> bool:
+    return any(part is value for each in statements_of([node]) for part in each.parts)
+
+
+def _replaced(body: Sequence[Node], old: Value, new: Value) -> None:
+    for node in statements_of(body):
+        node.parts = tuple(new if part is old else part for part in node.parts)
 
 
 def _paired(first: list[Node], second: list[Node], line: int) -> Iterator[tuple[Statement, Statement]]:

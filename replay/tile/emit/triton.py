@@ -9,13 +9,23 @@ from __future__ import annotations
 import linecache
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opreplay.replay.tile.cases import Case, base_cases, default_set
-from opreplay.replay.tile.emit.kernel import MOST_FORKS, Choice, Fork, Kernel, Loop, Node, Statement, Tracer
+from opreplay.replay.tile.emit.kernel import (
+    MOST_FORKS,
+    Choice,
+    Fork,
+    Kernel,
+    Loop,
+    Node,
+    Statement,
+    Tracer,
+    statements_of,
+)
 from opreplay.replay.tile.emit.values import TRACER, DType, Ref, Refused, Value, atom
 from opreplay.replay.tile.emit.vocabulary import rebuilt
 from opreplay.replay.tile.program import Bound, Program, bind
@@ -195,7 +205,7 @@ def _line_of(error: Exception, program: Program) -> int:
 def _coalesced(body: list[Node]) -> None:
     """Drop copies of values that nothing else uses."""
     uses: Counter[int] = Counter()
-    for node in _statements(body):
+    for node in statements_of(body):
         uses.update(id(part) for part in node.parts if isinstance(part, Value))
     for at in reversed(range(len(body))):
         node = body[at]
@@ -206,17 +216,6 @@ def _coalesced(body: list[Node]) -> None:
                 node.target.call(source.name)
                 source.alias = node.target
                 del body[at]
-
-
-def _statements(body: Sequence[Node]) -> Iterator[Statement]:
-    for node in body:
-        if isinstance(node, Loop):
-            yield from _statements(node.body)
-        elif isinstance(node, Choice):
-            for _, branch in node.branches:
-                yield from _statements(branch)
-        elif isinstance(node, Statement):
-            yield node
 
 
 # Text
@@ -254,7 +253,7 @@ def _choice_lines(choice: Choice, indent: int) -> list[_Line]:
         head = "else:" if word == "else" else f"{word} {condition}:"
         out.append(_Line(indent, head, "", choice.line))
         out += _lines(body, indent + 1)
-        if all(each.target is not None for each in _statements(body)):
+        if all(each.target is not None for each in statements_of(body)):
             out.append(_Line(indent + 1, "pass", "", choice.line))
     return out
 

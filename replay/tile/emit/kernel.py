@@ -20,9 +20,11 @@ from opreplay.replay.tile.emit.values import (
     Tile,
     Value,
     atom,
+    bases_of,
     bound_of,
     enclosed,
     merged,
+    plain_known,
     product,
     same,
     user_line,
@@ -113,6 +115,7 @@ class Tracer:
         self._bodies: list[list[Node]] = [self.statements]
         self._names = {*names, *_RESERVED, *kernel.hoisted.values(), *(size.name for size in kernel.sizes.values())}
         self.forks: list[Fork] = []
+        self._written: set[str] = set()
         self._dealt = ""
         self._count = 0
 
@@ -128,6 +131,22 @@ class Tracer:
         text = f"{first} {how} {second}"
         self.kernel.conditions[text if outcome else f"not {text}"] = difference.bases
         return outcome
+
+    def required(self, first: Any, how: str, second: Any) -> None:
+        """Make a condition of what has to hold, where the launcher knows both. Raises Refused where it does not."""
+        if same(first, second) or not plain_known(first) or not plain_known(second):
+            return
+        holds = value_of(first) == value_of(second) if how == "==" else value_of(first) <= value_of(second)
+        if not holds:
+            raise Refused(f"sizes do not fit: {first} {how} {second}")
+        if bases := bases_of(first) | bases_of(second):
+            self.kernel.conditions[f"{first} {how} {second}"] = bases
+
+    def _agreed(self, size: Any, others: Sequence[Any]) -> None:
+        """Note that sizes are one, or 1."""
+        for other in others:
+            if plain_known(size) and plain_known(other) and not (isinstance(other, int) and other == 1):
+                self.required(other, "==", size if value_of(other) == value_of(size) else 1)
 
     def fixed(self, number: Num) -> Any:
         """The value of a size that Python itself needs; the kernel is for that one. Raises Refused for positions."""
@@ -285,6 +304,12 @@ class Tracer:
         value = self.note((f"tl.load({self.pointer(target, want)}{tail}",), name)
         return Tile(value, want, ref.dtype, source if shape is None else None)
 
+    def loaded_again(self, ref: Ref) -> Tile:
+        """A part of a tile that was loaded, as a load of its own. Raises Refused where its tensor was written since."""
+        if ref.name in self._written:
+            raise Refused(f"a part of a tile whose tensor {ref.name} was stored to")
+        return self.loaded(ref)
+
     def stored(self, ref: Ref, tile: Tile, *, add: bool, relu: bool) -> None:
         """Write a tile to a part of a tensor, or add it."""
         if self._dealt == "over":
@@ -295,7 +320,12 @@ class Tracer:
             ref.cell.check(ref)
             ref.cell.tile = tile.to(ref.dtype)
             return
+        wanted = [size for size in tile.shape if not (isinstance(size, int) and size == 1)]
+        there = [size for size in ref.shape if not (isinstance(size, int) and size == 1)]
+        for size, target in zip(wanted, there, strict=False) if len(wanted) == len(there) else ():
+            self.required(size, "==", target)
         mask = self.mask(tile.shape)
+        self._written.add(ref.name)
         call = "tl.atomic_add" if add else "tl.store"
         tail = f", mask={mask})" if mask else ")"
         self.add(Statement(None, (f"{call}({self.pointer(ref, tile.shape)}, ", tile.value, tail), user_line()))
@@ -304,6 +334,8 @@ class Tracer:
         """An elementwise result; `{}` or `{0}` of the template are the operands."""
         tiles = [operand for operand in operands if isinstance(operand, Tile)]
         shape = _broadcast([tile.shape for tile in tiles])
+        for dim in range(-len(shape), 0):
+            self._agreed(shape[dim], [tile.shape[dim] for tile in tiles if len(tile.shape) >= -dim])
         value = self.note(_filled(template, operands))
         return Tile(value, shape, tiles[-1].dtype if dtype is None else dtype)
 
@@ -321,6 +353,7 @@ class Tracer:
             if not (isinstance(size, int) and size == 1):
                 self.size_of(size, 16)
         shape = (a.shape[0], b.shape[1])
+        self.required(a.shape[1], "==", b.shape[0])
         total = acc.value if acc is not None else self._zeros(shape)
         parts = ("dot(", self._operand(a, 1), ", ", self._operand(b, 0), ", ", total, ")")
         return Tile(self.note(parts, "acc"), shape, "float32")
@@ -357,7 +390,7 @@ class Tracer:
         count = len(rest) - len(wanted) + 1
         if tile.source is None or count < 2 or len(tile.source.dims) != len(rest):
             raise Refused("a computed tile in another shape: blocks in registers are whole")
-        return self.loaded(merged(tile.source, count))
+        return self.loaded_again(merged(tile.source, count))
 
     # Loops
 
@@ -388,10 +421,10 @@ class Tracer:
 
     def _block(self, name: str, start: Num, total: Any, step: Any, *, drop: bool) -> Block:
         if drop:
-            return Block(start, 1, step, drop=True)
+            return Block(start, 1, step, total, drop=True)
         rest = total - start
         value = min(value_of(step), value_of(total) - start.value)
-        return Block(start, self.named(f"{name}_size", f"tl.minimum({step}, {rest})", value, step), step)
+        return Block(start, self.named(f"{name}_size", f"tl.minimum({step}, {rest})", value, step), step, total)
 
     def turns(self, first: Any, last: Any, step: Any, *, drop: bool) -> Iterator[Block]:
         """A loop on one core: its body is run twice, and compared."""
@@ -413,23 +446,7 @@ class Tracer:
 
     def _closed(self, loop: Loop, second: list[Node]) -> None:
         pairs = list(_paired(loop.body, second, loop.line[1]))
-        targets = {id(a.target): b.target for a, b in pairs if a.target is not None}
-        first_of = {id(b.target): a.target for a, b in pairs if a.target is not None}
-        carried: dict[int, tuple[Value, Value]] = {}
-        for a, b in pairs:
-            if len(a.parts) != len(b.parts):
-                raise Refused("the turns of the loop differ", a.line[1])
-            for one, other in zip(a.parts, b.parts, strict=True):
-                if not isinstance(one, Value) or not isinstance(other, Value):
-                    if one != other:
-                        raise Refused("the turns of the loop differ", a.line[1])
-                elif one is other or first_of.get(id(other)) is one:
-                    continue
-                elif id(other) in targets and id(one) not in targets:
-                    if carried.setdefault(id(one), (one, other))[1] is not other:
-                        raise Refused("the turns of the loop differ in what they carry", a.line[1])
-                else:
-                    raise Refused("the turns of the loop differ in what they use", a.line[1])
+        carried = _carried(pairs)
         for a, b in pairs:
             if a.target is not None and b.target is not None:
                 b.target.alias = a.target
@@ -443,6 +460,23 @@ class Tracer:
         outer.append(loop)
         for value, update in names:
             _update(loop, value, update)
+
+
+def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Value, Value]]:
+    """Values that a loop begins with, each with what a turn puts in its place. Raises Refused where turns differ."""
+    targets = {id(a.target) for a, _ in pairs if a.target is not None}
+    first_of = {id(b.target): a.target for a, b in pairs if a.target is not None}
+    carried: dict[int, tuple[Value, Value]] = {}
+    for a, b in pairs:
+        if len(a.parts) != len(b.parts):
+            raise Refused("the turns of the loop differ", a.line[1])
+        for one, other in zip(a.parts, b.parts, strict=True):
+            if one is other or one == other or first_of.get(id(other)) is one:
+                continue
+            is_carried = isinstance(one, Value) and id(other) in targets and id(one) not in targets
+            if not is_carried or carried.setdefault(id(one), (one, other))[1] is not other:
+                raise Refused("the turns of the loop differ", a.line[1])
+    return carried
 
 
 def _update(loop: Loop, value: Value, update: Value) -> None:

@@ -372,6 +372,7 @@ def _launch(bound: Bound, kernel: Kernel, hoisted: Mapping[str, str], call: Sequ
     """Lines that launch a kernel, or are left where it is not for these arguments."""
     later = [f"{name} {'is' if value is None else '=='} {value!r}" for name, value in kernel.fixed.items()]
     later += [text for text, bases in kernel.conditions.items() if not bases <= set(kernel.fixed)]
+    later += [f"{name}.numel() < 2**31" for name in bound.tensors]  # places are 32-bit numbers
     later += [f"{name}.is_contiguous()" for name in bound.tensors if name in kernel.contiguous]
     text = " ".join([*call, *later, kernel.grid, *hoisted.values()])
     words = _words(text)

@@ -378,10 +378,17 @@ class Ref:
         offset = self.offset
         for index, (size, stride) in zip(keys, self.dims, strict=True):
             start, length = span(index, size)
+            _within(index, start, length, size)
             offset = offset + start * stride
             if length is not None:
                 dims.append((length, stride))
         return self._with(dims, offset)
+
+
+def _within(index: Any, start: Any, length: Any, size: Any) -> None:
+    """Note that an index lies in its dimension, where the launcher can check it."""
+    last = index.total if isinstance(index, Block) else start + 1 if length is None else start + length
+    TRACER.get().required(last, "<=", size)
 
 
 def _remaining(sizes: list[Any], others: list[Any]) -> Any:
@@ -417,8 +424,8 @@ def span(index: Any, size: Any) -> tuple[Any, Any]:
 class Block:
     """A part of a dimension."""
 
-    def __init__(self, start: Any, size: Any, step: Any, *, drop: bool = False) -> None:
-        self.start, self.size, self.step, self.drop = start, size, step, drop
+    def __init__(self, start: Any, size: Any, step: Any, total: Any, *, drop: bool = False) -> None:
+        self.start, self.size, self.step, self.total, self.drop = start, size, step, total, drop
 
     @property
     def stop(self) -> Any:
@@ -539,7 +546,7 @@ class Tile:
     def __getitem__(self, key: Any) -> Tile:
         if self.source is None:
             raise Refused("a part of a computed tile: blocks in registers are whole")
-        return TRACER.get().loaded(self.source[key])
+        return TRACER.get().loaded_again(self.source[key])
 
     def view(self, *shape: Any) -> Tile:
         """The same data in another shape."""

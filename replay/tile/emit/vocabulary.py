@@ -170,7 +170,7 @@ def _scratch(shape: Sequence[Any], dtype: Any = "float32", *, buffers: int = 2) 
 
 
 def _vectors(rows: Any) -> Iterator[Half]:
-    yield Half(0, rows, rows)
+    yield Half(0, rows, rows, rows)
 
 
 def _refused(what: str) -> Callable[..., Any]:

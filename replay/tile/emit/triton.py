@@ -419,7 +419,7 @@ def _launcher(
         f"    for launch in ({', '.join(launches)},):",
         f"        if launch({', '.join(plain)}):",
         "            return",
-        f'    raise ValueError("{program.name}: no kernel was emitted for these sizes, strides and dtypes: name them with --case")',
+        f'    raise ValueError("{program.name}: no kernel for these sizes, strides and dtypes: emit it with --case")',
         "",
     ]
     return "\n".join(out)

@@ -101,7 +101,7 @@ def test_other_settings_strides_and_sizes(tmp_path: Path) -> None:
     (tmp_path / "emitted.py").write_text(emit([SHIPPED["matmul"], SHIPPED["transpose"]]).text)
     script = tmp_path / "others.py"
     script.write_text(OTHERS.format(module="emitted"))
-    refused = "transpose: no kernel was emitted for these sizes, strides and dtypes: name them with --case\n"
+    refused = "transpose: no kernel for these sizes, strides and dtypes: emit it with --case\n"
     assert interpreted([str(script)]) == refused * 2
 
 

@@ -38,6 +38,8 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     """These sizes follow from no more than a bound that the recorded time sets."""
     unbounded: str = ""
     """Why nothing at all tells or bounds them: then there is no prediction."""
+    near: str = ""
+    """The op whose rule was taken since the names are alike."""
     known: bool = True
     """False when no rule exists and the op is costed by its bytes."""
     source: str = ""
@@ -128,9 +130,11 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     is_alone = op.resolved_by is None and op.reason is None  # predicted alone, whatever takes its arguments
     # An op that torch has no more takes the arguments of the one in its place by the same names.
     other = op.via if op.via is not None else kin_of(op.name) if is_alone else None
+    near = ""
     if rule is None and other is not None and (rule := cost_of(other)) is not None:
         view = OpView(msgspec.structs.replace(op, name=other), contents)
         if other != op.via:
+            near = other
             view.assume(f"no lowering for {op.name}: costed as {other}, which is near by name")
     if rule is not None:
         if op.unfit:
@@ -149,6 +153,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
                 assumed=view.assumed,
                 invented=view.invented,
                 unbounded=view.unbounded,
+                near=near,
             )
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")

@@ -31,6 +31,8 @@ ModelPhase = Literal["prefill", "decode", "train"]
 Mla = Literal["absorbed", "expanded"]
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_CONFIG_BYTES = 1 << 20
+OLDEST_TRANSFORMERS = 5
+"""Version, as in pyproject.toml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +148,15 @@ def config_of(path: Path) -> Any:
 def _transformers() -> Any:
     try:
         import transformers  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise EnvironmentRefused("hf: needs transformers", hint="pip install 'opreplay[hf]'") from None
+    except ImportError as error:
+        is_there = getattr(error, "name", None) != "transformers"
+        why = f", which is installed and cannot be imported: {error}" if is_there else ""
+        raise EnvironmentRefused(f"hf: needs transformers{why}", hint="pip install -U 'opreplay[hf]'") from None
+    if int(transformers.__version__.partition(".")[0]) < OLDEST_TRANSFORMERS:
+        raise EnvironmentRefused(
+            f"hf: needs transformers {OLDEST_TRANSFORMERS} or newer, this is {transformers.__version__}",
+            hint="pip install -U 'opreplay[hf]'",
+        )
     return transformers
 
 

@@ -71,7 +71,15 @@ FAR_NUMBER = 129
 """One more than the threads of a usual block."""
 AXES = ("dim", "axis")
 """Beginnings of names of dimensions."""
-WORDS = (("mean", "sum", "none"), ("none", "tanh"), ("floor", "trunc"), ("amax", "amin", "prod", "max", "min"))
+WORDS = (
+    ("mean", "sum", "none"),
+    ("none", "tanh"),
+    ("floor", "trunc"),
+    ("amax", "amin", "prod", "max", "min"),
+    ("constant", "reflect", "replicate", "circular"),
+    ("nearest", "bilinear", "bicubic"),
+    ("zeros", "border", "reflection"),
+)
 """Values of strings, those together that stand for one another."""
 LENGTHS = (1, 3, 5)
 """Of lists of tensors."""
@@ -105,6 +113,7 @@ VALUES: dict[Values, str] = {
     "odd": "NaN and infinities",
     "NaN in rows": "NaN in rows",
     "rows of -inf": "rows of -inf",
+    "rows of zeros": "rows of zeros",
 }
 """Kinds of values that are tried, and what they are called."""
 
@@ -122,6 +131,9 @@ def sized(case: Case) -> Iterator[Case]:
     if len(sizes) > 1:
         yield from _mapped(case, "no rows", {first.shape[0]: 0}, keep_numbers=True)
         yield from _mapped(case, "no columns", {first.shape[-1]: 0}, keep_numbers=True)
+    elif len(first.shape) > 1 and {len(meta.shape) for meta in _tensors(case)} == {len(first.shape)}:
+        yield replaced(case, "no rows", _reshaped(case, lambda shape: (0, *shape[1:])))
+        yield replaced(case, "no columns", _reshaped(case, lambda shape: (*shape[:-1], 0)))
     for kind, groups in MADE_UP.items():
         for group in groups:
             yield from _resized(case, kind, sizes, group)
@@ -279,10 +291,11 @@ MOST_PAIRS = 3
 
 
 def ranked(case: Case) -> Iterator[Case]:
-    """The case with one dimension less, one more and three more, of all tensors that have as many as any."""
+    """The case with one dimension less, none, one more and three more, of all tensors that have as many as any."""
     rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
     shapes: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
         "one dimension less": lambda shape: shape[1:],
+        "no dimension": lambda _: (),
         "one dimension more": lambda shape: (3, *shape),
         "three dimensions more": lambda shape: (2, 1, 3, *shape),
     }
@@ -407,7 +420,7 @@ def _other_values(spec: ArgSpec, now: Value, words: Sequence[str]) -> Sequence[V
     """Values of an argument's type that are not the one that it has."""
     # A negative number is a place from the end, or nothing that anybody means.
     last = (-1, -2) if spec.name.startswith(AXES) else ()
-    usual = next((some for some in WORDS if now in some), tuple(itertools.chain.from_iterable(WORDS)))
+    usual = itertools.chain.from_iterable([some for some in WORDS if now in some] or WORDS)
     tried: dict[str, Sequence[Value]] = {
         "int": (0, 1, 2, *last) if type(now) is not int else (now + 1, 0, 1, *last),
         "Scalar": (2, 0, -1, 2.5),

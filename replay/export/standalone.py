@@ -21,7 +21,7 @@ from opreplay.replay.ir.model import ReplayArg, ReplayOp, Value
 from opreplay.replay.ops.register import reference_of
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 
-_MODULES = ("torch", "math")
+_MODULES = ("torch", "math", "itertools", "functools")
 """Modules that a text may import, with what is inside of them."""
 MAX_HELPERS = 40
 """Functions of a reference beyond which it is no text to read."""
@@ -189,6 +189,10 @@ def _constant_text(value: Any) -> str | None:
         return repr(value)
     if isinstance(value, torch.dtype):
         return str(value)
+    if isinstance(value, dict):
+        texts = {_constant_text(key): _constant_text(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        is_plain = all(key is not None and item is not None for key, item in texts.items())
+        return f"{{{', '.join(f'{key}: {item}' for key, item in texts.items())}}}" if is_plain else None
     if isinstance(value, tuple | list) and all(_constant_text(item) for item in value):  # pyright: ignore[reportUnknownVariableType]
         inner = ", ".join(str(_constant_text(item)) for item in value)  # pyright: ignore[reportUnknownVariableType]
         return f"({inner},)" if isinstance(value, tuple) and value else f"[{inner}]"

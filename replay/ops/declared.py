@@ -70,12 +70,13 @@ def stands_for(
     lacking: tuple[str, ...] = (),
     fake: Callable[..., Any] | None = None,
     assumes: tuple[str, ...] = (),
+    random: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function as the stand-in for the known versions of these ops; see `registry.reference`.
 
     A version that lacks an argument which the function wants is not one that it stands for, nor is one that has an
     argument of `lacking`. `writes` names the arguments that the function writes to, where the vendor's marks do not
-    tell (those of them that a version has); None keeps the vendor's marks. `assumes`: see
+    tell (those of them that a version has); None keeps the vendor's marks. `assumes`, `random`: see
     `reference`. Raises ValueError for an op that no version
     of fits.
     """
@@ -93,7 +94,7 @@ def stands_for(
                 raise ValueError(f"no version of {name} has all of {', '.join(sorted(wanted))}")
             for since, schema in fitting:
                 text = schema if writes is None else with_writes(schema, [w for w in writes if w in _words(schema)])
-                reference(text, since=since, fake=fake, assumes=assumes)(run)
+                reference(text, since=since, fake=fake, assumes=assumes, random=random)(run)
         return run
 
     return declare
@@ -121,7 +122,7 @@ def declare_like(row: Row) -> None:
     written: list[str] = _WRITTEN.findall(arguments)
     writes = None if "!" in returns else tuple(row.renames.get(name, name) for name in written)
     run = _renamed(version.run, row.renames, version.schema)
-    stands_for(row.name, writes=writes, fake=fake, assumes=version.assumes)(run)
+    stands_for(row.name, writes=writes, fake=fake, assumes=version.assumes, random=version.random)(run)
 
 
 def _renamed(run: Callable[..., Any], renames: dict[str, str], schema: str) -> Callable[..., Any]:

@@ -10,7 +10,11 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from opreplay.replay.ops.catalog import LIBRARIES
 from opreplay.replay.ops.table import rows
+
+NAMESPACES = ("aten", "prims", "quantized", "torchvision", "aclnn", "atb")
+"""Of torch and of CANN: what their names mean is known, as of the vendors' of `LIBRARIES`."""
 
 _AFFIXES = re.compile(r"^(_*(npu|aclnn|ai_infra|inplace|foreach)_+|_+)+|(_?v\d+|_?(quant_)?\d+|_)+$")
 """What does not tell what an op does: prefixes of libraries and versions."""
@@ -109,6 +113,11 @@ def _is_preferred(name: str) -> tuple[bool, bool, str]:
 
 
 def kin_of(name: str) -> str | None:
-    """The op with a rule that this op is nearest to by name; None where the name says nothing."""
+    """The op with a rule that this op is nearest to by name; None where the name says nothing.
+
+    Only among namespaces that are known: a name of a user's own op may mean anything.
+    """
+    if name.partition("::")[0] not in (*NAMESPACES, *LIBRARIES):
+        return None
     stem = stem_of(name)
     return _by_stem().get(stem) or next((op for pattern, op in KIN if re.search(pattern, stem)), None)

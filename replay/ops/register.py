@@ -30,14 +30,19 @@ _libraries: dict[str, torch.library.Library] = {}
 
 
 def reference(
-    schema: str, *, since: str = "", fake: Callable[..., Any] | None = None, assumes: Sequence[str] = ()
+    schema: str,
+    *,
+    since: str = "",
+    fake: Callable[..., Any] | None = None,
+    assumes: Sequence[str] = (),
+    random: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a plain torch function as the stand-in for `schema` ("ns::op(Tensor x) -> Tensor").
 
     The function gets, by name, those of the schema's arguments that its signature has, so one function may serve
     several versions. `since` orders the versions of an op: the newest becomes the default overload, an older one
     `since_YYYYMMDD`. `assumes` says, for the results, what it makes up because no argument tells it. `fake` describes
-    the outputs of a function whose control flow depends on tensor contents.
+    the outputs of a function whose control flow depends on tensor contents. `random`: it takes torch's random numbers.
     Raises ValueError when the same version is declared twice or the name is malformed.
     """
     qualified = schema.partition("(")[0].strip()
@@ -51,7 +56,14 @@ def reference(
             raise ValueError(f"{qualified} of {since or 'no date'} is declared twice")
         versions.append(
             Reference(
-                name=name, overload=overload, schema=schema, since=since, run=run, fake=fake, assumes=tuple(assumes)
+                name=name,
+                overload=overload,
+                schema=schema,
+                since=since,
+                run=run,
+                fake=fake,
+                assumes=tuple(assumes),
+                random=random,
             )
         )
         return run
@@ -166,7 +178,7 @@ def _define(version: Reference, overload: str) -> str:
     if library is None:
         # A Library takes its definitions along when it is collected, so it has to outlive every call.
         library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
-    library.define(text)
+    library.define(text, tags=(torch.Tag.nondeterministic_seeded,) if version.random else ())
     schema = parse_schema(f"{namespace}::{text}")
     library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
     fake = _adapt(version.fake or version.run, schema, version.run) if schema.returns or version.fake else _nothing

@@ -80,6 +80,8 @@ class Reference:
     """Output shapes and dtypes; None: nothing is returned, or `run` itself works on meta tensors."""
     assumes: tuple[str, ...] = ()
     """What `run` makes up because no argument tells it."""
+    random: bool = False
+    """Whether it takes torch's random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

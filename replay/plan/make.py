@@ -32,6 +32,7 @@ def make_plan(
     from opreplay.replay.plan.select import OpFilter
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy
+    from opreplay.traces.times.clock import coarse_unit_us
 
     filters = OpFilter(
         include=selection.include,
@@ -51,7 +52,8 @@ def make_plan(
         in_order=in_order,
         collectives=collectives,
     )
-    return mark_unread(mark_impossible(with_outputs(with_layers(plan), policy=policy)), trace)
+    plan = with_outputs(with_layers(plan), policy=policy)
+    return mark_unread(plan if coarse_unit_us(trace) is not None else mark_impossible(plan), trace)
 
 
 def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck]:

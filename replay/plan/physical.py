@@ -140,7 +140,7 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
         return None
     return (
         f"more work than was recorded: {touched / 1e6:.1f} MB take at least {least_us:.0f} µs at "
-        f"{peak / 1e12:.2f} TB/s, recorded were {recorded_us:.1f} µs"
+        f"{peak / 1e12:.2f} TB/s, {CACHE_SPEEDUP:g} times that in the last cache, recorded were {recorded_us:.1f} µs"
     )
 
 

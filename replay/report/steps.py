@@ -13,6 +13,8 @@ from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Tabl
 from opreplay.replay.report.text import plural, safe, time_text
 from opreplay.traces.times.steps import OUTLIER, LaunchRow, LaunchTable, StepRow, StepTable
 
+NAME_ROOM = 24
+"""Characters of a name that figures may not take."""
 NAMED = 5
 """Outliers that one line names."""
 _OfStep, _OfLaunch = Column[StepRow], Column[LaunchRow]
@@ -20,8 +22,8 @@ _STEPS = [
     _OfStep("host time", lambda row: row.host_us, TIME, key="host_us"),
     _OfStep("÷ median", lambda row: row.over_median, RATIO, key="over_median", style=lambda row: _style(row)),
     _OfStep("busy", lambda row: row.busy_us, TIME, key="busy_us"),
-    _OfStep("idle", lambda row: row.idle_us, TIME, key="idle_us"),
-    _OfStep("kernels", lambda row: row.kernels, COUNT, drop=1),
+    _OfStep("gaps", lambda row: row.gaps_us, TIME, key="gaps_us"),
+    _OfStep("tasks", lambda row: row.tasks, COUNT, drop=1),
     _OfStep("start", lambda row: row.start_us, TIME, key="start_us", drop=2),
     _OfStep("step", lambda row: row.name, key="name", form="name"),
 ]
@@ -33,7 +35,7 @@ _LAUNCHES = [
     _OfLaunch("< call", lambda row: row.below_call_share, SHARE, key="below_call_share", drop=4),
     _OfLaunch("waits", lambda row: row.delay_us, TIME, key="delay_us"),
     _OfLaunch("p90", lambda row: row.delay_p90_us, TIME, key="delay_p90_us", drop=1),
-    _OfLaunch("kernel", lambda row: row.name, key="name", form="name"),
+    _OfLaunch("task", lambda row: row.name, key="name", form="name"),
 ]
 
 
@@ -44,7 +46,7 @@ def steps_table(table: StepTable) -> Table[StepRow]:
 
 def launches_table(table: LaunchTable) -> Table[LaunchRow]:
     """How each kernel was launched."""
-    return Table("Kernel launches", _LAUNCHES, table.rows, noun="kernel")
+    return Table("Kernel launches", _LAUNCHES, table.rows, noun="task")
 
 
 def csv_text(table: StepTable | LaunchTable, top: int | None) -> str:
@@ -60,7 +62,7 @@ def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> Re
     """What the rows come to, and the first `top` of them."""
     shown = cut(_table(table), top)
     line = step_line(table) if isinstance(table, StepTable) else launch_line(table)
-    room = names_room(row.name for row in shown.rows)
+    room = min(NAME_ROOM, names_room(row.name for row in shown.rows))
     return Group(Text(line), *terminal(shown, width, room=room, rest="--top N shows more")[1:])
 
 
@@ -80,8 +82,8 @@ def launch_line(table: LaunchTable) -> str:
     rows = table.rows
     short = sum(row.short_share * row.launches for row in rows) / table.launches
     below = sum(row.below_call_share * row.launches for row in rows) / table.launches
-    line = f"{plural(table.launches, 'kernel')} with a launch of their own: {100 * short:.0f} % below 10 µs, "
-    line += f"{100 * below:.0f} % shorter than the call that launched them"
+    line = f"{plural(table.launches, 'task')} (kernels, copies, fills) with a launch of their own: "
+    line += f"{100 * short:.0f} % below 10 µs, {100 * below:.0f} % shorter than the call that launched them"
     return (
         f"{line}; {table.unlinked:,} others are of graphs, or their launch is not recorded" if table.unlinked else line
     )

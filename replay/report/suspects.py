@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from opreplay.replay.report.text import plural, safe, share_text, time_text
+from opreplay.replay.report.text import plural, quotient, safe, share_text, time_text
 from opreplay.replay.results.records import Header, OpResult
 from opreplay.replay.results.suspects import kind_of_device, suspects
 
 MARK = "!"
+LARGE_SHARE = 0.02
 SHOWN = 8
 """Rows that are listed; files hold all."""
 
@@ -21,14 +23,26 @@ SHOWN = 8
 def lines(results: Sequence[OpResult]) -> list[str]:
     """One line a suspect row: "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."."""
     rows = suspects(results)
+    simulated_us = Counter[str]()
+    for r in results:
+        simulated_us.update({soc: predicted.time_us * r.count for soc, predicted in r.simulated.items()})
     texts = [
-        f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, recorded {_recorded(r)}: "
-        f"{safe('; '.join(r.suspicions))}"
+        f"{MARK} {safe(r.name)} ({r.id[:8]}), {share_text(r.recorded_share)} of the time, recorded {_recorded(r)}"
+        f"{_of_totals(r, simulated_us)}: {safe('; '.join(r.suspicions))}"
         for r in rows[:SHOWN]
     ]
     if len(rows) > SHOWN:
         texts.append(f"{MARK} and {plural(len(rows) - SHOWN, 'more row')} like that")
     return [*texts, *_filled_at_random(results)]
+
+
+def _of_totals(r: OpResult, simulated_us: Mapping[str, float]) -> str:
+    """How much of each device's total is this row, where it is enough to change it."""
+    shares = {
+        soc: quotient(predicted.time_us * r.count, simulated_us[soc]) or 0.0 for soc, predicted in r.simulated.items()
+    }
+    large = [f"{share_text(share)} of {safe(soc)}'s total" for soc, share in shares.items() if share >= LARGE_SHARE]
+    return f", {' and '.join(large)}" if large else ""
 
 
 def _recorded(r: OpResult) -> str:

@@ -113,6 +113,7 @@ def listed(names: Sequence[str], limit: int, noun: str = "") -> str:
 def coarse_text(unit_us: float) -> str:
     """That recorded durations are no timings."""
     return (
-        f"all device durations are multiples of {time_text(unit_us)}: rounded or placeholders, no timings of kernels; "
+        f"all device durations (those of a kernel table apart) are multiples of {time_text(unit_us)}: rounded or "
+        "placeholders, no timings of kernels; "
         "shares, rates and ratios to what was recorded mean little"
     )

@@ -66,7 +66,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: str = ""
     """Of a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
     taken_for: str = ""
-    """Of a user's rule: what the kernels that it names were costed as, e.g. "Axpy as one of the family Elementwise"."""
+    """Of a user's rule: what the kernels that it names were costed as, e.g. "Axpy as one of the family Elementwise";
+    else the op whose rule was taken since the names are alike."""
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):

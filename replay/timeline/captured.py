@@ -24,10 +24,11 @@ from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.modules import DEEPEST, as_tree
 from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
-from opreplay.replay.timeline.step import HOST_BOUND_SHARE
 from opreplay.traces.errors import TraceError, UsageError
 
 SCHEMA_VERSION = 1
+BOUND_SHARE = 0.9
+"""What takes so much of the step by itself bounds it."""
 """Of the JSON form. Changes of format: 1 first version."""
 VIEW_US = 2.0
 """Host time of a call that starts no kernel, a view or an allocation: assumed, with the band of `DISPATCH_BAND`."""
@@ -57,7 +58,8 @@ class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
     idle_us: float
     """Of the step: the device has nothing to do."""
     bound: str
-    """"host" where the device idles for it more than 30 % of the step, else "device"."""
+    """"host" where the step would take 90 % as long without work on the device, "device" where it would without the
+    host's, else "both": they take turns."""
 
 
 class CapturedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +125,12 @@ def captured_timeline(
     calls are cut short, and for a `host` that has none of them; TraceError for text that is no change.
     """
     sequence = plan.sequence
-    if not plan.captured or sequence is None or sequence.cut:
+    if plan.captured and sequence is not None and sequence.cut:
+        raise UsageError(
+            f"{plan.source} holds the first {len(sequence.calls):,} calls of its step and lacks {sequence.cut:,}",
+            hint="Capture a smaller one: fewer tokens or layers.",
+        )
+    if not plan.captured or sequence is None:
         raise UsageError(
             f"{plan.source} does not hold every call of one step",
             hint="`opreplay capture` writes such a plan; of a trace name the trace itself.",
@@ -231,8 +238,17 @@ def _times(calls: _Calls, band: tuple[Floats, Floats]) -> CapturedTimes:
         computing_us=float(calls.device_us.sum()) - talking_us,
         communication_us=talking_us,
         idle_us=idle_us,
-        bound="host" if idle_us > HOST_BOUND_SHARE * step_us else "device",
+        bound=_bound(calls, step_us),
     )
+
+
+def _bound(calls: _Calls, step_us: float) -> str:
+    nothing, replace = np.zeros(len(calls.host_us)), msgspec.structs.replace
+    host_alone_us = _scheduled(replace(calls, device_us=nothing))[0]
+    device_alone_us = _scheduled(replace(calls, host_us=nothing))[0]
+    if max(host_alone_us, device_alone_us) < BOUND_SHARE * step_us:
+        return "both"
+    return "host" if host_alone_us > device_alone_us else "device"
 
 
 def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:

@@ -22,6 +22,7 @@ from opreplay.replay.ascend.custom.registrations import CustomOpError
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import simulate_by_family
+from opreplay.replay.ascend.simulate.step import total_band
 from opreplay.replay.collectives.model import Collective as CollectiveOp
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.labels import is_collective
@@ -291,7 +292,7 @@ def _collectives(
         small += filter(None, [lacking(call.attrs.get("world_size"), device)])
         recorded_us, made_us = recorded_us + float(nodes.dur_us[node]), made_us + result.time_us
         family = family_of(call, device)
-        _add(out, [node], family.name, family.band, result.time_us)
+        _add(out, [node], family.name, total_band(device, family.name), result.time_us)
         _finish(graph, out, done, [node], result.time_us)
         assert out.contention is not None
         out.contention.draws(node, call, result.time_us, result.algorithm)
@@ -346,7 +347,7 @@ def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out:
         if out.contention is not None:
             out.contention.needs([node], result.terms_us, result.time_us)
         family = family_of(call, predictor.device)
-        _add(out, [node], family.name, family.band, result.time_us)
+        _add(out, [node], family.name, total_band(predictor.device, family.name), result.time_us)
         _finish(graph, out, done, [node], result.time_us)
         out.uncalibrated_us += result.time_us if result.confidence == "uncalibrated" else 0.0
 
@@ -414,8 +415,8 @@ def _lowered_ops(
         share = recorded / total if total else np.full(len(of_it), 1.0 / len(of_it))
         more = TASK_GAP_US * max(0, max(1, len(simulated.kernels)) - len(of_it))
         for name, us in families.items():
-            band = device.families[name if name in device.families else "Unknown"].band
-            _add(out, of_it, name, HOST_COPY.band if name == HOST_COPY.name else band, us * share)
+            band = HOST_COPY.band if name == HOST_COPY.name else total_band(device, name)
+            _add(out, of_it, name, band, us * share)
         _finish(graph, out, done, of_it, (simulated.time_us + more) * share)
         out.uncalibrated_us += simulated.time_us if simulated.confidence == "uncalibrated" else 0.0
         out.invented_recorded_us += total if simulated.by == "invented sizes" else 0.0

@@ -47,7 +47,7 @@ def gpus(trace_of: Callable[..., Path]) -> tuple[Path, Path]:
 def test_two_gpus(console: Console, gpus: tuple[Path, Path], tmp_path: Path) -> None:
     lines = console("compare", *gpus).stdout.splitlines()
     counts = "compared 2 ops: 1 slower, 1 only before, 1 only after, 1 same"
-    assert lines[0] == f"{counts}; total 11× (220 µs to 2.38 ms), ops on both sides 19×"
+    assert lines[0] == f"{counts}; total 11× (220 µs to 2.38 ms), typical calls 19×"
     assert lines[1] == "before: recorded on NVIDIA H100 (h100.json); on both sides 2 of 3 ops = 54.5 % of 220 µs"
     assert lines[2].startswith("after: recorded on AMD MI300X (mi300.json); on both sides 2 of 3 ops = 95.8")
     assert next(line for line in lines if line.startswith("slower")).split()[1] == "28×"
@@ -76,7 +76,7 @@ def test_the_total_of_traces_holds_what_one_of_them_has_alone_and_calls_that_sta
         name="b.json",
     )
     found = console("compare", first, second, "--fail-if", "total>3%", code=5)
-    assert found.stdout.splitlines()[0].endswith("total 2.000× (800 µs to 1.60 ms), ops on both sides 0.500×")
+    assert found.stdout.splitlines()[0].endswith("total 2.000× (800 µs to 1.60 ms), typical calls 0.500×")
     assert "total>3%: 2.000× of all recorded time" in found.stderr
     facts = json.loads(console("compare", first, second, "--format", "json").stdout)
     assert (facts["whole"], facts["total"]["ratio"]) == (2.0, 0.5)

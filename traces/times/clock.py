@@ -16,9 +16,11 @@ COARSE_NS = 5_000
 def coarse_unit_us(trace: Trace) -> float | None:
     """Microseconds that every duration of device work is a multiple of, where that is coarser than a kernel is long.
 
-    None for a clock that tells kernels apart, and for a trace with too little device work to say.
+    Those that a kernel table has given do not count. None for a clock that tells kernels apart, and for a trace with
+    too little device work to say.
     """
-    durations = trace.kernels.dur_ns[trace.kernels.dur_ns > 0].astype(np.int64)
+    of_trace = trace.kernels.dur_ns if trace.details is None else trace.kernels.dur_ns[trace.details.kind < 0]
+    durations = of_trace[of_trace > 0].astype(np.int64)
     if len(durations) < LEAST_TASKS:
         return None
     unit = int(np.gcd.reduce(durations))

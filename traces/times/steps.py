@@ -28,12 +28,12 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """Since the first step."""
     host_us: float
     """Of the mark on its thread."""
-    kernels: int
-    """Device work that was launched within the mark."""
+    tasks: int
+    """Kernels, copies and fills that were launched within the mark."""
     busy_us: float | None
     """During which at least one stream of a device did some of it; None without device work."""
-    idle_us: float | None
-    """Between the first and the last of it."""
+    gaps_us: float | None
+    """Between the first and the last of them, without work: no more than a part of what a step idles."""
     over_median: float
     """`host_us` over the median step's."""
     outlier: bool
@@ -52,7 +52,8 @@ class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
     below_call_share: float
     """Those of less time than their launching call took on the host."""
     delay_us: float
-    """Median time from the end of the launching call to the start on the device: what waits there, or in queues."""
+    """Median time from the end of the launching call to the start on the device, 0 where it starts before that: what
+    waits there, or in queues."""
     delay_p90_us: float
 
 
@@ -99,9 +100,9 @@ def step_table(trace: Trace) -> StepTable:
                 name=step.name,
                 start_us=(step.start_ns - steps[0].start_ns) / 1e3,
                 host_us=host_us,
-                kernels=int(inside.sum()),
+                tasks=int(inside.sum()),
                 busy_us=busy,
-                idle_us=None if busy is None else max(0.0, span - busy),
+                gaps_us=None if busy is None else max(0.0, span - busy),
                 over_median=host_us / median,
                 outlier=host_us > OUTLIER * median,
             )
@@ -125,7 +126,7 @@ def launch_table(trace: Trace) -> LaunchTable:
         )
     dur_us = kernels.dur_ns[rows].astype(np.float64) / 1e3
     call_us = activity.calls.dur_ns[calls].astype(np.float64) / 1e3
-    delay_us = (kernels.start_ns[rows] - activity.calls.start_ns[calls]) / 1e3 - call_us
+    delay_us = np.maximum(0.0, (kernels.start_ns[rows] - activity.calls.start_ns[calls]) / 1e3 - call_us)
     names, of_row = np.unique(kernels.name[rows], return_inverse=True)
     out: list[LaunchRow] = []
     order = np.argsort(of_row, kind="stable")

@@ -235,8 +235,9 @@ def _by_kernels(
     for call, cost in parts:
         name = family_of(call, device).name
         families[name] = families.get(name, 0.0) + cost.time_us * call.count
-    if lowering.source:
-        simulated = msgspec.structs.replace(simulated, taken_for=_taken_for(lowering, device))
+    if lowering.source or lowering.near:
+        taken_for = _taken_for(lowering, device) if lowering.source else lowering.near
+        simulated = msgspec.structs.replace(simulated, taken_for=taken_for)
     if op.refuted and simulated.by in ("rule", "invented sizes", "bytes"):
         return msgspec.structs.replace(_NOTHING, source=op.assumptions[-1].what), {}
     return _marked(simulated, missing_path(op, lowering, device)), families
@@ -480,7 +481,7 @@ def explain_op(
     simulated = simulate_op(op, device, contents, l2)
     lowering = lower(op, contents)
     parts, _ = _together(op, lowering, device, Predictor(device), (), l2)
-    if simulated.taken_for:
+    if simulated.taken_for and lowering.source:
         note = f"kernels named by a rule of yours, {simulated.source}: {simulated.taken_for}"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     if simulated.by in ("user estimator", "user properties", "tile program"):

@@ -188,15 +188,16 @@ def _deviations(by_family: dict[str, float], device: DeviceProfile) -> tuple[flo
 
     Up they are not added as logarithms: one family that may take eight times as long is a small part of these.
     """
-    rates = device.rates
-    families = {name: device.families[name if name in device.families else "Unknown"] for name in by_family}
-    widths = {
-        name: math.log(family.band) * (rates.band_far if family.samples else rates.band_apart)
-        for name, family in families.items()
-    }
-    upper_factors = {**{name: math.exp(width) for name, width in widths.items()}, UNKNOWN: MOST_BY_BYTES}
-    below = math.hypot(*(widths[name] * us for name, us in by_family.items()))
+    factors = {name: total_band(device, name) for name in by_family}
+    upper_factors = {**factors, UNKNOWN: MOST_BY_BYTES}
+    below = math.hypot(*(math.log(factors[name]) * us for name, us in by_family.items()))
     return below, math.hypot(*((upper_factors[name] - 1.0) * us for name, us in by_family.items()))
+
+
+def total_band(device: DeviceProfile, name: str) -> float:
+    """80 % band of all time of a kernel family in a network that no fit has seen, as a factor."""
+    family, rates = device.families[name if name in device.families else "Unknown"], device.rates
+    return math.exp(math.log(family.band) * (rates.band_far if family.samples else rates.band_apart))
 
 
 def _largest_first(times: dict[str, float]) -> dict[str, float]:

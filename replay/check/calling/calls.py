@@ -43,6 +43,7 @@ BEYOND = 2.0**18
 OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
 """Whole numbers that are places in no tensor."""
 MOST_ZEROS = 64
+OF_ROWS: dict[Values, float] = {"NaN in rows": float("nan"), "rows of -inf": float("-inf"), "rows of zeros": 0.0}
 SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
     "conjugated": lambda t: t.conj_physical().conj() if t.is_complex() else t,
     "negated": lambda t: torch.ops.aten._neg_view(-t) if is_float(t) else t,
@@ -309,7 +310,7 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
         tensor.abs_().clamp_(max=3.0).mul_(0.3).add_(0.05)
     elif values == "ties":
         tensor.mul_(2).round_()
-    elif values in ("NaN in rows", "rows of -inf"):
+    elif values in OF_ROWS:
         # Every second row: NaN each time in another column, or nothing else.
         columns, rows = (
             tensor.shape[-1] if tensor.dim() else 1,
@@ -318,8 +319,8 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
         row = torch.arange(rows, device=tensor.device).unsqueeze(-1)
         column = torch.arange(columns, device=tensor.device)
         there = column == (7 * row + 3 + number) % columns if values == "NaN in rows" else column >= 0
-        value = torch.nan if values == "NaN in rows" else -torch.inf
-        tensor.masked_fill_((there & (row % 2 == 1 if rows > 1 else row == 0)).reshape(tensor.shape), value)
+        there = there & (row % 2 == 1 if rows > 1 else row == 0)
+        tensor.masked_fill_(there.reshape(tensor.shape), OF_ROWS[values])
     elif values == "zeros":
         for place in range(min(tensor.numel(), MOST_ZEROS)):
             if (place + number) % 3 != 2:

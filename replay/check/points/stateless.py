@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from opreplay.replay.check import variants
 from opreplay.replay.check.calling.calls import Arguments, Bench, contiguous, is_float, results_of, seed_torch
 from opreplay.replay.check.calling.closeness import compare
 from opreplay.replay.check.calling.refusals import words
@@ -36,7 +37,10 @@ def stateless(bench: Bench, base: Case) -> list[Attempt]:
     if bench.device.type == "cpu":
         for count in THREADS:
             states[f"by {count} thread{'s' if count > 1 else ''}"] = partial(_threads, count)
+    empty = [case for case in variants.sized(base) if case.kind in ("empty", "no rows", "no columns")]
     return [
+        *([] if bench.operator(base) is not None else [attempt(bench, base, leaves_state, "state of torch")]),
+        *(_trial(bench, case, "in memory full of NaN", partial(_in_state, state=_filled)) for case in empty),
         _trial(bench, base, "again with other values", _after_another),
         *(_trial(bench, base, name, partial(_in_state, state=state)) for name, state in states.items()),
         _trial(bench, base, f"by {CALLERS} callers at once", _at_once),
@@ -171,7 +175,8 @@ def leaves_state(bench: Bench, case: Case) -> Finding:
 def _unusual_state() -> Generator[None, None, None]:
     """A state that no call before can have left behind; afterwards it is as it was, but that of torch's random
     numbers, which each call sets."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    of_python, of_numpy, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
     seed_torch(UNUSUAL_SEED)
     random.seed(UNUSUAL_SEED)
     np.random.seed(UNUSUAL_SEED)
@@ -182,6 +187,7 @@ def _unusual_state() -> Generator[None, None, None]:
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
+        torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
 
 

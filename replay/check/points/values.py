@@ -212,8 +212,8 @@ def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fi
         return nothing(f"the buffers are not those of the result: {words(error)}")
     if wanted:
         return failed(f"the op refuses the {case.kind} call: {words(error)}")
-    if case.trait == "value" and str(error).strip():
-        return refused(words(error))
+    if (case.trait == "value" or case.kind == "no dimension") and str(error).strip():
+        return refused(words(error))  # where an op works on rows, a single number is none
     return raised(error)
 
 

@@ -194,7 +194,7 @@ def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tenso
     return (self * keep.reshape(self.shape) * scale).to(self.dtype), mask.clone()
 
 
-@stands_for("npu::_dropout_with_byte_mask")
+@stands_for("npu::_dropout_with_byte_mask", random=True)
 def dropout_with_byte_mask_pair(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """(self with each element kept with probability 1 − p and scaled, mask uint8)."""
     keep = torch.rand(self.shape, device=self.device) >= p
@@ -202,7 +202,7 @@ def dropout_with_byte_mask_pair(self: Tensor, p: float) -> tuple[Tensor, Tensor]
     return (self * keep * scale).to(self.dtype), keep.to(torch.uint8)
 
 
-@stands_for("npu::dropout_with_byte_mask")
+@stands_for("npu::dropout_with_byte_mask", random=True)
 def dropout_with_byte_mask(self: Tensor, p: float, train: bool) -> Tensor:
     """Dropout while training, else a copy."""
     return dropout_with_byte_mask_pair(self, p)[0] if train else self.clone()
@@ -215,7 +215,7 @@ def dropout_with_byte_mask_backward(grad_output: Tensor, mask: Tensor, p: float)
     return (grad_output * mask.to(grad_output.dtype) * scale).to(grad_output.dtype)
 
 
-@stands_for("npu::npu_dropout_with_add_softmax")
+@stands_for("npu::npu_dropout_with_add_softmax", random=True)
 def dropout_with_add_softmax(
     self: Tensor, x1: Tensor, alpha: float, prob: float, dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -310,7 +310,7 @@ def mask_bytes(elements: int) -> int:
     return -(-elements // _MASK_BITS) * _MASK_BITS // 8
 
 
-@stands_for("npu::_npu_dropout", fake=_fake_dropout)
+@stands_for("npu::_npu_dropout", fake=_fake_dropout, random=True)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """(self with each element kept with probability 1 − p and scaled, packed mask uint8, first element in bit 0)."""
     mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p

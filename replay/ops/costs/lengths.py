@@ -7,6 +7,7 @@ do; what is taken is noted. Owns no kernel.
 
 from __future__ import annotations
 
+import re
 from math import prod
 
 from opreplay.initializers.draws import argument_names as names
@@ -36,6 +37,15 @@ def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
     return cache, names.page_size(role, name, cache.shape, said, op.value("kv_cache_layout"))
 
 
+def layout_of(op: OpView) -> str | None:
+    """The `input_layout` of an attention of torch_npu: as recorded ("" where it is not), else its schema's; None for an
+    op that has none."""
+    if "input_layout" in op.args:
+        return str(op.value("input_layout") or "")
+    usual = re.search(r'input_layout="(\w+)"', op.op.schema or "")
+    return None if usual is None else usual[1]
+
+
 def contents_of(op: OpView, rows: int) -> Contents:
     """What the sequences of a call amount to; `rows` are the query tokens that the shapes hold."""
     if op.contents is not None and op.contents.pairs is not None:
@@ -46,7 +56,7 @@ def contents_of(op: OpView, rows: int) -> Contents:
         return op.contents
     listed = op.integers("actual_seq_lengths_kv", "actual_seq_kvlen")
     sequences, packed = _sequences(op)
-    if listed and str(op.value("input_layout") or "")[:3] not in PACKED:
+    if listed and (layout_of(op) or "")[:3] not in PACKED:
         each = rows / len(listed)
         return _made(rows, sum(listed), sum(max(0.0, each * kv - each * (each - 1) / 2) for kv in listed), len(listed))
     longest = _longest(op, rows)
@@ -73,19 +83,24 @@ def contents_of(op: OpView, rows: int) -> Contents:
 def _dense(op: OpView) -> tuple[int, int] | None:
     """(sequences, keys of each) of unpaged queries with a batch dimension; None for packed ones."""
     q, k = op.meta("query", "q"), op.meta("key", "k")
-    if q is None or k is None or "input_layout" not in op.args or page_of(op) is not None:
+    layout = layout_of(op)
+    if q is None or k is None or layout is None or page_of(op) is not None:
         return None
-    layout = str(op.value("input_layout") or "")
     if layout[:3] in PACKED or not q.shape or not q.shape[0]:
         return None
     if len(k.shape) == 3:
         return (q.shape[1], k.shape[0]) if layout.startswith("SBH") else (q.shape[0], k.shape[1])
     if len(k.shape) != 4:
         return None
+    return q.shape[0], k.shape[2 if are_heads_first(op, k, layout) else 1]
+
+
+def are_heads_first(op: OpView, k: TensorMeta, layout: str) -> bool:
+    """Whether keys of four dimensions are [batch, heads, tokens, size]: a layout of four letters says so."""
+    if len(layout) == 4:
+        return layout.startswith("BN")
     heads = op.integer("num_key_value_heads", default=0) or op.integer("num_heads", "head_num", default=0)
-    # Where no layout is recorded, the heads are told by their number: second in BNSD, third in BSND.
-    heads_first = layout.startswith("BN") if layout else k.shape[1] == heads != k.shape[2]
-    return q.shape[0], k.shape[2 if heads_first else 1]
+    return k.shape[1] == heads != k.shape[2] if heads else k.shape[1] <= k.shape[2]
 
 
 def _made(query: float, context: float, pairs: float, sequences: int) -> Contents:

@@ -6,6 +6,8 @@ Independent of the references: each formula is the textbook's, without the block
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -536,12 +538,12 @@ def f8f8bf16_blockwise(values: Values) -> Tensor:
     return (rescaled(values["XQ"], values["x_scale"]) @ rescaled(values["WQ"], values["w_scale"]).mT).bfloat16()
 
 
-def rows_of(values: Values) -> tuple[Tensor, Tensor]:
-    """The operands of a product of groups in float64, times their scales."""
-    if "XQ" not in values:
-        return values["X"].double(), values["W"].double()
-    x, weight = values["XQ"].double(), values["WQ"].double()
-    return x * values["x_scale"].unsqueeze(-1), weight * values["w_scale"].unsqueeze(-1)
+def product_of(values: Values, rows: tuple[int, slice] | slice, group: int) -> Tensor:
+    """Some rows times the matrix of a group, times their scales."""
+    product = of(values, "X", "XQ")[rows].double() @ of(values, "W", "WQ")[group].double().mT
+    if "XQ" in values:
+        product = product * values["x_scale"][rows].double().unsqueeze(-1) * values["w_scale"][group].double()
+    return product.bfloat16()
 
 
 @formula("fbgemm::bf16bf16bf16_grouped_dynamic", "(bf16[2,8,16], bf16[2,24,16], i64[2])")
@@ -551,24 +553,25 @@ def rows_of(values: Values) -> tuple[Tensor, Tensor]:
 def grouped_dynamic(values: Values) -> Tensor:
     """Zeros behind the rows of a group."""
     covers(values.get("zeroing_output_tensor", True), "zeros behind the rows")
-    x, weight = rows_of(values)
-    counts = values["zero_start_index_M"]
-    covers(bool(((counts >= 0) & (counts <= x.shape[1])).all()), "rows that are there")
-    real = torch.arange(x.shape[1]) < counts.unsqueeze(1)
-    return (torch.einsum("gmk,gnk->gmn", x, weight) * real.unsqueeze(-1)).bfloat16()
+    x, weight = of(values, "X", "XQ"), of(values, "W", "WQ")
+    result = torch.zeros((*x.shape[:2], weight.shape[1]), dtype=torch.bfloat16)
+    for group, count in enumerate(numbers(values["zero_start_index_M"])):
+        covers(0 <= count <= x.shape[1], "rows that are there")
+        result[group, :count] = product_of(values, (group, slice(count)), group)
+    return result
 
 
 @formula("fbgemm::bf16bf16bf16_grouped_stacked", "(bf16[12,16], bf16[2,24,16], i64[2])")
 @formula("fbgemm::f8f8bf16_rowwise_grouped_stacked", "(f8e4m3[12,16], f8e4m3[2,24,16], f32[12], f32[2,24], i64[2])")
 def grouped_stacked(values: Values) -> Tensor:
     covers(values.get("out") is None, "a new result")
-    x, weight = rows_of(values)
+    x, weight = of(values, "X", "XQ"), of(values, "W", "WQ")
     counts = numbers(values["M_sizes"])
     covers(len(counts) == len(weight) and min(counts, default=-1) >= 0 and sum(counts) <= len(x), "rows that are there")
-    groups = [group for group, count in enumerate(counts) for _ in range(count)]
-    product = x.new_zeros((len(x), weight.shape[1]))
-    product[: len(groups)] = torch.einsum("mk,mnk->mn", x[: len(groups)], weight[groups])
-    return product.bfloat16()
+    result = torch.zeros((len(x), weight.shape[1]), dtype=torch.bfloat16)
+    for group, (end, count) in enumerate(zip(itertools.accumulate(counts), counts, strict=True)):
+        result[end - count : end] = product_of(values, slice(end - count, end), group)
+    return result
 
 
 @formula(
@@ -576,10 +579,7 @@ def grouped_stacked(values: Values) -> Tensor:
     "([f8e4m3[8,16], f8e4m3[4,16]], [f8e4m3[24,16], f8e4m3[24,16]], [f32[8], f32[4]], [f32[24], f32[24]])",
 )
 def grouped_cat_fp8(values: Values) -> Tensor:
-    names = ("XQ", "WQ", "x_scale", "w_scale")
-    columns = [values[name] for name in names]
-    parts = [rows_of(dict(zip(names, part, strict=True))) for part in zip(*columns, strict=True)]
-    return torch.cat([x @ weight.mT for x, weight in parts]).bfloat16()
+    return torch.cat(grouped_rowwise(values))
 
 
 @formula("npu::npu_quant_matmul", "(i8[8,16], i8[16,24], f32[24], pertoken_scale=f32[8], output_dtype=torch.bfloat16)")

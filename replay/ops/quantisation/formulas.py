@@ -550,6 +550,7 @@ def small_numbers(exponent_bits: int, bias: int) -> Tensor:
 
 def nearest_codes(x: Tensor, table: Tensor) -> Tensor:
     """The code of the number next to each of x, with its sign in the highest bit."""
+    covers(bool(x.isfinite().all()), "numbers that are finite")
     distances = (x.double().abs().unsqueeze(-1) - table).abs()
     pair = distances.topk(2, -1, largest=False)
     covers(not bool((pair.values[..., 0] == pair.values[..., 1]).any()), "numbers that have one nearest")

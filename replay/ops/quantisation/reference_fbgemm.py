@@ -1,8 +1,8 @@
 # pyright: strict
 """FBGEMM's 8-bit floats (fbgemm_gpu/src/quantize_ops): `HFP8` with a chosen exponent and the row-wise scaled form.
 
-Both are torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn of x · 2^(b − 7), e5m2 with
-bias b is float8_e5m2 of x · 2^(b − 15).
+Numbers up to the largest are torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn of
+x · 2^(b − 7), e5m2 with bias b is float8_e5m2 of x · 2^(b − 15).
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float)
 
 @stands_for("fbgemm::HFP8QuantizedToFloat")
 def hfp8_to_float(input: Tensor, ebits: int, exponent_bias: int) -> Tensor:
-    """uint8 → float32 of the same shape."""
-    dtype, torch_bias = _kind(ebits)
-    return input.view(dtype).float() * 2.0 ** (torch_bias - exponent_bias)
+    """uint8 → float32 of the same shape. Each of the 256 codes is a finite number, the highest exponent too."""
+    _kind(ebits)
+    # The bits of a code where float32 has its exponent and fraction: a number of bias 127.
+    codes = input.view(torch.uint8)
+    magnitude = ((codes & 127).to(torch.int32) << 16 + ebits).view(torch.float32) * 2.0 ** (127 - exponent_bias)
+    return torch.where(codes < 128, magnitude, -magnitude)
 
 
 def _kind(ebits: int) -> tuple[torch.dtype, int]:

@@ -258,11 +258,12 @@ def sampled(values: Values) -> Tensor:
     probs, indices = values["probs"], of(values, "maybe_indices", "indices")
     x = probs if indices is None else probs[indices.long()]
     covers(x.dim() == 2 and x.shape[1] > 1, "chances of tokens")
-    only = [
-        [limit >= 1 for limit in limits(values, "min_p", len(x))] if "min_p_val" in values else [],
-        [limit == 1 for limit in limits(values, "top_k", len(x))] if "top_k_val" in values else [],
-        [limit <= 0 for limit in limits(values, "top_p", len(x))] if "top_p_val" in values else [],
-    ]
-    covers(any(rows and all(rows) for rows in only), "limits that leave one token")
+    only: list[list[bool]] = []
+    for name, alone in (("min_p", 1.0), ("top_k", 1.0), ("top_p", 0.0)):
+        if f"{name}_val" in values:
+            ends = limits(values, name, len(x))
+            covers(len(ends) == len(x), "a limit of each row")
+            only.append([limit == alone for limit in ends])
+    covers(any(all(rows) for rows in only), "limits that leave one token")
     best = [int(best_of(row, 1)[0]) for row in x]
     return torch.tensor(best, device=x.device).to(values["output"].dtype if "output" in values else torch.int32)

@@ -76,7 +76,10 @@ def aiter_top_k_renorm(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val:
 
 
 @stands_for(
-    "sgl_kernel::top_p_sampling_from_probs", "sgl_kernel::top_k_top_p_sampling_from_probs", writes=("output", "samples")
+    "sgl_kernel::top_p_sampling_from_probs",
+    "sgl_kernel::top_k_top_p_sampling_from_probs",
+    writes=("output", "samples"),
+    random=True,
 )
 def sample_top_k_top_p(
     probs: Tensor,
@@ -93,7 +96,7 @@ def sample_top_k_top_p(
     output.copy_(draw(_renormalised(rows, keep & keep_top_p(rows, _limit(maybe_top_p_arr, top_p_val, rows)))))
 
 
-@stands_for("sgl_kernel::min_p_sampling_from_probs", writes=("output",))
+@stands_for("sgl_kernel::min_p_sampling_from_probs", writes=("output",), random=True)
 def sample_min_p(
     probs: Tensor, output: Tensor, maybe_indices: Tensor | None, maybe_min_p_arr: Tensor | None, min_p_val: float
 ) -> None:
@@ -107,7 +110,13 @@ def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
     return probs.new_empty((probs.shape[0] if indices is None else indices.shape[0],), dtype=torch.int32)
 
 
-@stands_for("aiter::top_p_sampling_from_probs", "aiter::top_k_top_p_sampling_from_probs", writes=(), fake=_fake_ids)
+@stands_for(
+    "aiter::top_p_sampling_from_probs",
+    "aiter::top_k_top_p_sampling_from_probs",
+    writes=(),
+    fake=_fake_ids,
+    random=True,
+)
 def aiter_sample_top_p(
     probs: Tensor,
     indices: Tensor | None,
@@ -132,7 +141,8 @@ def _tempered(input: Tensor, temperatures: Tensor, eps: float) -> Tensor:
     return (input.float() / temperatures.float().reshape(-1, 1).clamp(min=eps)).softmax(-1)
 
 
-@stands_for("aiter::random_sample", "aiter::_random_sample", "aiter::random_sample_outer_exponential", writes=("out",))
+@stands_for("aiter::random_sample", "aiter::_random_sample", writes=("out",), random=True)
+@stands_for("aiter::random_sample_outer_exponential", writes=("out",))
 def random_sample(
     out: Tensor, input: Tensor, temperatures: Tensor, eps: float, exponentials: Tensor | None = None
 ) -> None:
@@ -142,7 +152,8 @@ def random_sample(
     out.copy_(sampled.reshape(out.shape))
 
 
-@stands_for("aiter::mixed_sample", "aiter::_mixed_sample", "aiter::mixed_sample_outer_exponential", writes=("out",))
+@stands_for("aiter::mixed_sample", "aiter::_mixed_sample", writes=("out",), random=True)
+@stands_for("aiter::mixed_sample_outer_exponential", writes=("out",))
 def mixed_sample(
     out: Tensor, input: Tensor, temperature: Tensor, eps: float, exponentials: Tensor | None = None
 ) -> None:

@@ -82,7 +82,13 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
     assert sequence is not None
     parts = terminal(_phases(capture, sequence.phases))[1:]
     if sequence.cut:
-        parts.append(Text(f"the plan leaves out the last {plural(sequence.cut, 'call')}: there is a limit"))
+        parts.append(
+            Text(
+                f"the plan holds the first {len(sequence.calls):,} calls, the most that one has: times from it are of "
+                f"these alone, without the last {sequence.cut:,}; capture fewer tokens or layers",
+                style="yellow",
+            )
+        )
     refused: Counter[str] = Counter()
     for op in plan.ops:
         if op.reason is not None:

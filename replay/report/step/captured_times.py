@@ -14,6 +14,11 @@ from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, note
 from opreplay.replay.report.text import quotient, safe, share_text, time_text
 from opreplay.replay.timeline.captured import CapturedChange, CapturedTimeline, CapturedTimes
 
+BOUNDS = {
+    "host": "host-bound, it idles {idle}",
+    "device": "device-bound",
+    "both": "host and device take turns, it idles {idle}",
+}
 _OfDevice = Column[tuple[str, CapturedTimes]]
 
 
@@ -23,7 +28,7 @@ def verdict(timeline: CapturedTimeline) -> str:
     for name, times in timeline.socs.items():
         band = f"{time_text(times.low_us)} to {time_text(times.high_us)}"
         idle = share_text(quotient(times.idle_us, times.step_us))
-        bound = f"host-bound, it idles {idle}" if times.bound == "host" else "device-bound"
+        bound = BOUNDS[times.bound].format(idle=idle)
         parts.append(f"{safe(name)} would take {time_text(times.step_us)} a step ({band}), {bound}")
     return "; ".join(parts) + "."
 
@@ -40,9 +45,9 @@ def render(timeline: CapturedTimeline, width: int = 80) -> RenderableType:
         _OfDevice("step", lambda row: row[1].step_us, TIME),
         _OfDevice("80 % band", lambda row: f"{time_text(row[1].low_us)} to {time_text(row[1].high_us)}", right=True),
         _OfDevice("computing", lambda row: row[1].computing_us, TIME),
-        _OfDevice("communication", lambda row: row[1].communication_us, TIME, drop=1),
-        _OfDevice("idle", lambda row: row[1].idle_us, TIME),
-        _OfDevice("host", lambda row: row[1].host_us, TIME, drop=2),
+        _OfDevice("communication", lambda row: row[1].communication_us, TIME, drop=2),
+        _OfDevice("idle", lambda row: row[1].idle_us, TIME, drop=1),
+        _OfDevice("host", lambda row: row[1].host_us, TIME),
     ]
     parts = list(terminal(Table("Captured step", columns, list(timeline.socs.items())), width))
     first = next(iter(timeline.socs))

@@ -35,9 +35,11 @@ from opreplay.replay.results.compare.judge import Comparison, OpComparison, Step
 from opreplay.replay.results.compare.replaced import Replaced
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
-"""Verdicts that are listed; ops that stayed the same or are unclear are counted."""
+"""Verdicts that are listed; ops that stayed the same are counted, and most that are unclear."""
 ALONE = 1 / 3
 """With a larger share of ops on one side only, it is said what that may come from."""
+LARGE_RATIO, MOST_UNCLEAR = 2.0, 5
+"""Of the ops that are unclear the heaviest are listed, if so many times as long or short."""
 WAYS = 4
 """Notes on ops that were judged which are counted below."""
 OUTLIER = 2.0
@@ -62,7 +64,7 @@ def _total(comparison: Comparison) -> str:
         was, now = (time_text(side.total_us) for side in comparison.sides)
         none = ", no interval" if comparison.untold else ""
         whole = f"; total {precise(comparison.whole)} ({was} to {now}{none})"
-        return whole if comparison.total is None else f"{whole}, ops on both sides {precise(comparison.total.ratio)}"
+        return whole if comparison.total is None else f"{whole}, typical calls {precise(comparison.total.ratio)}"
     if comparison.total is None:
         return ""
     sure = interval(comparison.total)
@@ -117,10 +119,17 @@ def rows(comparison: Comparison, *, everything: bool = False) -> list[OpComparis
     """The ops to list: of traces by their part of the step's difference, else by verdict and how much time they won or
     lost."""
     shown = [op for verdict in (ORDER if everything else SHOWN) for op in comparison.of(verdict)]
+    if not everything:
+        shown += sorted(filter(_stands_out, comparison.of("unclear")), key=lambda op: -op.weight_us)[:MOST_UNCLEAR]
     if not _of_steps(comparison):
         return shown
     smallest_us = 0.0 if everything else LEAST_CHANGE * sum(op.weight_us for op in comparison.ops)
     return sorted((op for op in shown if op.weight_us >= smallest_us), key=lambda op: -op.weight_us)
+
+
+def _stands_out(op: OpComparison) -> bool:
+    """Whether a change that may be chance would be a large one."""
+    return op.ratio is not None and not 1 / LARGE_RATIO < op.ratio < LARGE_RATIO
 
 
 def _of_steps(comparison: Comparison) -> bool:
@@ -316,7 +325,7 @@ def classes_table(comparison: Comparison) -> Table[Any]:
         Column[Any]("before", lambda total: total.before_us or None, TIME, key="before_us"),
         Column[Any]("after", lambda total: total.after_us or None, TIME, key="after_us"),
         Column[Any]("ops on both", lambda total: total.matched_ops, COUNT, key="matched_ops"),
-        Column[Any]("ratio of these", lambda total: total.ratio, _RATIO, key="ratio"),
+        Column[Any]("typical call", lambda total: total.ratio, _RATIO, key="ratio"),
     ]
     return Table("Classes of work", columns, comparison.classes if len(comparison.classes) > 1 else ())
 

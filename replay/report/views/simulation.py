@@ -147,6 +147,7 @@ def facts(
         },
         "where": None if where is None else msgspec.to_builtins(where),
         "captured": plan.captured,
+        "calls_cut": 0 if plan.sequence is None else plan.sequence.cut,
         "l2": steps[0].l2,
         "cache_from": _cache_facts(plan) if steps[0].l2 == "sequence" else None,
         "lowering": _lowering_facts(plan),
@@ -315,6 +316,17 @@ def _warnings(lines: Iterable[str]) -> list[RenderableType]:
     return [Text(line, style="yellow", overflow="fold") for line in lines]
 
 
+def _cut_lines(plan: ReplayPlan) -> list[str]:
+    """That a captured plan holds only the first calls of its step."""
+    if not plan.captured or plan.sequence is None or not plan.sequence.cut:
+        return []
+    calls = len(plan.sequence.calls)
+    return [
+        f"the plan holds the first {calls:,} of {calls + plan.sequence.cut:,} calls: times and memory are of "
+        "these alone; capture fewer tokens or layers"
+    ]
+
+
 def _inversion_line(pair: Inversion) -> str:
     """That a smaller device is predicted faster than a larger one, and why."""
     return (
@@ -376,6 +388,9 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
 
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     """What the totals are sums of: the step only where they stand for nearly all of its recorded time."""
+    if plan.captured and plan.sequence is not None and plan.sequence.cut:
+        calls = len(plan.sequence.calls)
+        return f"sum of the first\n{share_text(quotient(calls, calls + plan.sequence.cut))} of the calls"
     predicted = covered(plan, steps[0]).predicted
     count = 1 if plan.sequence is None else plan.sequence.steps
     whole = "step" if count <= 1 else f"{count} steps"
@@ -407,6 +422,7 @@ def render(
         *suspects.rendered(suspects.lines(results)),
         *terminal(_totals_table(plan, steps, names_device=where is None or where.clock != "device"))[1:],
         *_warnings(first_screen.capture_lines(plan)),
+        *_warnings(_cut_lines(plan)),
         *memory_lines(plan, steps),
         *_warnings(map(_streaming_line, (step for step in steps if step.beyond_hbm is not None))),
         *_warnings(map(_inversion_line, inversions(steps))),

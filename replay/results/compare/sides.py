@@ -394,7 +394,10 @@ def _side(times: Times, other: dict[str, OpTime]) -> Side:
 def _notes(timed: Sequence[OpComparison], before: Times, after: Times, threshold: float) -> list[str]:
     if not timed:
         return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
-    notes = ["ratio: of the medians of an op's calls; of ops on both sides: these, with the number of calls before"]
+    notes = [
+        "ratio: of the medians of an op's calls; typical calls: these, with the number of calls before, of the ops on "
+        "both sides"
+    ]
     if before.what == after.what == "recorded":
         notes.append(
             "total: of the sums of all calls as recorded, each side with its own ops and its own number of calls"

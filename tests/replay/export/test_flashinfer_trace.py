@@ -129,3 +129,11 @@ def test_flashinfer_bench_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 4
     shapes = [definitions[line.definition].get_input_shapes(line.workload.axes) for line in lines]
     assert shapes[:2] == [[[4, 8], [8, 16]], [[2, 8], [8, 16]]] or shapes[:2] == [[(4, 8), (8, 16)], [(2, 8), (8, 16)]]
+
+
+def test_an_op_whose_reference_needs_opreplay_has_a_text_that_says_so() -> None:
+    one = exported("_C::silu_and_mul(f32[2,4], f32[2,8])")
+    (definition,) = decoded(one, "definitions/")
+    assert one.without_reference == ("_C::silu_and_mul",)
+    with pytest.raises(NotImplementedError, match="_C::silu_and_mul"):
+        ran(definition["reference"], torch.empty(2, 4), torch.rand(2, 8))

@@ -254,6 +254,12 @@ def test_eight_bit_floats_round_trip(op: Op) -> None:
         op("fbgemm::FloatToHFP8Quantized")(x, 3, 7, 1.0)
 
 
+def test_all_codes_of_fbgemm_are_finite(op: Op) -> None:
+    codes = torch.tensor([0x7F, 0xFF, 0x7E, 0x01], dtype=torch.uint8)
+    assert op("fbgemm::HFP8QuantizedToFloat")(codes, 4, 15).tolist() == [1.875, -1.875, 1.75, 2.0**-17]
+    assert op("fbgemm::HFP8QuantizedToFloat")(codes, 5, 31).tolist() == [1.75, -1.75, 1.5, 2.0**-32]
+
+
 def test_sparse_labels(op: Op) -> None:
     lengths, ids = torch.tensor([2, 0, 1], dtype=torch.int32), torch.tensor([1, 3, 0])
     dense = op("fb::sparse_label_to_dense")(lengths, ids, torch.tensor([5.0, 6.0, 7.0]), 4)

@@ -31,7 +31,8 @@ def test_the_stem_leaves_out_libraries_versions_and_overloads(name: str, stem: s
         ("npu::clipped_swiglu", "npu::npu_clipped_swiglu"),
         ("atb::self_attention_prefix", "npu::npu_fused_infer_attention_score"),
         ("atb::some_grouped_matmul_all", "npu::npu_grouped_matmul"),
-        ("mylib::frobnicate", None),
+        ("npu::frobnicate", None),
+        ("mylib::gated_scatter", None),
     ],
 )
 def test_the_same_stem_goes_before_a_word_in_it(name: str, kin: str | None) -> None:

@@ -70,6 +70,24 @@ def test_large_kernels_are_bound_by_the_device() -> None:
     assert told(plan, host_scale=1000.0).socs["910b3"].bound == "host"
 
 
+def test_a_host_that_takes_the_whole_step_bounds_it_though_the_device_works_too() -> None:
+    plan = plan_of(40, 1024, 256)
+    device_us = told(plan).socs["910b3"].computing_us
+    scale = 1.4 * device_us / told(plan).socs["910b3"].host_us
+    times = told(plan, host_scale=scale).socs["910b3"]
+    assert times.computing_us > 0.6 * times.step_us
+    assert times.bound == "host"
+    assert told(plan, host_scale=scale, what_if=["aten::*=0.1x"]).what_if[0].socs_us["910b3"] > 0.9 * times.step_us
+
+
+def test_a_plan_that_was_cut_short_is_refused() -> None:
+    plan = plan_of(2, 64, 8)
+    assert plan.sequence is not None
+    short = msgspec.structs.replace(plan, sequence=msgspec.structs.replace(plan.sequence, cut=7))
+    with pytest.raises(UsageError, match="lacks 7"):
+        told(short)
+
+
 def test_what_the_host_needs_makes_it_wait() -> None:
     """Without the wait the host would dispatch the next step while the device is busy."""
     apart, waiting = told(plan_of(2, 4096, 2048)), told(plan_of(2, 4096, 2048, reads=True))

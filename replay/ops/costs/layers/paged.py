@@ -8,7 +8,7 @@ from math import prod
 
 from opreplay.initializers.draws.argument_names import QUERY
 from opreplay.replay.ir.kernel import KernelCall, itemsize
-from opreplay.replay.ops.costs.lengths import contents_of, page_of
+from opreplay.replay.ops.costs.lengths import are_heads_first, contents_of, layout_of, page_of
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.traces.model import TensorMeta
 
@@ -41,14 +41,15 @@ def paged(op: OpView) -> Iterable[KernelCall]:
 
 def _query(op: OpView, q: TensorMeta) -> tuple[int, int, int]:
     """(heads, head size, query tokens)."""
-    said = op.integer("num_heads", "num_query_heads", default=0)
+    said, layout, k = op.integer("num_heads", "num_query_heads", default=0), layout_of(op), op.meta("key")
     if len(q.shape) == 4:
-        heads = q.shape[1] if said == q.shape[1] != q.shape[2] else q.shape[2]
+        heads_first = said == q.shape[1] != q.shape[2]
+        if not said and layout is not None and k is not None and len(k.shape) == 4:
+            heads_first = are_heads_first(op, k, layout)
+        heads = q.shape[1 if heads_first else 2]
         return max(1, heads), q.shape[3], q.shape[0] * q.shape[1] * q.shape[2] // max(1, heads)
     if len(q.shape) == 3 and (
-        "input_layout" not in op.args
-        or (0 < said == q.shape[1] and q.shape[2] % said)
-        or str(op.value("input_layout") or "").startswith("TND")
+        layout is None or (0 < said == q.shape[1] and q.shape[2] % said) or layout.startswith("TND")
     ):
         return max(1, q.shape[1]), q.shape[2], q.shape[0]
     heads = max(1, said or op.integer("num_kv_heads", default=32))
@@ -66,7 +67,7 @@ def _bytes_of_token(op: OpView, q: TensorMeta) -> float:
     if k is None or len(k.shape) < 2:
         return 2.0 * prod(q.shape[1:]) * itemsize(q.dtype)
     # Keys of four dimensions are [batch, tokens, heads, size] in whichever order; others have tokens first.
-    width = prod(k.shape[1:]) if len(k.shape) == 3 and "input_layout" not in op.args else k.shape[-1]
+    width = prod(k.shape[1:]) if len(k.shape) == 3 and layout_of(op) is None else k.shape[-1]
     if len(k.shape) == 4:
         width = k.shape[-1] * min(k.shape[1:3])
     return 2.0 * width * itemsize(k.dtype)

@@ -228,3 +228,17 @@ def test_a_generated_kernel_reads_rows_of_a_table_and_not_all_of_it() -> None:
     (summed,) = lower(op("triton_red_fused_sum_0", table, seeds, t("out_ptr0", 2880))).kernels
     assert summed.inputs[0] is not None
     assert summed.inputs[0].shape == (201_088, 2880)
+
+
+@pytest.mark.parametrize("layout", ["BSH", "BNSD"])
+def test_attention_of_torch_npu_without_a_layout_takes_its_schemas_or_tells_heads_by_their_number(layout: str) -> None:
+    flat = (4, 8192, KV_HEADS * DIM) if layout == "BSH" else (4, KV_HEADS, 8192, DIM)
+    query = (4, 1, HEADS * DIM) if layout == "BSH" else (4, HEADS, 1, DIM)
+    heads = (v("num_heads", "int", HEADS), v("num_key_value_heads", "int", KV_HEADS))
+    tensors = (t("query", *query), t("key", *flat), t("value", *flat))
+    schema = 'npu::npu_fused_infer_attention_score(Tensor query, *, str input_layout="BSH") -> Tensor'
+    name = "npu::npu_fused_infer_attention_score"
+    said = simulate_op(op(name, *tensors, *heads, v("input_layout", "str", layout)), DEVICE, l2="cold")
+    unsaid = msgspec.structs.replace(op(name, *tensors, *heads), schema=schema)
+    assert simulate_op(unsaid, DEVICE, l2="cold").time_us == pytest.approx(said.time_us)
+    assert said.time_us > 2 * 4 * 8192 * KV_HEADS * DIM * 2 / 1.6e6

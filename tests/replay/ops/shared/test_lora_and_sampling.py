@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.register import register_namespace
+
 Call = Callable[..., Any]
 TOKENS, HIDDEN, RANK, OUT, ADAPTERS = 5, 16, 4, 6, 3
 X = torch.randn(TOKENS, HIDDEN)
@@ -365,3 +367,19 @@ def test_penalties_and_bitmasks(call: Call) -> None:
     call("sgl_kernel::apply_token_bitmask_inplace_cuda", logits=scores, bitmask=words, indices=torch.tensor([1]))
     assert scores[0].isfinite().all()
     assert torch.equal(scores[1], masked[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "draws"),
+    [
+        ("aiter::mixed_sample", True),
+        ("aiter::mixed_sample_outer_exponential", False),
+        ("sgl_kernel::min_p_sampling_from_probs", True),
+        ("npu::_npu_dropout", True),
+    ],
+)
+def test_ops_that_draw_say_so(name: str, draws: bool) -> None:
+    namespace, _, op = name.partition("::")
+    register_namespace(namespace)
+    tags = getattr(getattr(torch.ops, namespace), op).default.tags
+    assert (torch.Tag.nondeterministic_seeded in tags) == draws

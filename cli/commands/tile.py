@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="A .safetensors file of tensors named as arguments: the values that cases have.",
 )
+@click.option("--emit", type=click.Choice(["triton"]), help="Write the kernels as source code to --output instead.")
+@click.option("--output", "-o", metavar="FILE.py", help="The file that --emit writes.")
 @click.option("--timeline", metavar="FILE.json", help="Write the pipes of a core in the first case, for Perfetto.")
 @soc_option
 @l2_option("cold")
@@ -71,6 +73,8 @@ def command(
     lines: bool,
     measured: str | None,
     inputs: str | None,
+    emit: str | None,
+    output: str | None,
     timeline: str | None,
     soc: tuple[str, ...],
     l2: L2State,
@@ -91,6 +95,8 @@ def command(
     from opreplay.replay.report import tile_programs as view
     from opreplay.replay.tile.study import KEPT_SPANS, Wanted, load_programs, study
 
+    if emit is not None or output is not None:
+        return write_kernels(file, cases, emit, output, force=force)
     if timeline is not None:
         check_timeline(Path(timeline), force=force)
     wanted = Wanted(
@@ -124,6 +130,28 @@ def command(
     # What does not fit in a sweep is an answer, as long as something does.
     is_broken = all if tune or settings else any
     return int(is_broken(case.failed for case in result.looked))
+
+
+def write_kernels(file: str, cases: tuple[str, ...], emit: str | None, output: str | None, *, force: bool) -> int:
+    """Write kernels of all programs to a file; 1 where there is none for some. Raises UsageError for wrong flags."""
+    from opreplay.cli.outputs import check_writable, write_file
+    from opreplay.cli.terminal import console
+    from opreplay.replay.tile.cases import expand
+    from opreplay.replay.tile.emit.triton import emit as emitted
+    from opreplay.replay.tile.study import load_programs
+    from opreplay.traces.errors import UsageError
+
+    if emit is None or output is None or not output.endswith(".py"):
+        raise UsageError("--emit and --output go together", hint="Write --emit triton --output kernels_triton.py.")
+    check_writable(Path(output), force=force)
+    programs = load_programs(file)
+    result = emitted(programs, expand(cases, programs, ()))
+    if result.programs:
+        write_file(Path(output), result.text, force=force)
+    for refusal in result.refused:
+        console.show_line(str(refusal))
+    console.show_line(f"{len(result.programs)} of {len(programs)} programs are kernels in {output}")
+    return int(bool(result.refused))
 
 
 def _tensors_of(path: str) -> dict[str, Any]:

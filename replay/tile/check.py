@@ -202,6 +202,25 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
     )
 
 
+def compared(bound: Bound, arguments: Mapping[str, Any], results: Sequence[Any]) -> Checked:
+    """Results that something else computed of a program's arguments, beside the reference. Raises TileError where they
+    differ by more than the tolerance."""
+    function = reference_of(bound.program)
+    assert function is not None
+    references: Any = function(*(_cloned(arguments[p.name]) for p in bound.program.inputs))
+    tensors = _with_data(bound, arguments)
+    comparisons: list[Checked] = []
+    listed: list[Any] = [*references] if isinstance(references, tuple | list) else [references]
+    for p, result, reference in zip(bound.program.outputs, results, listed, strict=True):
+        _view(tensors[p.name]).copy_(result)
+        comparisons.append(_compare(bound, tensors[p.name], reference))
+    return Checked(
+        same=all(comparison.same for comparison in comparisons),
+        error=max(comparison.error for comparison in comparisons),
+        allowed=all(comparison.allowed for comparison in comparisons),
+    )
+
+
 def _outcome(bound: Bound, device: DeviceProfile, arguments: Mapping[str, Any]) -> dict[str, Memory]:
     """The tensors of a case after it was run. Raises TileError."""
     tensors = _with_data(bound, arguments)

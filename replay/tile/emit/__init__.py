@@ -1,0 +1,1 @@
+"""Programs written out as source code for other compilers."""

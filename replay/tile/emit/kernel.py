@@ -1,0 +1,588 @@
+"""Runs a program once with expressions in place of numbers and notes the statements of its kernel.
+
+Loops stay loops: the body of `steps` is run twice, and what the second turn takes of the first is carried.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opreplay.replay.tile.emit.values import (
+    Block,
+    DType,
+    Num,
+    Ref,
+    Refused,
+    Tile,
+    Value,
+    atom,
+    bases_of,
+    bound_of,
+    enclosed,
+    merged,
+    plain_known,
+    product,
+    same,
+    user_line,
+    value_of,
+)
+
+Parts = tuple[Any, ...]
+"""Texts and values that make an expression."""
+_RESERVED = {"pid", "tl", "triton", "torch", "grid", "min", "max", "range", "float", "int"}
+MOST_STATEMENTS = 4_000
+MOST_FORKS = 64
+"""Things of which a program does one, and ways through all of them."""
+
+
+@dataclass(slots=True)
+class Statement:
+    """target = expression; a call without a target."""
+
+    target: Value | None
+    parts: Parts
+    line: tuple[str, int]
+
+
+@dataclass(slots=True)
+class Loop:
+    """A loop on one core; `body` may hold others."""
+
+    head: str
+    body: list[Node]
+    line: tuple[str, int]
+
+
+@dataclass(slots=True)
+class Fork:
+    """Where a program does one of several things; this run of it does one."""
+
+    conditions: list[str]
+    choice: int
+    line: tuple[str, int]
+
+
+@dataclass(slots=True)
+class Choice:
+    """What is done for each condition, the last for all else."""
+
+    branches: list[tuple[str, list[Node]]]
+    line: tuple[str, int]
+
+
+Node = Statement | Loop | Fork | Choice
+
+
+@dataclass(slots=True)
+class BlockSize:
+    """A power of two that blocks of a kernel have along a dimension."""
+
+    name: str
+    size: str
+    """Of the launcher: what it is at least."""
+    least: int = 1
+
+
+@dataclass(slots=True)
+class Kernel:
+    """What a run of a program noted."""
+
+    statements: list[Node] = field(default_factory=list["Node"])
+    sizes: dict[str, BlockSize] = field(default_factory=dict[str, BlockSize])
+    """By the size that they hold."""
+    conditions: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    """That the launcher checks, with the arguments that each looks at."""
+    fixed: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments that have to have these values."""
+    dtypes: dict[str, str] = field(default_factory=dict[str, str])
+    """Conditions on dtypes."""
+    contiguous: set[str] = field(default_factory=set[str])
+    hoisted: dict[str, str] = field(default_factory=dict[str, str])
+    """By text: arguments that the launcher computes."""
+    grid: str = "1"
+
+
+class Tracer:
+    """Notes what one program does."""
+
+    def __init__(self, names: Sequence[str], kernel: Kernel, path: Sequence[int] = ()) -> None:
+        self.kernel, self._path = kernel, path
+        self.statements: list[Node] = []
+        self._bodies: list[list[Node]] = [self.statements]
+        self._names = {*names, *_RESERVED, *kernel.hoisted.values(), *(size.name for size in kernel.sizes.values())}
+        self.forks: list[Fork] = []
+        self._written: set[str] = set()
+        self._dealt = ""
+        self._count = 0
+
+    # Sizes
+
+    def decided(self, first: Any, how: str, second: Any, outcome: bool, difference: Num) -> bool:
+        """The outcome of a comparison, which becomes a condition. Raises Refused where it depends on blocks."""
+        if not difference.known:
+            text = f"{first} {how} {second}"
+            return (
+                self._forked(f"what the program does depends on where a block lies: {text}", [text, f"not {text}"]) == 0
+            )
+        text = f"{first} {how} {second}"
+        self.kernel.conditions[text if outcome else f"not {text}"] = difference.bases
+        return outcome
+
+    def required(self, first: Any, how: str, second: Any) -> None:
+        """Make a condition of what has to hold, where the launcher knows both. Raises Refused where it does not."""
+        if same(first, second) or not plain_known(first) or not plain_known(second):
+            return
+        holds = value_of(first) == value_of(second) if how == "==" else value_of(first) <= value_of(second)
+        if not holds:
+            raise Refused(f"sizes do not fit: {first} {how} {second}")
+        if bases := bases_of(first) | bases_of(second):
+            self.kernel.conditions[f"{first} {how} {second}"] = bases
+
+    def _agreed(self, size: Any, others: Sequence[Any]) -> None:
+        """Note that sizes are one, or 1."""
+        for other in others:
+            if plain_known(size) and plain_known(other) and not (isinstance(other, int) and other == 1):
+                self.required(other, "==", size if value_of(other) == value_of(size) else 1)
+
+    def fixed(self, number: Num) -> Any:
+        """The value of a size that Python itself needs; the kernel is for that one. Raises Refused for positions."""
+        text = str(number)
+        if not number.known:
+            return self._place(text, number)
+        if text.isidentifier():
+            self.kernel.fixed[text] = number.value
+        else:
+            self.kernel.conditions[f"{text} == {number.value}"] = number.bases
+        return number.value
+
+    def _place(self, text: str, number: Num) -> int:
+        """A position of a block, one after the other."""
+        reason = f"a position of a block as a plain number: {text}"
+        total = bound_of(number)
+        count = value_of(total)
+        if not text.isidentifier() or number.constant or count > MOST_FORKS:
+            raise Refused(reason)
+        if isinstance(total, Num):
+            self.fixed(total)
+        return self._forked(reason, [f"{text} == {place}" for place in range(count)])
+
+    def _forked(self, reason: str, conditions: list[str]) -> int:
+        """Which of several things this run does. Raises Refused within loops."""
+        for fork in self.forks:
+            if fork.conditions == conditions:
+                return fork.choice
+        if len(self._bodies) > 1 or self._dealt != "now" or not conditions:
+            raise Refused(reason)
+        at = len(self.forks)
+        self.forks.append(Fork(conditions, self._path[at] if at < len(self._path) else 0, user_line()))
+        self.add(self.forks[-1])
+        return self.forks[-1].choice
+
+    def of_dtype(self, dtype: DType, other: str) -> bool:
+        """Whether a dtype is that one, which becomes a condition."""
+        is_it = str.__eq__(dtype, other)
+        self.kernel.dtypes[f"{dtype.origin}.dtype {'==' if is_it else '!='} torch.{other}"] = dtype.origin
+        return is_it
+
+    def contiguous(self, ref: Ref) -> None:
+        """Note that the launcher has to check for gaps."""
+        self.kernel.contiguous.add(ref.name)
+
+    def hoisted(self, text: str, value: Any, bases: frozenset[str]) -> Num:
+        """A number that the launcher computes."""
+        if text not in self.kernel.hoisted:
+            self.kernel.hoisted[text] = self.name("scalar")
+        return atom(self.kernel.hoisted[text], value, bases)
+
+    # Names and statements
+
+    def name(self, wanted: str) -> str:
+        """A name that is not taken yet; those of branches are their own."""
+        wanted = "_".join([wanted, *(str(fork.choice) for fork in self.forks if wanted.islower())])
+        name, number = wanted, 1
+        while name in self._names:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._names.add(name)
+        return name
+
+    def _hint(self) -> str:
+        text = linecache.getline(*user_line())
+        match = re.match(r"\s*([a-z_]\w*)(?:, \w+)* \+?= ", text)
+        return match[1] if match else "t"
+
+    def note(self, parts: Parts, hint: str = "", *, at: list[Node] | None = None) -> Value:
+        """Add a statement that computes a value."""
+        value = Value(self.name(hint or self._hint()))
+        self.add(Statement(value, parts, user_line()), at)
+        return value
+
+    def add(self, node: Node, at: list[Node] | None = None) -> None:
+        """Add a statement. Raises Refused for too many."""
+        self._count += 1
+        if self._count > MOST_STATEMENTS:
+            raise Refused(f"more than {MOST_STATEMENTS:,} statements")
+        (self._bodies[-1] if at is None else at).append(node)
+
+    def named(self, hint: str, text: str, value: Any, bound: Any) -> Num:
+        """A position or the size of a block as a name."""
+        return atom(self.note((text,), hint).name, value, frozenset(), bound)
+
+    # Blocks of dimensions
+
+    def size_of(self, size: Any, least: int = 1) -> str:
+        """The name of the power of two that holds a size; "1" where it is 1."""
+        if isinstance(size, int) and size == 1 and least == 1:
+            return "1"
+        bound = str(bound_of(size))
+        entry = self.kernel.sizes.get(bound)
+        if entry is None:
+            hint = bound.upper() if bound.isidentifier() else f"BLOCK_{bound}" if bound.isdigit() else "BLOCK"
+            entry = self.kernel.sizes[bound] = BlockSize(self.name(hint), bound)
+        entry.least = max(entry.least, least)
+        return entry.name
+
+    def index(self, size: Any, dim: int, rank: int) -> str:
+        """Places along a dimension, as a vector that is repeated along the others."""
+        name = self.size_of(size)
+        return f"at_{name.lower()}" + _expanded(dim, rank)
+
+    def mask(self, shape: Sequence[Any], *, only: int | None = None) -> str:
+        """Where a block of a kernel has data; "" everywhere."""
+        return " & ".join(
+            f"({self.index(size, dim, len(shape))} < {size})"
+            for dim, size in enumerate(shape)
+            if not (isinstance(size, int) and size == 1) and only in (None, dim)
+        )
+
+    def pointer(self, ref: Ref, shape: Sequence[Any]) -> str:
+        """Addresses of the elements of a part of a tensor, for a block of that shape."""
+        terms = [f"{ref.name}_ptr"]
+        if str(ref.offset) != "0":
+            terms.append(str(ref.offset))
+        where = _matched(ref, shape)
+        for dim, size in enumerate(shape):
+            if isinstance(size, int) and size == 1:
+                if len(shape) == 1:
+                    terms.append("tl.arange(0, 1)")
+                elif all(isinstance(n, int) and n == 1 for n in shape):
+                    terms.append(f"tl.arange(0, 1){_expanded(dim, len(shape))}")
+                continue
+            terms += _terms(self.index(size, dim, len(shape)), where[dim])
+        return " + ".join(terms)
+
+    def shape_text(self, shape: Sequence[Any]) -> str:
+        """Sizes of a block of a kernel."""
+        return f"({', '.join(self.size_of(n) for n in shape)}{',' if len(shape) == 1 else ''})"
+
+    # What programs do
+
+    def loaded(self, ref: Ref, *, fill: float | None = None, shape: Sequence[Any] | None = None) -> Tile:
+        """A part of a tensor on the core; zeros, or `fill`, beyond its end."""
+        if ref.cell is not None:
+            ref.cell.check(ref)
+            if ref.cell.tile is None or shape is not None:
+                raise Refused("a load of tile.scratch that nothing was stored to, or padded")
+            return Tile(ref.cell.tile.value, ref.shape, ref.dtype)
+        sizes = ref.shape or (1,)
+        source = ref if ref.dims else Ref(ref.name, ref.role, ref.dtype, [(1, 1)], ref.offset)
+        want = tuple(shape) if shape is not None else sizes
+        mask = " & ".join(
+            f"({self.index(block, dim, len(want))} < {size})"
+            for dim, (size, block) in enumerate(zip(sizes, want, strict=True))
+            if not (isinstance(block, int) and block == 1)
+        )
+        dims = [(n, stride) for n, (_, stride) in zip(want, source.dims, strict=True)]
+        target = Ref(source.name, source.role, source.dtype, dims, source.offset)
+        tail = f", mask={mask}, other={fill or 0})" if mask else ")"
+        assigned = re.match(r"\s*([a-z_]\w*) = tile\.load\(", linecache.getline(*user_line()))
+        name = assigned[1] if assigned else f"{ref.name}_block"
+        value = self.note((f"tl.load({self.pointer(target, want)}{tail}",), name)
+        return Tile(value, want, ref.dtype, source if shape is None else None)
+
+    def loaded_again(self, ref: Ref) -> Tile:
+        """A part of a tile that was loaded, as a load of its own. Raises Refused where its tensor was written since."""
+        if ref.name in self._written:
+            raise Refused(f"a part of a tile whose tensor {ref.name} was stored to")
+        return self.loaded(ref)
+
+    def stored(self, ref: Ref, tile: Tile, *, add: bool, relu: bool) -> None:
+        """Write a tile to a part of a tensor, or add it."""
+        if self._dealt == "over":
+            raise Refused("a store behind the loop over blocks")
+        if relu:
+            tile = self.computed("tl.maximum({}, 0)", (tile,))
+        if ref.cell is not None:
+            ref.cell.check(ref)
+            ref.cell.tile = tile.to(ref.dtype)
+            return
+        wanted = [size for size in tile.shape if not (isinstance(size, int) and size == 1)]
+        there = [size for size in ref.shape if not (isinstance(size, int) and size == 1)]
+        for size, target in zip(wanted, there, strict=False) if len(wanted) == len(there) else ():
+            self.required(size, "==", target)
+        mask = self.mask(tile.shape)
+        self._written.add(ref.name)
+        call = "tl.atomic_add" if add else "tl.store"
+        tail = f", mask={mask})" if mask else ")"
+        self.add(Statement(None, (f"{call}({self.pointer(ref, tile.shape)}, ", tile.value, tail), user_line()))
+
+    def computed(self, template: str, operands: Sequence[Any], dtype: str | None = None) -> Tile:
+        """An elementwise result; `{}` or `{0}` of the template are the operands."""
+        tiles = [operand for operand in operands if isinstance(operand, Tile)]
+        shape = _broadcast([tile.shape for tile in tiles])
+        for dim in range(-len(shape), 0):
+            self._agreed(shape[dim], [tile.shape[dim] for tile in tiles if len(tile.shape) >= -dim])
+        value = self.note(_filled(template, operands))
+        return Tile(value, shape, tiles[-1].dtype if dtype is None else dtype)
+
+    def reduced(self, call: str, tile: Tile, axis: int, neutral: str) -> Tile:
+        """A statistic along a dimension, of what has data."""
+        shape = list(tile.shape)
+        mask = self.mask(tile.shape, only=axis)
+        value = self.note(("tl.where(", mask, ", ", tile.value, f", {neutral})")) if mask else tile.value
+        shape[axis] = 1
+        return Tile(self.note((f"{call}(", value, f", axis={axis}, keep_dims=True)")), shape, tile.dtype)
+
+    def product(self, a: Tile, b: Tile, acc: Tile | None) -> Tile:
+        """A product of matrices, added to another one."""
+        for size in (a.shape[0], a.shape[1], b.shape[1]):
+            if not (isinstance(size, int) and size == 1):
+                self.size_of(size, 16)
+        shape = (a.shape[0], b.shape[1])
+        self.required(a.shape[1], "==", b.shape[0])
+        total = acc.value if acc is not None else self._zeros(shape)
+        parts = ("dot(", self._operand(a, 1), ", ", self._operand(b, 0), ", ", total, ")")
+        return Tile(self.note(parts, "acc"), shape, "float32")
+
+    def _operand(self, tile: Tile, depth: int) -> Value:
+        """A factor with zeros where it has no data: loads have them."""
+        mask = "" if tile.source is not None else self.mask(tile.shape, only=depth)
+        return self.note(("tl.where(", mask, ", ", tile.value, ", 0)")) if mask else tile.value
+
+    def _zeros(self, shape: Sequence[Any]) -> Value:
+        """A block of zeros, in front of the loop that is being run, since its first turn begins with it."""
+        parts = (f"tl.zeros({self.shape_text(shape)}, tl.float32)",)
+        at = self._bodies[-2] if len(self._bodies) > 1 else self._bodies[-1]
+        for node in reversed(at):
+            if isinstance(node, Statement) and node.parts == parts and node.target is not None:
+                return node.target
+        return self.note(parts, "acc", at=at)
+
+    def transposed(self, tile: Tile) -> Tile:
+        """Rows and columns exchanged."""
+        if len(tile.shape) != 2:
+            raise Refused(f"transpose of {len(tile.shape)} dimensions")
+        return Tile(self.note(("tl.trans(", tile.value, ")")), tile.shape[::-1], tile.dtype)
+
+    def reshaped(self, tile: Tile, shape: Sequence[Any]) -> Tile:
+        """A loaded tile with its first dimensions as one, or more or less of size 1. Raises Refused for others."""
+        rest = [n for n in tile.shape if not (isinstance(n, int) and n == 1)]
+        wanted = [n for n in shape if not (isinstance(n, int) and n == 1)]
+        if len(rest) == len(wanted):
+            sizes = iter(rest)
+            sizes_of = [n if isinstance(n, int) and n == 1 else next(sizes) for n in shape]
+            text = f"tl.reshape({{}}, {self.shape_text(sizes_of)})"
+            return Tile(self.note(_filled(text, (tile,))), sizes_of, tile.dtype)
+        count = len(rest) - len(wanted) + 1
+        if tile.source is None or count < 2 or len(tile.source.dims) != len(rest):
+            raise Refused("a computed tile in another shape: blocks in registers are whole")
+        return self.loaded_again(merged(tile.source, count))
+
+    # Loops
+
+    def _loop_names(self, count: int) -> list[str]:
+        match = re.search(r"for\s+(.+?)\s+in\s", linecache.getline(*user_line()))
+        names = re.findall(r"[A-Za-z_]\w*", match[1]) if match else []
+        return names if len(names) == count else [f"b{at}" for at in range(count)]
+
+    def dealt(self, shape: Sequence[Any], steps: Sequence[Any], drops: Sequence[bool]) -> Iterator[tuple[Block, ...]]:
+        """The one loop whose turns are instances of the kernel."""
+        if self._dealt or len(self._bodies) > 1:
+            raise Refused("a second loop over blocks: a kernel is launched once")
+        self._dealt = "now"
+        names = self._loop_names(len(shape))
+        counts = [(total + (step - 1)) // step for total, step in zip(shape, steps, strict=True)]
+        self.kernel.grid = str(product(counts))
+        pid = self.note(("tl.program_id(0)",), "program").name
+        blocks: list[Block] = []
+        for dim, (total, step, drop, name) in enumerate(zip(shape, steps, drops, names, strict=True)):
+            below = product(counts[dim + 1 :])
+            text = pid if same(below, 1) else f"({pid} // {enclosed(below)})"
+            if dim:  # the last is the fastest
+                text = f"({text} % {enclosed(counts[dim])})"
+            start = self.named(name, text if same(step, 1) else f"{text} * {enclosed(step)}", 0, total)
+            blocks.append(self._block(name, start, total, step, drop=drop))
+        yield tuple(blocks)
+        self._dealt = "over"
+
+    def _block(self, name: str, start: Num, total: Any, step: Any, *, drop: bool) -> Block:
+        if drop:
+            return Block(start, 1, step, total, drop=True)
+        rest = total - start
+        value = min(value_of(step), value_of(total) - start.value)
+        return Block(start, self.named(f"{name}_size", f"tl.minimum({step}, {rest})", value, step), step, total)
+
+    def turns(self, first: Any, last: Any, step: Any, *, drop: bool) -> Iterator[Block]:
+        """A loop on one core: its body is run twice, and compared."""
+        line = user_line()
+        (name,) = self._loop_names(1)
+        bound = bound_of(last)
+        name = self.name(name)
+        start = atom(name, value_of(first), frozenset(), bound)
+        before = set(self._names)
+        bodies: list[list[Node]] = []
+        for _ in range(2):
+            self._names = set(before)
+            bodies.append([])
+            self._bodies.append(bodies[-1])
+            yield self._block(name, start, last, step, drop=drop)
+            self._bodies.pop()
+        loop = Loop(f"for {name} in range({first}, {last}, {step}):", bodies[0], line)
+        self._closed(loop, bodies[1])
+
+    def _closed(self, loop: Loop, second: list[Node]) -> None:
+        pairs = list(_paired(loop.body, second, loop.line[1]))
+        carried = _carried(pairs)
+        for a, b in pairs:
+            if a.target is not None and b.target is not None:
+                b.target.alias = a.target
+        outer = self._bodies[-1]
+        names: list[tuple[Value, Value]] = []
+        for start, update in carried.values():
+            value = Value(self.name(start.name))
+            outer.append(Statement(value, (start,), loop.line))
+            _replaced(loop.body, start, value)
+            names.append((value, update))
+        outer.append(loop)
+        for value, update in names:
+            _update(loop, value, update)
+
+
+def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Value, Value]]:
+    """Values that a loop begins with, each with what a turn puts in its place. Raises Refused where turns differ."""
+    targets = {id(a.target) for a, _ in pairs if a.target is not None}
+    first_of = {id(b.target): a.target for a, b in pairs if a.target is not None}
+    carried: dict[int, tuple[Value, Value]] = {}
+    for a, b in pairs:
+        if len(a.parts) != len(b.parts):
+            raise Refused("the turns of the loop differ", a.line[1])
+        for one, other in zip(a.parts, b.parts, strict=True):
+            if one is other or one == other or first_of.get(id(other)) is one:
+                continue
+            is_carried = isinstance(one, Value) and id(other) in targets and id(one) not in targets
+            if not is_carried or carried.setdefault(id(one), (one, other))[1] is not other:
+                raise Refused("the turns of the loop differ", a.line[1])
+    return carried
+
+
+def _update(loop: Loop, value: Value, update: Value) -> None:
+    """Give the carried value what the turn computed: under its name at once where the old one is no longer used."""
+    at = next((i for i, node in enumerate(loop.body) if isinstance(node, Statement) and node.target is update), None)
+    if at is not None and not any(_uses(node, value) for node in loop.body[at + 1 :]):
+        update.alias = value
+    else:
+        loop.body.append(Statement(value, (update,), loop.line))
+
+
+def statements_of(body: Sequence[Node]) -> Iterator[Statement]:
+    """Statements, those within loops and branches too."""
+    for node in body:
+        if isinstance(node, Loop):
+            yield from statements_of(node.body)
+        elif isinstance(node, Choice):
+            for _, branch in node.branches:
+                yield from statements_of(branch)
+        elif isinstance(node, Statement):
+            yield node
+
+
+def _uses(node: Node, value: Value) -> bool:
+    return any(part is value for each in statements_of([node]) for part in each.parts)
+
+
+def _replaced(body: Sequence[Node], old: Value, new: Value) -> None:
+    for node in statements_of(body):
+        node.parts = tuple(new if part is old else part for part in node.parts)
+
+
+def _paired(first: list[Node], second: list[Node], line: int) -> Iterator[tuple[Statement, Statement]]:
+    if len(first) != len(second):
+        raise Refused("the turns of the loop differ: the first does other things than those after it", line)
+    for a, b in zip(first, second, strict=True):
+        if isinstance(a, Loop) and isinstance(b, Loop) and a.head == b.head:
+            yield from _paired(a.body, b.body, line)
+        elif isinstance(a, Statement) and isinstance(b, Statement):
+            yield a, b
+        else:
+            raise Refused("the turns of the loop differ", line)
+
+
+def _filled(template: str, operands: Sequence[Any]) -> Parts:
+    out: list[Any] = []
+    order = iter(range(len(operands)))
+    for piece in re.split(r"(\{\d?\})", template):
+        if re.fullmatch(r"\{\d?\}", piece):
+            operand = operands[int(piece[1]) if len(piece) == 3 else next(order)]
+            out.append(operand.value if isinstance(operand, Tile) else number_text(operand))
+        elif piece:
+            out.append(piece)
+    return tuple(out)
+
+
+def number_text(number: Any) -> str:
+    """A number as an operand. Raises Refused for what is none."""
+    if isinstance(number, Num):
+        return enclosed(number)
+    if not isinstance(number, int | float):
+        raise Refused(f"an operand of {type(number).__name__}")
+    text = repr(number)
+    return f'float("{text}")' if "inf" in text or "nan" in text else f"({text})" if number < 0 else text
+
+
+def _expanded(dim: int, rank: int) -> str:
+    if rank == 1:
+        return ""
+    return "[" + ", ".join(":" if at == dim else "None" for at in range(rank)) + "]"
+
+
+def _broadcast(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    rank = max(len(shape) for shape in shapes)
+    out: list[Any] = []
+    for dim in range(-rank, 0):
+        sizes = [shape[dim] for shape in shapes if len(shape) >= -dim]
+        out.append(max(sizes, key=lambda n: (isinstance(n, Num), value_of(n)) if value_of(n) == 1 else (True, 2)))
+    return tuple(out)
+
+
+def _terms(index: str, stride: Any) -> list[str]:
+    """Summands of an address, of places along a dimension that may be several of a tensor."""
+    if not isinstance(stride, tuple):
+        return [index if same(stride, 1) else f"{index} * {enclosed(stride)}"]
+    out: list[str] = []
+    for at, (size, each) in enumerate(stride):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        below = product([n for n, _ in stride[at + 1 :]])  # pyright: ignore[reportUnknownVariableType]
+        place = index if same(below, 1) else f"({index} // {enclosed(below)})"
+        if at:
+            place = f"({place} % {enclosed(size)})"
+        out.append(place if same(each, 1) else f"{place} * {enclosed(each)}")
+    return out
+
+
+def _matched(ref: Ref, shape: Sequence[Any]) -> dict[int, Any]:
+    """Strides of a part of a tensor by dimension of a block; a dimension of the block may be several of the tensor."""
+    dims = [(size, stride) for size, stride in ref.dims if not (isinstance(size, int) and size == 1)]
+    wanted = [dim for dim, size in enumerate(shape) if not (isinstance(size, int) and size == 1)]
+    if len(dims) == len(wanted):
+        return {dim: stride for dim, (_, stride) in zip(wanted, dims, strict=True)}
+    count = len(dims) - len(wanted) + 1
+    if count < 2 or not wanted:
+        raise Refused(f"a tile of {len(wanted)} dimensions goes to {len(dims)} of {ref.name}")
+    for at, dim in enumerate(wanted):
+        if same(product([n for n, _ in dims[at : at + count]]), shape[dim]):
+            joint = [*(s for _, s in dims[:at]), tuple(dims[at : at + count]), *(s for _, s in dims[at + count :])]
+            return dict(zip(wanted, joint, strict=True))
+    raise Refused(f"a tile goes to {ref.name} in another shape")

@@ -139,6 +139,21 @@ def forgotten() -> Iterator[None]:
     forget_loaded()
 
 
+def test_arguments_that_look_like_a_cache_hide_no_work() -> None:
+    """Lengths and tables tell what paged attention does; of an own op its initializer does."""
+    looks_paged = op(
+        "own_work::rows",
+        *(t("values", 4096, 64), t("lengths", 8, dtype="int32")),
+        *(t("key_cache", 256, 16, 8, 64), t("block_tables", 8, 32, dtype="int32"), t("context_lens", 8, dtype="int32")),
+        outputs=None,
+        id_="4" * 12,
+    )
+    contents = ExpectedContents(registry(touched))(looks_paged)
+    assert contents is not None
+    assert contents.work is not None
+    assert contents.work.bytes_read == 8 * 16 * 64 * 4
+
+
 def test_a_run_shows_and_predicts_it(tmp_path: Path, forgotten: None) -> None:
     columns = {
         "Input Dims": [[4096, 64], [8]],

@@ -149,7 +149,8 @@ def test_an_op_of_a_plugin_has_a_file_that_loads_it(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     subprocess.run([sys.executable, record, trace], check=True, cwd=tmp_path, capture_output=True)
     target = tmp_path / "test_new.py"
-    line = [sys.executable, "-m", "opreplay.cli.main", "new", "op", "scaffolded::halved", "--trace", trace, "-o", target]
+    start = [sys.executable, "-c", "from opreplay.cli.main import main; main()"]
+    line = [*start, "new", "op", "scaffolded::halved", "--trace", trace, "-o", target]
     subprocess.run([*line, "--plugin", own], check=True, capture_output=True)
     assert "load_plugins" in target.read_text()
     assert run_tests(tmp_path).returncode == 0

@@ -73,8 +73,8 @@ def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
     if op.count < 2 or not median_us or mean_us < UNEVEN * median_us:
         return ""
     return (
-        f"its recorded calls differ {mean_us / median_us:.0f} times and more, a few make the mean: the machine was "
-        f"busy, or these were first calls; {us / median_us:.2g} of their median"
+        f"a few long calls make the recorded mean {mean_us / median_us:.0f} times the median (a busy machine, or first "
+        f"calls); it is {us / median_us:.2g} times the median"
     )
 
 

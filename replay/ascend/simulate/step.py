@@ -78,6 +78,8 @@ class Inversion(NamedTuple):
     larger: str
     ops: int
     compared: int
+    most: float
+    """Times as fast, at most."""
 
 
 def inversions(steps: Sequence[Step]) -> list[Inversion]:
@@ -92,9 +94,9 @@ def inversions(steps: Sequence[Step]) -> list[Inversion]:
             continue
         others = {op.id: op.simulated.time_us for op in large.ops}
         pairs = [(op.simulated.time_us, others[op.id]) for op in small.ops if others.get(op.id)]
-        faster = sum(a * (1 + NOTABLE) < b for a, b in pairs)
-        if faster:
-            inverted.append(Inversion(small.device, large.device, faster, len(pairs)))
+        ratios = [b / a for a, b in pairs if a * (1 + NOTABLE) < b]
+        if ratios:
+            inverted.append(Inversion(small.device, large.device, len(ratios), len(pairs), max(ratios)))
     return inverted
 
 

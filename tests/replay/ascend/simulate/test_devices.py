@@ -50,5 +50,5 @@ def test_a_smaller_device_that_is_predicted_faster_is_told() -> None:
         )
 
     small, large = step("small", (1.0, 2.0), (5.0, 9.0, 9.9)), step("large", (2.0, 2.0), (6.0, 8.0, 10.0))
-    assert inversions([small, large]) == [Inversion("small", "large", 1, 3)]
+    assert inversions([small, large]) == [Inversion("small", "large", 1, 3, 1.2)]
     assert inversions([step("other", (3.0, 1.0), (1.0, 1.0, 1.0)), large]) == []

@@ -167,7 +167,13 @@ def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, mem
 
 
 def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
-    """Write the files. Raises UsageError for what cannot be written."""
+    """Write the files. Raises UsageError for what cannot be written, and for a folder with files of another export."""
+    for file in (path for part in ("definitions", "workloads") for path in (folder / part).rglob("*.json*")):
+        if file.relative_to(folder).as_posix() not in exported.files:
+            raise UsageError(
+                f"{folder} holds other definitions, which would be read as part of this export: {file.name}",
+                hint="Name another folder, or remove its definitions/ and workloads/.",
+            )
     try:
         for name, data in exported.files.items():
             path = folder / name

@@ -19,6 +19,7 @@ from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.written.call import op_of_written
+from opreplay.traces.errors import UsageError
 
 
 def plan_of(*calls: str) -> ReplayPlan:
@@ -137,3 +138,10 @@ def test_an_op_whose_reference_needs_opreplay_has_a_text_that_says_so() -> None:
     assert one.without_reference == ("_C::silu_and_mul",)
     with pytest.raises(NotImplementedError, match="_C::silu_and_mul"):
         ran(definition["reference"], torch.empty(2, 4), torch.rand(2, 8))
+
+
+def test_files_of_another_export_are_not_mixed_with_it(tmp_path: Path) -> None:
+    write_flashinfer_trace(exported("aten::add(f32[8], f32[8])"), tmp_path)
+    write_flashinfer_trace(exported("aten::add(f32[8], f32[8])"), tmp_path)
+    with pytest.raises(UsageError, match="holds other definitions"):
+        write_flashinfer_trace(exported("aten::mm(f32[8,8], f32[8,8])"), tmp_path)

@@ -185,16 +185,18 @@ def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
 
 
 def speed_cases(bench: Bench) -> list[Case]:
-    """The first call, and a large one: the largest of those that are tried, or the first made large where all are
-    small, for the time of a small call is that of its overhead."""
+    """The first call; a large one, the largest of those that are tried, or the first made large where all are small,
+    for the time of a small call is that of its overhead; and that one transposed."""
     first = bench.first
     if not bench.has_reference(first):
         return [first]
-    largest = max(bench.bases, key=variants.elements)
-    if variants.elements(largest) >= LARGE_ELEMENTS:
-        return [first] if largest is first else [first, largest]
-    large, _ = first_working(bench, [case for case in variants.huge(first) if too_much(bench, case) is None])
-    return [first] if large is None else [first, large]
+    large: Case | None = max(bench.bases, key=variants.elements)
+    if variants.elements(large) < LARGE_ELEMENTS:
+        large, _ = first_working(bench, [case for case in variants.huge(first) if too_much(bench, case) is None])
+    others = [case for case in variants.laid_out(large or first) if case.kind.startswith("transposed")]
+    transposed, _ = first_working(bench, [case for case in others if too_much(bench, case) is None])
+    cases = {id(case): case for case in (first, large, transposed) if case is not None}
+    return list(cases.values())
 
 
 LARGE_ELEMENTS = 1 << 20

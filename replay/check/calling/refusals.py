@@ -23,6 +23,8 @@ ACCIDENTS = (
     "std::",
 )
 """Parts of messages that come from below an op which let a call through that it does not take."""
+BROKEN = "must not also be an input"
+"""In what torch.library says of an op that gives an argument back."""
 _ACCIDENTAL = (
     ZeroDivisionError,
     IndexError,
@@ -45,7 +47,7 @@ def is_refusal(error: BaseException) -> bool:
     text = str(error).strip()
     if isinstance(error, NotImplementedError) or any(part in text for part in _SUPPORT):
         return True
-    if not text or isinstance(error, _ACCIDENTAL):
+    if not text or BROKEN in text or isinstance(error, _ACCIDENTAL):
         return False
     return not any(part in text for part in ACCIDENTS) or _raised_on_purpose(error)
 

@@ -108,6 +108,14 @@ def right_norm(x: Tensor) -> Tensor:
     return x / (x.abs().mean(-1, keepdim=True) + 1)
 
 
+def right_gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    return torch.nn.functional.gelu(x, approximate=approximate)
+
+
+def right_length(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1)
+
+
 def right_mm(x: Tensor, y: Tensor) -> Tensor:
     return x @ y
 
@@ -663,6 +671,51 @@ def breaks_the_graph(x: Tensor) -> Tensor:
 
 def compiles_for_each_size(x: Tensor) -> Tensor:
     return x * 2 if x.dim() < 2 or x.shape[0] % 2 else x + x
+
+
+@plant("arguments", "correctness", against="right_gelu", schema='(Tensor x, str approximate="none") -> Tensor')
+def approximate_ignored(x: Tensor, approximate: str = "none") -> Tensor:
+    return torch.nn.functional.gelu(x)
+
+
+@plant("rank", "correctness", shapes=("64x64, 64x64",))
+def number_becomes_a_vector(x: Tensor, y: Tensor) -> Tensor:
+    return (x + y).reshape(1) if x.dim() == y.dim() == 0 else x + y
+
+
+def length_backward(ctx: Any, gradient: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
+    return gradient.unsqueeze(-1) * x / (x * x).sum(-1, keepdim=True).sqrt()
+
+
+@plant(
+    "gradient",
+    "gradient",
+    against="right_length",
+    schema="(Tensor x) -> Tensor",
+    fake=lambda x: x.sum(-1),
+    backward=length_backward,
+    shapes=("64x64",),
+)
+def gradient_of_zero_rows_is_nan(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1)
+
+
+@plant(
+    "empty",
+    "correctness",
+    against="right_sum",
+    schema="(Tensor x) -> Tensor",
+    fake=lambda x: x.sum(-1),
+    shapes=("64x64",),
+)
+def sum_of_no_columns_is_not_written(x: Tensor) -> Tensor:
+    return x.sum(-1) if x.numel() or not x.dim() else torch.empty_like(x.sum(-1))
+
+
+@plant("layout", "speed", against="right_double", schema="(Tensor x) -> Tensor", shapes=("64x128",))
+def slow_where_transposed(x: Tensor) -> Tensor:
+    return x * 2 if x.is_contiguous() else torch.stack([row * 2 for row in x.unbind()]).contiguous()
 
 
 DEFECTS.append(

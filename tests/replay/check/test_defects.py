@@ -37,6 +37,10 @@ FEW = {
     "planted::one_workspace_for_all": "callers at once",
     "planted::seeds_the_generator": "state of torch",
     "planted::gradient_of_second_with_first": "only y",
+    "planted::approximate_ignored": "approximate=tanh",
+    "planted::number_becomes_a_vector": "no dimension",
+    "planted::gradient_of_zero_rows_is_nan": "rows of zeros",
+    "planted::sum_of_no_columns_is_not_written": "no columns",
 }
 """Op → a part of the case that shows its defect."""
 

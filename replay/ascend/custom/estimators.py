@@ -110,17 +110,24 @@ def register_op_estimator(
 ) -> Callable[[Estimator], Estimator]:
     """Register a function (OpInvokeInfo, device) -> PerformanceModel.Result that estimates an op's time directly.
 
-    `op` is torch.ops.ns.name, an overload, or "ns::name"; `device_profile` a device, its name, or None for all devices.
+    `op` is torch.ops.ns.name, an overload, or "ns::name"; `device_profile` a device, its name, several of these in a
+    tuple or list, or None for all devices.
     It goes before every built-in. Raises ValueError for a second one for the same op and device, unless `override`.
     """
 
-    name, on_device = op_name(op), device_name(device_profile)
+    name = op_name(op)
+    devices = [device_name(device) for device in _several(device_profile)]
 
     def register(function: Estimator) -> Estimator:
-        ESTIMATORS.add(UserFunction(ops=(name,), device=on_device, function=function), replace=override)
+        for on_device in devices:
+            ESTIMATORS.add(UserFunction(ops=(name,), device=on_device, function=function), replace=override)
         return function
 
     return register
+
+
+def _several(device_profile: Any) -> Sequence[Any]:
+    return cast("Sequence[Any]", device_profile) if isinstance(device_profile, tuple | list) else [device_profile]
 
 
 def clear_registrations() -> None:

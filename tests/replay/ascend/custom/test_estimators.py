@@ -134,6 +134,17 @@ def test_priorities() -> None:
     assert seen == ["aten::mm", "aten::mm", "your_op::Operator"]
 
 
+def test_one_estimator_for_several_devices() -> None:
+    @register_op_estimator("your_op::Operator", ("910b3", "910c"))
+    def estimate(info: OpInvokeInfo, device: object) -> PerformanceModel.Result:
+        return PerformanceModel.Result(1.25e-3)
+
+    call = make("your_op::Operator", arg("x", meta(8, 8)))
+    times = {name: simulate_op(call, load_device(name)).time_us for name in ("910b3", "910c", "910b4")}
+    assert times["910b3"] == times["910c"] == pytest.approx(1250)
+    assert times["910b4"] < 100
+
+
 def test_one_estimator_for_a_device_leaves_every_other_op_and_device_alone() -> None:
     """The original raised KeyError: None for every other op of that device."""
     before = {n: simulate_op(make(n, arg("self", meta(64, 64))), DEVICE) for n in costed_ops()}

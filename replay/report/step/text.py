@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -261,13 +262,30 @@ def modules_table(timeline: Timeline) -> Table[ModuleTime]:
 
 
 def large_modules(modules: Sequence[ModuleTime], device_us: float, step_us: float) -> list[ModuleTime]:
-    """Those of the upper levels with a share of the time on the device or of the step."""
+    """Those of the upper levels with a share of the time on the device or of the step, and what a module takes beside
+    those that it calls."""
     return [
         module
-        for module in modules
+        for module in _with_themselves(modules)
         if module.depth < MODULE_LEVELS
         and (0 < LEAST_MODULE * device_us <= module.device_us or 0 < LEAST_MODULE * step_us <= module.path_us)
     ]
+
+
+def _with_themselves(modules: Sequence[ModuleTime]) -> Iterator[ModuleTime]:
+    """Modules, each that calls others followed by a row of its time without theirs."""
+    for at, module in enumerate(modules):
+        yield module
+        below = list(takewhile(lambda other, depth=module.depth: other.depth > depth, modules[at + 1 :]))
+        called = [other for other in below if other.depth == module.depth + 1]
+        if called:
+            yield ModuleTime(
+                name="(itself)",
+                count=1,
+                depth=module.depth + 1,
+                device_us=max(0.0, module.device_us - sum(other.device_us for other in called)),
+                path_us=max(0.0, module.path_us - sum(other.path_us for other in called)),
+            )
 
 
 def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[str, float]]:

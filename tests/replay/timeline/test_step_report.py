@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
+from opreplay.replay.ir.step import ModuleTime
+from opreplay.replay.report.step.text import large_modules
 from opreplay.replay.report.step.verdict import verdict
 from opreplay.replay.timeline.timeline import Timeline, timeline
 from opreplay.traces import read_trace
@@ -180,3 +182,18 @@ def test_layers_of_one_kind_are_one_row_of_the_tree(tmp_path: Path) -> None:
     rows = [(one.name, one.count, one.depth, one.device_us) for one in tree]
     assert rows == [("Model", 1, 0, 360.0), ("Layer", 3, 1, 360.0), ("Linear", 3, 2, 300.0)]
     assert tree[0].path_us >= tree[1].path_us >= tree[2].path_us > 0.0
+
+
+def test_a_module_that_calls_others_has_a_row_for_what_it_takes_itself() -> None:
+    def module(name: str, depth: int, us: float) -> ModuleTime:
+        return ModuleTime(name=name, count=1, depth=depth, device_us=us, path_us=us / 2)
+
+    modules = [module("model", 0, 100.0), module("mlp", 1, 60.0), module("down", 2, 20.0), module("attention", 1, 40.0)]
+    rows = [(row.name, row.depth, row.device_us, row.path_us) for row in large_modules(modules, 100.0, 100.0)]
+    assert rows == [
+        ("model", 0, 100.0, 50.0),
+        ("mlp", 1, 60.0, 30.0),
+        ("(itself)", 2, 40.0, 20.0),
+        ("down", 2, 20.0, 10.0),
+        ("attention", 1, 40.0, 20.0),
+    ]

@@ -67,6 +67,8 @@ SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
 
 MOST_FAMILIES = 12
+MOST_DOUBTS = 3
+"""Suspect rows in the summary of a page."""
 MOST_OPS = 40
 SHARES_SHOWN = 5
 """Bounds and families of a device on the first screen."""
@@ -468,6 +470,7 @@ def page(
         command=command,
         answers=step_answers(report) if report is not None and report.socs else _answers(plan, steps),
         facts=(
+            *(("in doubt", line.removeprefix(suspects.MARK).strip()) for line in suspects.lines(results)[:MOST_DOUBTS]),
             *([("coverage", head_line(plan, steps))] if report is None else page_facts(report, head_line(plan, steps))),
             *(
                 (

@@ -70,6 +70,8 @@ SHOTS: dict[str, tuple[str, ...]] = {
     "trust": ("trust", "model/opreplay.toml"),
     "completion": ("completion", "bash"),
     "man": ("man",),
+    "new": ("new", "op", "aten::relu", "--trace", "many/0.json", "--output", "written.py"),
+    "mcp": ("mcp", "many"),
 }
 MAY_FAIL = frozenset({"timeline", "validate", "calibrate", "check", "trim", "export"})
 """What the small inputs here may be too little for."""
@@ -121,6 +123,7 @@ def said(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(place / "runner" / "opreplay"), *arguments],
         cwd=place,
         env={**os.environ, "OPREPLAY_SHARED_DEVICE": "1", "XDG_STATE_HOME": str(place / "state")},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,

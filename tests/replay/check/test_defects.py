@@ -109,5 +109,10 @@ def test_a_hang_costs_its_case(tmp_path: Path) -> None:
     )
     found = check("waits::op", shapes=["4x6"], points=["correctness"], plugins=[str(plugin)], limit_s=2.0)
     hung = found.point("correctness").of("fail")
-    assert [one.case.partition(":")[0] for one in hung] == ["empty", "no rows", "no columns"]
+    assert [one.case.partition(":")[0] for one in hung] == [
+        "empty",
+        "no rows",
+        "no columns",
+        "in memory full of NaN",
+    ]
     assert all("hangs: no result after 2 s" in one.detail for one in hung)

@@ -193,7 +193,9 @@ def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     names = [name.replace("_", "-") for name in table]
     if twice := [name for name in names if names.count(name) > 1]:
         raise _wrong(f"{path}: {twice[0]} is there twice", "Write it once, with - or with _.")
-    values = (_dashed(path, value) if isinstance(value, dict) else value for value in table.values())
+    values = (
+        _dashed(path, cast("dict[str, Any]", value)) if isinstance(value, dict) else value for value in table.values()
+    )
     return dict(zip(names, values, strict=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -60,7 +60,7 @@ class CoreRuns:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _uncollected() -> Generator[None, None, None]:
     """No search for cycles: recordings are many objects in none."""
     collecting = gc.isenabled()
     gc.disable()

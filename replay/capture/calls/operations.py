@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    sdpa_backward_flop_count,  # pyright: ignore[reportUnknownVariableType]
+    sdpa_flop_count,  # pyright: ignore[reportUnknownVariableType]
+)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:

@@ -209,7 +209,10 @@ def npu_geglu_grad(values: Values) -> Tensor:
 
 @formula("npu::npu_silu_backward", "f32[8,16], f32[8,16], f32[8,16]")
 def npu_silu_backward(values: Values) -> Tensor:
-    return gradients(lambda x: x * torch.sigmoid(x), [values["x0"]], values["grad_output"])[0]
+    def silu(x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x)
+
+    return gradients(silu, [values["x0"]], values["grad_output"])[0]
 
 
 @formula("npu::npu_mish", "f32[8,16]")
@@ -271,7 +274,8 @@ def npu_attn_softmax_backward(values: Values) -> Tensor:
 def npu_masked_softmax_with_bias(values: Values) -> Tensor:
     x, mask = values["x"], values["atten_mask"]
     covers(x.dim() == 5 and mask is not None, "windows with a mask")
-    scores = wide(x) * values.get("scale_value", 1.0) + wide(values["relative_pos_bias"]) + wide(mask)[:, None]
+    scores = wide(x) * values.get("scale_value", 1.0) + wide(values["relative_pos_bias"])
+    scores = scores + wide(of(values, "atten_mask"))[:, None]
     covers(scores.numel(), "any scores")
     return softmax_of(scores).to(x.dtype)
 

@@ -216,7 +216,7 @@ def npu_layernorm_grad(values: Values) -> tuple[Tensor, ...]:
     covers(len(values["normalized_shape"]) == 1 and x.dim() > 1 and values["weight"] is not None, "rows")
     covers(values["mean"].numel() * x.shape[-1] == x.numel(), "a mean for each row")
     covers(usual(x), "numbers that do not cancel out")
-    return of_layer_norm(values, x, grad * wide(values["weight"]), grad, values["mean"], values["rstd"])
+    return of_layer_norm(values, x, grad * wide(of(values, "weight")), grad, values["mean"], values["rstd"])
 
 
 def of_layer_norm(
@@ -235,10 +235,10 @@ def of_layer_norm(
 )
 def npu_add_layer_norm_backward(values: Values) -> tuple[Tensor, ...]:
     covers(values["dy_opt"] is not None and values["dsum_opt"] is not None, "both gradients")
-    total, grad = wide(values["x1"] + values["x2"]), wide(values["dy_opt"])
+    total, grad = wide(values["x1"] + values["x2"]), wide(of(values, "dy_opt"))
     covers(total.dim() > 1, "rows")
     dx, dgamma, dbeta = of_layer_norm(values, total, grad * wide(values["gamma"]), grad, values["mean"], values["rstd"])
-    dx = (dx + wide(values["dsum_opt"])).to(values["x1"].dtype)
+    dx = (dx + wide(of(values, "dsum_opt"))).to(values["x1"].dtype)
     return dx, dx, dgamma.float(), dbeta.float()
 
 
@@ -268,7 +268,7 @@ def grouped_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: floa
 def npu_group_norm_swish(values: Values) -> tuple[Tensor, ...]:
     covers(values["weight"] is not None and values["bias"] is not None, "a weight and a bias")
     x, groups = values["input"], of(values, "num_groups", "group")
-    y, mean, rstd = grouped_norm(x, groups, values["weight"], values["bias"], values.get("eps") or 1e-5)
+    y, mean, rstd = grouped_norm(x, groups, of(values, "weight"), of(values, "bias"), values.get("eps") or 1e-5)
     factor = values.get("swish_scale")
     return y / (1 + torch.exp(-(1.0 if factor is None else factor) * y)), mean, rstd
 
@@ -311,7 +311,7 @@ def npu_cross_entropy_loss(values: Values) -> tuple[Tensor, ...]:
     covers(not values.get("label_smoothing") and not values.get("return_zloss") and len(x), "the plain form")
     covers(bool((target != values.get("ignore_index", -100)).all()), "rows that all count")
     chance = wide(x) - torch.logsumexp(wide(x), -1, keepdim=True)
-    shares = wide(weight)[target]
+    shares = wide(of(values, "weight"))[target]
     loss = -(shares * chance[torch.arange(len(x)), target]).sum() / shares.sum()
     return loss.to(x.dtype), chance.to(x.dtype), x.new_empty(0), x.new_empty(0)
 

@@ -16,7 +16,7 @@ SAMPLE := traces/samples/transformer_infer.json.gz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz sanitize lint format docs bench clean
+.PHONY: help demo test test-all fuzz sanitize lint format docs clean
 
 help:
 	@echo "make demo    run opreplay on a bundled trace, beside a simulated Ascend 910B3"
@@ -25,7 +25,6 @@ help:
 	@echo "make sanitize  the compiled reader under the address and undefined-behaviour sanitizers"
 	@echo "make lint    ruff and pyright;  make format rewrites"
 	@echo "make docs    the documentation, in docs/_build/html"
-	@echo "make bench   the measurements that the documentation quotes (minutes)"
 	@echo "make clean   remove what was built, .venv too"
 
 demo: $(VENV)/.installed
@@ -55,9 +54,6 @@ format: $(VENV)/.installed-lint
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
-
-bench: $(VENV)/.installed-test
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .ruff_cache .hypothesis *.egg-info

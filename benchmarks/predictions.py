@@ -1,7 +1,7 @@
 """What opreplay says of every op of the public traces, to a file; and where it now says something else.
 
-    python benchmarks/predictions.py --write FILE [--traces DIR_OR_FILES ...] [--soc NAME]
-    python benchmarks/predictions.py --against FILE ...
+    PYTHONPATH=. python benchmarks/predictions.py --write FILE [--traces DIR_OR_FILES ...] [--soc NAME]
+    PYTHONPATH=. python benchmarks/predictions.py --against FILE ...
 
 For each op of each plan: how it is resolved or why not, what was assumed, which initializer fills its arguments, the
 contents that these get, the kernels of its prediction and its time. For each op with a reference implementation beside:

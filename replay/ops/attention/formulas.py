@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, of, wide
+from opreplay.replay.ops.maths.formula import Values, covers, formula, formulas, numbers, of, wide
 
 
 @formula("te_softmax::scaled_softmax_fwd", "(bf16[2,3,8,16], 0.5)")
@@ -52,12 +52,11 @@ def masked_softmax(values: Values) -> Tensor:
     return chance.masked_fill(hidden.all(-1, keepdim=True), 0).to(values["inputs"].dtype)
 
 
-@formula(
-    "te_softmax::scaled_softmax_bwd te_softmax::scaled_masked_softmax_bwd"
-    " te_softmax::scaled_aligned_causal_masked_softmax_bwd",
-    "(bf16[2,3,8,16], bf16[2,3,8,16], 0.5)",
-)
-@formula("te_softmax::scaled_upper_triang_masked_softmax_bwd", "(bf16[6,16,16], bf16[6,16,16], 0.5)")
+@formulas("""
+    te_softmax::scaled_softmax_bwd te_softmax::scaled_masked_softmax_bwd
+    te_softmax::scaled_aligned_causal_masked_softmax_bwd | (bf16[2,3,8,16], bf16[2,3,8,16], 0.5)
+    te_softmax::scaled_upper_triang_masked_softmax_bwd | (bf16[6,16,16], bf16[6,16,16], 0.5)
+""")
 def softmax_backward(values: Values) -> Tensor:
     y, grad = wide(values["softmax_results"]), wide(values["output_grads"])
     return (values["scale"] * y * (grad - (y * grad).sum(-1, keepdim=True))).to(values["output_grads"].dtype)
@@ -143,14 +142,10 @@ def flash_attention_packed(values: Values) -> tuple[Tensor, ...]:
     )
 
 
-@formula(
-    "aiter::mha_fwd",
-    "(f32[2,6,4,8], f32[2,6,2,8], f32[2,6,2,8], 0.0, 0.35, True, -1, -1, 0, True, False)",
-)
-@formula(
-    "aiter::fmha_v3_fwd",
-    "(f32[2,6,4,8], f32[2,6,2,8], f32[2,6,2,8], 0.0, 0.35, True, -1, -1, True, False, 1)",
-)
+@formulas("""
+    aiter::mha_fwd | (f32[2,6,4,8], f32[2,6,2,8], f32[2,6,2,8], 0.0, 0.35, True, -1, -1, 0, True, False)
+    aiter::fmha_v3_fwd | (f32[2,6,4,8], f32[2,6,2,8], f32[2,6,2,8], 0.0, 0.35, True, -1, -1, True, False, 1)
+""")
 def aiter_attention(values: Values) -> tuple[Tensor, ...]:
     plain(values)
     covers(values["return_softmax_lse"], "with the logarithms")

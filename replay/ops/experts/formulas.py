@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, gradients, numbers, of, wide
+from opreplay.replay.ops.maths.formula import Values, covers, formula, formulas, gradients, numbers, of, wide
 
 
 @formula("_moe_C::moe_sum sgl_kernel::moe_sum aiter::moe_sum aiter::_moe_sum", "(f32[8,2,16], f32[8,16])")
@@ -74,8 +74,10 @@ def scored(logits: Tensor, kind: str) -> Tensor:
     return torch.sigmoid(x) if kind == "sigmoid" else torch.logaddexp(x, torch.zeros_like(x)).sqrt()
 
 
-@formula("sgl_kernel::topk_softmax", "(f32[8,2], i32[8,2], f32[8,16], True, 0.0, None)")
-@formula("sglang::moe_topk_softmax_out", "(f32[8,2], i32[8,2], f32[8,16], f32[128], True, 0.0, None)")
+@formulas("""
+    sgl_kernel::topk_softmax | (f32[8,2], i32[8,2], f32[8,16], True, 0.0, None)
+    sglang::moe_topk_softmax_out | (f32[8,2], i32[8,2], f32[8,16], f32[128], True, 0.0, None)
+""")
 def topk_softmax(values: Values) -> tuple[Tensor, ...]:
     x, cap = wide(values["gating_output"]), values["moe_softcapping"]
     chance = torch.softmax(torch.tanh(x / cap) * cap if cap > 0 else x, -1)
@@ -104,9 +106,10 @@ def with_rows(values: Values, chance: Tensor) -> tuple[Tensor, ...]:
     return weights, places.to(values["topk_indices"].dtype), rows.to(values["token_expert_indices"].dtype)
 
 
-@formula("aiter::topk_softmax", "(f32[8,2], i32[8,2], i32[8,2], f32[8,16], True)")
-@formula("aiter::topk_softmax_asm", "(f32[8,2], i32[8,2], i32[8,2], f32[8,16], True)")
-@formula("vllm::rocm_aiter_topk_softmax", "(f32[8,2], i32[8,2], i32[8,2], f32[8,16], True, 0, '')")
+@formulas("""
+    aiter::topk_softmax aiter::topk_softmax_asm | (f32[8,2], i32[8,2], i32[8,2], f32[8,16], True)
+    vllm::rocm_aiter_topk_softmax | (f32[8,2], i32[8,2], i32[8,2], f32[8,16], True, 0, '')
+""")
 def aiter_topk_softmax(values: Values) -> tuple[Tensor, ...]:
     covers(not values.get("num_shared_experts"), "routed experts")
     chance = torch.softmax(wide(values["gating_output"]), -1)
@@ -115,9 +118,11 @@ def aiter_topk_softmax(values: Values) -> tuple[Tensor, ...]:
     return weights, places.to(values["topk_indices"].dtype), values["token_expert_indices"]
 
 
-@formula("sgl_kernel::topk_sigmoid", "(f32[8,2], i32[8,2], f32[8,16], True, None)")
-@formula("aiter::topk_sigmoid vllm::rocm_aiter_topk_sigmoid", "(f32[8,2], i32[8,2], f32[8,16])")
-@formula("sglang::moe_topk_sigmoid_out", "(f32[8,16], f32[8,2], i32[8,2], f32[128], True, None, 1.5, 0)")
+@formulas("""
+    sgl_kernel::topk_sigmoid | (f32[8,2], i32[8,2], f32[8,16], True, None)
+    aiter::topk_sigmoid vllm::rocm_aiter_topk_sigmoid | (f32[8,2], i32[8,2], f32[8,16])
+    sglang::moe_topk_sigmoid_out | (f32[8,16], f32[8,2], i32[8,2], f32[128], True, None, 1.5, 0)
+""")
 def topk_sigmoid(values: Values) -> tuple[Tensor, Tensor]:
     covers(not values.get("num_fused_shared_experts"), "routed experts")
     chance = torch.sigmoid(wide(values["gating_output"]))
@@ -143,8 +148,10 @@ def topk_softplus(values: Values) -> tuple[Tensor, Tensor]:
     return weights, places.to(values["topk_indices"].dtype)
 
 
-@formula("aiter::grouped_topk", "(f32[8,16], f32[8,2], i32[8,2], 4, 2, True, True, 1.5)")
-@formula("vllm::rocm_aiter_grouped_topk", "(f32[8,16], f32[8,2], i32[8,2], 4, 2, True, 'softmax', 1.5)")
+@formulas("""
+    aiter::grouped_topk | (f32[8,16], f32[8,2], i32[8,2], 4, 2, True, True, 1.5)
+    vllm::rocm_aiter_grouped_topk | (f32[8,16], f32[8,2], i32[8,2], 4, 2, True, 'softmax', 1.5)
+""")
 def grouped_topk(values: Values) -> tuple[Tensor, Tensor]:
     kind = values.get("scoring_func", "softmax" if values.get("is_softmax", True) else "sigmoid")
     covers(kind in ("sigmoid", "softmax"), "scores with a name")
@@ -155,9 +162,11 @@ def grouped_topk(values: Values) -> tuple[Tensor, Tensor]:
     return weighed(scores, places, values["need_renorm"], factor), places.to(values["topk_ids"].dtype)
 
 
-@formula("aiter::biased_grouped_topk_hip", "(f32[8,16], f32[16], f32[8,2], i32[8,2], 4, 2, True, 1.5)")
-@formula("vllm::rocm_aiter_biased_grouped_topk", "(f32[8,16], f32[16], f32[8,2], i32[8,2], 4, 2, True, 1.5)")
-@formula("sglang::fused_topk_deepseek", "(f32[8,16], f32[16], 4, 2, 2, 1.5, f32[8,2], i32[8,2], True)")
+@formulas("""
+    aiter::biased_grouped_topk_hip vllm::rocm_aiter_biased_grouped_topk
+        | (f32[8,16], f32[16], f32[8,2], i32[8,2], 4, 2, True, 1.5)
+    sglang::fused_topk_deepseek | (f32[8,16], f32[16], 4, 2, 2, 1.5, f32[8,2], i32[8,2], True)
+""")
 def biased_grouped_topk(values: Values) -> tuple[Tensor, Tensor]:
     covers(not values.get("n_share_experts_fusion"), "routed experts")
     scores = scored(of(values, "gating_output", "input"), "sigmoid")
@@ -174,8 +183,10 @@ def written_and_returned_gate(values: Values) -> tuple[Tensor, ...]:
     return biased_grouped_topk(values) * 2
 
 
-@formula("sgl_kernel::moe_fused_gate", "(f32[8,16], f32[16], 4, 2, 2, 0, 1.5, True)")
-@formula("sgl_kernel::kimi_k2_moe_fused_gate", "(f32[8,16], f32[16], 2, True, 1.5, True)")
+@formulas("""
+    sgl_kernel::moe_fused_gate | (f32[8,16], f32[16], 4, 2, 2, 0, 1.5, True)
+    sgl_kernel::kimi_k2_moe_fused_gate | (f32[8,16], f32[16], 2, True, 1.5, True)
+""")
 def fused_gate(values: Values) -> tuple[Tensor, Tensor]:
     covers(not values.get("num_fused_shared_experts") and values.get("renormalize", True), "routed experts")
     scores = scored(values["input"], "sigmoid")
@@ -194,8 +205,10 @@ def grouped_topk_of_scores(values: Values) -> tuple[Tensor, Tensor]:
     return weighed(scores, places, values["renormalize"], values["routed_scaling_factor"]), places.int()
 
 
-@formula("npu::npu_moe_gating_top_k", "(f32[8,16], 2)")
-@formula("_C_ascend::moe_gating_top_k", "(f32[8,16], 2, 2, 4, 1, 0, 1, True, 1.5, 1e-20, f32[16])")
+@formulas("""
+    npu::npu_moe_gating_top_k | (f32[8,16], 2)
+    _C_ascend::moe_gating_top_k | (f32[8,16], 2, 2, 4, 1, 0, 1, True, 1.5, 1e-20, f32[16])
+""")
 def gating_top_k(values: Values) -> tuple[Tensor, ...]:
     x, bias = values["x"], of(values, "bias", "bias_opt")
     sigmoid = values.get("norm_type", 0) == 1
@@ -276,8 +289,10 @@ def aligned(
     return positions[:length], owners + [-1] * (blocks - len(owners)), total
 
 
-@formula("_moe_C::moe_align_block_size", "(i32[8,2], 4, 4, i32[28], i32[7], i32[1], None)")
-@formula("_C::moe_align_block_size _moe_C::sgl_moe_align_block_size", "(i32[8,2], 4, 4, i32[28], i32[7], i32[1])")
+@formulas("""
+    _moe_C::moe_align_block_size | (i32[8,2], 4, 4, i32[28], i32[7], i32[1], None)
+    _C::moe_align_block_size _moe_C::sgl_moe_align_block_size | (i32[8,2], 4, 4, i32[28], i32[7], i32[1])
+""")
 def align_block_size(values: Values) -> tuple[Tensor, ...]:
     ids, table = values["topk_ids"], values.get("maybe_expert_map")
     experts = numbers((ids if table is None else table[ids.long()]).flatten())
@@ -387,10 +402,10 @@ def layout(values: Values, swap: bool) -> tuple[Tensor, ...]:
     return tuple(results[name] for name in values if name in results)
 
 
-@formula(
-    "_C::get_cutlass_moe_mm_data", "(i32[40,2], i32[5], i32[4,3], i32[4,3], i32[80], i32[80], 4, 16, 32, i32[5], True)"
-)
-@formula("sgl_kernel::prepare_moe_input", "(i32[8,2], i32[5], i32[5], i32[4,3], i32[4,3], i32[16], i32[16], 4, 16, 32)")
+@formulas("""
+    _C::get_cutlass_moe_mm_data | (i32[40,2], i32[5], i32[4,3], i32[4,3], i32[80], i32[80], 4, 16, 32, i32[5], True)
+    sgl_kernel::prepare_moe_input | (i32[8,2], i32[5], i32[5], i32[4,3], i32[4,3], i32[16], i32[16], 4, 16, 32)
+""")
 def product_data(values: Values) -> tuple[Tensor, ...]:
     return layout(values, swap=False)
 
@@ -431,12 +446,13 @@ def batched_product_data(values: Values) -> tuple[Tensor, ...]:
     return edges, *sizes(values, numbers(values["expert_num_tokens"])[:experts], False)
 
 
-@formula("_moe_C::moe_permute", "(f32[8,16], i32[8,2], i32[8,2], None, 4, 4, 2, f32[16,16], i64[5], i32[8,2], i32[16])")
-@formula(
-    "_moe_C::moe_permute_with_scratch",
-    "(f32[8,16], i32[8,2], i32[8,2], None, 4, 4, 2, f32[16,16], i64[5], i32[8,2], i32[16], "
-    "i8[64], i32[16], i32[16], i32[16])",
-)
+PERMUTED = "(f32[8,16], i32[8,2], i32[8,2], None, 4, 4, 2, f32[16,16], i64[5], i32[8,2], i32[16]"
+
+
+@formulas(f"""
+    _moe_C::moe_permute | {PERMUTED})
+    _moe_C::moe_permute_with_scratch | {PERMUTED}, i8[64], i32[16], i32[16], i32[16])
+""")
 def permute(values: Values) -> tuple[Tensor, ...]:
     covers(values["expert_map"] is None, "all experts")
     x, experts, count = values["input"], values["n_local_expert"], values["topk"]

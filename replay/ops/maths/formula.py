@@ -27,6 +27,28 @@ def formula(names: str, call: str) -> Callable[[Callable[[Values], Any]], Callab
     return add
 
 
+def formulas(table: str) -> Callable[[Callable[[Values], Any]], Callable[[Values], Any]]:
+    """Decorator: as `formula`, for lines "names | call"; names may go over several lines."""
+
+    def add(compute: Callable[[Values], Any]) -> Callable[[Values], Any]:
+        names = ""
+        for line in table.splitlines():
+            listed, bar, call = line.partition("|")
+            names = f"{names} {listed}"
+            if bar:
+                formula(names, call.strip())(compute)
+                names = ""
+        return compute
+
+    return add
+
+
+def expressions(call: str, computes: Mapping[str, Callable[[Values], Any]]) -> None:
+    """Ops that are called alike: names, apart by space → what they compute, where that is one expression."""
+    for names, compute in computes.items():
+        formula(names, call)(compute)
+
+
 def of(values: Values, *names: str, otherwise: Any = None) -> Any:
     """The first of these arguments that was given."""
     return next((values[name] for name in names if name in values), otherwise)
@@ -52,7 +74,7 @@ def gradients(forward: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Te
 
 
 def halves(values: Values) -> tuple[Tensor, Tensor]:
-    return of(values, "input", "self", "x").chunk(2, -1)
+    return of(values, "input", "self", "x").chunk(2, values.get("dim", -1))
 
 
 def numbers(tensor: Tensor) -> list[int]:
@@ -77,3 +99,56 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def scale_of(x: Tensor, eps: float) -> Tensor:
     """What a row is multiplied with by a root-mean-square norm."""
     return torch.rsqrt(wide(x).pow(2).mean(-1, keepdim=True) + eps)
+
+
+LEAST = 1 / (FP8 * 512)
+"""Least scale of a row in vLLM and FBGEMM."""
+
+
+SMALLEST = 1e-36
+"""Magnitude below which scales of float32 lose places."""
+
+
+def eight(x: Tensor) -> Tensor:
+    """Rounded to float8 e4m3fn, the largest number in place of larger ones."""
+    return x.clamp(-FP8, FP8).to(torch.float8_e4m3fn)
+
+
+def largest(x: Tensor) -> Tensor:
+    """Magnitude of each row [.., 1]; none of rows so small that their scale is no normal number."""
+    magnitude = wide(x).abs().amax(-1, keepdim=True)
+    covers(not bool((magnitude < SMALLEST).any()), "rows that are not nearly zero")
+    return magnitude
+
+
+def grouped(x: Tensor, size: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Rows in groups [.., groups, size], and the magnitude of each, at least eps."""
+    groups = split(wide(x), -1, (-1, size))
+    return groups, groups.abs().amax(-1).clamp(min=eps)
+
+
+def token_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers of 8 bits, and the scale of each row [.., 1]."""
+    covers(x.numel(), "rows")
+    scale = largest(x) / 127
+    return (wide(x) / scale).round().clamp(-128, 127).to(torch.int8), scale.float()
+
+
+def quantised_groups(x: Tensor, size: int, dtype: torch.dtype, eps: float = 1e-10) -> tuple[Tensor, Tensor]:
+    """Numbers of 8 bits in the shape of x [.., columns], and scales [.., columns / size]."""
+    covers(dtype in (torch.int8, torch.float8_e4m3fn), "these dtypes")
+    covers(x.numel() and size > 0 and x.shape[-1] % size == 0, "whole groups")
+    groups, magnitude = grouped(x, size, eps)
+    scale = magnitude / (127 if dtype is torch.int8 else FP8)
+    scaled = groups / scale.unsqueeze(-1)
+    data = scaled.round().to(torch.int8) if dtype is torch.int8 else eight(scaled)
+    return data.flatten(-2), scale
+
+
+def quantised_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Numbers of 8 bits, and the scale of each row [.., 1]."""
+    covers(dtype in (torch.int8, torch.float8_e4m3fn) and x.numel(), "rows in these dtypes")
+    if dtype is torch.int8:
+        return token_int8(x)
+    scale = (largest(x) / FP8).clamp(min=LEAST)
+    return eight(wide(x) / scale), scale.float()

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, gradients, numbers, of
+from opreplay.replay.ops.maths.formula import Values, covers, formula, formulas, gradients, numbers, of
 
 
 @formula("npu::npu_transpose", "(f32[2,8,16], [1,0,2])")
@@ -24,8 +24,10 @@ def npu_broadcast(values: Values) -> Tensor:
     return values["self"] + values["self"].new_zeros(values["size"])
 
 
-@formula("npu::npu_reshape", "(f32[8,16], [4,32])")
-@formula("npu::npu_confusion_transpose", "(f32[2,8,16], [1,0,2], [8,32], True)")
+@formulas("""
+    npu::npu_reshape | (f32[8,16], [4,32])
+    npu::npu_confusion_transpose | (f32[2,8,16], [1,0,2], [8,32], True)
+""")
 def npu_reshape(values: Values) -> Tensor:
     """Dimensions in another order, before or after they are other ones."""
     x, order, shape = values["self"], values.get("perm"), values["shape"]
@@ -152,32 +154,26 @@ def convolved(values: Values, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     )
 
 
-@formula("npu::npu_conv2d npu::npu_convolution", "(f32[2,4,8,8], f32[6,2,3,3], f32[6], [2,1], [1,1], [1,1], 2)")
-@formula("npu::npu_conv3d", "(f32[2,4,4,4,4], f32[6,2,3,3,3], f32[6], [2,1,1], [1,1,1], [1,1,1], 2)")
-@formula(
-    "npu::npu_conv_transpose2d npu::npu_convolution_transpose",
-    "(f32[2,4,6,6], f32[4,3,3,3], f32[6], [1,1], [1,0], [2,1], [1,1], 2)",
-)
+@formulas("""
+    npu::npu_conv2d npu::npu_convolution | (f32[2,4,8,8], f32[6,2,3,3], f32[6], [2,1], [1,1], [1,1], 2)
+    npu::npu_conv3d | (f32[2,4,4,4,4], f32[6,2,3,3,3], f32[6], [2,1,1], [1,1,1], [1,1,1], 2)
+    npu::npu_conv_transpose2d npu::npu_convolution_transpose
+        | (f32[2,4,6,6], f32[4,3,3,3], f32[6], [1,1], [1,0], [2,1], [1,1], 2)
+""")
 def npu_convolution(values: Values) -> Tensor:
     return convolved(values, values["input"], values["weight"], values["bias"])
 
 
-@formula(
-    "npu::npu_conv2d_backward npu::npu_convolution_backward",
-    "(f32[2,4,8,8], f32[2,6,4,8], f32[6,2,3,3], [2,1], [1,1], [1,1], 2, [True,True,True])",
-)
-@formula(
-    "npu::npu_conv3d_backward",
-    "(f32[2,4,4,4,4], f32[2,6,2,4,4], f32[6,2,3,3,3], [2,1,1], [1,1,1], [1,1,1], 2, [True,True,True])",
-)
-@formula(
-    "npu::npu_conv_transpose2d_backward npu::npu_convolution_transpose_backward",
-    "(f32[2,4,6,6], f32[2,6,12,6], f32[4,3,3,3], [1,1], [1,0], [2,1], [1,1], 2, [True,True,True])",
-)
-@formula(
-    "npu::npu_conv_transpose3d_backward",
-    "(f32[2,4,4,4,4], f32[2,6,8,4,4], f32[4,3,3,3,3], [1,1,1], [1,0,0], [2,1,1], [1,1,1], 2, [True,True,True])",
-)
+@formulas("""
+    npu::npu_conv2d_backward npu::npu_convolution_backward
+        | (f32[2,4,8,8], f32[2,6,4,8], f32[6,2,3,3], [2,1], [1,1], [1,1], 2, [True,True,True])
+    npu::npu_conv3d_backward
+        | (f32[2,4,4,4,4], f32[2,6,2,4,4], f32[6,2,3,3,3], [2,1,1], [1,1,1], [1,1,1], 2, [True,True,True])
+    npu::npu_conv_transpose2d_backward npu::npu_convolution_transpose_backward
+        | (f32[2,4,6,6], f32[2,6,12,6], f32[4,3,3,3], [1,1], [1,0], [2,1], [1,1], 2, [True,True,True])
+    npu::npu_conv_transpose3d_backward
+        | (f32[2,4,4,4,4], f32[2,6,8,4,4], f32[4,3,3,3,3], [1,1,1], [1,0,0], [2,1,1], [1,1,1], 2, [True,True,True])
+""")
 def npu_convolution_backward(values: Values) -> list[Tensor]:
     grad = of(values, "grad_output", "grad")
     covers(all(of(values, "output_mask", "grad_input_mask")), "all three gradients")

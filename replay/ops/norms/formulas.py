@@ -6,51 +6,72 @@ Independent of the references: each formula is the textbook's, without the block
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, epsilon, formula, gradients, of, rms, scale_of, wide
-
-ADDED = "f32[8,16], f32[8,16], f32[16]"
-
-
-@formula(
-    "_C::rms_norm sgl_kernel::rmsnorm aiter::rmsnorm aiter::rms_norm_cu",
-    "f32[8,16], f32[8,16], f32[16]",
+from opreplay.replay.ops.maths.formula import (
+    Values,
+    covers,
+    epsilon,
+    formula,
+    formulas,
+    gradients,
+    of,
+    rms,
+    scale_of,
+    token_int8,
+    wide,
 )
-def rms_norm_into(values: Values) -> Tensor:
-    return rms(values["input"], values["weight"] + 1 if values.get("gemma_norm") else values["weight"], epsilon(values))
 
 
-@formula(
-    "aiter::rms_norm aiter::rmsnorm2d_fwd aiter::rmsnorm2d_fwd_ck aiter::_fused_rmsnorm vllm::rocm_aiter_rms_norm",
-    "f32[8,16], f32[16]",
-)
+def total_of(values: Values) -> Tensor:
+    """What is normalised: the input, plus a residual where there is one."""
+    x, residual = of(values, "input", "x", "self", "x1"), of(values, "residual", "residual_in", "res1", "x2")
+    return x if residual is None else x + residual
+
+
+@formulas("""
+    _C::rms_norm sgl_kernel::rmsnorm aiter::rmsnorm aiter::rms_norm_cu | f32[8,16], f32[8,16], f32[16]
+    aiter::rms_norm aiter::rmsnorm2d_fwd aiter::rmsnorm2d_fwd_ck aiter::_fused_rmsnorm
+    vllm::rocm_aiter_rms_norm | f32[8,16], f32[16]
+""")
 def rms_norm(values: Values) -> Tensor:
-    return rms(of(values, "input", "x"), values["weight"], epsilon(values))
+    weight = of(values, "weight", "gamma")
+    return rms(total_of(values), weight + 1 if values.get("gemma_norm") else weight, epsilon(values))
 
 
-@formula("sgl_kernel::gemma_rmsnorm", "f32[8,16], f32[8,16], f32[16]")
-def gemma_rmsnorm(values: Values) -> Tensor:
-    return rms(values["input"], 1 + values["weight"], epsilon(values))
+@formulas("""
+    _C::fused_add_rms_norm sgl_kernel::fused_add_rmsnorm aiter::fused_add_rms_norm_cu
+    vllm::rocm_aiter_rmsnorm2d_fwd_with_add | f32[8,16], f32[8,16], f32[16]
+    aiter::_fused_rmsnorm_add | (f32[8,16], f32[16], 1e-6, f32[8,16])
+    aiter::add_rmsnorm aiter::rmsnorm2d_fwd_with_add
+    aiter::rmsnorm2d_fwd_with_add_ck | f32[8,16], f32[8,16], f32[8,16], f32[8,16], f32[16]
+""")
+def added_rms_norm(values: Values) -> tuple[Tensor, Tensor]:
+    return rms_norm(values), total_of(values)
 
 
 @formula("npu::npu_rms_norm", "f32[8,16], f32[16]")
 def npu_rms_norm(values: Values) -> tuple[Tensor, Tensor]:
-    eps = epsilon(values)
-    return rms(values["self"], values["gamma"], eps), scale_of(values["self"], eps)
+    return rms_norm(values), scale_of(total_of(values), epsilon(values))
 
 
-@formula("npu::npu_gemma_rms_norm", "f32[8,16], f32[16]")
-def npu_gemma_rms_norm(values: Values) -> tuple[Tensor, Tensor]:
-    eps = epsilon(values)
-    return rms(values["self"], 1 + values["gamma"], eps), scale_of(values["self"], eps)
-
-
-@formula("npu::npu_add_rms_norm", "f32[8,16], f32[8,16], f32[16]")
+@formula("npu::npu_add_rms_norm npu::npu_add_rms_norm_v2_functional", "f32[8,16], f32[8,16], f32[16]")
 def npu_add_rms_norm(values: Values) -> tuple[Tensor, Tensor, Tensor]:
-    total, eps = values["x1"] + values["x2"], epsilon(values)
-    return rms(total, values["gamma"], eps), scale_of(total, eps), total
+    return *npu_rms_norm(values), total_of(values)
+
+
+def gemma(compute: Callable[[Values], Any]) -> Callable[[Values], Any]:
+    """With Gemma's weights, which are around zero."""
+    return lambda values: compute({**values, "gemma_norm": True})
+
+
+formula("sgl_kernel::gemma_rmsnorm", "f32[8,16], f32[8,16], f32[16]")(gemma(rms_norm))
+formula("sgl_kernel::gemma_fused_add_rmsnorm", "f32[8,16], f32[8,16], f32[16]")(gemma(added_rms_norm))
+formula("npu::npu_gemma_rms_norm _C_ascend::npu_gemma_rms_norm", "f32[8,16], f32[16]")(gemma(npu_rms_norm))
 
 
 @formula("npu::npu_rms_norm_backward", "f32[8,16], f32[8,16], f32[16], f32[8,1]")
@@ -62,79 +83,58 @@ def npu_rms_norm_backward(values: Values) -> tuple[Tensor, Tensor]:
     return dx, by_row.flatten(0, -2).sum(0) if by_row.dim() > 1 else by_row
 
 
-@formula("_C::fused_add_rms_norm sgl_kernel::fused_add_rmsnorm aiter::fused_add_rms_norm_cu", ADDED)
-@formula("vllm::rocm_aiter_rmsnorm2d_fwd_with_add", ADDED)
-@formula("aiter::_fused_rmsnorm_add", "(f32[8,16], f32[16], 1e-6, f32[8,16])")
-@formula(
-    "aiter::add_rmsnorm aiter::rmsnorm2d_fwd_with_add aiter::rmsnorm2d_fwd_with_add_ck",
-    "f32[8,16], f32[8,16], f32[8,16], f32[8,16], f32[16]",
-)
-def added_rms_norm(values: Values) -> tuple[Tensor, Tensor]:
-    covers(not values.get("gemma_norm"), "the plain form")
-    total = of(values, "input", "x") + of(values, "residual", "residual_in", "res1")
-    return rms(total, values["weight"], epsilon(values)), total
-
-
-@formula("sgl_kernel::gemma_fused_add_rmsnorm", ADDED)
-def gemma_fused_add_rmsnorm(values: Values) -> tuple[Tensor, Tensor]:
-    total = values["input"] + values["residual"]
-    return rms(total, 1 + values["weight"], epsilon(values)), total
-
-
 def layered(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + eps) * weight + bias
 
 
-@formula("npu::npu_layer_norm_eval", "(f32[8,16], [16], f32[16], f32[16])")
-@formula(
-    "aiter::layer_norm aiter::layernorm2d_fwd sglang::layernorm",
-    "(f32[8,16], f32[16], f32[16])",
-)
+@formulas("""
+    npu::npu_layer_norm_eval | (f32[8,16], [16], f32[16], f32[16])
+    aiter::layer_norm aiter::layernorm2d_fwd sglang::layernorm | (f32[8,16], f32[16], f32[16])
+""")
 def layer_norm(values: Values) -> Tensor:
     covers(values.get("x_bias") is None, "the plain form")
     weight, bias = of(values, "weight", "gamma"), of(values, "bias", "beta")
-    return layered(values["input"], weight, bias, epsilon(values, 1e-6 if "gamma" in values else 1e-5))
+    return layered(total_of(values), weight, bias, epsilon(values, 1e-6 if "gamma" in values else 1e-5))
+
+
+@formula(
+    "aiter::layernorm2d_fwd_with_add aiter::layernorm2d_with_add_asm",
+    "(f32[8,16], f32[8,16], f32[8,16], f32[8,16], f32[16], f32[16], 1e-5)",
+)
+def added_layer_norm(values: Values) -> tuple[Tensor, Tensor]:
+    return layer_norm(values), total_of(values)
+
+
+def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean of each row, and one over its deviation."""
+    mean = x.mean(-1, keepdim=True)
+    return mean, torch.rsqrt((x - mean).pow(2).mean(-1, keepdim=True) + eps)
 
 
 @formula("npu::npu_add_layer_norm", "f32[8,16], f32[8,16], f32[16], f32[16]")
 def npu_add_layer_norm(values: Values) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total, eps = values["x1"] + values["x2"], epsilon(values, 1e-5)
-    mean = total.mean(-1, keepdim=True)
-    rstd = torch.rsqrt((total - mean).pow(2).mean(-1, keepdim=True) + eps)
+    total, eps = total_of(values), epsilon(values, 1e-5)
     normalised = layered(total, values["gamma"], values["beta"], eps)
-    return normalised, mean, rstd, total if values.get("additional_output") else total.new_empty(0)
+    return normalised, *moments(total, eps), total if values.get("additional_output") else total.new_empty(0)
 
 
 @formula("npu::npu_deep_norm", "f32[8,16], f32[8,16], f32[16], f32[16]")
 def npu_deep_norm(values: Values) -> tuple[Tensor, ...]:
     total = values["x"] * values.get("alpha", 0.3) + values["gx"]
-    mean = total.mean(-1, keepdim=True)
-    rstd = torch.rsqrt((total - mean).pow(2).mean(-1, keepdim=True) + values.get("epsilon", 1e-6))
+    mean, rstd = moments(total, values.get("epsilon", 1e-6))
     return mean.float(), rstd.float(), (total - mean) * rstd * values["gamma"] + values["beta"]
 
 
 @formula("fb::rms_norm", "(f32[8,16], f32[16], f32[16], 1e-6, 0)")
 def fb_rms_norm(values: Values) -> Tensor:
-    return rms(values["input"], values["weight"], values["epsilon"]) + values["bias"]
-
-
-@formula("_C_ascend::npu_gemma_rms_norm", "f32[8,16], f32[16]")
-def ascend_gemma_rms_norm(values: Values) -> tuple[Tensor, Tensor]:
-    eps = epsilon(values)
-    return rms(values["x"], 1 + values["gamma"], eps), scale_of(values["x"], eps)
+    return rms_norm(values) + values["bias"]
 
 
 @formula("_C_ascend::npu_add_rms_norm_bias", "f32[8,16], f32[8,16], f32[16], f32[16]")
 def ascend_add_rms_norm_bias(values: Values) -> tuple[Tensor, Tensor, Tensor]:
-    total, eps = values["x1"] + values["x2"], epsilon(values)
-    normalised = rms(total, values["gamma"], eps)
-    return normalised + values.get("beta", 0), scale_of(total, eps), total
-
-
-@formula("npu::npu_add_rms_norm_v2_functional", "f32[8,16], f32[8,16], f32[16]")
-def npu_add_rms_norm_functional(values: Values) -> tuple[Tensor, ...]:
-    return npu_add_rms_norm(values)
+    normalised, scale, total = npu_add_rms_norm(values)
+    return normalised + values.get("beta", 0), scale, total
 
 
 @formula("npu::npu_add_rms_norm_v2", "f32[8,16], f32[8,16], f32[16]")
@@ -164,21 +164,20 @@ def npu_add_rms_norm_quant(values: Values) -> tuple[Tensor, ...]:
 
 @formula("npu::npu_rms_norm_quant", "f32[8,16], f32[16], f32[16], f32[1], f32[1]")
 def npu_rms_norm_quant(values: Values) -> Tensor:
-    normalised = wide(rms(values["x"], values["gamma"], epsilon(values))) + wide(values["beta"])
+    normalised = wide(rms_norm(values)) + wide(values["beta"])
     return whole(normalised, values["scale"], values["offset"])
 
 
 def of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers of 8 bits, and the scale of each row. Refuses rows that are nearly zero."""
-    magnitude = wide(x).abs().amax(-1, keepdim=True)
-    covers(not bool((magnitude < 1e-9).any()), "rows that are not nearly zero")
-    scale = magnitude / 127
-    return (wide(x) / scale).round().to(torch.int8), scale.squeeze(-1).float()
+    covers(not bool((wide(x).abs().amax(-1) < 1e-9).any()), "rows that are not nearly zero")
+    data, scale = token_int8(x)
+    return data, scale.squeeze(-1)
 
 
 @formula("_C_ascend::npu_rms_norm_dynamic_quant", "f32[8,16], f32[16], f32[16], f32[16]")
 def ascend_rms_norm_dynamic_quant(values: Values) -> tuple[Tensor, Tensor]:
-    normalised = wide(rms(values["x"], values["gamma"], epsilon(values)))
+    normalised = wide(rms_norm(values))
     covers(all(values.get(name) is not None for name in ("beta", "smooth_scale")), "a bias and a smoothing")
     return of_rows((normalised + values["beta"]) * values["smooth_scale"])
 
@@ -210,24 +209,26 @@ def usual(x: Tensor) -> bool:
     return 0 < float(x.abs().max()) < 100
 
 
+def through_norm(scaled: Tensor, normalised: Tensor) -> Tensor:
+    """The gradient of a row before its norm, but for the factor, from that of the row behind it."""
+    return scaled - scaled.mean(-1, keepdim=True) - normalised * (scaled * normalised).mean(-1, keepdim=True)
+
+
 @formula("npu::npu_layernorm_grad", "(f32[8,16], f32[8,16], [16], f32[8,1], f32[8,1], f32[16], f32[16])")
 def npu_layernorm_grad(values: Values) -> tuple[Tensor, ...]:
     x, grad = wide(values["input"]), wide(values["grad_out"])
     covers(len(values["normalized_shape"]) == 1 and x.dim() > 1 and values["weight"] is not None, "rows")
     covers(values["mean"].numel() * x.shape[-1] == x.numel(), "a mean for each row")
     covers(usual(x), "numbers that do not cancel out")
-    return of_layer_norm(values, x, grad * wide(of(values, "weight")), grad, values["mean"], values["rstd"])
+    return of_layer_norm(values, x, grad)
 
 
-def of_layer_norm(
-    values: Values, x: Tensor, scaled: Tensor, grad: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, ...]:
+def of_layer_norm(values: Values, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     """Gradients of a layer norm whose mean and scale are given: of its input, weight and bias."""
-    mean, rstd = (wide(part).reshape(*x.shape[:-1], 1) for part in (mean, rstd))
+    mean, rstd = (wide(values[name]).reshape(*x.shape[:-1], 1) for name in ("mean", "rstd"))
     normalised = (x - mean) * rstd
-    rows = scaled - scaled.mean(-1, keepdim=True) - normalised * (scaled * normalised).mean(-1, keepdim=True)
     by_column = (grad * normalised).flatten(0, -2).sum(0), grad.flatten(0, -2).sum(0)
-    return rstd * rows, *by_column
+    return rstd * through_norm(grad * wide(of(values, "weight", "gamma")), normalised), *by_column
 
 
 @formula(
@@ -237,7 +238,7 @@ def npu_add_layer_norm_backward(values: Values) -> tuple[Tensor, ...]:
     covers(values["dy_opt"] is not None and values["dsum_opt"] is not None, "both gradients")
     total, grad = wide(values["x1"] + values["x2"]), wide(of(values, "dy_opt"))
     covers(total.dim() > 1, "rows")
-    dx, dgamma, dbeta = of_layer_norm(values, total, grad * wide(values["gamma"]), grad, values["mean"], values["rstd"])
+    dx, dgamma, dbeta = of_layer_norm(values, total, grad)
     dx = (dx + wide(of(values, "dsum_opt"))).to(values["x1"].dtype)
     return dx, dx, dgamma.float(), dbeta.float()
 
@@ -247,7 +248,7 @@ def npu_deep_norm_backward(values: Values) -> tuple[Tensor, ...]:
     x, grad = values["x"], wide(values["dy"])
     covers(x.dim() > 1, "rows")
     total = wide(x) * values["alpha"] + wide(values["gx"])
-    dx, dgamma, dbeta = of_layer_norm(values, total, grad * wide(values["gamma"]), grad, values["mean"], values["rstd"])
+    dx, dgamma, dbeta = of_layer_norm(values, total, grad)
     return (dx * values["alpha"]).to(x.dtype), dx.to(x.dtype), dbeta.float(), dgamma.float()
 
 
@@ -263,8 +264,10 @@ def grouped_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: floa
     return normalised, mean.squeeze(-1), rstd.squeeze(-1)
 
 
-@formula("npu::npu_group_norm_silu", "(f32[2,8,4,4], f32[8], f32[8], 2)")
-@formula("npu::npu_group_norm_swish", "(f32[2,8,4,4], 2, f32[8], f32[8], 1e-5, 1.5)")
+@formulas("""
+    npu::npu_group_norm_silu | (f32[2,8,4,4], f32[8], f32[8], 2)
+    npu::npu_group_norm_swish | (f32[2,8,4,4], 2, f32[8], f32[8], 1e-5, 1.5)
+""")
 def npu_group_norm_swish(values: Values) -> tuple[Tensor, ...]:
     covers(values["weight"] is not None and values["bias"] is not None, "a weight and a bias")
     x, groups = values["input"], of(values, "num_groups", "group")
@@ -293,9 +296,8 @@ def npu_group_norm_swish_grad(values: Values) -> tuple[Tensor, ...]:
     (grad,) = gradients(swish, [normalised * weight + bias], wide(values["grad"]))
     scaled = (grad * weight).reshape(parts.shape)
     inner = normalised.reshape(parts.shape)
-    rows = scaled - scaled.mean(-1, keepdim=True) - inner * (scaled * inner).mean(-1, keepdim=True)
     channels = [dim for dim in range(x.dim()) if dim != 1]
-    return (rstd * rows).reshape(x.shape), (grad * normalised).sum(channels), grad.sum(channels)
+    return (rstd * through_norm(scaled, inner)).reshape(x.shape), (grad * normalised).sum(channels), grad.sum(channels)
 
 
 @formula("aiter::_groupnorm_run", "(f32[2,8,4,4], f32[8], f32[2,8,4,4], 2, f32[8], f32[8], 1e-5)")
@@ -346,78 +348,42 @@ def aiter_qk_rms_norm(values: Values) -> tuple[Tensor, Tensor]:
     return query, rms(values["k"], values["k_weight"], values["k_eps"])
 
 
-@formula(
-    "aiter::layernorm2d_fwd_with_add aiter::layernorm2d_with_add_asm",
-    "(f32[8,16], f32[8,16], f32[8,16], f32[8,16], f32[16], f32[16], 1e-5)",
-)
-def added_layer_norm(values: Values) -> tuple[Tensor, Tensor]:
+def quantised(values: Values, normalised: Tensor) -> tuple[Tensor, ...]:
+    """A norm in whole numbers of 8 bits, the sum that was normalised where there is a residual, the scale of each row.
+
+    Each column is multiplied by a factor before, where factors are given.
+    """
+    covers(not values.get("group_size") and values.get("out_before_quant") is None, "rows")
+    covers(values["out"].dtype is torch.int8, "whole numbers")
+    factors, places = values.get("xscale"), of(values, "yscale", "scale")
+    data, scale = of_rows(normalised if factors is None else wide(normalised) * wide(factors))
+    sums = [total_of(values)] if "residual_in" in values else []
+    covers(places.numel() > 1 or not sums, "a scale for each row")
+    return data, *sums, scale.reshape(places.shape)
+
+
+SMOOTHED = "(i8[8,16], f32[8,16], f32[16], f32[8,1], f32[16]"
+ADDED_SMOOTHED = "(i8[8,16], f32[8,16], f32[8,16], f32[8,16], f32[16], f32[8,1], f32[16]"
+
+
+@formulas(f"""
+    aiter::rmsnorm2d_fwd_with_smoothquant | {SMOOTHED}, 1e-6)
+    aiter::rmsnorm2d_fwd_with_add_smoothquant | {ADDED_SMOOTHED}, 1e-6)
+    aiter::rmsnorm2d_fwd_with_dynamicquant aiter::rmsnorm2d_fwd_with_dynamicquant_ck
+    aiter::rmsnorm_quant | (i8[8,16], f32[8,16], f32[8,1], f32[16], 1e-6)
+    aiter::rmsnorm2d_fwd_with_add_dynamicquant aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck
+    aiter::add_rmsnorm_quant | (i8[8,16], f32[8,16], f32[8,16], f32[8,16], f32[8,1], f32[16], 1e-6)
+""")
+def quantised_rms_norm(values: Values) -> tuple[Tensor, ...]:
+    return quantised(values, rms_norm(values))
+
+
+@formulas(f"""
+    aiter::layernorm2d_fwd_with_smoothquant | {SMOOTHED}, f32[16], 1e-6)
+    aiter::layernorm2d_fwd_with_add_smoothquant
+    aiter::layernorm2d_with_add_smoothquant_asm | {ADDED_SMOOTHED}, f32[16], 1e-6)
+""")
+def quantised_layer_norm(values: Values) -> tuple[Tensor, ...]:
     covers(values.get("x_bias") is None, "the plain form")
-    total = values["input"] + values["residual_in"]
-    return layered(total, values["weight"], values["bias"], values["epsilon"]), total
-
-
-SMOOTHED = "(i8[8,16], f32[8,16], f32[16], f32[8,1], f32[16]{}, 1e-6)"
-ADDED_SMOOTHED = "(i8[8,16], f32[8,16], f32[8,16], f32[8,16], f32[16], f32[8,1], f32[16]{}, 1e-6)"
-
-
-@formula("aiter::rmsnorm2d_fwd_with_smoothquant", SMOOTHED.replace("{}", ""))
-def rms_norm_smoothed(values: Values) -> tuple[Tensor, Tensor]:
-    normalised = rms(wide(values["input"]), values["weight"], values["epsilon"])
-    quantised, scale = of_rows(normalised * wide(values["xscale"]))
-    return quantised, scale.reshape(values["yscale"].shape)
-
-
-@formula("aiter::layernorm2d_fwd_with_smoothquant", SMOOTHED.replace("{}", ", f32[16]"))
-def layer_norm_smoothed(values: Values) -> tuple[Tensor, Tensor]:
-    covers(values.get("x_bias") is None, "the plain form")
-    normalised = layered(wide(values["input"]), wide(values["weight"]), wide(values["bias"]), values["epsilon"])
-    quantised, scale = of_rows(normalised * wide(values["xscale"]))
-    return quantised, scale.reshape(values["yscale"].shape)
-
-
-@formula("aiter::rmsnorm2d_fwd_with_add_smoothquant", ADDED_SMOOTHED.replace("{}", ""))
-def added_rms_norm_smoothed(values: Values) -> tuple[Tensor, ...]:
-    covers(values.get("out_before_quant") is None, "the plain form")
-    total = values["input"] + values["residual_in"]
-    normalised = rms(total, values["weight"], values["epsilon"])
-    quantised, scale = of_rows(wide(normalised) * wide(values["xscale"]))
-    return quantised, total, scale.reshape(values["yscale"].shape)
-
-
-@formula(
-    "aiter::layernorm2d_fwd_with_add_smoothquant aiter::layernorm2d_with_add_smoothquant_asm",
-    ADDED_SMOOTHED.replace("{}", ", f32[16]"),
-)
-def added_layer_norm_smoothed(values: Values) -> tuple[Tensor, ...]:
-    covers(values.get("x_bias") is None, "the plain form")
-    total = values["input"] + values["residual_in"]
-    normalised = layered(wide(total), wide(values["weight"]), wide(values["bias"]), values["epsilon"])
-    quantised, scale = of_rows(normalised * wide(values["xscale"]))
-    return quantised, total, scale.reshape(values["yscale"].shape)
-
-
-@formula(
-    "aiter::rmsnorm2d_fwd_with_dynamicquant aiter::rmsnorm2d_fwd_with_dynamicquant_ck",
-    "(i8[8,16], f32[8,16], f32[8,1], f32[16], 1e-6)",
-)
-@formula("aiter::rmsnorm_quant", "(i8[8,16], f32[8,16], f32[8,1], f32[16], 1e-6)")
-def rms_norm_rows(values: Values) -> tuple[Tensor, Tensor]:
-    covers(not values.get("group_size") and values["out"].dtype is torch.int8, "whole numbers by rows")
-    weight = values["weight"] + 1 if values.get("gemma_norm") else values["weight"]
-    quantised, scale = of_rows(rms(values["input"], weight, values["epsilon"]))
-    return quantised, scale.reshape(of(values, "yscale", "scale").shape)
-
-
-@formula(
-    "aiter::rmsnorm2d_fwd_with_add_dynamicquant aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck",
-    "(i8[8,16], f32[8,16], f32[8,16], f32[8,16], f32[8,1], f32[16], 1e-6)",
-)
-@formula("aiter::add_rmsnorm_quant", "(i8[8,16], f32[8,16], f32[8,16], f32[8,16], f32[8,1], f32[16], 1e-6)")
-def added_rms_norm_rows(values: Values) -> tuple[Tensor, ...]:
-    covers(not values.get("group_size") and values["out"].dtype is torch.int8, "whole numbers by rows")
-    places = of(values, "yscale", "scale")
-    covers(places.numel() > 1, "a scale for each row")
-    total = values["input"] + values["residual_in"]
-    weight = values["weight"] + 1 if values.get("gemma_norm") else values["weight"]
-    quantised, scale = of_rows(rms(total, weight, values["epsilon"]))
-    return quantised, total, scale.reshape(places.shape)
+    weight, bias = wide(values["weight"]), wide(values["bias"])
+    return quantised(values, layered(wide(total_of(values)), weight, bias, values["epsilon"]))

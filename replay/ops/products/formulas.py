@@ -7,130 +7,101 @@ Independent of the references: each formula is the textbook's, without the block
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, of
-from opreplay.replay.ops.quantisation.formulas import quantised_groups, token_int8
-
-
-@formula(
-    "vllm::rocm_unquantized_gemm vllm::rocm_unquantized_gemm_impl vllm::unquantized_gemm",
-    "(f32[8,16], f32[24,16], f32[24])",
+from opreplay.replay.ops.maths.formula import (
+    Values,
+    covers,
+    formula,
+    formulas,
+    numbers,
+    of,
+    quantised_groups,
+    token_int8,
+    wide,
 )
+
+INPUTS = (
+    "x", "input", "input_", "hidden_states", "mat_a", "a", "A", "in_b", "arg0", "self", "mat1", "XQ", "qx", "q_input",
+    "qinput",
+)  # fmt: skip
+WEIGHTS = ("weight", "weights", "router_weights", "w", "mat_b", "b", "B", "in_a", "arg1", "mat2", "WQ")
+INPUT_SCALES = ("a_scales", "scales_a", "scale_a", "As", "x_scale", "A_scale", "input_scale")
+WEIGHT_SCALES = ("b_scales", "scales_b", "scale_b", "Bs", "weight_scale", "w_scale", "B_scale")
+RESULTS = ("out", "Out", "output", "out_c", "logits", "C", "D")
+
+
+def in_result(values: Values, product: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype of the tensor for the result, else in the one that is asked for, else in this one."""
+    result = of(values, *RESULTS)
+    asked = of(values, "dtype", "out_dtype", "output_dtype")
+    return product.to((asked or dtype) if result is None else result.dtype)
+
+
+@formulas("""
+    sglang::cutedsl_dsv3_fused_a_gemm sglang::jit_dsv3_fused_a_gemm | f32[8,16], f32[16,24]
+    _C::dsv3_fused_a_gemm sgl_kernel::dsv3_fused_a_gemm | f32[8,24], f32[8,16], f32[16,24]{1,16}
+    npu::npu_bmmV2 | (f32[2,8,16], f32[2,16,24], [])
+    aiter::rocb_mm | (f32[8,16], f32[16,24], 0)
+    aiter::hipb_mm | (f32[8,16], f32[16,24], 0, f32[24])
+""")
+def matmul(values: Values) -> Tensor:
+    """x [.., M, K] times a weight [.., K, N], plus a bias where one is given."""
+    names = ("scale_a", "scale_b", "scale_c", "scaleA", "scaleB", "scaleOut", "activation", "y", "otype")
+    covers(all(values.get(name) is None for name in names) and not values.get("use_gelu"), "the plain form")
+    x, weight, bias = of(values, *INPUTS), of(values, *WEIGHTS), of(values, "bias", "in_bias")
+    covers(x.dtype.itemsize > 1, "numbers of 16 bits or more")
+    product = wide(x) @ wide(weight)
+    return in_result(values, product if bias is None else product + bias, x.dtype)
+
+
+@formulas("""
+    vllm::rocm_unquantized_gemm vllm::rocm_unquantized_gemm_impl vllm::unquantized_gemm
+    vllm::gpt_oss_router_gemm npu::npu_linear | f32[8,16], f32[24,16], f32[24]
+    aiter::gemm_a16w16 | (f32[8,16], f32[24,16], f32[24])
+    sglang::bf16_gemm_dispatch sglang::cutedsl_tgv_bf16_gemm | f32[8,16], f32[24,16], f32[24]
+    vllm::min_latency_fused_qkv_a_proj _moe_C::router_gemm_bf16_fp32
+    vllm::fp32_router_gemm_dispatch | f32[8,16], f32[24,16]
+    _rocm_C::wvSplitK _rocm_C::LLMM1 | f32[24,16], f32[4,16]
+    _rocm_C::wvSplitKrc | (f32[24,16], f32[4,16], f32[24], 1)
+    aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16 | (bf16[24,16], bf16[4,16], bf16[4,24], 4, 304)
+    aiter::LLMM1 | (bf16[24,16], bf16[1,16], bf16[1,24], 4)
+    _C::bf16_skinny_gemm _C::fp32_router_gemm _moe_C::dsv3_router_gemm
+    sgl_kernel::dsv3_router_gemm sglang::flashinfer_dsv3_router_gemm | f32[8,24], f32[8,16], f32[24,16]
+    sglang::dsv3_router_gemm | f32[8,16], f32[24,16], f32[8,24]
+    _moe_C::gpt_oss_router_gemm | f32[8,24], f32[8,16], f32[24,16], f32[24]
+    sglang::cutedsl_tgv_bf16_gemm_out | f32[8,16], f32[24,16], f32[8,24], f32[24]
+""")
 def linear(values: Values) -> Tensor:
-    return values["x"] @ values["weight"].mT + values["bias"]
+    """As `matmul`, with a weight [.., N, K]."""
+    return matmul({**values, "weight": of(values, *WEIGHTS).mT})
 
 
-@formula("vllm::gpt_oss_router_gemm", "f32[8,16], f32[24,16], f32[24]")
-def router(values: Values) -> Tensor:
-    return values["x"] @ values["weight"].mT + values["bias"]
-
-
-@formula("_rocm_C::wvSplitK _rocm_C::LLMM1", "f32[24,16], f32[4,16]")
-def wv_split_k(values: Values) -> Tensor:
-    covers(values.get("in_bias") is None, "no bias")
-    return values["in_b"] @ values["in_a"].mT
-
-
-@formula(
-    "_C::bf16_skinny_gemm _C::fp32_router_gemm _moe_C::dsv3_router_gemm",
-    "f32[8,24], f32[8,16], f32[24,16]",
-)
-def router_gemm(values: Values) -> Tensor:
-    return (values["mat_a"] @ values["mat_b"].mT).to(values["output"].dtype)
-
-
-@formula("_C::dsv3_fused_a_gemm sgl_kernel::dsv3_fused_a_gemm", "f32[8,24], f32[8,16], f32[16,24]{1,16}")
-def fused_a_gemm(values: Values) -> Tensor:
-    # vLLM and SGLang give it the weight transposed: column by column in memory.
-    return (values["mat_a"] @ values["mat_b"]).to(values["output"].dtype)
-
-
-@formula("aiter::gemm_a16w16", "(f32[8,16], f32[24,16], f32[24])")
-def gemm_a16w16(values: Values) -> Tensor:
-    covers(all(values.get(name) is None for name in ("otype", "scale_a", "scale_b", "scale_c")), "the plain form")
-    product = values["A"] @ values["B"].mT
-    return product if values.get("bias") is None else product + values["bias"]
-
-
-@formula("aiter::gemm_a16w16_asm", "(f32[8,16], f32[24,16], f32[8,24], i32[1])")
-def gemm_into(values: Values) -> tuple[Tensor, Tensor]:
+@formulas("""
+    aiter::gemm_a16w16_asm | (f32[8,16], f32[24,16], f32[8,24], i32[1])
+    aiter::batched_gemm_bf16 | (bf16[2,8,16], bf16[2,24,16], bf16[2,8,24])
+""")
+def linear_returned(values: Values) -> tuple[Tensor, Tensor]:
+    """Written, and returned."""
     covers(values.get("bias") is None, "no bias")
-    product = (values["A"] @ values["B"].mT).to(values["out"].dtype)
+    product = linear(values)
     return product, product
 
 
-@formula("npu::npu_linear", "f32[8,16], f32[24,16], f32[24]")
-def npu_linear(values: Values) -> Tensor:
-    return values["input"] @ values["weight"].mT + values["bias"]
-
-
-@formula("npu::npu_bmmV2", "(f32[2,8,16], f32[2,16,24], [])")
-def npu_bmm(values: Values) -> Tensor:
-    return torch.einsum("bij,bjk->bik", values["self"], values["mat2"])
+@formulas("""
+    aiter::gemm_a16w16_ | (f32[8,16], f32[24,16], f32[24], torch.float32)
+    aiter::gemm_a16w16_atomic_ | (f32[8,16], f32[24,16], torch.float32)
+""")
+def linear_in_dtype(values: Values) -> Tensor:
+    return linear({**values, "dtype": values.get("dtype") or torch.bfloat16})
 
 
 @formula("_C::permute_cols", "(bf16[8,16], i32[16])")
 def permute_cols(values: Values) -> Tensor:
     return values["A"][:, values["perm"].long()]
-
-
-@formula("sglang::cutedsl_dsv3_fused_a_gemm sglang::jit_dsv3_fused_a_gemm", "f32[8,16], f32[16,24]")
-@formula("vllm::min_latency_fused_qkv_a_proj", "f32[8,16], f32[24,16]")
-@formula("_moe_C::router_gemm_bf16_fp32 vllm::fp32_router_gemm_dispatch", "f32[8,16], f32[24,16]")
-def plain(values: Values) -> Tensor:
-    x, weight = of(values, "x", "input", "input_", "mat_a"), of(values, "weight", "mat_b")
-    turned = weight if "mat_b" in values else weight.mT
-    return x @ turned
-
-
-@formula("sglang::bf16_gemm_dispatch sglang::cutedsl_tgv_bf16_gemm", "f32[8,16], f32[24,16], f32[24]")
-@formula("_rocm_C::wvSplitKrc", "(f32[24,16], f32[4,16], f32[24], 1)")
-def with_bias(values: Values) -> Tensor:
-    x, weight = of(values, "x", "in_b"), of(values, "weight", "in_a")
-    bias = of(values, "bias", "in_bias")
-    covers(bias is not None, "a bias")
-    return x @ weight.mT + bias
-
-
-@formula("sglang::cutedsl_tgv_bf16_gemm_out", "f32[8,16], f32[24,16], f32[8,24], f32[24]")
-def with_bias_into(values: Values) -> Tensor:
-    covers(values["bias"] is not None, "a bias")
-    return (values["x"] @ values["weight"].mT + values["bias"]).to(values["out"].dtype)
-
-
-@formula("_moe_C::gpt_oss_router_gemm", "f32[8,24], f32[8,16], f32[24,16], f32[24]")
-def router_into(values: Values) -> Tensor:
-    return (values["input"] @ values["weights"].mT + values["bias"]).to(values["output"].dtype)
-
-
-@formula("sgl_kernel::dsv3_router_gemm", "f32[8,24], f32[8,16], f32[24,16]")
-@formula("sglang::dsv3_router_gemm", "f32[8,16], f32[24,16], f32[8,24]")
-@formula("sglang::flashinfer_dsv3_router_gemm", "f32[8,24], f32[8,16], f32[24,16]")
-def router_scores(values: Values) -> Tensor:
-    x, weight = of(values, "mat_a", "hidden_states"), of(values, "mat_b", "router_weights", "weight")
-    return (x @ weight.mT).to(of(values, "output", "logits").dtype)
-
-
-@formula("aiter::gemm_a16w16_", "(f32[8,16], f32[24,16], f32[24], torch.float32)")
-def gemm_a16w16_with_bias(values: Values) -> Tensor:
-    covers(values.get("y") is None and values.get("activation") is None and values.get("bias") is not None, "a bias")
-    return (values["x"] @ values["w"].mT + values["bias"]).to(values.get("dtype") or torch.bfloat16)
-
-
-@formula("aiter::gemm_a16w16_atomic_", "(f32[8,16], f32[24,16], torch.float32)")
-def gemm_a16w16_atomic(values: Values) -> Tensor:
-    covers(values.get("y") is None, "a new result")
-    return (values["x"] @ values["w"].mT).to(values.get("dtype") or torch.bfloat16)
-
-
-@formula("aiter::batched_gemm_bf16", "(bf16[2,8,16], bf16[2,24,16], bf16[2,8,24])")
-def batched(values: Values) -> tuple[Tensor, Tensor]:
-    covers(values.get("bias") is None, "no bias")
-    product = torch.einsum("bmk,bnk->bmn", values["XQ"].double(), values["WQ"].double()).to(values["out"].dtype)
-    return product, product
 
 
 BLOCK = 128
@@ -147,117 +118,120 @@ def rescaled(x: Tensor, scale: Tensor) -> Tensor:
     return x.double() * scale
 
 
-def scaled(values: Values, dtype: torch.dtype) -> Tensor:
-    """A [M, K] times B [N, K], both in numbers of 8 bits with scales."""
-    x, weight = of(values, "A", "XQ", "qx", "q_input"), of(values, "B", "WQ", "weight")
-    covers(values.get("bias") is None and dtype is not torch.float64, "sums in float32 without a bias")
-    covers(x.dim() == 2 and x.numel() and weight.numel(), "matrices")
-    scale_x = of(values, "As", "x_scale", "A_scale", "input_scale")
-    scale_w = of(values, "Bs", "w_scale", "B_scale", "weight_scale")
-    if all(scale.numel() in (1, len(rows)) for scale, rows in ((scale_x, x), (scale_w, weight))):
-        product = x.double() @ weight.double().mT
-        return (product * scale_x.double().reshape(-1, 1) * scale_w.double().reshape(1, -1)).to(dtype)
-    covers(scale_x.dim() == scale_w.dim() == 2, "scales by block")
-    return (rescaled(x, scale_x) @ rescaled(weight, scale_w).mT).to(dtype)
+def scaled_sum(values: Values) -> Tensor:
+    """x [.., M, K] times a weight [.., K, N] in float64, both in numbers of 8 bits with scales.
+
+    A scale is for all numbers of a tensor, for each row of x and column of the weight, or for each block.
+    """
+    x, weight = of(values, *INPUTS).double(), of(values, *WEIGHTS).double()
+    scale_x, scale_w = of(values, *INPUT_SCALES).double(), of(values, *WEIGHT_SCALES).double()
+    by_row, by_column = (*x.shape[:-1], 1), (*weight.shape[:-2], 1, weight.shape[-1])
+    if scale_x.numel() in (1, math.prod(by_row)) and scale_w.numel() in (1, math.prod(by_column)):
+        scale_x = scale_x.reshape(() if scale_x.numel() == 1 else by_row)
+        return x @ weight * scale_x * scale_w.reshape(() if scale_w.numel() == 1 else by_column)
+    covers(x.dim() == scale_x.dim() == scale_w.dim() == 2, "scales by block")
+    return rescaled(x, scale_x) @ rescaled(weight.mT, scale_w).mT
 
 
-BY_ROW = "(f8e4m3[8,16], f8e4m3[24,16], f32[8,1], f32[24,1]{})"
-BY_BLOCK = "(f8e4m3[8,256], f8e4m3[256,256], f32[8,2], f32[2,2]{})"
+@formulas("""
+    _C::cutlass_scaled_mm | (f32[8,24], i8[8,16], i8[16,24]{1,16}, f32[8,1], f32[1,24], None)
+    _C::cutlass_scaled_mm_dq | (bf16[8,24], i8[8,16], i8[16,24]{1,16}, f32[8,1], f32[1,24])
+    sgl_kernel::int8_scaled_mm | (i8[8,16], i8[16,24]{1,16}, f32[8], f32[24], torch.bfloat16, None)
+    sgl_kernel::fp8_scaled_mm | (f8e4m3[8,16], f8e4m3[16,24]{1,16}, f32[8], f32[24], torch.bfloat16, None)
+    vllm::bmm_fp8 | (f8e4m3[2,8,16], f8e4m3[2,16,24], f32[1], f32[1], torch.bfloat16, 'auto')
+    sglang::_bmm_fp8_op sglang::flashinfer_bmm_fp8_batched
+        | (f8e4m3[2,8,16], f8e4m3[2,16,24], bf16[2,8,24], f32[1], f32[1])
+    sgl_kernel::bmm_fp8 | (f8e4m3[2,8,16], f8e4m3[2,16,24], bf16[2,8,24], f32[1], f32[1], u8[1024], 0)
+""")
+def scaled_matmul(values: Values) -> Tensor:
+    """In the dtype of the result, or bfloat16."""
+    covers(values.get("bias") is None, "no bias")
+    return in_result(values, scaled_sum(values), torch.bfloat16)
 
 
-@formula(
-    "vllm::rocm_aiter_gemm_a8w8 vllm::rocm_aiter_gemm_w8a8 vllm::rocm_aiter_w8a8_gemm"
-    " vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm",
-    BY_ROW.format(", None, torch.bfloat16"),
-)
-@formula("vllm::rocm_aiter_hipb_mm_fp8", BY_ROW.format(", None, torch.bfloat16"))
-@formula(
-    "vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle"
-    " vllm::rocm_aiter_triton_gemm_a8w8_blockscale",
-    BY_BLOCK.format(", torch.bfloat16"),
-)
-@formula(
-    "vllm::rocm_aiter_gemm_w8a8_blockscale vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func"
-    " vllm::padded_cutlass",
-    BY_BLOCK.format(", [128,128], torch.bfloat16"),
-)
-def scaled_product(values: Values) -> Tensor:
-    return scaled(values, values["output_dtype"])
+@formulas("""
+    aiter::gemm_a8w8 | (i8[8,16], i8[24,16], f32[8,1], f32[1,24], None, torch.bfloat16)
+    aiter::wvSplitKQ | (f8e4m3[24,16], f8e4m3[4,16], bf16[4,24], f32[1], f32[1], 304)
+    fbgemm::f8f8bf16_rowwise | (f8e4m3[8,16], f8e4m3[24,16], f32[8], f32[24])
+""")
+def scaled_linear(values: Values) -> Tensor:
+    """As `scaled_matmul`, with a weight [.., N, K]."""
+    return scaled_matmul({**values, "weight": of(values, *WEIGHTS).mT})
 
 
-@formula(
-    "vllm::dynamic_padded_cutlass", "(f8e4m3[8,256], f8e4m3[256,256], f32[8,2], f32[2,2], [128,128], torch.bfloat16)"
-)
-def scaled_padded(values: Values) -> Tensor:
-    return scaled(values, values["output_dtype"])
+@formula("fbgemm::f8f8bf16_rowwise_batched", "(f8e4m3[2,8,16], f8e4m3[2,24,16], f32[2,8], f32[2,24])")
+def batched_rowwise(values: Values) -> Tensor:
+    covers(values.get("output") is None, "a new result")
+    return scaled_linear(values)
 
 
-@formula("vllm::fp8_gemm_nt_op", "(f8e4m3[8,256], f32[8,2], f8e4m3[256,256], f32[2,2], bf16[8,256], False)")
-@formula("sglang::deep_gemm_fp8_fp8_bf16_nt", "(f8e4m3[8,256], f32[8,2], f8e4m3[256,256], f32[2,2], bf16[8,256])")
-def scaled_into(values: Values) -> Tensor:
-    return scaled({**values, "A": of(values, "A", "q_input")}, of(values, "output", "C").dtype)
+BY_ROW = "(f8e4m3[8,16], f8e4m3[24,16], f32[8,1], f32[24,1]"
+BY_BLOCK = "(f8e4m3[8,256], f8e4m3[256,256], f32[8,2], f32[2,2]"
 
 
-@formula("aiter::gemm_a8w8_blockscale aiter::gemm_a8w8_blockscale_bpreshuffle", BY_BLOCK.format(", torch.bfloat16"))
-@formula("aiter::gemm_a8w8_bpreshuffle", BY_ROW.format(", None, torch.bfloat16"))
-def aiter_scaled(values: Values) -> Tensor:
-    covers(not values.get("isBpreshuffled"), "weights in order")
-    return scaled(values, values.get("dtype", torch.bfloat16))
+@formulas(f"""
+    vllm::rocm_aiter_gemm_a8w8 vllm::rocm_aiter_gemm_w8a8 vllm::rocm_aiter_w8a8_gemm vllm::rocm_aiter_hipb_mm_fp8
+    vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm aiter::gemm_a8w8_bpreshuffle | {BY_ROW}, None, torch.bfloat16)
+    aiter::gemm_a8w8_ck aiter::_gemm_a8w8_asm | {BY_ROW}, bf16[8,24])
+    vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle
+    vllm::rocm_aiter_triton_gemm_a8w8_blockscale
+    aiter::gemm_a8w8_blockscale aiter::gemm_a8w8_blockscale_bpreshuffle | {BY_BLOCK}, torch.bfloat16)
+    vllm::rocm_aiter_gemm_w8a8_blockscale vllm::w8a8_block_fp8_matmul_deepgemm vllm::padded_cutlass
+    vllm::w8a8_triton_block_scaled_mm_func vllm::dynamic_padded_cutlass | {BY_BLOCK}, [128,128], torch.bfloat16)
+    aiter::gemm_a8w8_blockscale_ck aiter::_flatmm_a8w8_blockscale_asm
+    aiter::_gfx950_a8w8_blockscale_asm | {BY_BLOCK}, bf16[8,256])
+    aiter::_gemm_a8w8_blockscale_bpreshuffle_asm
+        | (f8e4m3[8,256], f8e4m3[256,256], bf16[8,256], f32[8,2], f32[2,2])
+    sglang::deep_gemm_fp8_fp8_bf16_nt | (f8e4m3[8,256], f32[8,2], f8e4m3[256,256], f32[2,2], bf16[8,256])
+    vllm::fp8_gemm_nt_op | (f8e4m3[8,256], f32[8,2], f8e4m3[256,256], f32[2,2], bf16[8,256], False)
+""")
+def scaled(values: Values) -> Tensor:
+    """As `scaled_linear`, where the library adds in float32 whatever is asked for."""
+    x, weight = of(values, *INPUTS), of(values, *WEIGHTS)
+    covers(x.dim() == 2 and x.numel() and weight.numel() and not values.get("isBpreshuffled"), "matrices in order")
+    product = scaled_linear(values)
+    covers(product.dtype is not torch.float64, "sums in float32")
+    return product
 
 
-@formula(
-    "aiter::gemm_a8w8_blockscale_bpreshuffle_ck aiter::gemm_a8w8_blockscale_bpreshuffle_cktile"
-    " aiter::gemm_a8w8_blockscale_cktile aiter::flatmm_a8w8_blockscale_asm aiter::gfx950_a8w8_blockscale_asm"
-    " aiter::mi350_a8w8_blockscale_asm",
-    BY_BLOCK.format(", bf16[8,256]"),
-)
-@formula("aiter::gemm_a8w8_bpreshuffle_ck aiter::gemm_a8w8_bpreshuffle_cktile", BY_ROW.format(", bf16[8,24]"))
-def aiter_scaled_returned(values: Values) -> tuple[Tensor, Tensor]:
-    product = scaled(values, of(values, "Out", "out").dtype)
+@formulas(f"""
+    aiter::gemm_a8w8_asm | (i8[8,16], i8[24,16], f32[8,1], f32[24,1], bf16[8,24], 'kernel', None)
+    aiter::gemm_a8w8_bpreshuffle_ck aiter::gemm_a8w8_bpreshuffle_cktile | {BY_ROW}, bf16[8,24])
+    aiter::gemm_a8w8_blockscale_bpreshuffle_ck aiter::gemm_a8w8_blockscale_bpreshuffle_cktile
+    aiter::gemm_a8w8_blockscale_cktile aiter::flatmm_a8w8_blockscale_asm
+    aiter::gfx950_a8w8_blockscale_asm aiter::mi350_a8w8_blockscale_asm | {BY_BLOCK}, bf16[8,256])
+    aiter::gemm_a8w8_blockscale_bpreshuffle_asm
+        | (f8e4m3[8,256], f8e4m3[256,256], bf16[8,256], f32[8,2], f32[2,2])
+""")
+def scaled_returned(values: Values) -> tuple[Tensor, Tensor]:
+    """Written, and returned."""
+    product = scaled(values)
     return product, product
-
-
-@formula("aiter::gemm_a8w8_blockscale_ck", BY_BLOCK.format(", bf16[8,256]"))
-@formula("aiter::gemm_a8w8_ck", BY_ROW.format(", bf16[8,24]"))
-@formula("aiter::_flatmm_a8w8_blockscale_asm aiter::_gfx950_a8w8_blockscale_asm", BY_BLOCK.format(", bf16[8,256]"))
-@formula("aiter::_gemm_a8w8_asm", BY_ROW.format(", bf16[8,24]"))
-def aiter_scaled_into(values: Values) -> Tensor:
-    return scaled(values, of(values, "Out", "out").dtype)
-
-
-@formula("vllm::bmm_fp8", "(f8e4m3[2,8,16], f8e4m3[2,16,24], f32[1], f32[1], torch.bfloat16, 'auto')")
-def bmm_fp8(values: Values) -> Tensor:
-    product = torch.einsum("bmk,bkn->bmn", values["A"].double(), values["B"].double())
-    return (product * values["A_scale"].double() * values["B_scale"].double()).to(values["dtype"])
-
-
-@formula(
-    "sglang::_bmm_fp8_op sglang::flashinfer_bmm_fp8_batched",
-    "(f8e4m3[2,8,16], f8e4m3[2,16,24], bf16[2,8,24], f32[1], f32[1])",
-)
-def bmm_fp8_into(values: Values) -> Tensor:
-    return bmm_fp8({**values, "dtype": values["out"].dtype})
 
 
 @formula("sglang::flashinfer_bmm_fp8", "(f8e4m3[8,16], f8e4m3[16,24], f32[1], f32[1], torch.bfloat16)")
 def fp8_linear(values: Values) -> Tensor:
-    return scaled({**values, "weight": values["weight"].mT}, values["out_dtype"])
+    return scaled({**values, "weight": values["weight"].mT})
 
 
-@formula(
-    "vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl",
-    "(f8e4m3[8,16], f8e4m3[16,24]{1,16}, torch.bfloat16, f32[1], f32[1], bf16[24])",
-)
-def per_tensor(values: Values) -> Tensor:
-    covers(values["As"].numel() == values["Bs"].numel() == 1, "one scale each")
-    product = values["A"].double() @ values["B"].double() * values["As"].double() * values["Bs"].double()
-    return (product + values["bias"].double()).to(values["out_dtype"])
+@formula("aiter::batched_gemm_a8w8", "(i8[2,8,16], i8[2,24,16], f32[2,8,1], f32[2,1,24], bf16[2,8,24])")
+def batched_a8w8(values: Values) -> tuple[Tensor, Tensor]:
+    covers(values["x_scale"].dim() == values["w_scale"].dim() == 3, "scales of rows and columns")
+    product = scaled_linear(values)
+    return product, product
 
 
-@formula("_C::cutlass_scaled_mm_dq", "(bf16[8,24], i8[8,16], i8[16,24]{1,16}, f32[8,1], f32[1,24])")
-def scaled_mm_dq(values: Values) -> Tensor:
-    product = values["a"].double() @ values["b"].double()
-    return (product * values["a_scales"] * values["b_scales"]).to(values["out"].dtype)
+@formulas("""
+    vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl vllm::rocm_per_tensor_w8a8_scaled_mm_impl
+        | (f8e4m3[8,16], f8e4m3[16,24]{1,16}, torch.bfloat16, f32[1], f32[1], bf16[24])
+    _rocm_C::wvSplitKQ | (f8e4m3[24,16], f8e4m3[4,16], None, bf16[4,24], f32[1], f32[1], 304)
+""")
+def scaled_with_bias(values: Values) -> Tensor:
+    scales = of(values, *INPUT_SCALES), of(values, *WEIGHT_SCALES)
+    covers(all(scale.numel() == 1 for scale in scales), "one scale each")
+    bias = of(values, "bias", "in_bias")
+    product = scaled_sum({**values, "weight": values["in_a"].mT} if "in_a" in values else values)
+    return in_result(values, product if bias is None else product + bias.double(), torch.bfloat16)
 
 
 @formula(
@@ -291,10 +265,10 @@ def bgmv_shrink(values: Values) -> Tensor:
     return torch.where(known, x * values["scaling"], y.double()).to(y.dtype)
 
 
-@formula("vllm::bgmv_expand vllm::xpu_bgmv_expand", "(f32[8,4], f32[3,16,4], f32[8,16], i64[8], True)")
-@formula(
-    "vllm::bgmv_expand_slice vllm::xpu_bgmv_expand_slice", "(f32[8,4], f32[3,16,4], f32[8,32], i64[8], 16, 16, True)"
-)
+@formulas("""
+    vllm::bgmv_expand vllm::xpu_bgmv_expand | (f32[8,4], f32[3,16,4], f32[8,16], i64[8], True)
+    vllm::bgmv_expand_slice vllm::xpu_bgmv_expand_slice | (f32[8,4], f32[3,16,4], f32[8,32], i64[8], 16, 16, True)
+""")
 def bgmv_expand(values: Values) -> Tensor:
     x, known = adapted(values["inputs"], values["lora_b_weights"], values["lora_indices_tensor"])
     y, begin = values["output_tensor"].double(), values.get("slice_offset", 0)
@@ -338,17 +312,13 @@ def grouped_cat(values: Values) -> Tensor:
 )
 def grouped_rowwise(values: Values) -> list[Tensor]:
     parts = zip(values["XQ"], values["WQ"], values["x_scale"], values["w_scale"], strict=True)
-    return [scaled(dict(zip(("XQ", "WQ", "x_scale", "w_scale"), part, strict=True)), torch.bfloat16) for part in parts]
+    return [scaled(dict(zip(("XQ", "WQ", "x_scale", "w_scale"), part, strict=True))) for part in parts]
 
 
-@formula("fbgemm::f8f8bf16_rowwise_batched", "(f8e4m3[2,8,16], f8e4m3[2,24,16], f32[2,8], f32[2,24])")
-def batched_rowwise(values: Values) -> Tensor:
-    covers(values.get("bias") is None and values.get("output") is None, "the plain form")
-    product = torch.einsum("bmk,bnk->bmn", values["XQ"].double(), values["WQ"].double())
-    return (product * values["x_scale"].unsqueeze(-1) * values["w_scale"].unsqueeze(-2)).bfloat16()
-
-
-@formula("fbgemm::f8f8bf16_tensorwise", "(f8e4m3[8,16], f8e4m3[24,16], 0.5)")
+@formulas("""
+    fbgemm::f8f8bf16_tensorwise | (f8e4m3[8,16], f8e4m3[24,16], 0.5)
+    fbgemm::f8f8bf16 fbgemm::f8f8bf16_v2 | (f8e4m3[8,16], f8e4m3[24,16], f32[1])
+""")
 def tensorwise(values: Values) -> Tensor:
     return (values["XQ"].double() @ values["WQ"].double().mT * values["scale"]).bfloat16()
 
@@ -368,63 +338,6 @@ def npu_transposed_bmm(values: Values) -> Tensor:
     return torch.einsum("mbk,bkn->mbn", values["input"].double(), values["weight"].double()).to(values["input"].dtype)
 
 
-@formula("aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16", "(bf16[24,16], bf16[4,16], bf16[4,24], 4, 304)")
-@formula("aiter::LLMM1", "(bf16[24,16], bf16[1,16], bf16[1,24], 4)")
-def skinny(values: Values) -> Tensor:
-    return torch.einsum("nk,mk->nm", values["in_b"].double(), values["in_a"].double()).to(values["out_c"].dtype)
-
-
-@formula("aiter::wvSplitKQ", "(f8e4m3[24,16], f8e4m3[4,16], bf16[4,24], f32[1], f32[1], 304)")
-@formula("_rocm_C::wvSplitKQ", "(f8e4m3[24,16], f8e4m3[4,16], None, bf16[4,24], f32[1], f32[1], 304)")
-def skinny_fp8(values: Values) -> Tensor:
-    covers(values["scale_a"].numel() == values["scale_b"].numel() == 1, "one scale each")
-    product = values["in_b"].double() @ values["in_a"].double().mT
-    product = product * values["scale_a"].double() * values["scale_b"].double()
-    bias = values.get("in_bias")
-    return (product if bias is None else product + bias.double()).to(values["out_c"].dtype)
-
-
-@formula("aiter::rocb_mm", "(f32[8,16], f32[16,24], 0)")
-def rocb_mm(values: Values) -> Tensor:
-    return torch.einsum("mk,kn->mn", values["arg0"], values["arg1"])
-
-
-@formula("aiter::hipb_mm", "(f32[8,16], f32[16,24], 0, f32[24])")
-def hipb_mm(values: Values) -> Tensor:
-    covers(all(values.get(name) is None for name in ("scaleA", "scaleB", "scaleOut")), "no scales")
-    covers(values["mat1"].dtype.itemsize > 1 and not values.get("use_gelu"), "the plain form")
-    product = values["mat1"].double() @ values["mat2"].double()
-    bias = values.get("bias")
-    return (product if bias is None else product + bias.double()).to(values.get("out_dtype") or values["mat1"].dtype)
-
-
-@formula("aiter::batched_gemm_a8w8", "(i8[2,8,16], i8[2,24,16], f32[2,8,1], f32[2,1,24], bf16[2,8,24])")
-def batched_a8w8(values: Values) -> tuple[Tensor, Tensor]:
-    covers(values.get("bias") is None, "no bias")
-    covers(values["x_scale"].dim() == values["w_scale"].dim() == 3, "scales of rows and columns")
-    product = torch.einsum("bmk,bnk->bmn", values["XQ"].double(), values["WQ"].double())
-    product = (product * values["x_scale"] * values["w_scale"]).to(values["out"].dtype)
-    return product, product
-
-
-@formula("aiter::gemm_a8w8_asm", "(i8[8,16], i8[24,16], f32[8,1], f32[24,1], bf16[8,24], 'kernel', None)")
-@formula(
-    "aiter::gemm_a8w8_blockscale_bpreshuffle_asm",
-    "(f8e4m3[8,256], f8e4m3[256,256], bf16[8,256], f32[8,2], f32[2,2])",
-)
-def asm_returned(values: Values) -> tuple[Tensor, Tensor]:
-    product = scaled(values, of(values, "Out", "out").dtype)
-    return product, product
-
-
-@formula(
-    "aiter::_gemm_a8w8_blockscale_bpreshuffle_asm",
-    "(f8e4m3[8,256], f8e4m3[256,256], bf16[8,256], f32[8,2], f32[2,2])",
-)
-def asm_written(values: Values) -> Tensor:
-    return scaled(values, values["out"].dtype)
-
-
 @formula("aiter::deepgemm_ck", "(f8e4m3[2,8,256], f8e4m3[2,256,256], bf16[2,8,256], i32[2], f32[2,8,2], f32[2,2,2])")
 def masked_groups(values: Values) -> tuple[Tensor, Tensor]:
     """The first rows of each group; others are left as they are."""
@@ -439,17 +352,10 @@ def masked_groups(values: Values) -> tuple[Tensor, Tensor]:
     return y, y
 
 
-@formula("sgl_kernel::bmm_fp8", "(f8e4m3[2,8,16], f8e4m3[2,16,24], bf16[2,8,24], f32[1], f32[1], u8[1024], 0)")
-def sgl_bmm_fp8(values: Values) -> Tensor:
-    product = torch.einsum("bmk,bkn->bmn", values["A"].double(), values["B"].double())
-    return (product * values["A_scale"].double() * values["B_scale"].double()).to(values["D"].dtype)
-
-
-@formula(
-    "sgl_kernel::fp8_blockwise_scaled_mm",
-    "(f8e4m3[8,256], f8e4m3[256,256]{1,256}, f32[8,2], f32[2,2], torch.bfloat16)",
-)
-@formula("sglang::fp8_blockwise_scaled_mm", "(bf16[8,256], f8e4m3[8,256], f8e4m3[256,256]{1,256}, f32[8,2], f32[2,2])")
+@formulas("""
+    sgl_kernel::fp8_blockwise_scaled_mm | (f8e4m3[8,256], f8e4m3[256,256]{1,256}, f32[8,2], f32[2,2], torch.bfloat16)
+    sglang::fp8_blockwise_scaled_mm | (bf16[8,256], f8e4m3[8,256], f8e4m3[256,256]{1,256}, f32[8,2], f32[2,2])
+""")
 def blockwise_mm(values: Values) -> Tensor:
     covers(values["mat_a"].numel() and values["scales_a"].dim() == values["scales_b"].dim() == 2, "scales by block")
     product = rescaled(values["mat_a"], values["scales_a"]) @ rescaled(values["mat_b"], values["scales_b"])
@@ -466,9 +372,11 @@ def groupwise(values: Values) -> Tensor:
     return (x @ weight.mT).to(values["out_dtype"])
 
 
-@formula("vllm::apply_w8a8_block_fp8_linear", "(bf16[8,256], f8e4m3[384,256], [128,128], f32[3,2])")
-@formula("vllm::flashinfer_fp8_blockscale_gemm", "(bf16[8,256], f8e4m3[384,256], f32[3,2])")
-@formula("vllm::dynamic_flashinfer_deepgemm_blockscale_gemm", "(bf16[8,256], f8e4m3[384,256], f32[3,2], 128, False)")
+@formulas("""
+    vllm::apply_w8a8_block_fp8_linear | (bf16[8,256], f8e4m3[384,256], [128,128], f32[3,2])
+    vllm::flashinfer_fp8_blockscale_gemm | (bf16[8,256], f8e4m3[384,256], f32[3,2])
+    vllm::dynamic_flashinfer_deepgemm_blockscale_gemm | (bf16[8,256], f8e4m3[384,256], f32[3,2], 128, False)
+""")
 def blockwise_linear(values: Values) -> Tensor:
     covers(values.get("input_scale") is None and not values.get("use_deep_gemm_e8m0"), "the plain form")
     covers(values.get("block_size", [128, 128]) == [128, 128] and values.get("group_size", 128) == 128, "blocks of 128")
@@ -478,17 +386,6 @@ def blockwise_linear(values: Values) -> Tensor:
     product = rescaled(data, scale) @ rescaled(weight, values["weight_scale"]).mT
     product = product if values.get("bias") is None else product + values["bias"].double()
     return product.reshape(*x.shape[:-1], len(weight)).to(x.dtype)
-
-
-@formula(
-    "vllm::rocm_per_tensor_w8a8_scaled_mm_impl",
-    "(f8e4m3[8,16], f8e4m3[16,24]{1,16}, torch.bfloat16, f32[1], f32[1], bf16[24])",
-)
-def rocm_per_tensor(values: Values) -> Tensor:
-    covers(values["scale_a"].numel() == values["scale_b"].numel() == 1, "one scale each")
-    product = values["qinput"].double() @ values["weight"].double()
-    product = product * values["scale_a"].double() * values["scale_b"].double()
-    return (product + values["bias"].double()).to(values["out_dtype"])
 
 
 @formula("_C::allspark_w8a16_gemm", "(bf16[8,16], u8[16,24], bf16[24], None, 24, -1, 108, 80, 1024, False, False)")
@@ -511,8 +408,10 @@ def awq_numbers(words: Tensor) -> Tensor:
     return columns.flatten(-2)
 
 
-@formula("_C::awq_dequantize", "(i32[64,4], f16[2,32], i32[2,4], 0, 0, 0)")
-@formula("sgl_kernel::awq_dequantize", "(i32[64,4], f16[2,32], i32[2,4])")
+@formulas("""
+    _C::awq_dequantize | (i32[64,4], f16[2,32], i32[2,4], 0, 0, 0)
+    sgl_kernel::awq_dequantize | (i32[64,4], f16[2,32], i32[2,4])
+""")
 def awq_weight(values: Values) -> Tensor:
     words, zeros = of(values, "_kernel", "qweight"), of(values, "_zeros", "qzeros")
     scales = of(values, "_scaling_factors", "scales")
@@ -527,18 +426,13 @@ def awq_gemm(values: Values) -> Tensor:
     return (values["_in_feats"].double() @ awq_weight(values).double()).to(values["_in_feats"].dtype)
 
 
-@formula("fbgemm::f8f8bf16 fbgemm::f8f8bf16_v2", "(f8e4m3[8,16], f8e4m3[24,16], f32[1])")
-def f8f8bf16(values: Values) -> Tensor:
-    return (values["XQ"].double() @ values["WQ"].double().mT * values["scale"]).bfloat16()
-
-
 @formula("fbgemm::f8f8bf16_blockwise", "(f8e4m3[128,256], f8e4m3[256,256], f32[1,2], f32[2,2])")
 def f8f8bf16_blockwise(values: Values) -> Tensor:
     covers(all(values.get(f"block_{name}", 128) == 128 for name in "mnk"), "blocks of 128")
     return (rescaled(values["XQ"], values["x_scale"]) @ rescaled(values["WQ"], values["w_scale"]).mT).bfloat16()
 
 
-def product_of(values: Values, rows: tuple[int, slice] | slice, group: int) -> Tensor:
+def group_product(values: Values, rows: tuple[int, slice] | slice, group: int) -> Tensor:
     """Some rows times the matrix of a group, times their scales."""
     product = of(values, "X", "XQ")[rows].double() @ of(values, "W", "WQ")[group].double().mT
     if "XQ" in values:
@@ -546,10 +440,10 @@ def product_of(values: Values, rows: tuple[int, slice] | slice, group: int) -> T
     return product.bfloat16()
 
 
-@formula("fbgemm::bf16bf16bf16_grouped_dynamic", "(bf16[2,8,16], bf16[2,24,16], i64[2])")
-@formula(
-    "fbgemm::f8f8bf16_rowwise_grouped_dynamic", "(f8e4m3[2,8,16], f8e4m3[2,24,16], f32[2,8], f32[2,24], i64[2], True)"
-)
+@formulas("""
+    fbgemm::bf16bf16bf16_grouped_dynamic | (bf16[2,8,16], bf16[2,24,16], i64[2])
+    fbgemm::f8f8bf16_rowwise_grouped_dynamic | (f8e4m3[2,8,16], f8e4m3[2,24,16], f32[2,8], f32[2,24], i64[2], True)
+""")
 def grouped_dynamic(values: Values) -> Tensor:
     """Zeros behind the rows of a group."""
     covers(values.get("zeroing_output_tensor", True), "zeros behind the rows")
@@ -557,12 +451,14 @@ def grouped_dynamic(values: Values) -> Tensor:
     result = torch.zeros((*x.shape[:2], weight.shape[1]), dtype=torch.bfloat16)
     for group, count in enumerate(numbers(values["zero_start_index_M"])):
         covers(0 <= count <= x.shape[1], "rows that are there")
-        result[group, :count] = product_of(values, (group, slice(count)), group)
+        result[group, :count] = group_product(values, (group, slice(count)), group)
     return result
 
 
-@formula("fbgemm::bf16bf16bf16_grouped_stacked", "(bf16[12,16], bf16[2,24,16], i64[2])")
-@formula("fbgemm::f8f8bf16_rowwise_grouped_stacked", "(f8e4m3[12,16], f8e4m3[2,24,16], f32[12], f32[2,24], i64[2])")
+@formulas("""
+    fbgemm::bf16bf16bf16_grouped_stacked | (bf16[12,16], bf16[2,24,16], i64[2])
+    fbgemm::f8f8bf16_rowwise_grouped_stacked | (f8e4m3[12,16], f8e4m3[2,24,16], f32[12], f32[2,24], i64[2])
+""")
 def grouped_stacked(values: Values) -> Tensor:
     covers(values.get("out") is None, "a new result")
     x, weight = of(values, "X", "XQ"), of(values, "W", "WQ")
@@ -570,7 +466,7 @@ def grouped_stacked(values: Values) -> Tensor:
     covers(len(counts) == len(weight) and min(counts, default=-1) >= 0 and sum(counts) <= len(x), "rows that are there")
     result = torch.zeros((len(x), weight.shape[1]), dtype=torch.bfloat16)
     for group, (end, count) in enumerate(zip(itertools.accumulate(counts), counts, strict=True)):
-        result[end - count : end] = product_of(values, slice(end - count, end), group)
+        result[end - count : end] = group_product(values, slice(end - count, end), group)
     return result
 
 
@@ -706,21 +602,19 @@ def sgmv_expand_slice(values: Values) -> Tensor:
 MAPPING = "i32[8], i32[8], i32[4], i32[5], i32[4]"
 
 
-@formula(
-    "vllm::lora_shrink",
-    f"(f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {MAPPING}, bool[1], i32[1], 0.5)",
-)
-@formula("vllm::v1_shrink", f"(f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {MAPPING}, 0.5)")
+@formulas(f"""
+    vllm::lora_shrink | (f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {MAPPING}, bool[1], i32[1], 0.5)
+    vllm::v1_shrink | (f32[8,16], [f32[3,4,16], f32[3,4,16]], f32[2,8,4], {MAPPING}, 0.5)
+""")
 def lora_shrink(values: Values) -> Tensor:
     covers_adapters(values)
     return shrunk(values, values["token_lora_mapping"], torch.zeros_like(values["output_tensor"]))
 
 
-@formula(
-    "vllm::lora_expand",
-    f"(f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {MAPPING}, bool[1], i32[1], 8, True)",
-)
-@formula("vllm::v1_expand", f"(f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {MAPPING}, 8, True)")
+@formulas(f"""
+    vllm::lora_expand | (f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {MAPPING}, bool[1], i32[1], 8, True)
+    vllm::v1_expand | (f32[2,8,4], [f32[3,16,4], f32[3,16,4]], f32[8,40], {MAPPING}, 8, True)
+""")
 def lora_expand(values: Values) -> Tensor:
     covers_adapters(values)
     return expanded(values, values["token_lora_mapping"])
@@ -731,8 +625,10 @@ def covers_adapters(values: Values) -> None:
     covers(bool((values["token_lora_mapping"] >= 0).any()), "tokens with an adapter")
 
 
-@formula("_punica_C::dispatch_bgmv", "(f32[8,24], f32[8,16], f32[3,2,24,16], i64[8], 1, 0.5)")
-@formula("_punica_C::dispatch_bgmv_low_level", "(f32[8,48], f32[8,16], f32[3,2,24,16], i64[8], 1, 0.5, 16, 24, 24)")
+@formulas("""
+    _punica_C::dispatch_bgmv | (f32[8,24], f32[8,16], f32[3,2,24,16], i64[8], 1, 0.5)
+    _punica_C::dispatch_bgmv_low_level | (f32[8,48], f32[8,16], f32[3,2,24,16], i64[8], 1, 0.5, 16, 24, 24)
+""")
 def punica_bgmv(values: Values) -> Tensor:
     y, weight, begin = values["y"].clone(), values["w"], values.get("y_offset", 0)
     covers(0 <= values["layer_idx"] < weight.shape[1], "a layer")

@@ -11,36 +11,25 @@ from torch import Tensor
 
 from opreplay.replay.ops.maths.formula import (
     FP8,
+    LEAST,
+    SMALLEST,
     Values,
     covers,
+    eight,
     epsilon,
     formula,
+    formulas,
+    grouped,
     halves,
+    largest,
     numbers,
     of,
+    quantised_groups,
+    quantised_rows,
     rms,
-    split,
+    token_int8,
     wide,
 )
-
-LEAST = 1 / (FP8 * 512)
-"""Least scale of a row in vLLM and FBGEMM."""
-
-
-SMALLEST = 1e-36
-"""Magnitude below which scales of float32 lose places."""
-
-
-def eight(x: Tensor) -> Tensor:
-    """Rounded to float8 e4m3fn, the largest number in place of larger ones."""
-    return x.clamp(-FP8, FP8).to(torch.float8_e4m3fn)
-
-
-def largest(x: Tensor) -> Tensor:
-    """Magnitude of each row [.., 1]; none of rows so small that their scale is no normal number."""
-    magnitude = wide(x).abs().amax(-1, keepdim=True)
-    covers(not bool((magnitude < SMALLEST).any()), "rows that are not nearly zero")
-    return magnitude
 
 
 @formula("_C::static_scaled_fp8_quant aiter::static_per_tensor_quant", "(f8e4m3[8,16], f32[8,16], f32[1])")
@@ -61,21 +50,6 @@ def dynamic_int8(values: Values) -> tuple[Tensor, Tensor]:
     return (wide(values["input"]) / scale).round().clamp(-128, 127).to(torch.int8), scale
 
 
-@formula("_C::cutlass_scaled_mm", "(f32[8,24], i8[8,16], i8[16,24]{1,16}, f32[8,1], f32[1,24], None)")
-def scaled_mm(values: Values) -> Tensor:
-    covers(values.get("bias") is None, "no bias")
-    product = values["a"].double() @ values["b"].double()
-    return (product * values["a_scales"] * values["b_scales"]).to(values["out"].dtype)
-
-
-@formula("sgl_kernel::int8_scaled_mm", "(i8[8,16], i8[16,24]{1,16}, f32[8], f32[24], torch.bfloat16, None)")
-def int8_scaled_mm(values: Values) -> Tensor:
-    covers(values.get("bias") is None, "no bias")
-    product = values["mat_a"].double() @ values["mat_b"].double()
-    scaled = product * values["scales_a"].reshape(-1, 1) * values["scales_b"].reshape(1, -1)
-    return scaled.to(values["out_dtype"])
-
-
 @formula("_C::dynamic_scaled_fp8_quant aiter::dynamic_per_tensor_quant", "(f8e4m3[8,16], f32[8,16], f32[1])")
 def dynamic_fp8(values: Values) -> tuple[Tensor, Tensor]:
     x = wide(values["input"])
@@ -92,7 +66,7 @@ def token_fp8(values: Values) -> tuple[Tensor, Tensor]:
     return eight(wide(values["input"]) / scale), scale.to(values["scale"].dtype)
 
 
-@formula("sgl_kernel::sgl_per_token_quant_fp8", "(f32[8,16], f8e4m3[8,16], f32[8,1])")
+@formula("sgl_kernel::sgl_per_token_quant_fp8 sglang::per_token_quant_fp8", "(f32[8,16], f8e4m3[8,16], f32[8,1])")
 def sgl_token_fp8(values: Values) -> tuple[Tensor, Tensor]:
     scale = largest(values["input"]) / FP8
     scaled = torch.where(scale == 0, torch.zeros_like(scale), wide(values["input"]) / scale)
@@ -105,59 +79,42 @@ def sgl_static_fp8(values: Values) -> tuple[Tensor, Tensor]:
     return eight(wide(values["input"]) / wide(values["output_s"])), values["output_s"]
 
 
-def grouped(x: Tensor, size: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Rows in groups [.., groups, size], and the magnitude of each, at least eps."""
-    groups = split(wide(x), -1, (-1, size))
-    return groups, groups.abs().amax(-1).clamp(min=eps)
+@formulas("""
+    _C::per_token_group_fp8_quant | (f32[8,64], f8e4m3[8,64], f32[8,4], 16, 1e-10, -448.0, 448.0, False, False, False)
+    sgl_kernel::sgl_per_token_group_quant_fp8 sgl_kernel::sgl_per_token_group_quant_8bit
+        | (f32[8,64], f8e4m3[8,64], f32[8,4], 16, 1e-10, -448.0, 448.0, False)
+    _C::per_token_group_quant_int8 | (f32[8,64], i8[8,64], f32[8,4], 16, 1e-10, -128.0, 127.0)
+""")
+def by_given_group(values: Values) -> tuple[Tensor, Tensor]:
+    low, high = (of(values, *(f"{dtype}_{end}" for dtype in ("fp8", "int8"))) for end in ("min", "max"))
+    covers((low, high) in ((-FP8, FP8), (-128, 127)), "all numbers of the dtype")
+    covers(not values.get("scale_ue8m0"), "scales that are no powers of two")
+    data, scale = quantised_groups(values["input"], values["group_size"], values["output_q"].dtype, values["eps"])
+    return data, scale.to(values["output_s"].dtype)
 
 
-@formula(
-    "_C::per_token_group_fp8_quant",
-    "(f32[8,64], f8e4m3[8,64], f32[8,4], 16, 1e-10, -448.0, 448.0, False, False, False)",
-)
-@formula(
-    "sgl_kernel::sgl_per_token_group_quant_fp8", "(f32[8,64], f8e4m3[8,64], f32[8,4], 16, 1e-10, -448.0, 448.0, False)"
-)
-def group_fp8(values: Values) -> tuple[Tensor, Tensor]:
-    covers(values["input"].numel(), "groups")
-    covers((values["fp8_min"], values["fp8_max"]) == (-FP8, FP8), "all numbers of the dtype")
-    covers(not values["scale_ue8m0"], "scales that are no powers of two")
-    groups, magnitude = grouped(values["input"], values["group_size"], values["eps"])
-    scale = magnitude / values["fp8_max"]
-    scaled = (groups / scale.unsqueeze(-1)).clamp(values["fp8_min"], values["fp8_max"]).flatten(-2)
-    return scaled.to(values["output_q"].dtype), scale.to(values["output_s"].dtype)
+def normed(values: Values) -> tuple[Tensor, list[Tensor]]:
+    """A root-mean-square norm, and the sum that was normalised where there is a residual."""
+    x, residual = of(values, "input", "x"), values.get("residual")
+    total = x if residual is None else x + residual
+    return rms(total, values["weight"], epsilon(values)), [] if residual is None else [total]
 
 
-@formula("_C::per_token_group_quant_int8", "(f32[8,64], i8[8,64], f32[8,4], 16, 1e-10, -128.0, 127.0)")
-def group_int8(values: Values) -> tuple[Tensor, Tensor]:
-    covers(values["input"].numel(), "groups")
-    covers((values["int8_min"], values["int8_max"]) == (-128, 127), "all numbers of the dtype")
-    groups, magnitude = grouped(values["input"], values["group_size"], values["eps"])
-    scale = magnitude / values["int8_max"]
-    # vLLM's own test rounds, too.
-    scaled = (groups / scale.unsqueeze(-1)).round().clamp(values["int8_min"], values["int8_max"]).flatten(-2)
-    return scaled.to(torch.int8), scale.to(values["output_s"].dtype)
-
-
-@formula("_C::rms_norm_static_fp8_quant", "(f8e4m3[8,16], f32[8,16], f32[16], f32[1], 1e-6)")
-def rms_norm_fp8(values: Values) -> Tensor:
-    normalised = rms(values["input"], values["weight"], values["epsilon"])
-    return eight(wide(normalised) / wide(values["scale"]))
-
-
-@formula("_C::fused_add_rms_norm_static_fp8_quant", "(f8e4m3[8,16], f32[8,16], f32[8,16], f32[16], f32[1], 1e-6)")
-def added_rms_norm_fp8(values: Values) -> tuple[Tensor, Tensor]:
-    total = values["input"] + values["residual"]
-    normalised = rms(total, values["weight"], values["epsilon"])
-    return eight(wide(normalised) / wide(values["scale"])), total
+@formulas("""
+    _C::rms_norm_static_fp8_quant | (f8e4m3[8,16], f32[8,16], f32[16], f32[1], 1e-6)
+    _C::fused_add_rms_norm_static_fp8_quant | (f8e4m3[8,16], f32[8,16], f32[8,16], f32[16], f32[1], 1e-6)
+""")
+def norm_fp8(values: Values) -> tuple[Tensor, ...]:
+    normalised, total = normed(values)
+    return eight(wide(normalised) / wide(values["scale"])), *total
 
 
 @formula("_C::rms_norm_dynamic_per_token_quant", "(f8e4m3[8,16], f32[8,16], f32[16], f32[8,1], 1e-6, None, None)")
-def rms_norm_token_fp8(values: Values) -> tuple[Tensor, Tensor]:
-    covers(values["scale_ub"] is None and values["residual"] is None, "the plain form")
-    normalised = rms(values["input"], values["weight"], values["epsilon"])
-    scale = (largest(normalised) / FP8).clamp(min=LEAST)
-    return eight(wide(normalised) / scale), scale.to(values["scale"].dtype)
+def rms_norm_token_fp8(values: Values) -> tuple[Tensor, ...]:
+    covers(values["scale_ub"] is None, "the plain form")
+    normalised, total = normed(values)
+    data, scale = quantised_rows(normalised, torch.float8_e4m3fn)
+    return data, scale.to(values["scale"].dtype), *total
 
 
 @formula("_C::silu_and_mul_quant", "(f8e4m3[8,16], f32[8,32], f32[1])")
@@ -173,33 +130,14 @@ def npu_dynamic_quant(values: Values) -> tuple[Tensor, Tensor]:
     return (wide(values["input"]) / scale).round().to(torch.int8), scale.squeeze(-1).float()
 
 
-@formula("aiter::gemm_a8w8", "(i8[8,16], i8[24,16], f32[8,1], f32[1,24], None, torch.bfloat16)")
-def gemm_a8w8(values: Values) -> Tensor:
-    covers(values.get("bias") is None, "no bias")
-    product = values["XQ"].double() @ values["WQ"].double().mT
-    return (product * values["x_scale"] * values["w_scale"]).to(values.get("dtype", torch.bfloat16))
-
-
-@formula("sgl_kernel::fp8_scaled_mm", "(f8e4m3[8,16], f8e4m3[16,24]{1,16}, f32[8], f32[24], torch.bfloat16, None)")
-def fp8_scaled_mm(values: Values) -> Tensor:
-    covers(values.get("bias") is None, "no bias")
-    product = values["mat_a"].double() @ values["mat_b"].double()
-    return (product * values["scales_a"].reshape(-1, 1) * values["scales_b"].reshape(1, -1)).to(values["out_dtype"])
-
-
-@formula("fbgemm::f8f8bf16_rowwise", "(f8e4m3[8,16], f8e4m3[24,16], f32[8], f32[24])")
-def f8f8bf16_rowwise(values: Values) -> Tensor:
-    covers(values.get("bias") is None, "no bias")
-    product = values["XQ"].double() @ values["WQ"].double().mT
-    return (product * values["x_scale"].reshape(-1, 1) * values["w_scale"].reshape(1, -1)).bfloat16()
-
-
 @formula("vllm::muls_add", "(f32[8,16], f32[8,16], 0.75)")
 def muls_add(values: Values) -> Tensor:
     return values["x"] * values["scale"] + values["y"]
 
 
-@formula("sgl_kernel::fast_hadamard_transform torchao::hadamard_transform", "(f32[8,16], 0.25)")
+@formula(
+    "sgl_kernel::fast_hadamard_transform sglang::hadamard_transform torchao::hadamard_transform", "(f32[8,16], 0.25)"
+)
 def hadamard(values: Values) -> Tensor:
     covers(values.get("scale"), "a scale")
     x = values["x"]
@@ -218,26 +156,19 @@ def aiter_token_int8(values: Values) -> tuple[Tensor, Tensor]:
     return quantised, scale.reshape(values["scales"].shape)
 
 
-def token_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers of 8 bits, and the scale of each row [.., 1]."""
-    covers(x.numel(), "rows")
-    scale = largest(x) / 127
-    return (wide(x) / scale).round().clamp(-128, 127).to(torch.int8), scale.float()
-
-
-@formula("aiter::per_token_quant_hip", "(f32[8,16], None, torch.int8)")
+@formulas("""
+    aiter::per_token_quant_hip | (f32[8,16], None, torch.int8)
+    vllm::rocm_aiter_per_token_quant | (f32[8,16], torch.int8)
+""")
 def aiter_per_token(values: Values) -> tuple[Tensor, Tensor]:
     covers(values.get("scale") is None and values.get("quant_dtype", torch.int8) is torch.int8, "whole numbers")
     return token_int8(values["x"])
 
 
-@formula("vllm::rocm_aiter_per_token_quant", "(f32[8,16], torch.int8)")
-def rocm_per_token(values: Values) -> tuple[Tensor, Tensor]:
-    return aiter_per_token(values)
-
-
-@formula("aiter::smoothquant_fwd", "(i8[8,16], f32[8,16], f32[16], f32[8,1])")
-@formula("aiter::smooth_per_token_scaled_quant", "(i8[8,16], f32[8,16], f32[8,1], f32[16])")
+@formulas("""
+    aiter::smoothquant_fwd | (i8[8,16], f32[8,16], f32[16], f32[8,1])
+    aiter::smooth_per_token_scaled_quant | (i8[8,16], f32[8,16], f32[8,1], f32[16])
+""")
 def smoothed_int8(values: Values) -> tuple[Tensor, Tensor]:
     covers(values.get("smooth_scale_map") is None and values["out"].dtype is torch.int8, "whole numbers")
     factor, places = of(values, "x_scale", "smooth_scale"), of(values, "y_scale", "scales")
@@ -256,8 +187,10 @@ def moe_smoothed_int8(values: Values) -> tuple[Tensor, Tensor]:
     return quantised.reshape(values["out"].shape), scale.reshape(values["y_scale"].shape)
 
 
-@formula("aiter::per_group_quant_hip", "(f32[8,256], None, torch.int8, 128)")
-@formula("vllm::triton_per_token_group_quant_fp8 vllm::rocm_aiter_group_fp8_quant", "(f32[8,256], 128)")
+@formulas("""
+    aiter::per_group_quant_hip | (f32[8,256], None, torch.int8, 128)
+    vllm::triton_per_token_group_quant_fp8 vllm::rocm_aiter_group_fp8_quant | (f32[8,256], 128)
+""")
 def by_group(values: Values) -> tuple[Tensor, Tensor]:
     dtype = values.get("quant_dtype", torch.float8_e4m3fn)
     covers(
@@ -270,19 +203,6 @@ def by_group(values: Values) -> tuple[Tensor, Tensor]:
     data = scaled.round().to(torch.int8) if dtype is torch.int8 else eight(scaled)
     covers(dtype in (torch.int8, torch.float8_e4m3fn), "these dtypes")
     return data.flatten(-2), scale.float()
-
-
-@formula(
-    "sgl_kernel::sgl_per_token_group_quant_8bit",
-    "(f32[8,64], f8e4m3[8,64], f32[8,4], 16, 1e-10, -448.0, 448.0, False)",
-)
-def sgl_group_fp8(values: Values) -> tuple[Tensor, Tensor]:
-    return group_fp8(values)
-
-
-@formula("sglang::per_token_quant_fp8", "(f32[8,16], f8e4m3[8,16], f32[8,1])")
-def sglang_token_fp8(values: Values) -> tuple[Tensor, Tensor]:
-    return sgl_token_fp8(values)
 
 
 @formula("sglang::per_tensor_quant_fp8", "(f32[8,16], f8e4m3[8,16], f32[1], True)")
@@ -312,11 +232,6 @@ def npu_quantize(values: Values) -> Tensor:
     return (scaled + wide(zeros)).round().clamp(-128, 127).to(torch.int8)
 
 
-@formula("sglang::hadamard_transform", "(f32[8,16], 0.25)")
-def sglang_hadamard(values: Values) -> Tensor:
-    return hadamard(values)
-
-
 @formula("_C::hadacore_transform", "(f32[8,16], False)")
 def hadacore(values: Values) -> tuple[Tensor, Tensor]:
     covers(not values["inplace"] and values["x"].shape[-1], "a new result")
@@ -344,50 +259,24 @@ def silu_gated(x: Tensor) -> Tensor:
     return gate / (1 + torch.exp(-gate)) * up
 
 
-def quantised_groups(x: Tensor, size: int, dtype: torch.dtype, eps: float = 1e-10) -> tuple[Tensor, Tensor]:
-    """Numbers of 8 bits in the shape of x [.., columns], and scales [.., columns / size]."""
-    covers(dtype in (torch.int8, torch.float8_e4m3fn), "these dtypes")
-    covers(x.numel() and size > 0 and x.shape[-1] % size == 0, "whole groups")
-    groups, magnitude = grouped(x, size, eps)
-    scale = magnitude / (127 if dtype is torch.int8 else FP8)
-    scaled = groups / scale.unsqueeze(-1)
-    data = scaled.round().to(torch.int8) if dtype is torch.int8 else eight(scaled)
-    return data.flatten(-2), scale
+@formulas("""
+    vllm::rocm_aiter_rmsnorm_fp8_group_quant | (f32[8,256], f32[256], 1e-6, 128)
+    vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant | (f32[8,256], f32[8,256], f32[256], 1e-6, 128)
+""")
+def norm_by_group(values: Values) -> tuple[Tensor, ...]:
+    normalised, total = normed(values)
+    data, scale = quantised_groups(normalised, values["group_size"], torch.float8_e4m3fn)
+    return data, *total, scale
 
 
-def quantised_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Numbers of 8 bits, and the scale of each row [.., 1]."""
-    covers(dtype in (torch.int8, torch.float8_e4m3fn) and x.numel(), "rows in these dtypes")
-    if dtype is torch.int8:
-        return token_int8(x)
-    scale = (largest(x) / FP8).clamp(min=LEAST)
-    return eight(wide(x) / scale), scale.float()
-
-
-@formula("vllm::rocm_aiter_rmsnorm_fp8_group_quant", "(f32[8,256], f32[256], 1e-6, 128)")
-def norm_by_group(values: Values) -> tuple[Tensor, Tensor]:
-    return quantised_groups(
-        rms(values["x"], values["weight"], epsilon(values)), values["group_size"], torch.float8_e4m3fn
-    )
-
-
-@formula("vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant", "(f32[8,256], f32[8,256], f32[256], 1e-6, 128)")
-def added_norm_by_group(values: Values) -> tuple[Tensor, Tensor, Tensor]:
-    total = values["x"] + values["residual"]
-    data, scale = norm_by_group({**values, "x": total})
-    return data, total, scale
-
-
-@formula("vllm::rocm_aiter_rmsnorm_fused_dynamic_quant", "(f32[8,16], f32[16], 1e-6, torch.int8)")
-def norm_by_row(values: Values) -> tuple[Tensor, Tensor]:
-    return quantised_rows(rms(values["x"], values["weight"], epsilon(values)), values["quant_dtype"])
-
-
-@formula("vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant", "(f32[8,16], f32[8,16], f32[16], 1e-6, torch.int8)")
-def added_norm_by_row(values: Values) -> tuple[Tensor, Tensor, Tensor]:
-    total = values["x"] + values["residual"]
-    data, scale = norm_by_row({**values, "x": total})
-    return data, total, scale
+@formulas("""
+    vllm::rocm_aiter_rmsnorm_fused_dynamic_quant | (f32[8,16], f32[16], 1e-6, torch.int8)
+    vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant | (f32[8,16], f32[8,16], f32[16], 1e-6, torch.int8)
+""")
+def norm_by_row(values: Values) -> tuple[Tensor, ...]:
+    normalised, total = normed(values)
+    data, scale = quantised_rows(normalised, values["quant_dtype"])
+    return data, *total, scale
 
 
 @formula("vllm::rocm_aiter_act_mul_and_fp8_group_quant", "(f32[8,256], 128)")
@@ -429,16 +318,16 @@ def two_norms_by_row(values: Values) -> tuple[Tensor, Tensor, Tensor]:
     return data, scale, rms(values["kv"], values["kv_weight"], values["kv_epsilon"])
 
 
-GROUPED = "(f32[8,64], f8e4m3[8,64], f32[8,4], 16, 1e-10, -448.0, 448.0{})"
+GROUPED = "(f32[8,64], f8e4m3[8,64], f32[8,4], 16, 1e-10, -448.0, 448.0"
 
 
-@formula("sglang::per_token_group_quant", "(f32[8,64], f8e4m3[8,64], f32[8,4], 16, False, False, None, None)")
-@formula("sglang::per_token_group_quant_8bit", GROUPED.format(", False"))
-@formula(
-    "sglang::per_token_group_quant_8bit_v2 sgl_kernel::sgl_per_token_group_quant_8bit_v2",
-    GROUPED.format(", False, False, None"),
-)
-@formula("sgl_kernel::sgl_per_token_group_quant_int8", "(f32[8,64], i8[8,64], f32[8,4], 16, 1e-10, -128.0, 127.0)")
+@formulas(f"""
+    sglang::per_token_group_quant | (f32[8,64], f8e4m3[8,64], f32[8,4], 16, False, False, None, None)
+    sglang::per_token_group_quant_8bit | {GROUPED}, False)
+    sglang::per_token_group_quant_8bit_v2
+    sgl_kernel::sgl_per_token_group_quant_8bit_v2 | {GROUPED}, False, False, None)
+    sgl_kernel::sgl_per_token_group_quant_int8 | (f32[8,64], i8[8,64], f32[8,4], 16, 1e-10, -128.0, 127.0)
+""")
 def sgl_by_group(values: Values) -> tuple[Tensor, Tensor]:
     covers(not values.get("scale_ue8m0") and values.get("masked_m") is None, "the plain form")
     x, dtype, places = values["input"], values["output_q"].dtype, values["output_s"]
@@ -458,8 +347,7 @@ def aiter_by_group(values: Values) -> tuple[Tensor, Tensor]:
     return data, scale.reshape(values["scales"].shape)
 
 
-@formula("aiter::silu_and_mul_quant", "(f8e4m3[8,128], f32[8,256], f32[8,1], 128)")
-@formula("_C::silu_and_mul_per_block_quant", "(f8e4m3[8,128], f32[8,256], f32[8,1], 128)")
+@formula("aiter::silu_and_mul_quant _C::silu_and_mul_per_block_quant", "(f8e4m3[8,128], f32[8,256], f32[8,1], 128)")
 def silu_by_group(values: Values) -> tuple[Tensor, Tensor]:
     covers(not any(values.get(name) for name in ("limit", "shuffle_scale", "is_scale_transposed")), "the plain form")
     covers(values.get("scale_ub") is None, "scales without a bound")
@@ -469,8 +357,10 @@ def silu_by_group(values: Values) -> tuple[Tensor, Tensor]:
     return data, scale.reshape(places.shape)
 
 
-@formula("_C::persistent_masked_m_silu_mul_quant", "(f32[2,8,256], i32[2], f8e4m3[2,8,128], f32[2,8,1], False)")
-@formula("_C::silu_mul_fp8_quant_deep_gemm_cuda", "(f32[2,8,256], i32[2], f8e4m3[2,8,128], f32[2,8,1], 128, False, 1)")
+@formulas("""
+    _C::persistent_masked_m_silu_mul_quant | (f32[2,8,256], i32[2], f8e4m3[2,8,128], f32[2,8,1], False)
+    _C::silu_mul_fp8_quant_deep_gemm_cuda | (f32[2,8,256], i32[2], f8e4m3[2,8,128], f32[2,8,1], 128, False, 1)
+""")
 def masked_by_group(values: Values) -> tuple[Tensor, Tensor]:
     """The first rows of each expert only; others are left as they are."""
     covers(not values["use_ue8m0"], "scales that are no powers of two")
@@ -491,11 +381,8 @@ def masked_by_group(values: Values) -> tuple[Tensor, Tensor]:
 )
 def block_norm(values: Values) -> tuple[Tensor, ...]:
     covers(values.get("scale_ub") is None and not values.get("is_scale_transposed"), "the plain form")
-    residual = values.get("residual")
-    total = values["input"] if residual is None else values["input"] + residual
-    normalised = rms(total, values["weight"], values["epsilon"])
-    data, scale = quantised_groups(normalised, values["group_size"], values["result"].dtype)
-    return (data, scale) if residual is None else (data, scale, total)
+    normalised, total = normed(values)
+    return *quantised_groups(normalised, values["group_size"], values["result"].dtype), *total
 
 
 @formula("_C::poly_norm", "(f32[8,16], f32[8,16], f32[3], f32[1], 1e-6)")

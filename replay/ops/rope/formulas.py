@@ -15,6 +15,7 @@ from opreplay.replay.ops.maths.formula import (
     covers,
     epsilon,
     formula,
+    formulas,
     gradients,
     numbers,
     of,
@@ -108,7 +109,10 @@ def cache_paged(values: Values) -> tuple[Tensor, ...]:
     return keys.contiguous(), split(by_place, 0, (blocks, size)).permute(0, 2, 3, 1).contiguous()
 
 
-@formula("_C_cache_ops::concat_and_cache_mla", "(f32[8,16], f32[8,4], f32[4,8,20], i64[8], 'auto', f32[1])")
+@formula(
+    "_C_cache_ops::concat_and_cache_mla aiter::concat_and_cache_mla",
+    "(f32[8,16], f32[8,4], f32[4,8,20], i64[8], 'auto', f32[1])",
+)
 def cache_mla(values: Values) -> Tensor:
     covers(values["kv_cache"].numel(), "a cache")
     covers(values["kv_cache_dtype"] == "auto", "a cache of the same dtype")
@@ -171,45 +175,37 @@ def angles_of(values: Values) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-@formula("aiter::rope_fwd_impl", "(f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], 0, True, False)")
-@formula("aiter::rope_cached_fwd_impl", "(f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], f32[8,1,1,8], 1, True, False)")
-@formula(
-    "aiter::rope_cached_positions_fwd_impl",
-    "(f32[8,2,4,16], f32[8,2,4,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], 0, True, False)",
-)
-@formula(
-    "aiter::rope_cached_positions_offsets_fwd_impl",
-    "(f32[8,2,4,16], f32[8,2,4,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], i64[8,2], 0, True, False)",
-)
+@formulas("""
+    aiter::rope_fwd_impl | (f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], 0, True, False)
+    aiter::rope_cached_fwd_impl | (f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], f32[8,1,1,8], 1, True, False)
+    aiter::rope_cached_positions_fwd_impl
+        | (f32[8,2,4,16], f32[8,2,4,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], 0, True, False)
+    aiter::rope_cached_positions_offsets_fwd_impl
+        | (f32[8,2,4,16], f32[8,2,4,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], i64[8,2], 0, True, False)
+""")
 def aiter_rope(values: Values) -> Tensor:
     return turned_heads(values["input"], *angles_of(values), values)
 
 
-@formula(
-    "aiter::rope_2c_fwd_impl",
-    "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16], f32[8,1,1,8], 0, True, False)",
-)
-@formula(
-    "aiter::rope_cached_2c_fwd_impl",
-    "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16], f32[8,1,1,8], f32[8,1,1,8], 0, True, False)",
-)
-@formula(
-    "aiter::rope_cached_positions_2c_fwd_impl",
-    "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], 0, True,"
-    " False)",
-)
-@formula(
-    "aiter::rope_cached_positions_offsets_2c_fwd_impl",
-    "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16], f32[32,1,1,8], f32[32,1,1,8], i64[8,2], i64[8,2], 0,"
-    " True, False)",
-)
+TWO = "(f32[8,2,4,16], f32[8,2,2,16], f32[8,2,4,16], f32[8,2,2,16]"
+TABLE = "f32[32,1,1,8], f32[32,1,1,8], i64[8,2]"
+
+
+@formulas(f"""
+    aiter::rope_2c_fwd_impl | {TWO}, f32[8,1,1,8], 0, True, False)
+    aiter::rope_cached_2c_fwd_impl | {TWO}, f32[8,1,1,8], f32[8,1,1,8], 0, True, False)
+    aiter::rope_cached_positions_2c_fwd_impl | {TWO}, {TABLE}, 0, True, False)
+    aiter::rope_cached_positions_offsets_2c_fwd_impl | {TWO}, {TABLE}, i64[8,2], 0, True, False)
+""")
 def aiter_rope_of_two(values: Values) -> tuple[Tensor, ...]:
     cos, sin = angles_of(values)
     return tuple(turned_heads(values[name], cos, sin, values) for name in ("input_x", "input_y"))
 
 
-@formula("aiter::rope_bwd_impl", "(f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], 0, True, False)")
-@formula("aiter::rope_cached_bwd_impl", "(f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], f32[8,1,1,8], 1, True, False)")
+@formulas("""
+    aiter::rope_bwd_impl | (f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], 0, True, False)
+    aiter::rope_cached_bwd_impl | (f32[8,2,4,16], f32[8,2,4,16], f32[8,1,1,8], f32[8,1,1,8], 1, True, False)
+""")
 def aiter_rope_backward(values: Values) -> Tensor:
     cos, sin = angles_of(values)
     grad = values["output_grads"]
@@ -220,10 +216,11 @@ def aiter_rope_backward(values: Values) -> Tensor:
     return gradients(forward, [torch.zeros_like(grad)], grad)[0]
 
 
-@formula("sglang::rotary_embedding_with_key", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
-@formula("sglang::rotary_embedding_without_key", "(i64[8], f32[8,64], 16, f32[32,16], True)")
-@formula("vllm::rocm_aiter_triton_rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
-@formula("vllm::flashinfer_rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
+@formulas("""
+    sglang::rotary_embedding_with_key vllm::rocm_aiter_triton_rotary_embedding vllm::flashinfer_rotary_embedding
+        | (i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)
+    sglang::rotary_embedding_without_key | (i64[8], f32[8,64], 16, f32[32,16], True)
+""")
 def rotary_of_others(values: Values) -> tuple[Tensor, ...]:
     covers(values.get("offsets") is None, "the plain form")
     return rotary_embedding({"is_neox": True, **values})
@@ -250,8 +247,7 @@ def concat_absorbed(values: Values) -> Tensor:
     return torch.cat([values["a"], values["b"]], -1).to(values["out"].dtype)
 
 
-@formula("sgl_kernel::concat_mla_k", "f32[8,4,24], f32[8,4,16], f32[8,1,8]")
-@formula("vllm::flashinfer_concat_mla_k", "f32[8,4,24], f32[8,4,16], f32[8,1,8]")
+@formula("sgl_kernel::concat_mla_k vllm::flashinfer_concat_mla_k", "f32[8,4,24], f32[8,4,16], f32[8,1,8]")
 def concat_mla_k(values: Values) -> Tensor:
     nope, rope = values["k_nope"], of(values, "k_rope", "k_pe")
     covers(rope.dim() == 3 and rope.shape[1] == 1, "one head of positions")
@@ -269,13 +265,11 @@ def timestep_embedding(values: Values) -> tuple[Tensor, Tensor]:
     return embedded_steps, embedded_steps
 
 
-@formula("npu::_npu_reshape_and_cache", "(f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8])")
-@formula("npu::npu_scatter_pa_kv_cache", "(f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8])")
-@formula("npu::npu_scatter_pa_kv_cache_functional", "(f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8])")
-@formula(
-    "aiter::reshape_and_cache_flash",
-    f"(f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8], {CACHED}",
-)
+@formulas(f"""
+    npu::_npu_reshape_and_cache npu::npu_scatter_pa_kv_cache npu::npu_scatter_pa_kv_cache_functional
+        | (f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8])
+    aiter::reshape_and_cache_flash | (f32[8,2,16], f32[8,2,16], f32[4,8,2,16], f32[4,8,2,16], i64[8], {CACHED}
+""")
 def cache_flash_of_others(values: Values) -> tuple[Tensor, ...]:
     covers(all(values.get(name) is None for name in ("compress_lens", "seq_lens")), "the plain form")
     return cache_flash({"kv_cache_dtype": "auto", "slot_mapping": values.get("slot_indices"), **values})
@@ -285,11 +279,6 @@ def cache_flash_of_others(values: Values) -> tuple[Tensor, ...]:
 def cache_paged_of_aiter(values: Values) -> tuple[Tensor, ...]:
     covers(not values.get("asm_layout"), "vLLM's layout")
     return cache_paged(values)
-
-
-@formula("aiter::concat_and_cache_mla", "(f32[8,16], f32[8,4], f32[4,8,20], i64[8], 'auto', f32[1])")
-def cache_mla_of_aiter(values: Values) -> Tensor:
-    return cache_mla(values)
 
 
 def copied(cache: Tensor, source: Tensor, pairs: Tensor) -> Tensor:
@@ -340,13 +329,15 @@ def by_position(x: Tensor, values: Values, neox: bool, size: int | None = None) 
     return embedded(x, places, table, size or x.shape[-1], neox=neox)
 
 
-HEADS = "(f32[8,4,16], f32[8,2,16], f32[8,4,16], f32[8,2,16], f32[32,16], i64[8]{})"
+HEADS = "(f32[8,4,16], f32[8,2,16], f32[8,4,16], f32[8,2,16], f32[32,16], i64[8]"
 BUFFERS = "f32[8,2,16], f32[64,2,16], f32[64,2,16], i64[8]"
 
 
-@formula("sgl_kernel::apply_rope_pos_ids_cos_sin_cache", HEADS.format(", False, False, None, None, None, None"))
-@formula("sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache", HEADS.format(f", {BUFFERS}, False"))
-@formula("sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache", HEADS.format(", False"))
+@formulas(f"""
+    sgl_kernel::apply_rope_pos_ids_cos_sin_cache | {HEADS}, False, False, None, None, None, None)
+    sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache | {HEADS}, {BUFFERS}, False)
+    sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache | {HEADS}, False)
+""")
 def rope_into(values: Values) -> tuple[Tensor, ...]:
     neox = not values.get("interleave")
     query, key = (by_position(values[name], values, neox) for name in ("q", "k"))
@@ -391,15 +382,14 @@ def rope_of_angles(values: Values) -> tuple[Tensor, ...]:
     )
 
 
-ANGLES = "(i64[8], f32[32,1,1,8], f32[32,1,1,8], f32[8,4,16], f32[8,2,16]{})"
+ANGLES = "(i64[8], f32[32,1,1,8], f32[32,1,1,8], f32[8,4,16]"
 
 
-@formula("vllm::rocm_aiter_rotary_emb_with_key_forward_hip", ANGLES.format(", None, 0, False"))
-@formula("vllm::rocm_aiter_rotary_emb_with_key_forward_triton", ANGLES.format(", 1, False"))
-@formula(
-    "vllm::rocm_aiter_rotary_emb_without_key_forward_hip",
-    "(i64[8], f32[32,1,1,8], f32[32,1,1,8], f32[8,4,16], None, 0, False)",
-)
+@formulas(f"""
+    vllm::rocm_aiter_rotary_emb_with_key_forward_hip | {ANGLES}, f32[8,2,16], None, 0, False)
+    vllm::rocm_aiter_rotary_emb_with_key_forward_triton | {ANGLES}, f32[8,2,16], 1, False)
+    vllm::rocm_aiter_rotary_emb_without_key_forward_hip | {ANGLES}, None, 0, False)
+""")
 def rocm_rotary(values: Values) -> tuple[Tensor, ...]:
     cos, sin = angles_of({**values, "freqs": None, "positions": values["positions"].flatten()})
     covers(not values.get("is_nope_first") and values["query"].dim() == 3, "angles of the front of heads")
@@ -417,8 +407,10 @@ def batched_rotary(values: Values) -> tuple[Tensor, ...]:
     return tuple(by_position(part, moved, values["is_neox"], values["head_size"]) for part in parts)
 
 
-@formula("npu::npu_mrope", "(i64[8], f32[8,64], f32[8,32], f32[32,16], 16)")
-@formula("vllm::npu_rotary_embedding", "(i64[8], f32[8,64], f32[8,32], f32[32,16], 16, 16, True)")
+@formulas("""
+    npu::npu_mrope | (i64[8], f32[8,64], f32[8,32], f32[32,16], 16)
+    vllm::npu_rotary_embedding | (i64[8], f32[8,64], f32[8,32], f32[32,16], 16, 16, True)
+""")
 def npu_embedded(values: Values) -> tuple[Tensor, ...]:
     covers(not any(values.get("mrope_section") or ()) and values.get("offsets") is None, "positions of text")
     neox = values.get("is_neox_style", values.get("rotary_mode", "half") == "half")
@@ -448,14 +440,12 @@ def qk_norm_rope(values: Values) -> Tensor:
     return normed_and_turned(values["qkv"], (values["q_weight"], values["k_weight"]), values, values["is_neox"])
 
 
-@formula(
-    "sgl_kernel::fused_qk_norm_rope",
-    "(f32[8,128], 4, 2, 2, 16, 1e-6, f32[16], f32[16], 10000.0, True, i64[8], 4.0, 1.0, 5.0, 1.25, 16)",
-)
-@formula(
-    "sglang::fused_qk_norm_rope_out",
-    "(f32[8,128], f32[16], f32[16], i64[8], 4, 2, 2, 16, 1e-6, 10000.0, True, 4.0, 1.0, 5.0, 1.25, 16)",
-)
+@formulas("""
+    sgl_kernel::fused_qk_norm_rope
+        | (f32[8,128], 4, 2, 2, 16, 1e-6, f32[16], f32[16], 10000.0, True, i64[8], 4.0, 1.0, 5.0, 1.25, 16)
+    sglang::fused_qk_norm_rope_out
+        | (f32[8,128], f32[16], f32[16], i64[8], 4, 2, 2, 16, 1e-6, 10000.0, True, 4.0, 1.0, 5.0, 1.25, 16)
+""")
 def qk_norm_yarn(values: Values) -> Tensor:
     """YaRN: angles of fast pairs as they are, of slow ones divided by the factor, mixed between low and high."""
     width, low, high = values.get("rotary_dim") or values["head_dim"], values["low"], values["high"]
@@ -552,11 +542,13 @@ def convert_fp8(values: Values) -> Tensor:
     return (values["src_cache"].view(torch.float8_e4m3fn).float() * values["scale"]).to(values["dst_cache"].dtype)
 
 
-GATHERED = "(f32[4,8,20], f32[32,20], i32[2,2], i32[3], 2{})"
+GATHERED = "(f32[4,8,20], f32[32,20], i32[2,2], i32[3], 2"
 
 
-@formula("_C_cache_ops::gather_cache _C_cache_ops::cp_gather_cache", GATHERED.format(", None"))
-@formula("_C_cache_ops::gather_and_maybe_dequant_cache", GATHERED.format(", 'auto', f32[1], None"))
+@formulas(f"""
+    _C_cache_ops::gather_cache _C_cache_ops::cp_gather_cache | {GATHERED}, None)
+    _C_cache_ops::gather_and_maybe_dequant_cache | {GATHERED}, 'auto', f32[1], None)
+""")
 def gather_cache(values: Values) -> Tensor:
     """Rows of sequences, one after another, from the blocks that the table names; other rows are left."""
     cache, result = values["src_cache"], values["dst"].clone()

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, of, wide
+from opreplay.replay.ops.maths.formula import Values, covers, formula, formulas, numbers, of, wide
 
 
 @formula("_C::apply_repetition_penalties_", "(f32[8,16], bool[8,16], bool[8,16], f32[8])")
@@ -34,9 +34,11 @@ def best_of(row: Tensor, count: int) -> Tensor:
     return order[:count]
 
 
-@formula("sgl_kernel::top_k_renorm_probs", "(f32[8,16], f32[8,16], None, 3)")
-@formula("sgl_kernel::top_k_renorm_probs_wrapper", "(f32[8,16], f32[8,16], None, 3, 0)")
-@formula("aiter::top_k_renorm_probs", "(f32[8,16], None, 3)")
+@formulas("""
+    sgl_kernel::top_k_renorm_probs | (f32[8,16], f32[8,16], None, 3)
+    sgl_kernel::top_k_renorm_probs_wrapper | (f32[8,16], f32[8,16], None, 3, 0)
+    aiter::top_k_renorm_probs | (f32[8,16], None, 3)
+""")
 def top_k_renormalised(values: Values) -> Tensor:
     x = wide(values["probs"])
     covers(x.dim() == 2, "rows")
@@ -85,8 +87,7 @@ def persistent_topk(values: Values) -> tuple[Tensor, ...]:
     return (columns(scores, lengths, values["k"]).to(values["output"].dtype),)
 
 
-@formula("npu::apply_token_bitmask", "(f32[8,64], i32[8,2])")
-@formula("sgl_kernel::apply_token_bitmask_inplace_cuda", "(f32[8,64], i32[8,2])")
+@formula("npu::apply_token_bitmask sgl_kernel::apply_token_bitmask_inplace_cuda", "(f32[8,64], i32[8,2])")
 def bitmasked(values: Values) -> Tensor:
     x, words = values["logits"], values["bitmask"]
     covers(
@@ -114,16 +115,20 @@ def shown(values: Values, places: Tensor) -> Tensor:
 ROWS = "(f32[8,64], i32[8], i32[8], i32[8,4]"
 
 
-@formula("_C::top_k_per_row aiter::topk_per_row", f"{ROWS}, 8, 64, 1)")
-@formula("_C::top_k_per_row_prefill", f"{ROWS}, 8, 64, 1, 4)")
+@formulas(f"""
+    _C::top_k_per_row aiter::topk_per_row | {ROWS}, 8, 64, 1)
+    _C::top_k_per_row_prefill | {ROWS}, 8, 64, 1, 4)
+""")
 def top_k_per_row(values: Values) -> Tensor:
     x, count = values["logits"], values["indices"].shape[-1]
     covers(values["numRows"] == len(x) and values.get("topK", count) == count, "all rows")
     return shown(values, between(x, numbers(values["rowStarts"]), numbers(values["rowEnds"]), count))
 
 
-@formula("aiter::top_k_per_row_prefill aiter::_top_k_per_row_prefill", f"{ROWS}, f32[8,4], 8, 64, 1, 4)")
-@formula("aiter::top_k_per_row_prefill_fast", f"{ROWS}, f32[8,4], 8, 64, 1)")
+@formulas(f"""
+    aiter::top_k_per_row_prefill aiter::_top_k_per_row_prefill | {ROWS}, f32[8,4], 8, 64, 1, 4)
+    aiter::top_k_per_row_prefill_fast | {ROWS}, f32[8,4], 8, 64, 1)
+""")
 def top_k_per_row_with_values(values: Values) -> tuple[Tensor, ...]:
     x, target = values["logits"], values["values"]
     covers(values.get("k", values["indices"].shape[-1]) == values["indices"].shape[-1], "as many as there is room for")
@@ -135,9 +140,11 @@ def top_k_per_row_with_values(values: Values) -> tuple[Tensor, ...]:
     return places, torch.where(places < 0, -torch.inf, best).to(target.dtype)
 
 
-@formula("_C::top_k_per_row_decode", "(f32[8,64], 2, i32[4], i32[8,4], 8, 64, 1, 4)")
-@formula("aiter::top_k_per_row_decode aiter::_top_k_per_row_decode", "(f32[8,64], 2, i32[4], i32[8,4], 8, 64, 1, 4)")
-@formula("aiter::topk_per_row_decode aiter::top_k_per_row_decode_fast", "(f32[8,64], 2, i32[4], i32[8,4], 8, 64, 1)")
+@formulas("""
+    _C::top_k_per_row_decode aiter::top_k_per_row_decode aiter::_top_k_per_row_decode
+        | (f32[8,64], 2, i32[4], i32[8,4], 8, 64, 1, 4)
+    aiter::topk_per_row_decode aiter::top_k_per_row_decode_fast | (f32[8,64], 2, i32[4], i32[8,4], 8, 64, 1)
+""")
 def top_k_per_row_decode(values: Values) -> Tensor:
     x, queries, lengths = values["logits"], values["next_n"], of(values, "seq_lens", "seqLens")
     count = values["indices"].shape[-1]
@@ -237,8 +244,10 @@ def race(x: Tensor, temperatures: Tensor, noise: Tensor, eps: float) -> list[int
     return numbers(times.argmax(-1))
 
 
-@formula("aiter::random_sample_outer_exponential", "(i32[8], f32[8,16], f32[8,16], f32[8])")
-@formula("aiter::mixed_sample_outer_exponential", "(i32[8], f32[8,16], f32[8,16], f32[8])")
+@formula(
+    "aiter::random_sample_outer_exponential aiter::mixed_sample_outer_exponential",
+    "(i32[8], f32[8,16], f32[8,16], f32[8])",
+)
 def raced(values: Values) -> Tensor:
     x, temperatures = values["input"], of(values, "temperatures", "temperature").flatten()
     winners = race(x, temperatures, values["exponentials"], values.get("eps", 1e-10))
@@ -248,11 +257,13 @@ def raced(values: Values) -> Tensor:
     return torch.tensor(winners, device=x.device).to(values["out"].dtype)
 
 
-@formula("aiter::top_p_sampling_from_probs", "(f32[8,16], i32[8], None, 0.0)")
-@formula("aiter::top_k_top_p_sampling_from_probs", "(f32[8,16], i32[8], None, 1, None, 0.9)")
-@formula("sgl_kernel::top_p_sampling_from_probs", "(f32[8,16], i32[8], None, None, 0.0, True, None)")
-@formula("sgl_kernel::top_k_top_p_sampling_from_probs", "(f32[8,16], i32[8], None, None, 1.0, None, 0.9, True, None)")
-@formula("sgl_kernel::min_p_sampling_from_probs", "(f32[8,16], i32[8], None, None, 1.0, True, None)")
+@formulas("""
+    aiter::top_p_sampling_from_probs | (f32[8,16], i32[8], None, 0.0)
+    aiter::top_k_top_p_sampling_from_probs | (f32[8,16], i32[8], None, 1, None, 0.9)
+    sgl_kernel::top_p_sampling_from_probs | (f32[8,16], i32[8], None, None, 0.0, True, None)
+    sgl_kernel::top_k_top_p_sampling_from_probs | (f32[8,16], i32[8], None, None, 1.0, None, 0.9, True, None)
+    sgl_kernel::min_p_sampling_from_probs | (f32[8,16], i32[8], None, None, 1.0, True, None)
+""")
 def sampled(values: Values) -> Tensor:
     """The likeliest token, where the limits leave no other."""
     probs, indices = values["probs"], of(values, "maybe_indices", "indices")

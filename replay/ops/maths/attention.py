@@ -6,9 +6,9 @@ materialised are made in blocks of query rows of at most SCORE_BYTES.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,69 @@ class Rules(NamedTuple):
     """One more logit per head [H], without a value."""
 
 
+class _Band(NamedTuple):
+    """Which keys each query sees: those around the diagonal that ends with the last query and the last key."""
+
+    queries: int
+    keys: int
+    before: int
+    """Keys left of the diagonal; −1 is unlimited, as for `after`."""
+    after: int
+
+    @classmethod
+    def of(cls, queries: int, keys: int, rules: Rules) -> _Band:
+        return cls(queries, keys, rules.window[0], 0 if rules.causal else rules.window[1])
+
+    @property
+    def shift(self) -> int:
+        """The key on the diagonal of the first query."""
+        return self.keys - self.queries
+
+    @property
+    def limited(self) -> bool:
+        return self.before >= 0 or self.after >= 0
+
+    @property
+    def full(self) -> bool:
+        """Whether every query sees every key; a single query at the end of its keys does."""
+        return not self.limited or (self.queries == 1 and self.before < 0)
+
+    @property
+    def square_and_causal(self) -> bool:
+        return self.shift == 0 and self.before < 0 and self.after == 0
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
+        """(first query, last, first key, last) of so many queries at a time, without those that see no key."""
+        for start in range(0, self.queries, rows):
+            stop = min(start + rows, self.queries)
+            low = 0 if self.before < 0 else max(0, start + self.shift - self.before)
+            high = self.keys if self.after < 0 else max(0, min(self.keys, stop + self.shift + self.after))
+            if low < high:
+                yield start, stop, low, high
+
+    def visible(self, start: int, stop: int, low: int, high: int, device: torch.device) -> Tensor:
+        """bool [stop − start, high − low], True where query row sees key column."""
+        diagonal = torch.arange(start + self.shift, stop + self.shift, device=device).unsqueeze(1)
+        column = torch.arange(low, high, device=device).unsqueeze(0)
+        seen = torch.ones((stop - start, high - low), dtype=torch.bool, device=device)
+        if self.after >= 0:
+            seen &= column <= diagonal + self.after
+        if self.before >= 0:
+            seen &= column >= diagonal - self.before
+        return seen
+
+
+Kernel = Literal["spelled out", "flash", "sdpa"]
+
+
+def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
+    """What computes it: torch returns log-sum-exps the same way on CPUs only."""
+    sums_wanted = need_lse or rules.sinks is not None
+    if rules.softcap > 0 or rules.alibi is not None or (sums_wanted and device.type != "cpu"):
+        return "spelled out"
+    return "flash" if sums_wanted else "sdpa"
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
     """One sequence: q [Sq, H, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv] → out [Sq, H, Dv], log-sum-exp float32 [H, Sq].
 
@@ -41,50 +104,54 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = Fa
     asked for. k and v are read in q's dtype.
     """
     queries, heads, _ = q.shape
-    keys, kv_heads, width = v.shape
+    keys, _, width = v.shape
     out = q.new_zeros((queries, heads, width))
     lse = torch.full((heads, queries), -torch.inf, dtype=torch.float32, device=q.device) if need_lse else None
     if not queries or not keys:
         return out, lse
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads do not divide into {kv_heads} key heads")
-    # [Hkv, group, S, D]: the group's key heads are one head, expanded without a copy.
-    q4 = q.unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3)
-    k4 = k.to(q.dtype).permute(1, 0, 2).unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
-    v4 = v.to(q.dtype).permute(1, 0, 2).unsqueeze(1).expand(-1, heads // kv_heads, -1, -1)
-    explicit = rules.softcap > 0 or rules.alibi is not None
-    sums_wanted = need_lse or rules.sinks is not None
-    # torch returns log-sum-exps the same way on CPUs only.
-    explicit = explicit or (sums_wanted and q.device.type != "cpu")
-    keys_before, keys_after = rules.window[0], 0 if rules.causal else rules.window[1]
-    masked = keys_before >= 0 or keys_after >= 0
-    # A single query at the end of its keys sees them all.
-    trivial = not masked or (queries == 1 and keys_before < 0)
-    shift = keys - queries
+    q4, k4, v4 = _by_key_head(q, k, v)
+    kernel, band = _kernel(rules, q.device, need_lse=need_lse), _Band.of(queries, keys, rules)
     # Square and causal is what torch's own flag means; its kernel leaves out what is hidden.
-    whole = not explicit and not sums_wanted and shift == 0 and keys_before < 0 and keys_after == 0
-    trivial = trivial or whole
-    rows = _rows_at_a_time(heads, keys, queries, masked=not trivial, explicit=explicit)
-    for start in range(0, queries, rows):
-        stop = min(start + rows, queries)
-        low = 0 if trivial or keys_before < 0 else max(0, start + shift - keys_before)
-        high = keys if trivial or keys_after < 0 else max(0, min(keys, stop + shift + keys_after))
-        if low >= high:
-            continue
-        visible = None if trivial else _visible(start, stop, low, high, shift, keys_before, keys_after, q.device)
+    by_flag = kernel == "sdpa" and band.square_and_causal
+    whole = by_flag or band.full
+    rows = _rows_at_a_time(heads, keys, queries, masked=not whole, explicit=kernel == "spelled out")
+    for start, stop, low, high in band.blocks(rows):
+        visible = None if whole else band.visible(start, stop, low, high, q.device)
         block = (q4[:, :, start:stop], k4[:, :, low:high], v4[:, :, low:high])
-        if explicit:
-            result, sums = _softmax_block(*block, visible, rules, (start + shift, low))
-        elif sums_wanted:
-            result, sums = _cpu_flash(*block, visible, rules.scale)
-        else:
-            result, sums = _sdpa(*block, visible, rules.scale, causal=whole), None
-        if sums is not None and rules.sinks is not None:
-            result, sums = _with_sinks(result, sums, rules.sinks)
+        result, sums = _attend_block(kernel, block, visible, rules, (start + band.shift, low), causal=by_flag)
         out[start:stop] = result.permute(2, 0, 1, 3).flatten(1, 2)
         if lse is not None and sums is not None:
             lse[:, start:stop] = sums.flatten(0, 1)
     return out, lse
+
+
+def _by_key_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[Hkv, group, S, D] of each: the group's key heads are one head, expanded without a copy."""
+    heads, kv_heads = q.shape[1], v.shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads do not divide into {kv_heads} key heads")
+    group = heads // kv_heads
+    k4, v4 = (x.to(q.dtype).permute(1, 0, 2).unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
+    return q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3), k4, v4
+
+
+def _attend_block(
+    kernel: Kernel,
+    block: tuple[Tensor, Tensor, Tensor],
+    visible: Tensor | None,
+    rules: Rules,
+    origin: tuple[int, int],
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Some queries: out [Hkv, group, rows, Dv], and the log-sum-exp where the kernel gives it."""
+    if kernel == "sdpa":
+        return _sdpa(*block, visible, rules.scale, causal=causal), None
+    if kernel == "flash":
+        result, sums = _cpu_flash(*block, visible, rules.scale)
+    else:
+        result, sums = _softmax_block(*block, visible, rules, origin)
+    return (result, sums) if rules.sinks is None else _with_sinks(result, sums, rules.sinks)
 
 
 def row_maxima(q: Tensor, k: Tensor, rules: Rules) -> Tensor:
@@ -98,14 +165,11 @@ def row_maxima(q: Tensor, k: Tensor, rules: Rules) -> Tensor:
     if not queries or not keys:
         return maxima
     k3 = k.float().transpose(0, 1).repeat_interleave(heads // kv_heads, 0).transpose(1, 2)
-    keys_before, keys_after = rules.window[0], 0 if rules.causal else rules.window[1]
-    rows = _rows_at_a_time(heads, keys, queries, masked=True, explicit=True)
-    for start in range(0, queries, rows):
-        stop = min(start + rows, queries)
+    band = _Band.of(queries, keys, rules)
+    for start, stop, _, _ in band.blocks(_rows_at_a_time(heads, keys, queries, masked=True, explicit=True)):
         scores = q[start:stop].float().transpose(0, 1) @ k3 * rules.scale
-        if keys_before >= 0 or keys_after >= 0:
-            seen = _visible(start, stop, 0, keys, keys - queries, keys_before, keys_after, q.device)
-            scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
+        if band.limited:
+            scores = scores.masked_fill(~band.visible(start, stop, 0, keys, q.device), -torch.inf)
         maxima[:, start:stop] = scores.amax(-1)
     return maxima
 
@@ -163,20 +227,6 @@ def _rows_at_a_time(heads: int, keys: int, queries: int, *, masked: bool, explic
         return max(1, min(queries, SCORE_BYTES // (4 * heads * keys)))
     # A mask costs memory and hides work that the kernel could leave out: smaller blocks waste less of it.
     return min(queries, 512) if masked else queries
-
-
-def _visible(
-    start: int, stop: int, low: int, high: int, shift: int, keys_before: int, keys_after: int, device: torch.device
-) -> Tensor | None:
-    """bool [stop − start, high − low], True where query row sees key column; None when all are."""
-    diagonal = torch.arange(start + shift, stop + shift, device=device).unsqueeze(1)
-    column = torch.arange(low, high, device=device).unsqueeze(0)
-    seen = torch.ones((stop - start, high - low), dtype=torch.bool, device=device)
-    if keys_after >= 0:
-        seen &= column <= diagonal + keys_after
-    if keys_before >= 0:
-        seen &= column >= diagonal - keys_before
-    return seen
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float, *, causal: bool) -> Tensor:

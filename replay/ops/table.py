@@ -91,6 +91,8 @@ class Formula:
     call: str
     """Tensors, or a whole call with the op's name left out: "(f32[8,16], ...)"."""
     compute: Callable[[Any], Any]
+    others: tuple[str, ...] = ()
+    """Further calls, with arguments that it computes otherwise for."""
 
 
 @dataclass(slots=True)

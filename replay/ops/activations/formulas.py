@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opreplay.replay.ops.maths.formula import FP8, Values, covers, expressions, formula, gradients, halves, of, wide
+from opreplay.replay.ops.maths.formula import (
+    FP8,
+    Values,
+    covers,
+    expressions,
+    formula,
+    formulas,
+    gradients,
+    halves,
+    of,
+    wide,
+)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -107,11 +118,12 @@ expressions(
         "_C::swigluoai_and_mul": swigluoai_and_mul,
     },
 )
-expressions(
-    "f32[8,32]", {"npu::npu_swiglu": gated(functional.silu), "npu::npu_gelu_mul": lambda v: gated(asked_gelu(v))(v)}
-)
+expressions("f32[8,32]", {"npu::npu_swiglu": gated(functional.silu)})
 
 
+@formulas("""
+    npu::npu_gelu_backward | (f32[8,16], f32[8,16], approximate='tanh')
+""")
 @formula("npu::npu_gelu_backward", "f32[8,16], f32[8,16]")
 def npu_gelu_backward(values: Values) -> Tensor:
     x, grad = values["self"], values["grad_output"]
@@ -121,12 +133,23 @@ def npu_gelu_backward(values: Values) -> Tensor:
     return grad * (cdf + x * torch.exp(-x * x / 2) / math.sqrt(2 * math.pi))
 
 
+@formulas("""
+    npu::npu_gelu_mul | f32[8,32]
+    npu::npu_gelu_mul | (f32[8,32], approximate="tanh")
+""")
+def npu_gelu_mul(values: Values) -> Tensor:
+    return gated(asked_gelu(values))(values)
+
+
 @formula("npu::npu_fast_gelu_backward", "f32[8,16], f32[8,16]")
 def npu_fast_gelu_backward(values: Values) -> Tensor:
     x, gate = values["self"], torch.sigmoid(1.702 * values["self"])
     return values["grad"] * (gate + 1.702 * x * gate * (1 - gate))
 
 
+@formulas("""
+    npu::npu_swiglu_backward | (f32[8,16,4], f32[8,32,4], 1)
+""")
 @formula("npu::npu_swiglu_backward", "f32[8,16], f32[8,32]")
 def npu_swiglu_backward(values: Values) -> Tensor:
     def swiglu(x: Tensor) -> Tensor:
@@ -141,6 +164,9 @@ def fatrelu_and_mul(values: Values) -> Tensor:
     return torch.where(gate > values["threshold"], gate, torch.zeros_like(gate)) * up
 
 
+@formulas("""
+    _C::silu_and_mul_with_clamp | (f32[8,16], f32[8,32], 0.5, 2.0, 1.0)
+""")
 @formula("_C::silu_and_mul_with_clamp", "(f32[8,16], f32[8,32], 0.5)")
 def silu_and_mul_with_clamp(values: Values) -> Tensor:
     gate, up = halves(values)
@@ -149,6 +175,10 @@ def silu_and_mul_with_clamp(values: Values) -> Tensor:
     return gate * torch.sigmoid(alpha * gate) * (up + beta)
 
 
+@formulas("""
+    npu::npu_geglu | (f32[8,32], approximate=0)
+    npu::npu_geglu | (f32[8,32], activate_left=True)
+""")
 @formula("npu::npu_geglu", "f32[8,32]")
 def npu_geglu(values: Values) -> tuple[Tensor, Tensor]:
     covers(values.get("approximate", 1) in (0, 1), "erf and tanh")
@@ -158,13 +188,25 @@ def npu_geglu(values: Values) -> tuple[Tensor, Tensor]:
     return up * smooth, smooth
 
 
+def hidden(values: Values, scores: Tensor) -> Tensor:
+    """Which scores are masked: those above the diagonal, or as a mask says."""
+    if values.get("fixed_triu_mask"):
+        return torch.ones_like(scores, dtype=torch.bool).triu(1)
+    return values["mask"].bool()
+
+
+@formulas("""
+    npu::npu_scaled_masked_softmax | (f32[2,3,8,8], bool[2,1,8,8], 0.5, True)
+""")
 @formula("npu::npu_scaled_masked_softmax", "(f32[2,3,32,32], bool[2,1,32,32], 0.5)")
 def npu_masked_softmax(values: Values) -> Tensor:
-    covers(not values.get("fixed_triu_mask"), "the plain form")
     x = wide(values["x"]) * values.get("scale", 1)
-    return torch.softmax(x.masked_fill(values["mask"].bool(), -10000.0), -1).to(values["x"].dtype)
+    return torch.softmax(x.masked_fill(hidden(values, x), -10000.0), -1).to(values["x"].dtype)
 
 
+@formulas("""
+    npu::npu_geglu_grad | (f32[8,16], f32[8,32], f32[8,16], -1, 0, True)
+""")
 @formula("npu::npu_geglu_grad", "(f32[8,16], f32[8,32], f32[8,16], -1, 1, False)")
 def npu_geglu_grad(values: Values) -> Tensor:
     dim, smooth = values.get("dim", -1), tanh_gelu if values.get("approximate", 1) == 1 else functional.gelu
@@ -188,17 +230,24 @@ def npu_silu_backward(values: Values) -> Tensor:
     return gradients(functional.silu, [values["x0"]], values["grad_output"])[0]
 
 
+@formulas("""
+    npu::npu_clipped_swiglu | (f32[8,32], group_index=i64[3], limit=1.0)
+    npu::npu_clipped_swiglu | (f32[8,32], limit=0.5, bias=0.0, interleaved=False)
+""")
 @formula("npu::npu_clipped_swiglu", "(f32[8,32])")
 def npu_clipped_swiglu(values: Values) -> Tensor:
     x, dim, limit = values["x"], values.get("dim", -1), values.get("limit", 7.0)
-    covers(values.get("group_index") is None, "all rows")
-    sizes = x.shape[dim]
-    covers(sizes % 2 == 0, "halves")
+    groups, sizes = values.get("group_index"), x.shape[dim]
+    covers(sizes % 2 == 0 and (groups is None or x.dim() == 2), "halves of rows")
     order = torch.arange(sizes, device=x.device)
     even, odd = (order[::2], order[1::2]) if values.get("interleaved", True) else order.chunk(2)
     gate = wide(x.index_select(dim, even)).clamp(max=limit)
     up = wide(x.index_select(dim, odd)).clamp(-limit, limit)
-    return ((up + values.get("bias", 1.0)) * gate * torch.sigmoid(values.get("alpha", 1.702) * gate)).to(x.dtype)
+    result = ((up + values.get("bias", 1.0)) * gate * torch.sigmoid(values.get("alpha", 1.702) * gate)).to(x.dtype)
+    if groups is not None:
+        # Rows behind the last group.
+        result[int(groups.sum()) :] = 0
+    return result
 
 
 def softmax_of(scores: Tensor) -> Tensor:
@@ -211,12 +260,14 @@ def softmax_gradient(y: Tensor, grad: Tensor) -> Tensor:
     return y * (grad - torch.einsum("...i,...i->...", y, grad).unsqueeze(-1))
 
 
+@formulas("""
+    npu::npu_scaled_masked_softmax_backward | (f32[2,2,8,8], f32[2,2,8,8], bool[2,1,8,8], 0.5, True)
+""")
 @formula("npu::npu_scaled_masked_softmax_backward", "(f32[2,2,8,8], f32[2,2,8,8], bool[2,1,8,8], 0.5, False)")
 def npu_scaled_masked_softmax_backward(values: Values) -> Tensor:
-    covers(not values.get("fixed_triu_mask"), "a mask that is given")
     y, grad = wide(values["y"]), wide(values["y_grad"])
     inner = values.get("scale", 1.0) * softmax_gradient(y, grad)
-    return torch.where(values["mask"].bool(), torch.zeros_like(inner), inner).to(values["y"].dtype)
+    return inner.masked_fill(hidden(values, inner), 0).to(values["y"].dtype)
 
 
 @formula("npu::npu_attn_softmax_", "f32[2,8,8]")

@@ -29,7 +29,16 @@ def npu_write_cache(
     write_slots(value.reshape(value.shape[0], *value_cache.shape[2:]).to(value_cache.dtype), value_cache, slots)
 
 
-@stands_for("npu::npu_kv_rmsnorm_rope_cache")
+def _cached_like(
+    kv: Tensor, gamma: Tensor, k_cache: Tensor, ckv_cache: Tensor, is_output_kv: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rank = gamma.shape[0]
+    widths = (kv.shape[-1] - rank, rank)
+    turned, latent = (kv.new_empty((*kv.shape[:-1], width) if is_output_kv else (0,)) for width in widths)
+    return k_cache, ckv_cache, turned, latent
+
+
+@stands_for("npu::npu_kv_rmsnorm_rope_cache", fake=_cached_like)
 def npu_kv_rmsnorm_rope_cache(
     kv: Tensor,
     gamma: Tensor,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,11 +18,14 @@ FP8 = 448.0
 
 
 def formula(names: str, call: str) -> Callable[[Callable[[Values], Any]], Callable[[Values], Any]]:
-    """Decorator: what these ops compute; `call` as in `Formula`."""
+    """Decorator: what these ops compute; `call` as in `Formula`, a further one where an op is named again."""
 
     def add(compute: Callable[[Values], Any]) -> Callable[[Values], Any]:
-        for name in names.split():
-            row(name).give(formula=Formula(call=call, compute=compute))
+        for op in map(row, names.split()):
+            if op.formula is not None and op.formula.compute is compute:
+                op.formula = replace(op.formula, others=(*op.formula.others, call))
+            else:
+                op.give(formula=Formula(call=call, compute=compute))
         return compute
 
     return add

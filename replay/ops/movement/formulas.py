@@ -27,6 +27,7 @@ def npu_broadcast(values: Values) -> Tensor:
 @formulas("""
     npu::npu_reshape | (f32[8,16], [4,32])
     npu::npu_confusion_transpose | (f32[2,8,16], [1,0,2], [8,32], True)
+    npu::npu_confusion_transpose | (f32[2,3,4], [1,0], [2,12], False)
 """)
 def npu_reshape(values: Values) -> Tensor:
     """Dimensions in another order, before or after they are other ones."""
@@ -36,21 +37,29 @@ def npu_reshape(values: Values) -> Tensor:
     return x.permute(order).reshape(shape) if values["transpose_first"] else x.reshape(shape).permute(order)
 
 
+@formulas("""
+    npu::npu_confusion_transpose_backward | (f32[12,2], [1,0], [2,3,4], False)
+""")
 @formula("npu::npu_confusion_transpose_backward", "(f32[8,32], [1,0,2], [2,8,16], True)")
 def npu_confusion_transpose_backward(values: Values) -> Tensor:
     """`shape` is that of the input."""
     grad, order, shape = values["grad"], values["perm"], values["shape"]
-    covers(values["transpose_first"] and grad.numel() == math.prod(shape), "dimensions put in order first")
+    covers(grad.numel() == math.prod(shape), "as many numbers")
+    inner = [grad.shape[order.index(dim)] for dim in range(len(order))] if grad.dim() == len(order) else []
 
     def forward(x: Tensor) -> Tensor:
-        return x.permute(order).reshape(grad.shape)
+        return x.permute(order).reshape(grad.shape) if values["transpose_first"] else x.reshape(inner).permute(order)
 
     return gradients(forward, [grad.new_zeros(shape)], grad)[0]
 
 
+@formulas("""
+    npu::npu_slice | (f32[8,16,4], [0,1,2], [1,2,-1])
+""")
 @formula("npu::npu_slice", "(f32[8,16], [1,2], [4,8])")
 def npu_slice(values: Values) -> Tensor:
-    places = list(zip(values["offsets"], values["size"], strict=True))
+    sizes = zip(values["offsets"], values["size"], values["self"].shape, strict=True)
+    places = [(begin, size - begin if count == -1 else count) for begin, count, size in sizes]
     ends = zip(places, values["self"].shape, strict=True)
     covers(all(0 <= begin <= begin + count <= size for (begin, count), size in ends), "a part of the tensor")
     return values["self"][tuple(slice(begin, begin + count) for begin, count in places)]
@@ -85,11 +94,17 @@ def npu_min(values: Values) -> tuple[Tensor, Tensor]:
     return extreme(values, -1)
 
 
+@formulas("""
+    npu::npu_sort_v2 | (f32[8,16], 0)
+""")
 @formula("npu::npu_sort_v2", "(f32[8,16], -1, True)")
 def npu_sort(values: Values) -> Tensor:
     return torch.sort(values["self"], dim=values.get("dim", -1), descending=values.get("descending", False)).values
 
 
+@formulas("""
+    npu::npu_one_hot | (i64[8], depth=4, on_value=5, off_value=1)
+""")
 @formula("npu::npu_one_hot", "(i64[8], -1, 4, 2, -1)")
 def npu_one_hot(values: Values) -> Tensor:
     x, depth = values["self"], values.get("depth", 1)
@@ -98,6 +113,9 @@ def npu_one_hot(values: Values) -> Tensor:
     return torch.where(hot, float(values.get("on_value", 1)), float(values.get("off_value", 0)))
 
 
+@formulas("""
+    npu::_npu_index_add npu::_npu_index_add_ | (f32[4,8], i64[9], f32[9,8], alpha=2)
+""")
 @formula("npu::_npu_index_add npu::_npu_index_add_", "(f32[16,8], i64[5], f32[5,8])")
 def npu_index_add(values: Values) -> Tensor:
     total = values["self"].clone()
@@ -106,6 +124,9 @@ def npu_index_add(values: Values) -> Tensor:
     return total
 
 
+@formulas("""
+    npu::npu_gather_backward | (f32[5,3], [16,3], 0, i64[5,3], False)
+""")
 @formula("npu::npu_gather_backward", "(f32[8,5], [8,16], 1, i64[8,5], False)")
 def npu_gather_backward(values: Values) -> Tensor:
     empty = values["grad"].new_zeros(values["self_size"])
@@ -181,6 +202,9 @@ def npu_convolution_backward(values: Values) -> list[Tensor]:
     return list(gradients(lambda *inputs: convolved(values, *inputs), inputs, grad))
 
 
+@formulas("""
+    npu::scatter_update npu::scatter_update_ | (f32[4,8,16], i64[4], f32[4,2,16], 1)
+""")
 @formula("npu::scatter_update npu::scatter_update_", "(f32[4,8,16], i64[4], f32[4,1,16], -2)")
 def npu_scatter_update(values: Values) -> Tensor:
     updated, updates, axis = values["self"].clone(), values["updates"], values["axis"]
@@ -192,11 +216,15 @@ def npu_scatter_update(values: Values) -> Tensor:
     return updated
 
 
+@formulas("""
+    npu::npu_scatter | (f32[8,16], i64[8], f32[8], 1)
+""")
 @formula("npu::npu_scatter", "(f32[8,16], i64[8,1], f32[8,1], 1)")
 def npu_scatter(values: Values) -> Tensor:
-    covers(values["self"].dim() == 2 and values["dim"] == 1 and values["indices"].dim() == 2, "rows of a matrix")
+    covers(values["self"].dim() == 2 and values["dim"] == 1, "rows of a matrix")
     updated = values["self"].clone()
-    for row, (place, number) in enumerate(zip(values["indices"], values["updates"], strict=True)):
+    indices, updates = (values[name].reshape(len(updated), -1) for name in ("indices", "updates"))
+    for row, (place, number) in enumerate(zip(indices, updates, strict=True)):
         covers(place.unique().numel() == place.numel(), "places that differ")
         updated[row, place] = number.to(updated.dtype)
     return updated
@@ -236,15 +264,21 @@ def npu_format_cast(values: Values) -> Tensor:
     return values["self"] * 1
 
 
+@formulas("""
+    npu::npu_scatter_list npu::npu_scatter_list_ | ([f32[4,8,16], f32[4,8,16]], i64[2], f32[2,4,2,16], u8[2])
+""")
 @formula("npu::npu_scatter_list npu::npu_scatter_list_", "([f32[4,8,16], f32[4,8,16]], i64[2], f32[2,4,2,16])")
 def npu_scatter_list(values: Values) -> list[Tensor]:
-    """Rows of updates [n, ..] written into the n tensors, from each one's own place on."""
-    covers(values.get("mask") is None and values.get("axis", -2) == -2 and values["indices"].dim() == 1, "rows of all")
+    """Rows of updates [n, ..] written into the n tensors, from each one's own place on, where a mask says so."""
+    covers(values.get("axis", -2) == -2 and values["indices"].dim() == 1, "rows of all")
+    targets, starts, mask = values["self"], numbers(values["indices"]), values.get("mask")
+    chosen = [1] * len(targets) if mask is None else numbers(mask)
     results: list[Tensor] = []
-    for target, start, rows in zip(values["self"], numbers(values["indices"]), values["updates"], strict=True):
+    for target, start, rows, written in zip(targets, starts, values["updates"], chosen, strict=True):
         covers(start >= 0 and start + rows.shape[-2] <= target.shape[-2], "places that are there")
         changed = target.clone()
-        changed[..., start : start + rows.shape[-2], :] = rows
+        if written:
+            changed[..., start : start + rows.shape[-2], :] = rows
         results.append(changed)
     return results
 

@@ -162,6 +162,9 @@ def npu_add_rms_norm_quant(values: Values) -> tuple[Tensor, ...]:
     return quantised, quantised, total
 
 
+@formulas("""
+    npu::npu_rms_norm_quant | (f32[8,16], f32[16], f32[16], f32[1], i8[1])
+""")
 @formula("npu::npu_rms_norm_quant", "f32[8,16], f32[16], f32[16], f32[1], f32[1]")
 def npu_rms_norm_quant(values: Values) -> Tensor:
     normalised = wide(rms_norm(values)) + wide(values["beta"])
@@ -175,11 +178,15 @@ def of_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return data, scale.squeeze(-1)
 
 
+@formulas("""
+    _C_ascend::npu_rms_norm_dynamic_quant | (f32[8,16], f32[16])
+""")
 @formula("_C_ascend::npu_rms_norm_dynamic_quant", "f32[8,16], f32[16], f32[16], f32[16]")
 def ascend_rms_norm_dynamic_quant(values: Values) -> tuple[Tensor, Tensor]:
     normalised = wide(rms_norm(values))
-    covers(all(values.get(name) is not None for name in ("beta", "smooth_scale")), "a bias and a smoothing")
-    return of_rows((normalised + values["beta"]) * values["smooth_scale"])
+    beta, smooth = values.get("beta"), values.get("smooth_scale")
+    normalised = normalised if beta is None else normalised + beta
+    return of_rows(normalised if smooth is None else normalised * smooth)
 
 
 @formula("npu::npu_add_rms_norm_dynamic_quant", "(f32[8,16], f32[8,16], f32[16], smooth_scale1=f32[16])")

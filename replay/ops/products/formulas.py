@@ -74,6 +74,7 @@ def matmul(values: Values) -> Tensor:
     sglang::dsv3_router_gemm | f32[8,16], f32[24,16], f32[8,24]
     _moe_C::gpt_oss_router_gemm | f32[8,24], f32[8,16], f32[24,16], f32[24]
     sglang::cutedsl_tgv_bf16_gemm_out | f32[8,16], f32[24,16], f32[8,24], f32[24]
+    sglang::cutedsl_tgv_bf16_gemm_out | (f32[8,16], f32[24,16], f32[8,24], None)
 """)
 def linear(values: Values) -> Tensor:
     """As `matmul`, with a weight [.., N, K]."""
@@ -104,16 +105,12 @@ def permute_cols(values: Values) -> Tensor:
     return values["A"][:, values["perm"].long()]
 
 
-BLOCK = 128
-"""Rows and columns that share a scale."""
-
-
-def rescaled(x: Tensor, scale: Tensor) -> Tensor:
-    """Numbers [rows, columns] times the scales [.., columns / 128] of their blocks."""
+def rescaled(x: Tensor, scale: Tensor, size: int = 128) -> Tensor:
+    """Numbers [rows, columns] times the scales [.., columns / size] of their blocks."""
     scale = scale.double()
     for dim in (0, 1):
-        block = 1 if scale.shape[dim] == x.shape[dim] else BLOCK
-        covers(scale.shape[dim] == -(-x.shape[dim] // block), "blocks of 128")
+        block = 1 if scale.shape[dim] == x.shape[dim] else size
+        covers(scale.shape[dim] == -(-x.shape[dim] // block), f"blocks of {size}")
         scale = scale.repeat_interleave(block, dim).narrow(dim, 0, x.shape[dim])
     return x.double() * scale
 
@@ -130,7 +127,8 @@ def scaled_sum(values: Values) -> Tensor:
         scale_x = scale_x.reshape(() if scale_x.numel() == 1 else by_row)
         return x @ weight * scale_x * scale_w.reshape(() if scale_w.numel() == 1 else by_column)
     covers(x.dim() == scale_x.dim() == scale_w.dim() == 2, "scales by block")
-    return rescaled(x, scale_x) @ rescaled(weight.mT, scale_w).mT
+    size, *_ = of(values, "block_size", otherwise=[128])
+    return rescaled(x, scale_x, size) @ rescaled(weight.mT, scale_w, size).mT
 
 
 @formulas("""
@@ -183,6 +181,11 @@ BY_BLOCK = "(f8e4m3[8,256], f8e4m3[256,256], f32[8,2], f32[2,2]"
     aiter::_gemm_a8w8_blockscale_bpreshuffle_asm
         | (f8e4m3[8,256], f8e4m3[256,256], bf16[8,256], f32[8,2], f32[2,2])
     sglang::deep_gemm_fp8_fp8_bf16_nt | (f8e4m3[8,256], f32[8,2], f8e4m3[256,256], f32[2,2], bf16[8,256])
+    vllm::w8a8_triton_block_scaled_mm_func vllm::w8a8_block_fp8_matmul_deepgemm vllm::padded_cutlass
+    vllm::dynamic_padded_cutlass
+        | (f8e4m3[5,64], f8e4m3[12,64], f32[5,2], f32[1,2], [32,32], torch.float32)
+    aiter::gemm_a8w8_blockscale_ck aiter::_flatmm_a8w8_blockscale_asm
+    aiter::_gfx950_a8w8_blockscale_asm | {BY_ROW}, f32[8,24])
     vllm::fp8_gemm_nt_op | (f8e4m3[8,256], f32[8,2], f8e4m3[256,256], f32[2,2], bf16[8,256], False)
 """)
 def scaled(values: Values) -> Tensor:

@@ -1,50 +1,10 @@
-"""Every formula agrees with the stand-in of each of its ops in the call that is written beside it; what that mended."""
+"""What formulas mended in references."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 
-from opreplay.replay.check.calling.calls import Bench
-from opreplay.replay.check.calling.target import OfNames, Reference, find_target
-from opreplay.replay.check.cases import given_cases
-from opreplay.replay.check.points.values import against_reference
-from opreplay.replay.execute.executors.make import make_executor
-from opreplay.replay.execute.executors.torch.device import TorchExecutor
-from opreplay.replay.execute.options import RunOptions, WorkerConfig
-from opreplay.replay.ops import table
-from opreplay.replay.ops.register import implemented, register_namespace
-
-table.load("formulas")
-FORMULAS = {known.name: known.formula for known in table.rows() if known.formula is not None}
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[TorchExecutor]:
-    made = make_executor(WorkerConfig(options=RunOptions(device="cpu"), memory_bytes=1 << 30))
-    assert isinstance(made, TorchExecutor)
-    yield made
-    made.close()  # torch's settings are those of the process
-
-
-@pytest.mark.parametrize(("name", "formula"), FORMULAS.items(), ids=FORMULAS)
-def test_it_is_what_the_stand_in_gives(name: str, formula: table.Formula, executor: TorchExecutor) -> None:
-    register_namespace(name.partition("::")[0])
-    target = find_target(name)
-    newest = [spec for spec in target.specs if spec.overload == target.specs[0].overload]
-    (case, *_) = given_cases(formula.call, name, newest)
-    reference = Reference(text="formula", function=OfNames(formula.compute))
-    bench = Bench(target=target, reference=reference, executor=executor, seed=0, bases=[case], compact_bases=[case])
-    found = against_reference(bench, case)
-    assert found.verdict == "pass", found.detail
-
-
-def test_each_op_is_a_stand_in_and_has_one_formula() -> None:
-    known = {name for group in implemented().values() for name in group}
-    assert len(FORMULAS) > 170
-    assert set(FORMULAS) <= known
+from opreplay.replay.ops.register import register_namespace
 
 
 def test_attention_reads_heads_whose_elements_lie_apart() -> None:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.traces.activity.model import Activity, ListedCollective
+from opreplay.traces.activity.model import Activity, ListedCollective, no_rows
 
 Dims = tuple["int | Dims", ...]
 """A shape or strides; one level deeper for a TensorList entry."""
@@ -158,15 +158,7 @@ class KernelTable:
     @classmethod
     def none(cls) -> KernelTable:
         """That of a trace without device work."""
-        return cls(
-            name=np.empty(0, np.uint32),
-            category=np.empty(0, np.uint8),
-            start_ns=np.empty(0, np.int64),
-            dur_ns=np.empty(0, np.int64),
-            device=np.empty(0, np.int32),
-            stream=np.empty(0, np.int32),
-            owner=np.empty(0, np.int64),
-        )
+        return no_rows(cls)
 
     def __len__(self) -> int:
         return len(self.name)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -15,8 +16,15 @@ task queue's part (enqueue on the thread of the op, dequeue on the thread that l
 `LONG_FRAME_US` or more: shorter ones explain no idle time, and there may be millions."""
 
 LONG_FRAME_US = 100
+Table = TypeVar("Table")
 
 ARROW_KINDS: tuple[str, ...] = ("forward to backward", "queue", "host to device")
+
+
+def no_rows(table: type[Table]) -> Table:
+    """A dataclass of columns without any row, each of the element type that its annotation names."""
+    kinds = {name: get_args(get_args(column)[1])[0] for name, column in get_type_hints(table).items()}
+    return table(**{name: np.empty(0, np.int64 if kind is np.integer else kind) for name, kind in kinds.items()})
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -180,3 +188,21 @@ class Activity:
     """Annotations of back-ends of torch.distributed, in file order."""
     processes: dict[str, str]
     """pid as text → its name, where the trace gives one ("CANN", "Ascend Hardware", "HCCL", ...)."""
+
+    @classmethod
+    def none(cls, *, ops: int, kernels: int) -> Activity:
+        """That of a profile which says when its ops and device work ran, and nothing else."""
+        return cls(
+            names=(),
+            calls=no_rows(CallTable),
+            correlation=np.full(kernels, -1, np.int64),
+            collective=np.full(kernels, -1, np.int64),
+            op_collective=np.full(ops, -1, np.int64),
+            collectives=(),
+            spans=no_rows(CollectiveSpans),
+            waits=no_rows(WaitTable),
+            arrows=no_rows(ArrowTable),
+            memory=no_rows(MemoryTable),
+            notes=(),
+            processes={},
+        )

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.traces import KernelTable, Limits, OpSignature, OpTable, Trace, TraceInfo, dialects, read_trace
+from opreplay.traces.activity import Activity
 from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.reading.opening import Opening
 from opreplay.traces.reading.source import Source
@@ -38,6 +39,7 @@ def read_toy(source: Source, want: Want) -> Trace:
         kernel_names=(),
         kernels=KernelTable.none(),
         annotations=(),
+        activity=Activity.none(ops=len(lines), kernels=0),
     )
 
 
@@ -64,6 +66,19 @@ def test_a_new_dialect_is_inspected_and_planned(tmp_path: Path, pack: type[bytes
     assert planned.exit_code == 0, planned.output
     times = {op["name"]: op["recorded"]["host_us_total"] for op in json.loads(planned.stdout)["ops"]}
     assert times == {"aten::relu": 30, "aten::abs": 12}
+
+
+@pytest.mark.usefixtures("toy_is_known")
+def test_a_new_dialect_is_simulated_and_its_step_explained(tmp_path: Path) -> None:
+    path = tmp_path / "some.log"
+    path.write_bytes(LOG)
+    simulated = CliRunner().invoke(opreplay, ["simulate", str(path), "--soc", "910b3"])
+    assert simulated.exit_code == 0, simulated.output
+    explained = CliRunner().invoke(opreplay, ["timeline", str(path), "--soc", "910b3", "--format", "json"])
+    assert explained.exit_code == 0, explained.output
+    report = json.loads(explained.stdout)
+    assert report["window"]["step_us"] == 42
+    assert {part["name"]: part["us"] for part in report["critical_path"]} == {"aten::relu": 30, "aten::abs": 12}
 
 
 @pytest.mark.usefixtures("toy_is_known")

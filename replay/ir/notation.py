@@ -177,48 +177,67 @@ def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-class _Reader:
+class TokenReader:
     """Reads the tokens of one text from left to right."""
 
-    def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
-        if len(text) > MOST_CHARACTERS:
-            raise UsageError(f"a call of {len(text):,} characters is too long", hint="Give a trace instead.")
+    tokens: re.Pattern[str]
+    """With a group `sign`."""
+    hint: str
+
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._sizes = sizes
         self._at = 0
 
     def _peek(self) -> re.Match[str] | None:
-        return _TOKEN.match(self._text, self._at)
+        return self.tokens.match(self._text, self._at)
 
     def _wrong(self, wanted: str) -> UsageError:
-        return UsageError(
-            f"{wanted} expected at {_cut(self._text[self._at :].strip())!r} of {_cut(self._text)!r}",
-            hint="Write a call as aten::mm(bf16[4096,1024], bf16[1024,n], name=value).",
-        )
+        return UsageError(f"{wanted} expected at {self._text[self._at :][:60]!r}", hint=self.hint)
 
-    def _take(self, sign: str) -> bool:
+    def take(self, sign: str) -> bool:
+        """Whether this sign comes next, which is then read."""
         match = self._peek()
         if match is None or match["sign"] != sign:
             return False
         self._at = match.end()
         return True
 
-    def _need(self, sign: str) -> None:
-        if not self._take(sign):
+    def need(self, sign: str) -> None:
+        """Read this sign. Raises UsageError for anything else."""
+        if not self.take(sign):
             raise self._wrong(repr(sign))
 
     def expect_end(self) -> None:
+        """Raises UsageError where something follows."""
         if self._text[self._at :].strip():
             raise self._wrong("the end")
+
+
+class _Reader(TokenReader):
+    """Reads a call, a tensor or sizes."""
+
+    tokens = _TOKEN
+    hint = "Write a call as aten::mm(bf16[4096,1024], bf16[1024,n], name=value)."
+
+    def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
+        if len(text) > MOST_CHARACTERS:
+            raise UsageError(f"a call of {len(text):,} characters is too long", hint="Give a trace instead.")
+        super().__init__(text)
+        self._sizes = sizes
+
+    def _wrong(self, wanted: str) -> UsageError:
+        return UsageError(
+            f"{wanted} expected at {_cut(self._text[self._at :].strip())!r} of {_cut(self._text)!r}", hint=self.hint
+        )
 
     def arguments(self) -> tuple[list[CallValue], dict[str, CallValue]]:
         """Everything in parentheses after the name."""
         args: list[CallValue] = []
         kwargs: dict[str, CallValue] = {}
-        self._need("(")
-        while not self._take(")"):
+        self.need("(")
+        while not self.take(")"):
             if args or kwargs:
-                self._need(",")
+                self.need(",")
             name = self._keyword()
             if name is None and kwargs:
                 raise self._wrong("name=value")
@@ -290,10 +309,10 @@ class _Reader:
 
     def _list(self, end: str, depth: int) -> list[CallValue]:
         items: list[CallValue] = []
-        while not self._take(end):
+        while not self.take(end):
             if items:
-                self._need(",")
-                if self._take(end):
+                self.need(",")
+                if self.take(end):
                     break
             items.append(self.value(depth + 1))
         return items
@@ -305,36 +324,36 @@ class _Reader:
             known = ", ".join(_LONG_DTYPES)
             raise UsageError(f"{word} is no dtype", hint=f"Take one of {known}, bool, or torch's name for it.")
         self._at = match.end()
-        self._need("[")
+        self.need("[")
         shape = self._wholes("]")
-        strides = self._wholes("}") if self._take("{") else None
+        strides = self._wholes("}") if self.take("{") else None
         if strides is not None and len(strides) != len(shape):
             raise UsageError(f"{len(strides)} strides for {len(shape)} sizes in {_cut(self._text)!r}", hint="One each.")
-        offset = self._factor(0) if self._take("+") else 0
-        storage = self._factor(0) if self._take("@") else None
+        offset = self._factor(0) if self.take("+") else 0
+        storage = self._factor(0) if self.take("@") else None
         if min((*shape, *(strides or ()), offset, storage or 0), default=0) < 0:
             raise UsageError(f"a tensor in {_cut(self._text)!r} has a negative number", hint="None may be below 0.")
         return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=offset, storage=storage)
 
     def _wholes(self, end: str) -> tuple[int, ...]:
         items: list[int] = []
-        while not self._take(end):
+        while not self.take(end):
             if items:
-                self._need(",")
+                self.need(",")
             items.append(self.whole(0))
         return tuple(items)
 
     def whole(self, depth: int) -> int:
         """A sum of products of whole numbers and named sizes."""
         total = self._product(depth)
-        while (plus := self._take("+")) or self._take("-"):
+        while (plus := self.take("+")) or self.take("-"):
             term = self._product(depth)
             total = self._bounded(total + term if plus else total - term)
         return total
 
     def _product(self, depth: int) -> int:
         total = self._factor(depth)
-        while (times := self._take("*")) or self._take("//"):
+        while (times := self.take("*")) or self.take("//"):
             factor = self._factor(depth)
             if not times and factor == 0:
                 raise UsageError(f"{_cut(self._text)!r} divides by zero", hint="Choose other sizes.")
@@ -344,14 +363,14 @@ class _Reader:
     def _factor(self, depth: int) -> int:
         if depth > MOST_NESTING:
             raise UsageError(f"parentheses nested deeper than {MOST_NESTING}", hint="Write it simpler.")
-        if self._take("-"):
+        if self.take("-"):
             return -self._factor(depth + 1)
-        if self._take("("):
+        if self.take("("):
             value = self.whole(depth + 1)
-            self._need(")")
+            self.need(")")
         else:
             value = self._number_or_size()
-        if self._take("^"):
+        if self.take("^"):
             value = _power(value, self._factor(depth + 1))
         return self._bounded(value)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from opreplay.replay.ir.describe import SHORT_DTYPES
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
-from opreplay.replay.ir.notation import LARGEST, MOST_NESTING, CallText, CallValue, TorchName, call_text
+from opreplay.replay.ir.notation import LARGEST, MOST_NESTING, CallText, CallValue, TokenReader, TorchName, call_text
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy
@@ -170,12 +170,14 @@ def parse_arguments(name: str, text: str) -> CallText:
     return CallText(name=name, args=tuple(args), kwargs=kwargs)
 
 
-class _Reader:
-    """Reads the tokens of one line from left to right."""
+class _Reader(TokenReader):
+    """Reads the arguments of one line."""
+
+    tokens = _TOKEN
+    hint = _HINT
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
+        super().__init__(text)
         self._functions: dict[str, Callable[[list[CallValue], dict[str, CallValue]], CallValue]] = {
             "T": self._tensor,
             "float": self._float,
@@ -184,39 +186,18 @@ class _Reader:
             "ST": self._sparse,
         }
 
-    def _wrong(self, wanted: str) -> UsageError:
-        return UsageError(f"{wanted} expected at {self._text[self._at :][:60]!r}", hint=_HINT)
-
-    def _peek(self) -> re.Match[str] | None:
-        return _TOKEN.match(self._text, self._at)
-
-    def _takes(self, sign: str) -> bool:
-        match = self._peek()
-        if match is None or match["sign"] != sign:
-            return False
-        self._at = match.end()
-        return True
-
-    def need(self, sign: str) -> None:
-        if not self._takes(sign):
-            raise self._wrong(repr(sign))
-
-    def expect_end(self) -> None:
-        if self._text[self._at :].strip():
-            raise self._wrong("the end")
-
     def sequence(self, depth: int = 0) -> list[CallValue]:
         """A list or a tuple."""
-        end = "]" if self._takes("[") else ")"
+        end = "]" if self.take("[") else ")"
         if end == ")":
             self.need("(")
         return self._items(end, depth)
 
     def _items(self, end: str, depth: int) -> list[CallValue]:
         items: list[CallValue] = []
-        while not self._takes(end):
+        while not self.take(end):
             items.append(self._value(depth + 1))
-            if not self._takes(","):
+            if not self.take(","):
                 self.need(end)
                 break
         return items
@@ -225,13 +206,13 @@ class _Reader:
         """A dict of arguments by name."""
         self.need("{")
         values: dict[str, CallValue] = {}
-        while not self._takes("}"):
+        while not self.take("}"):
             name = self._value(0)
             if type(name) is not str or name in values:
                 raise self._wrong("each name once, as a text,")
             self.need(":")
             values[name] = self._value(0)
-            if not self._takes(","):
+            if not self.take(","):
                 self.need("}")
                 break
         return values
@@ -255,13 +236,13 @@ class _Reader:
     def _named(self, word: str, depth: int) -> CallValue:
         """A value of torch's, or what a call of one of the functions stands for."""
         name = re.sub(r"^(?:torch|th)\.", "", word)
-        if name not in self._functions or not self._takes("("):
+        if name not in self._functions or not self.take("("):
             if name == word or not re.fullmatch(r"[a-z_0-9]{1,60}", name):
                 raise UsageError(f"{word[:60]} is no value of this format", hint=_HINT)
             return TorchName(f"torch.{name}")
         args: list[CallValue] = []
         kwargs: dict[str, CallValue] = {}
-        while not self._takes(")"):
+        while not self.take(")"):
             key = re.compile(r"\s*([a-z_]+)\s*=").match(self._text, self._at)
             self._at = self._at if key is None else key.end()
             value = self._value(depth + 1)
@@ -269,7 +250,7 @@ class _Reader:
                 args.append(value)
             else:
                 kwargs[key[1]] = value
-            if not self._takes(","):
+            if not self.take(","):
                 self.need(")")
                 break
         return self._functions[name](args, kwargs)
@@ -319,9 +300,9 @@ class _Reader:
         return complex(float(first), second.imag)
 
     def _signed(self) -> CallValue:
-        negative = self._takes("-")
+        negative = self.take("-")
         if not negative:
-            self._takes("+")
+            self.take("+")
         match = self._peek()
         if match is None or not (match["number"] or match["word"] in _WORDS):
             raise self._wrong("a value")

@@ -39,7 +39,7 @@ from opreplay.replay.resolve.user.conversions import (
 from opreplay.replay.resolve.user.executors import EXECUTORS, UserExecutor, bind_by_name, bind_executor, schemas_for
 from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.replay.resolve.user.table import OpFunction
-from opreplay.replay.resolve.written.unfit import completed, nearest, published_specs, unknown
+from opreplay.replay.resolve.written.unfit import Unfit, completed, nearest, published_specs, unknown
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
@@ -98,21 +98,14 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
         return None
     base = f"{parts[0]}::{parts[1]}"
     specs = candidates(base, policy).specs or specs_of(base)  # what may not run may be predicted
-    own = (*specs, *published_specs(base))
-    kin = kin_of(base) if not own else None
-    fit = nearest(call, own or (kin and (*candidates(kin, policy).specs, *published_specs(kin))) or ())
-    is_users = CONVERSIONS.find(base) is not None or EXECUTORS.find(base) is not None
-    is_typo = not specs and parts[0] not in LIBRARIES and (parts[0] == "aten" or near_names(base))
-    fits = kin is None and fit.spec is not None and not fit.misfits and not fit.absent
-    if is_typo or (is_users and not specs) or not (fits or any(map(_has_tensors, fit.values.values()))):
+    if _is_anothers(base, known=bool(specs)):
         return None
-    whole = completed(fit)
-    if whole is not None and fit.spec is not None and fit.spec in specs:
-        with suppress(UsageError):
-            op = _of_overload([fit.spec], whole, policy, device)
-            what = ", ".join(f"{name}=False" for name in fit.absent) or "in another order or form"
-            note = Assumption(argument="*", what=f"taken for a call of {fit.spec.full_name}: {what}")
-            return msgspec.structs.replace(op, name=base, assumptions=(*op.assumptions, note))
+    fit, is_own = _nearest_to(base, call, specs, policy)
+    fits = is_own and fit.spec is not None and not fit.misfits and not fit.absent
+    if not fits and not any(map(_has_tensors, fit.values.values())):
+        return None
+    if fit.spec in specs and (op := _completed_op(base, fit, policy, device)) is not None:
+        return op
     by_name = {arg.name: arg for arg in fit.spec.args} if fit.spec is not None else {}
     args = tuple(_argument(by_name.get(name) or unknown(name), value) for name, value in fit.values.items())
     return ReplayOp(
@@ -125,6 +118,36 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
         assumptions=(Assumption(argument="*", what=str(error)),),
         unfit=not fits,
     )
+
+
+def _is_anothers(base: str, *, known: bool) -> bool:
+    """Whether a name that torch does not know is nearly one of torch's, of a library's or of a user's, or a user's."""
+    if known:
+        return False
+    namespace = base.partition("::")[0]
+    is_typo = namespace not in LIBRARIES and (namespace == "aten" or bool(near_names(base)))
+    return is_typo or CONVERSIONS.find(base) is not None or EXECUTORS.find(base) is not None
+
+
+def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Policy) -> tuple[Unfit, bool]:
+    """The call under the nearest schema, and whether that is one of the op itself and not of the nearest name."""
+    own = (*specs, *published_specs(base))
+    kin = kin_of(base) if not own else None
+    of_kin = () if kin is None else (*candidates(kin, policy).specs, *published_specs(kin))
+    return nearest(call, own or of_kin), kin is None
+
+
+def _completed_op(base: str, fit: Unfit, policy: Policy, device: str) -> ReplayOp | None:
+    """The op of a call that only lacks flags, or has one tensor for a list; None where more is wrong."""
+    whole = completed(fit)
+    if whole is None or fit.spec is None:
+        return None
+    with suppress(UsageError):
+        op = _of_overload([fit.spec], whole, policy, device)
+        what = ", ".join(f"{name}=False" for name in fit.absent) or "in another order or form"
+        note = Assumption(argument="*", what=f"taken for a call of {fit.spec.full_name}: {what}")
+        return msgspec.structs.replace(op, name=base, assumptions=(*op.assumptions, note))
+    return None
 
 
 def _has_tensors(value: CallValue) -> bool:

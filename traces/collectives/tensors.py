@@ -83,12 +83,17 @@ def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
         return None
     dtype = next((name for entry in arguments for _, name in entry if name), "")
     parts = [tuple(n for n, _ in entry) for entry in arguments]
+    return _of_form(kind, signature.name, dtype, parts)
+
+
+def _of_form(kind: Kind, name: str, dtype: str, parts: Sequence[tuple[int, ...]]) -> Sizes | None:
+    """Sizes by which of the tensors go in and come out, as the name of the op tells; `parts`: elements of each."""
     totals = list(map(sum, parts))
-    if signature.name.endswith(_OUT_FIRST) or signature.name.startswith(_LISTS_OUT_FIRST):
+    if name.endswith(_OUT_FIRST) or name.startswith(_LISTS_OUT_FIRST):
         return (totals[1], totals[0], dtype, parts[1]) if len(totals) > 1 else None
-    if signature.name in ("c10d::allgather_", "c10d::gather_", "c10d::allgather_coalesced_"):
+    if name in ("c10d::allgather_", "c10d::gather_", "c10d::allgather_coalesced_"):
         return totals[-1], None, dtype, parts[-1]  # lists of lists are not recorded
-    if signature.name in ("c10d::reduce_scatter_", "c10d::scatter_"):
+    if name in ("c10d::reduce_scatter_", "c10d::scatter_"):
         return None, totals[0], dtype, ()
     if kind in ("all_gather", "reduce_scatter") and len(totals) > 1 and max(totals) > min(totals):
         small, large = min(totals), max(totals)

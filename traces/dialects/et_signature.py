@@ -220,13 +220,16 @@ def _tensor(value: Any, shape: Any, type_: str, strides: Any) -> _Tensor | None:
     recorded = () if strides is None else _ints(strides, "strides")
     if strides is not None and len(recorded) != len(dims):
         raise BrokenArguments("strides and dims of different lengths")
+    return _Tensor(shape=dims, strides=recorded, type=element, **_place(value))
+
+
+def _place(value: Any) -> dict[str, Any]:
+    """Storage, offset and element size of a recorded tensor; nothing where these make no sense."""
     known = isinstance(value, list) and len(value) >= 5 and all(type(item) is int for item in value[:5])
     if not known or value[1] <= 0 or value[2] < 0 or value[4] <= 0:
-        return _Tensor(shape=dims, strides=recorded, type=element)
+        return {}
     device = value[5] if len(value) > 5 and isinstance(value[5], str) else ""
-    return _Tensor(
-        shape=dims, strides=recorded, type=element, key=(value[1], device), offset=value[2], itemsize=value[4]
-    )
+    return {"key": (value[1], device), "offset": value[2], "itemsize": value[4]}
 
 
 def _list_types(arguments: _Arguments) -> tuple[tuple[str, ...], ...] | None:

@@ -23,6 +23,7 @@ from opreplay.traces.model import (
     GraphLaunches,
     KernelTable,
     LinkStats,
+    OpSignature,
     OpTable,
     ReadReport,
     RuntimeCalls,
@@ -85,27 +86,11 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     """Tables of one scan → the linked trace."""
     got, tally = scanned.collector, scanned.tally
     got.settle_arrows()
-    for name, table in got.tables.items():
-        if table.dropped:
-            tally.losses[f"event without a readable time ({name})"] += table.dropped
-        if table.zeroed:
-            tally.losses[f"unreadable duration ({name})"] += table.zeroed
-        if table.inexact:
-            tally.losses["times not exact to the nanosecond"] += 1
+    _count_losses(got, tally.losses)
     signatures, remap = decode_signatures(list(got.signatures), tally.losses, tally.repairs)
     tracks, track_remap = _ordered_tracks(list(got.tracks.texts))
     ext = got.ops.take("ext")
-    numbered = "seq" in got.ops.kinds
-    ops = OpTable(
-        signature=remap[got.ops.take("signature")] if len(remap) else np.empty(0, np.uint32),
-        start_ns=got.ops.take("start"),
-        dur_ns=got.ops.take("dur"),
-        track=_take(track_remap, got.ops.take("track")),
-        record_function_id=got.ops.take("rf").astype(np.int64) if numbered else None,
-    )
-    if numbered:
-        sequence = got.ops.take("seq").astype(np.int64)
-        ops = dataclasses.replace(ops, sequence=sequence, gradients=recorded_by_autograd(ops, sequence, signatures))
+    ops = _ops(got, signatures, remap, track_remap)
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
     launches["track"] = _take(track_remap, launches["track"])
     kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches)
@@ -152,6 +137,32 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
         activity=activity_of(got, columns, track_remap, notes) if got.timed else None,
+    )
+
+
+def _count_losses(got: Collector, losses: Counter[str]) -> None:
+    """What the tables could not read of times and durations."""
+    for name, table in got.tables.items():
+        losses[f"event without a readable time ({name})"] += table.dropped
+        losses[f"unreadable duration ({name})"] += table.zeroed
+        losses["times not exact to the nanosecond"] += table.inexact
+
+
+def _ops(got: Collector, signatures: tuple[OpSignature, ...], remap: Any, track_remap: Any) -> OpTable:
+    ops = OpTable(
+        signature=remap[got.ops.take("signature")] if len(remap) else np.empty(0, np.uint32),
+        start_ns=got.ops.take("start"),
+        dur_ns=got.ops.take("dur"),
+        track=_take(track_remap, got.ops.take("track")),
+    )
+    if "seq" not in got.ops.kinds:
+        return ops
+    sequence = got.ops.take("seq").astype(np.int64)
+    return dataclasses.replace(
+        ops,
+        record_function_id=got.ops.take("rf").astype(np.int64),
+        sequence=sequence,
+        gradients=recorded_by_autograd(ops, sequence, signatures),
     )
 
 

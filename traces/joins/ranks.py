@@ -172,6 +172,8 @@ def sum_of_rank(matched: Iterable[Matched], rank: int) -> RankSum:
     )
 
 
+Known = dict[int, tuple[RankCall, ...]]
+"""The calls of each rank, on the clock that all should share."""
 _Group = tuple[str | None, str | None, int]
 """Name, members as recorded, stream where neither is known."""
 
@@ -185,15 +187,11 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     numbers = [calls.rank for calls in ranks]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"ranks come more than once: {sorted(numbers)}")
-    ordered = sorted(ranks, key=lambda calls: calls.rank)
-    known = {calls.rank: calls.calls for calls in ordered}
-    origins = {calls.rank: calls.origin_ns for calls in ordered}
-    rows: list[_Row] = []
-    for of_group in _by_group(known).values():
-        if len(of_group) > 1:
-            rows += _match_group(of_group, known, origins)
-    clocks = _clocks(numbers, rows, known, origins)
-    moved = {clock.rank: origins[clock.rank] + round(clock.shift_us * 1e3) for clock in clocks}
+    known = {calls.rank: _on_shared_clock(calls) for calls in sorted(ranks, key=lambda calls: calls.rank)}
+    groups = (group for group in _by_group(known).values() if len(group) > 1)
+    rows = [row for group in groups for row in _match_group(group, known)]
+    clocks = _clocks(numbers, rows, known)
+    moved = {clock.rank: round(clock.shift_us * 1e3) for clock in clocks}
     matched = sorted((_matched(row, known, moved) for row in rows), key=lambda entry: (entry.last_start_ns, entry.kind))
     used = {(member.rank, member.call) for entry in matched for member in entry.members}
     return JobCollectives(
@@ -201,6 +199,15 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
         matched=tuple(matched),
         disagreements=tuple(chain.from_iterable(_disagreements(at, entry, known) for at, entry in enumerate(matched))),
         unmatched={rank: sum((rank, at) not in used for at in range(len(calls))) for rank, calls in known.items()},
+    )
+
+
+def _on_shared_clock(calls: RankCalls) -> tuple[RankCall, ...]:
+    """The calls of a rank by the clock that all ranks should share."""
+    origin = calls.origin_ns
+    return tuple(
+        msgspec.structs.replace(call, start_ns=call.start_ns + origin, end_ns=call.end_ns + origin)
+        for call in calls.calls
     )
 
 
@@ -216,7 +223,7 @@ def _is_unnamed(call: RankCall) -> bool:
     return call.group is None and call.ranks is None and call.note < 0
 
 
-def _by_group(known: dict[int, tuple[RankCall, ...]]) -> dict[_Group, dict[int, list[int]]]:
+def _by_group(known: Known) -> dict[_Group, dict[int, list[int]]]:
     """Group → rank → positions of its calls, as they were asked for.
 
     Without a name a device's stream stands for it, where ranks use the same ones; a host's threads stand for nothing.
@@ -240,9 +247,7 @@ def _as_issued(places: list[int], calls: Sequence[RankCall]) -> list[int]:
     return sorted(places, key=lambda at: (issued[at] or 0, at))
 
 
-def _match_group(
-    group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]], origins: dict[int, int]
-) -> list[_Row]:
+def _match_group(group: dict[int, list[int]], known: Known) -> list[_Row]:
     """The rows of one group."""
     rows = _pairs(group, known)
     rest = {
@@ -254,10 +259,10 @@ def _match_group(
         return rows
     if all(known[rank][at].sequence is not None for rank, places in rest.items() for at in places):
         return rows + _by_sequence(rest, known)
-    return rows + _by_order(rest, known, origins)
+    return rows + _by_order(rest, known)
 
 
-def _pairs(group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]]) -> list[_Row]:
+def _pairs(group: dict[int, list[int]], known: Known) -> list[_Row]:
     """Messages from one rank to another, by their order, where both name their peer and there are as many of either."""
     sent: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     got: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -276,7 +281,7 @@ def _pairs(group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]]) 
     ]
 
 
-def _by_sequence(group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]]) -> list[_Row]:
+def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
     """Calls of one number; several of one number (coalesced) by their order."""
     by_number: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
@@ -289,9 +294,7 @@ def _by_sequence(group: dict[int, list[int]], known: dict[int, tuple[RankCall, .
     return [_Row(tuple(calls), "sequence") for _, calls in sorted(by_number.items()) if len(calls) > 1]
 
 
-def _by_order(
-    group: dict[int, list[int]], known: dict[int, tuple[RankCall, ...]], origins: dict[int, int]
-) -> list[_Row]:
+def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
     """Calls by their place among those of the rank with most of them."""
     longest = max(group, key=lambda rank: (len(group[rank]), -rank))
     rows: dict[int, list[tuple[int, int]]] = {at: [(longest, at)] for at in group[longest]}
@@ -299,10 +302,10 @@ def _by_order(
     for rank, places in sorted(group.items()):
         if rank == longest:
             continue
-        shift = _shift(longest, group[longest], rank, places, known, origins)
+        shift = _shift([known[longest][at] for at in group[longest]], [known[rank][at] for at in places])
         if shift is None:
             how = "overlap"
-            pairs = _overlapping(longest, group[longest], rank, places, known, origins)
+            pairs = _overlapping(group[longest], known[longest], places, known[rank])
         else:
             low, high = max(0, shift), min(len(group[longest]), len(places) + shift)
             pairs = [(group[longest][i], places[i - shift]) for i in range(low, high)]
@@ -311,14 +314,7 @@ def _by_order(
     return [_Row(tuple(sorted(calls)), how) for calls in rows.values() if len(calls) > 1]
 
 
-def _shift(
-    reference: int,
-    places: Sequence[int],
-    other: int,
-    others: Sequence[int],
-    known: dict[int, tuple[RankCall, ...]],
-    origins: dict[int, int],
-) -> int | None:
+def _shift(calls: Sequence[RankCall], others: Sequence[RankCall]) -> int | None:
     """Where the second rank's calls begin among the first's: all kinds agree there, and ends lie nearest; or None.
 
     Nearly all calls must meet there once clocks are moved by the median: else calls are missing in between. Of shifts
@@ -326,12 +322,9 @@ def _shift(
     distance of ends: clocks of machines differ by milliseconds at most, steps take longer than that. None where sizes
     agree at no shift: the calls are others.
     """
-    kinds = {kind: i for i, kind in enumerate(sorted({call.kind for calls in known.values() for call in calls}))}
-    a, b = (
-        _columns(known[reference], places, kinds, origins[reference]),
-        _columns(known[other], others, kinds, origins[other]),
-    )
-    n, m = len(places), len(others)
+    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(call.kind for call in (*calls, *others)))}
+    a, b = _columns(calls, kinds), _columns(others, kinds)
+    n, m = len(calls), len(others)
     shortest = max(1, (min(n, m) + 1) // 2)
     best: tuple[bool, float, int, int] | None = None
     for shift in sorted(range(shortest - m, n - shortest + 1), key=abs)[:MOST_SHIFTS]:
@@ -355,18 +348,13 @@ def _shift(
     return None if best is None else best[3]
 
 
-def _columns(
-    calls: Sequence[RankCall], places: Sequence[int], kinds: dict[str, int], origin_ns: int
-) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """(kind, size or -1 where members may differ or it is unknown, start, end, step or -1) of each call."""
-    picked = [calls[at] for at in places]
-    return (
-        np.array([kinds[call.kind] for call in picked], np.int64),
-        np.array([_size(call) for call in picked], np.int64),
-        np.array([call.start_ns + origin_ns for call in picked], np.int64),
-        np.array([call.end_ns + origin_ns for call in picked], np.int64),
-        np.array([-1 if call.step is None else call.step for call in picked], np.int64),
-    )
+def _columns(calls: Sequence[RankCall], kinds: dict[str, int]) -> Ints:
+    """Rows of kind, size or -1 where members may differ or it is unknown, start, end, step or -1, of each call."""
+    rows = [
+        (kinds[call.kind], _size(call), call.start_ns, call.end_ns, -1 if call.step is None else call.step)
+        for call in calls
+    ]
+    return np.array(rows, np.int64).T
 
 
 def _size(call: RankCall) -> int:
@@ -383,35 +371,26 @@ def _agree(first: RankCall, second: RankCall) -> bool:
 
 
 def _overlapping(
-    reference: int,
-    places: Sequence[int],
-    other: int,
-    others: Sequence[int],
-    known: dict[int, tuple[RankCall, ...]],
-    origins: dict[int, int],
+    places: Sequence[int], calls: Sequence[RankCall], others: Sequence[int], other_calls: Sequence[RankCall]
 ) -> list[tuple[int, int]]:
     """Calls of one kind, and of sizes that agree, that run at the same time: in order, each once."""
     out: list[tuple[int, int]] = []
     begin = 0
-    ahead = origins[other] - origins[reference]
     others = sorted(others)  # by start
     for at in sorted(places):
-        mine = known[reference][at]
+        mine = calls[at]
         for index in range(begin, len(others)):
-            theirs = known[other][others[index]]
-            start, end = theirs.start_ns + ahead, theirs.end_ns + ahead
-            if start >= mine.end_ns:
+            theirs = other_calls[others[index]]
+            if theirs.start_ns >= mine.end_ns:
                 break
-            if end > mine.start_ns and mine.kind == theirs.kind and _agree(mine, theirs):
+            if theirs.end_ns > mine.start_ns and mine.kind == theirs.kind and _agree(mine, theirs):
                 out.append((at, others[index]))
                 begin = index + 1
                 break
     return out
 
 
-def _shared_calls(
-    rows: Sequence[_Row], known: dict[int, tuple[RankCall, ...]]
-) -> defaultdict[int, defaultdict[int, list[tuple[int, int]]]]:
+def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaultdict[int, list[tuple[int, int]]]]:
     """Rank → other rank → positions of the collectives, in either, that both wait for together."""
     shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -425,9 +404,7 @@ def _shared_calls(
     return shared
 
 
-def _clocks(
-    numbers: Iterable[int], rows: Sequence[_Row], known: dict[int, tuple[RankCall, ...]], origins: dict[int, int]
-) -> list[Clock]:
+def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[Clock]:
     """One clock a rank: from rank to rank along those that share most collectives.
 
     Members of a collective that all wait for all end within microseconds of each other on devices. A clock is moved by
@@ -447,23 +424,21 @@ def _clocks(
             _, rank, anchor = heapq.heappop(near)
             if rank in out:
                 continue
-            base = origins[anchor] + round(out[anchor].shift_us * 1e3)
             pairs = [(known[anchor][a], known[rank][b]) for a, b in shared[anchor][rank]]
-            out[rank] = _clock(rank, anchor, pairs, base, origins[rank])
+            out[rank] = _clock(rank, anchor, pairs, round(out[anchor].shift_us * 1e3))
             for other, calls in shared[rank].items():
                 if other not in out:
                     heapq.heappush(near, (-len(calls), other, rank))
     return [out[rank] for rank in sorted(out)]
 
 
-def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], anchor_ns: int, origin_ns: int) -> Clock:
-    """The clock of a rank from ends that it shares with one whose clock is known."""
-    ahead = origin_ns - anchor_ns
-    differences = np.array([(known.end_ns - other.end_ns - ahead) / 1e3 for known, other in pairs])
+def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], moved_ns: int) -> Clock:
+    """The clock of a rank from ends that it shares with one whose clock is known, and moved by so much."""
+    differences = np.array([(known.end_ns + moved_ns - other.end_ns) / 1e3 for known, other in pairs])
     middle = float(np.median(differences))
     scatter = float(np.median(np.abs(differences - middle)))
     impossible = sum(
-        other.start_ns + ahead > known.end_ns or known.start_ns > other.end_ns + ahead for known, other in pairs
+        other.start_ns > known.end_ns + moved_ns or known.start_ns + moved_ns > other.end_ns for known, other in pairs
     )
     on_device = all(call.note < 0 for pair in pairs for call in pair)
     # Four standard errors of a median (1.25 σ/√n, σ = 1.48 times the median deviation), and what clocks resolve.
@@ -473,7 +448,7 @@ def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], a
     return Clock(rank=rank, shift_us=shift, corrected=moved, by=len(pairs), spread_us=spread, against=anchor)
 
 
-def _matched(row: _Row, known: dict[int, tuple[RankCall, ...]], moved_ns: dict[int, int]) -> Matched:
+def _matched(row: _Row, known: Known, moved_ns: dict[int, int]) -> Matched:
     calls = [(rank, at, known[rank][at]) for rank, at in sorted(row.calls)]
     last = max(call.start_ns + moved_ns[rank] for rank, _, call in calls)
     members: list[Member] = []
@@ -503,7 +478,7 @@ def _matched(row: _Row, known: dict[int, tuple[RankCall, ...]], moved_ns: dict[i
     )
 
 
-def _disagreements(at: int, matched: Matched, known: dict[int, tuple[RankCall, ...]]) -> list[Disagreement]:
+def _disagreements(at: int, matched: Matched, known: Known) -> list[Disagreement]:
     """What the members' own records contradict each other in."""
     calls = {member.rank: known[member.rank][member.call] for member in matched.members}
     kinds = {call.kind for call in calls.values()}

@@ -186,11 +186,10 @@ def with_host_collectives(trace: Trace) -> Trace:
     host_calls = [] if activity is None or len(trace.kernels) or len(activity.spans) else host_collectives(trace)
     if not host_calls or activity is None:
         return trace
-    names = tuple(dict.fromkeys(f"gloo:{call.kind or 'collective'}" for call in host_calls))
-    first = int(activity.calls.correlation.max(initial=-1)) + 1
-    ids = np.arange(first, first + len(host_calls))
+    span_names = [f"gloo:{call.kind or 'collective'}" for call in host_calls]
+    numbers = {name: len(trace.kernel_names) + i for i, name in enumerate(dict.fromkeys(span_names))}
+    ids = int(activity.calls.correlation.max(initial=-1)) + 1 + np.arange(len(host_calls))
     asked = np.array([call.op for call in host_calls], np.int64)
-    asking = asked >= 0
     known = [
         Collective(
             name=call.kind, elements=call.elements, out_elements=call.out_elements, dtype=call.dtype, group=call.group
@@ -198,34 +197,36 @@ def with_host_collectives(trace: Trace) -> Trace:
         for call in host_calls
     ]
     spans = CollectiveSpans(
-        name=np.array(
-            [len(trace.kernel_names) + names.index(f"gloo:{c.kind or 'collective'}") for c in host_calls], np.uint32
-        ),
+        name=np.array([numbers[name] for name in span_names], np.uint32),
         start_ns=np.array([call.start_ns for call in host_calls], np.int64),
         dur_ns=np.array([call.end_ns - call.start_ns for call in host_calls], np.int64),
         correlation=ids,
         collective=len(activity.collectives) + np.arange(len(host_calls)),
         thread=np.array([call.stream for call in host_calls], np.int64),
     )
-    calls, ops, none = activity.calls, trace.ops, np.zeros(int(asking.sum()), np.int64)
-    launches = CallTable(
-        name=np.append(calls.name, np.full(len(none), len(activity.names), np.uint32)),
-        kind=np.append(calls.kind, none.astype(np.uint8)),
-        start_ns=np.append(calls.start_ns, ops.start_ns[asked[asking]]),
-        dur_ns=np.append(calls.dur_ns, none),  # no time of its own: the op is what takes it
-        track=np.append(calls.track, ops.track[asked[asking]]),
-        correlation=np.append(calls.correlation, ids[asking]),
-    )
     return dataclasses.replace(
         trace,
-        kernel_names=(*trace.kernel_names, *names),
+        kernel_names=(*trace.kernel_names, *numbers),
         activity=dataclasses.replace(
             activity,
             names=(*activity.names, "(asks for a collective)"),
-            calls=launches,
+            calls=_with_launches(trace, activity, asked[asked >= 0], ids[asked >= 0]),
             collectives=(*activity.collectives, *known),
             spans=spans,
         ),
+    )
+
+
+def _with_launches(trace: Trace, activity: Activity, rows: Ints, ids: Ints) -> CallTable:
+    """The calls, and one for each of these ops, which launches the span of its id."""
+    calls, ops, none = activity.calls, trace.ops, np.zeros(len(rows), np.int64)
+    return CallTable(
+        name=np.append(calls.name, np.full(len(rows), len(activity.names), np.uint32)),
+        kind=np.append(calls.kind, none.astype(np.uint8)),
+        start_ns=np.append(calls.start_ns, ops.start_ns[rows]),
+        dur_ns=np.append(calls.dur_ns, none),  # no time of its own: the op is what takes it
+        track=np.append(calls.track, ops.track[rows]),
+        correlation=np.append(calls.correlation, ids),
     )
 
 

@@ -301,12 +301,9 @@ class Collector:
         events = _complete(events)
         category = self._kernel_category
         args = [e.args for e in events]
-        device, stream, ext = [a.device for a in args], [a.stream for a in args], [a.ext for a in args]
-        if None in device or None in stream:
-            device = [e.pid if value is None else value for value, e in zip(device, events, strict=True)]
-            stream = [e.tid if value is None else value for value, e in zip(stream, events, strict=True)]
-        if None in ext:
-            ext = [a.ext_old if value is None else value for value, a in zip(ext, args, strict=True)]
+        device = _or_else([a.device for a in args], events, "pid")
+        stream = _or_else([a.stream for a in args], events, "tid")
+        ext = _or_else([a.ext for a in args], args, "ext_old")
         corr = [a.corr for a in args]
         self.uncorrelated |= None in corr
         self._add(
@@ -402,6 +399,13 @@ class Collector:
 
 def _indexes(names: Interned, events: list[Any]) -> list[int]:
     return [names[bytes(e.name)] for e in events]
+
+
+def _or_else(values: list[Any], sources: list[Any], name: str) -> list[Any]:
+    """The values, and where one is absent the attribute `name` of its source."""
+    if None not in values:
+        return values
+    return [getattr(s, name) if value is None else value for value, s in zip(values, sources, strict=True)]
 
 
 def _collective_key(args: Any) -> bytes:

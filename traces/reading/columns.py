@@ -94,9 +94,7 @@ def _id(value: Any) -> int:
             return -1
     elif kind is float or kind is Decimal:  # the same number either way
         value = float(value)
-        if not value.is_integer() or abs(value) >= 2**63:
-            return -1
-        value = int(value)
+        value = int(value) if value.is_integer() and abs(value) < 2**63 else -1
     elif kind is not int:
         return -1
     if not -(2**63) <= value < 2**64:
@@ -182,34 +180,28 @@ class Columns:
         n = len(self.pending[self._first])
         if not n:
             return
-        arrays: dict[str, Array] = {}
-        keep: Array | None = None
-        for name, kind in self.kinds.items():
-            values = self.pending[name]
-            if kind in ("time", "span"):
-                array = to_ns(values)
-                if array.max() >= EXACT_LIMIT_US * 1000 and any(
-                    type(value) is float and abs(value) >= EXACT_LIMIT_US for value in values
-                ):
-                    self.inexact = True
-                if array.min() == INVALID:
-                    bad = array == INVALID
-                    if kind == "time":
-                        keep = ~bad if keep is None else keep & ~bad
-                if kind == "span":
-                    array = self._lasting(array)
-            elif kind == "id":
-                array = to_ids(values)
-            else:
-                array = np.fromiter(values, np.uint32, len(values))
-            arrays[name] = array
-            self.pending[name] = []
+        arrays = {name: self._array(kind, self.pending[name]) for name, kind in self.kinds.items()}
+        self.pending = {name: [] for name in self.kinds}
+        times = [arrays[name] for name, kind in self.kinds.items() if kind == "time"]
+        unreadable = [array == INVALID for array in times if array.min() == INVALID]
+        keep = ~np.logical_or.reduce(unreadable) if unreadable else None
         for name, kind in self.kinds.items():
             array = arrays[name] if keep is None else arrays[name][keep]
             self._columns[name].extend(smallest(array, _TYPES[kind]))
         readable = n if keep is None else int(keep.sum())
         self.rows += readable
         self.dropped += n - readable
+
+    def _array(self, kind: Kind, values: list[Any]) -> Array:
+        """Values as they are held; INVALID for a time that cannot be read."""
+        if kind == "id":
+            return to_ids(values)
+        if kind == "index":
+            return np.fromiter(values, np.uint32, len(values))
+        array = to_ns(values)
+        if array.max() >= EXACT_LIMIT_US * 1000:
+            self.inexact |= any(type(value) is float and abs(value) >= EXACT_LIMIT_US for value in values)
+        return self._lasting(array) if kind == "span" else array
 
     def append(self, arrays: dict[str, Array]) -> None:
         """Add rows that are arrays already (from another process)."""

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -74,6 +75,8 @@ def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
     raise Malformed(f"{buffer.source.path} is a JSON array, but not of events", hint=HINT)
 
 
+_MOST_REPAIRED = 1 << 20
+"""Bytes before the array that are repaired."""
 _SECOND_ARRAY = 1 << 20
 """An empty traceEvents is passed over for a second one this close behind it."""
 
@@ -88,22 +91,27 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
             if _keys_of(body[: match.start()] + b'"traceEvents":0}') is not None and not body[at:].startswith(b"["):
                 raise Malformed(f"{buffer.source.path}: traceEvents is no array", hint=HINT)
             continue
-        keys = _keys_of(body[:at] + b"[]}")
-        if keys is None or keys.get("traceEvents") != b"[]":
-            keys = _keys_repaired(body[:at] + b"[]}", tally) if match.start() < 1 << 20 else None
-            if keys is None or keys.get("traceEvents") != b"[]":
-                continue
+        keys = _keys_before(body[:at] + b"[]}", tally, repaired=match.start() < _MOST_REPAIRED)
         empty = _EMPTY_ARRAY.match(body, at + 1)
-        if empty and _second_array(body, empty.end()):
+        if keys is None or (empty and _second_array(body, empty.end())):
             continue
         count_duplicates(body[:at] + b"[]}", tally)
-        del keys["traceEvents"]
         after = empty.end() if empty else at + 1
         rest = body[after:]
         buffer.lo = start + after + (0 if empty else len(rest) - len(rest.lstrip(_SPACE)))
         if not rest and not buffer.eof:
             return _after_bracket(buffer, keys)
         return Head("object", keys, empty=bool(empty))
+    return None
+
+
+def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, bytes] | None:
+    """The keys before the array, from their text with an empty array; None where that is not its last key."""
+    decoders = (_keys_of, partial(_keys_repaired, tally=tally))
+    for decoder in decoders if repaired else decoders[:1]:
+        keys = decoder(closed)
+        if keys is not None and keys.pop("traceEvents", None) == b"[]":
+            return keys
     return None
 
 

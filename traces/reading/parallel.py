@@ -124,16 +124,12 @@ def scan_parallel(
         parts = [_receive(worker) for worker in workers]
     finally:
         for worker in workers:
-            if worker.poll() is None:
+            with worker:  # which closes its pipes and reaps it
                 worker.kill()
-            worker.wait()
-            for pipe in (worker.stdin, worker.stdout):
-                if pipe:
-                    pipe.close()
-    if any(part is None or part.failed or not part.complete for part in parts):
+    whole = [part for part in parts if part is not None and part.complete and not part.failed]
+    if len(whole) < len(parts):
         return None
-    for part in parts:
-        assert part is not None
+    for part in whole:
         _merge(first, part)
     return first
 

@@ -200,14 +200,12 @@ def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | N
     alike = longest_query == longest_keys and tokens == sequences * (longest_query or 0)
     known = longest_keys if sequences == 1 or alike else None
     read = _keys_read(signature, at, keys, sequences, known)
+    elements = tokens * heads * both_widths
     moved = None
     if read is not None:
-        moved = float(tokens * heads * both_widths) * _item(signature, 0)
-        moved += float(read * keys[-2] * both_widths) * _item(signature, 1)
-    if known is None:
-        return None, moved
+        moved = float(elements) * _item(signature, 0) + float(read * keys[-2] * both_widths) * _item(signature, 1)
     causal = _argument(signature, at.causal) is True and longest_query == longest_keys
-    return 2.0 * heads * tokens * known * both_widths / (2 if causal else 1), moved
+    return None if known is None else 2.0 * elements * known / (2 if causal else 1), moved
 
 
 def _keys_read(

@@ -39,16 +39,21 @@ def settle(
 
     Autocast was on where arguments that must be of one type are not, or where a call inside has a narrower type.
     """
-    dtypes = {meta.dtype for arg in args for meta in arg.tensors if meta is not None}
-    if name not in LOWERED or "float32" not in dtypes:
-        return args, ()
-    inside = (torch_dtype_name(spelled) for call in context.relatives().children for spelled in call.types or ())
-    narrow = next(chain((d for d in NARROW if d in dtypes), (d for d in inside if d in NARROW)), None)
+    narrow = _narrow_type(args, context) if name in LOWERED else None
     if narrow is None:
         return args, ()
     cast = tuple(replace(arg, tensors=tuple(meta and _cast(meta, narrow) for meta in arg.tensors)) for arg in args)
     changed = (arg.name for arg, recorded in zip(cast, args, strict=True) if arg.tensors != recorded.tensors)
     return cast, tuple(Assumption(argument=name, what=f"{narrow}: {CAST}") for name in changed)
+
+
+def _narrow_type(args: tuple[ReplayArg, ...], context: Context) -> str | None:
+    """What autocast lowered float32 arguments to; None where nothing shows that it was on."""
+    dtypes = {meta.dtype for arg in args for meta in arg.tensors if meta is not None}
+    if "float32" not in dtypes:
+        return None
+    inside = (torch_dtype_name(spelled) for call in context.relatives().children for spelled in call.types or ())
+    return next(chain((d for d in NARROW if d in dtypes), (d for d in inside if d in NARROW)), None)
 
 
 def _cast(meta: TensorMeta, narrow: str) -> TensorMeta:

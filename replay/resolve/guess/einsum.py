@@ -46,6 +46,20 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
         return None
     width, read = widths.pop(), [shape for call in following if (shape := recorded_shape(call)) is not None]
     aligned = _brought_to(shapes, rest) if len(shapes) > 1 else _brought_to_alone(permuted[0].shape, rest, read)
+    placed = _placed(shapes, operands, width, aligned)
+    if placed is None:
+        return None
+    summed = _summed(shapes, placed, width, rest) if len(shapes) > 1 else _summed_alone(width, rest, read)
+    if summed is None or width > len(LETTERS):
+        return None
+    text = ",".join("".join(LETTERS[place] for place in places) for places in placed)
+    return f"{text}->{LETTERS[: width - summed]}"
+
+
+def _placed(
+    shapes: Sequence[Shape], operands: Sequence[Sequence[OpSignature]], width: int, aligned: Sequence[Shape]
+) -> list[tuple[int, ...]] | None:
+    """Where each dimension of each operand is put, by recorded numbers, else by sizes; None where neither tells."""
     placed: list[tuple[int, ...]] = []
     for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):
         places = _places(shape, group, width)
@@ -54,11 +68,7 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
         if places is None:
             return None
         placed.append(places)
-    summed = _summed(shapes, placed, width, rest) if len(shapes) > 1 else _summed_alone(width, rest, read)
-    if summed is None or width > len(LETTERS):
-        return None
-    text = ",".join("".join(LETTERS[place] for place in places) for places in placed)
-    return f"{text}->{LETTERS[: width - summed]}"
+    return placed
 
 
 def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[Sequence[OpSignature]], Sequence[OpSignature]]:

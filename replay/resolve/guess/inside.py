@@ -8,7 +8,7 @@ which sizes the memory has that they allocate. A rule returns None where the cal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from opreplay.replay.ir.model import ReplayArg
@@ -321,6 +321,13 @@ def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Sha
     more = next((i for i, call in enumerate(after) if call.name not in _FACTORIES), len(after))
     if 0 < more < len(after) and composite.place == 0 and after[more].name in ("aten::as_strided_", "aten::resize_"):
         return _EMPTY, f"{after[more].name} inside is given what is allocated next"
+    return _read_after(after, more, argument_shapes, written)
+
+
+def _read_after(
+    after: Sequence[OpSignature], more: int, argument_shapes: Set[Shape], written: frozenset[str]
+) -> tuple[Shape, str] | None:
+    """What one of the next calls, behind `more` that allocate too, is given and the composite was not."""
     read = [(meta.shape, reader) for meta, reader in first_tensors(after[more:])]
     read = [(size, reader) for size, reader in read if reader in written or size not in argument_shapes]
     # The last that is allocated in a row is read first; what is read for none of them is the result.

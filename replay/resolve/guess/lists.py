@@ -233,10 +233,8 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
     return tuple(map(dtypes.__getitem__, shapes)), "the calls inside and after"
 
 
-def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> tuple[int, str, str] | None:
-    """(dimension, element type, reader) of the first of the next calls that reads what an op joins."""
-    if op not in _JOINS or not shapes:
-        return None
+def _join_results(shapes: Sequence[Shape], op: str, known: Known) -> dict[Shape, int]:
+    """Sizes that the result of a join may have, and the first dimension along which it then joins."""
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
     parts = [shape for shape in shapes if len(shape) == len(whole)]
     rank = len(whole) + (op == "stack")
@@ -247,7 +245,13 @@ def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) ->
             results.setdefault((*whole[:at], len(shapes), *whole[at:]), at)
         elif len({(shape[:at], shape[at + 1 :]) for shape in parts}) == 1:
             results.setdefault((*whole[:at], sum(shape[at] for shape in parts), *whole[at + 1 :]), at)
-    for call in around.following:
+    return results
+
+
+def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> tuple[int, str, str] | None:
+    """(dimension, element type, reader) of the first of the next calls that reads what an op joins."""
+    results = _join_results(shapes, op, known) if op in _JOINS and shapes else {}
+    for call in around.following if results else ():
         for meta in filter(None, (arg.tensor for arg in recorded_args(call))):
             if meta.shape in results and meta.dtype:
                 return results[meta.shape], meta.dtype, call.name

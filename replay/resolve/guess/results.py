@@ -67,13 +67,15 @@ def _reduced(shape: Shape, known: Known, context: Context) -> tuple[Reduction, s
     around = context.relatives()
     if (inside := _reduced_inside(shape, around.children)) is not None:
         return inside, "the calls inside"
-    following = around.following
     engine = around.parent_name.startswith("autograd::engine")
-    viewed = next(first_tensors(following[:1], ("aten::view",)), None) if engine else None
+    viewed = next(first_tensors(around.following[:1], ("aten::view",)), None) if engine else None
     if viewed is not None and viewed[0].shape == shape and shape[:1] == (1,):
         return ((0,), True), "the sum of a gradient over dimensions in front, viewed next"
-    one_dim = isinstance(value(known, "dim"), int)
-    for at, call in enumerate(following[:NEXT_READERS_OF_SUMS]):
+    return _reduced_to_what_is_read(shape, around, one_dim=isinstance(value(known, "dim"), int))
+
+
+def _reduced_to_what_is_read(shape: Shape, around: Relatives, *, one_dim: bool) -> tuple[Reduction, str] | None:
+    for at, call in enumerate(around.following[:NEXT_READERS_OF_SUMS]):
         for result in tensor_shapes(call):
             # A number may be anything but the first argument of what is called at once.
             if result == shape or (result == () and (at or one_dim)):
@@ -185,10 +187,8 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
         around = context.relatives()
         if spatial is None and [call.name for call in around.children] == ["aten::clone"]:
             return Guess(value=(0, 0) * len(shape), why="0: a copy alone inside")
-        padded = _first_fit(known, context, fits)
-        source = None if around.forward is None or "pad" not in around.forward.name else first_tensor_of(around.forward)
-        if around.forward is not None and source is not None and spatial is None and len(source.shape) == len(shape):
-            padded = source.shape, f"{around.forward.name} was given {list(source.shape)} forward"
+        forward = _padded_forward(around, len(shape)) if spatial is None else None
+        padded = forward or _first_fit(known, context, fits)
         if padded is None:
             return None if backward else Guess(value=(1, 1) * (spatial or 1), why=f"1 on each side: {NOTHING}")
         more = [n - m for n, m in zip(padded[0], shape, strict=True)]
@@ -196,6 +196,16 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
         return Guess(value=tuple(side for n in reversed(more[-count:]) for side in _sides(n)), why=padded[1])
 
     return rule
+
+
+def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:
+    """What the forward padding of which this is the backward was given, and what shows it."""
+    if around.forward is None or "pad" not in around.forward.name:
+        return None
+    source = first_tensor_of(around.forward)
+    if source is None or len(source.shape) != rank:
+        return None
+    return source.shape, f"{around.forward.name} was given {list(source.shape)} forward"
 
 
 def _sides(more: int) -> tuple[int, int]:
@@ -292,12 +302,18 @@ def _resized(known: Known, context: Context) -> Guess | None:
         return unchanged
     if parent in _VECTORS:
         return _vector(around, source.dtype if source is not None else "")
+    return _read_whole(around, copies_only="_slow_conv" in parent) or unchanged
+
+
+def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
+    """What is given to one of the next calls, or to a copy alone: a slow convolution's bias is copied to the result."""
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
-        meta, copied = first_tensor_of(call), call.name == "aten::copy_"  # the bias is copied to the result
-        near = level == 0 or at < _NEXT_READERS
-        if meta is not None and meta.shape != (0,) and near and (copied or "_slow_conv" not in parent):
+        if (level and at >= _NEXT_READERS) or (copies_only and call.name != "aten::copy_"):
+            continue
+        meta = first_tensor_of(call)
+        if meta is not None and meta.shape != (0,):
             return Guess(value=meta.shape, why=f"{call.name} is given {list(meta.shape)} next")
-    return unchanged
+    return None
 
 
 def _vector(around: Relatives, dtype: str) -> Guess | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice, product
 from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.ir.model import ReplayArg
@@ -228,27 +228,37 @@ def _pieces_inside(around: Relatives) -> int | None:
 
 def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Sequence[Shape]) -> Iterable[Any]:
     """Values that are tried for an argument: of those that give the same result the first one is taken."""
-    rank, name, ones = len(shape), arg.name, [d for d in reversed(range(len(shape))) if shape[d] == 1]
+    rank = len(shape)
     if op in ("aten::squeeze", "aten::squeeze_"):
-        # Several at once only where a composite asks for it.
-        max_dims = len(ones) if inside.composite_of(around) is not None else 1
-        several = [dims for count in range(max_dims, -1, -1) for dims in combinations(ones, count)]
-        return ones if arg.kind == "int" else several
-    numbers = tuple(dict.fromkeys(n for target in targets for n in target if n))
-    cuts = (target[d : d + len(target) - rank + 1] for target in targets for d in range(rank))
-    singles = [(d,) for d in range(rank)]
-    choices: dict[str, Iterable[Any]] = {
-        **{which: range(rank + 1) for which in ("dim", "dim0", "start_dim", "end_dim")},
-        "dim1": range(1, rank),
-        "dims": [_order(shape, target, around) for target in targets if sorted(target) == sorted(shape)],
-        **{which: (*dict.fromkeys(targets), shape) for which in ("size", "shape")},
-        "sizes": [cut for cut in cuts if len(cut) > 1],
-        **dict.fromkeys(("end", "length", "split_size"), numbers),
-        **{which: [_pieces_inside(around) or 2] for which in ("chunks", "sections")},
-        **{which: range(rank) if arg.kind == "int" else singles for which in ("source", "destination")},
-        "step": [1],
-    }
-    return choices.get(name, [0])
+        return _squeezed(arg, shape, around)
+    match arg.name:
+        case "dim" | "dim0" | "start_dim" | "end_dim":
+            return range(rank + 1)
+        case "dim1":
+            return range(1, rank)
+        case "dims":
+            return [_order(shape, target, around) for target in targets if sorted(target) == sorted(shape)]
+        case "size" | "shape":
+            return (*dict.fromkeys(targets), shape)
+        case "sizes":
+            cuts = (target[d : d + len(target) - rank + 1] for target in targets for d in range(rank))
+            return [cut for cut in cuts if len(cut) > 1]
+        case "end" | "length" | "split_size":
+            return dict.fromkeys(filter(None, chain.from_iterable(targets)))
+        case "chunks" | "sections":
+            return [_pieces_inside(around) or 2]
+        case "source" | "destination":
+            return range(rank) if arg.kind == "int" else [(d,) for d in range(rank)]
+        case name:
+            return [1 if name == "step" else 0]
+
+
+def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
+    """Dimensions of size 1, the last first; several at once only where a composite asks for it."""
+    ones = [d for d in reversed(range(len(shape))) if shape[d] == 1]
+    max_dims = len(ones) if inside.composite_of(around) is not None else 1
+    several = [dims for count in range(max_dims, -1, -1) for dims in combinations(ones, count)]
+    return ones if arg.kind == "int" else several
 
 
 def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
@@ -262,12 +272,19 @@ def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
     if forward is not None and forward.name == "aten::permute" and recorded_shape(forward) == target:
         ahead = _order(target, shape, around.before() if around.before is not None else around)
         return tuple(sorted(range(len(shape)), key=lambda at: ahead[at]))
-    free: list[int] = list(range(len(shape)))
-    dims: list[int] = []
     apart = any(call.name == "aten::unbind" and recorded_shape(call) == target for call in around.following)
+    return _by_size(shape, target, apart=apart)
+
+
+def _by_size(shape: Shape, target: Shape, *, apart: bool) -> tuple[int, ...]:
+    """The dimensions of `shape` in the order of `target`, of those of one size the first; `apart`: the first of all
+    does not stay the first where another one has its size."""
+    free = list(range(len(shape)))
+    dims: list[int] = []
     for n in target:
         fitting = [d for d in free if shape[d] == n]
-        dims.append(fitting[1] if apart and not dims and fitting[0] == 0 and len(fitting) > 1 else fitting[0])
+        is_next = apart and not dims and fitting[0] == 0 and len(fitting) > 1
+        dims.append(fitting[is_next])
         free.remove(dims[-1])
     return tuple(dims)
 
@@ -298,7 +315,7 @@ def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Ta
     for call in around.following[: SOON if op in _CUTS else None]:
         metas = list(metas_of(call)) if call.name not in _NO_READERS else []
         for meta in metas:
-            if meta.dtype == source.dtype or not meta.dtype or not source.dtype:
+            if "" in (meta.dtype, source.dtype) or meta.dtype == source.dtype:
                 yield Target(shape=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
         if op in _CUTS and call.name not in inside.VIEWS and any(meta.shape == shape for meta in metas):
             break
@@ -315,8 +332,13 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
     if around.forward is not None and forward is not None:
         yield Target(shape=forward, why=f"{around.forward.name} was given {list(forward)} forward", sure=True)
     if source_shape[:1] == (1,) and around.parent_name.startswith("autograd::engine"):
-        ones = next((d for d, n in enumerate(source_shape) if n != 1), len(source_shape))
-        stripped = [source_shape[at:] for at in range(1, ones + 1)]
-        read = (meta.shape for call in around.following for meta in metas_of(call))
-        shape = next((shape for shape in read if shape in stripped), stripped[-1])
+        shape = _without_front(source_shape, around)
         yield Target(shape=shape, why="the sum of a gradient loses the dimensions in front", sure=True)
+
+
+def _without_front(shape: Shape, around: Relatives) -> Shape:
+    """The sizes behind some dimensions of size 1: what is read next, else without all of these."""
+    ones = next((d for d, n in enumerate(shape) if n != 1), len(shape))
+    stripped = [shape[at:] for at in range(1, ones + 1)]
+    read = (meta.shape for call in around.following for meta in metas_of(call))
+    return next((size for size in read if size in stripped), stripped[-1])

@@ -94,12 +94,14 @@ def _strided_inside(source: TensorMeta, context: Context) -> Guess | None:
         return Guess(value=view, why=why)
     if context.relatives().name == "aten::as_strided_":
         return _strided_in_place(source, composite)
-    for call in composite.after:
-        for view in (m.shape for m in metas_of(call) if m.dtype == source.dtype and len(m.shape) > len(shape)):
-            # The same, repeated or with dimensions of size 1.
-            if view[: len(shape)] == shape or [n for n in view if n != 1] == [n for n in shape if n != 1]:
-                return Guess(value=view, why=_reads(call.name, view))
-    return None
+    larger = ((meta, call.name) for call in composite.after for meta in metas_of(call))
+    views = ((m.shape, name) for m, name in larger if m.dtype == source.dtype and len(m.shape) > len(shape))
+    return next((Guess(value=view, why=_reads(name, view)) for view, name in views if _repeats(view, shape)), None)
+
+
+def _repeats(view: Shape, shape: Shape) -> bool:
+    """Whether a view is the same, repeated or with dimensions of size 1."""
+    return view[: len(shape)] == shape or [n for n in view if n != 1] == [n for n in shape if n != 1]
 
 
 def _strides(known: Known, context: Context) -> Guess | None:
@@ -107,18 +109,26 @@ def _strides(known: Known, context: Context) -> Guess | None:
     source, size = self_tensor(known), value(known, "size")
     if source is None or not is_whole_numbers(size):
         return None
-    shape, more = source.shape, len(size) - len(source.shape)
+    shape = source.shape
     strides = source.strides if source.strides is not None else contiguous_strides(shape)
-    if more >= 0 and size[: len(shape)] == shape:
-        return Guess(value=(*strides, *(0,) * more), why="expanded" if more else "the strides of the first tensor")
-    if more >= 0 and all(n in (m, 1) for n, m in zip(shape, size[more:], strict=True)):
-        steps = (step if n == m else 0 for n, m, step in zip(shape, size[more:], strides, strict=True))
-        return Guess(value=(*(0,) * more, *steps), why="expanded")
-    if not more and all(n <= m for n, m in zip(size, shape, strict=True)):
+    expanded = _expanded_strides(shape, size, strides)
+    if expanded is not None:
+        return Guess(value=expanded, why="the strides of the first tensor" if size == shape else "expanded")
+    if len(size) == len(shape) and all(n <= m for n, m in zip(size, shape, strict=True)):
         return Guess(value=strides, why="a part of the first tensor")
     if math.prod(size) <= math.prod(shape):
         return Guess(value=contiguous_strides(size), why="contiguous")
     return Guess(value=(0,) * len(size), why="expanded")
+
+
+def _expanded_strides(shape: Shape, size: Shape, strides: Shape) -> Shape | None:
+    """Of a view with more dimensions behind or in front, or with larger ones where `shape` has 1; None for others."""
+    more = len(size) - len(shape)
+    if more >= 0 and size[: len(shape)] == shape:
+        return (*strides, *(0,) * more)
+    if more < 0 or any(n not in (m, 1) for n, m in zip(shape, size[more:], strict=True)):
+        return None
+    return (*(0,) * more, *(s if n == m else 0 for n, m, s in zip(shape, size[more:], strides, strict=True)))
 
 
 @by_shape

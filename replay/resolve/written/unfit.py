@@ -77,11 +77,20 @@ def as_list(kind: str, value: CallValue) -> CallValue:
 
 
 def _under(spec: OpSpec, call: CallText) -> Unfit:
+    values, misfits = _by_place([arg for arg in spec.args if arg.name not in call.kwargs and not arg.out], call.args)
+    by_name = {arg.name: arg for arg in spec.args}
+    misfits += [name for name, value in call.kwargs.items() if name not in by_name or not takes(by_name[name], value)]
+    values |= call.kwargs
+    absent = tuple(arg.name for arg in spec.args if arg.name not in values and not arg.has_default)
+    return Unfit(spec, values, tuple(misfits), absent)
+
+
+def _by_place(unfilled: list[ArgSpec], positional: Sequence[CallValue]) -> tuple[dict[str, CallValue], list[str]]:
+    """Values by the names of the arguments that take them in order, and the names of misfits."""
     values: dict[str, CallValue] = {}
     misfits: list[str] = []
-    unfilled = [arg for arg in spec.args if arg.name not in call.kwargs and not arg.out]
     last: list[CallValue] = []
-    for i, value in enumerate(call.args):
+    for i, value in enumerate(positional):
         place = next((at for at, arg in enumerate(unfilled) if takes(arg, value)), None)
         if place is None and last and isinstance(value, TensorMeta):
             last.append(value)
@@ -95,11 +104,7 @@ def _under(spec: OpSpec, call: CallText) -> Unfit:
         misfits += [arg.name for arg in unfilled[:place] if not arg.has_default]
         values[unfilled[place].name] = value
         unfilled = unfilled[place + 1 :]
-    by_name = {arg.name: arg for arg in spec.args}
-    misfits += [name for name, value in call.kwargs.items() if name not in by_name or not takes(by_name[name], value)]
-    values |= call.kwargs
-    absent = tuple(arg.name for arg in spec.args if arg.name not in values and not arg.has_default)
-    return Unfit(spec, values, tuple(misfits), absent)
+    return values, misfits
 
 
 def takes(arg: ArgSpec, value: CallValue) -> bool:

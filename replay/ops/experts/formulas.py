@@ -208,6 +208,8 @@ def grouped_topk_of_scores(values: Values) -> tuple[Tensor, Tensor]:
 @formulas("""
     npu::npu_moe_gating_top_k | (f32[8,16], 2)
     _C_ascend::moe_gating_top_k | (f32[8,16], 2, 2, 4, 1, 0, 1, True, 1.5, 1e-20, f32[16])
+    npu::npu_moe_gating_top_k
+        | (f32[8,16], 3, bias=f32[16], k_group=2, group_count=4, group_select_mode=1, norm_type=1)
 """)
 def gating_top_k(values: Values) -> tuple[Tensor, ...]:
     x, bias = values["x"], of(values, "bias", "bias_opt")
@@ -468,11 +470,15 @@ def permute(values: Values) -> tuple[Tensor, ...]:
     return taken.to(rows.dtype), edges, like(inverse, back), like(order, target)
 
 
+@formulas("""
+    _moe_C::moe_unpermute | (f32[16,16], f32[8,2], i32[8,2], i64[5], 2, f32[8,16])
+""")
 @formula("_moe_C::moe_unpermute", "(f32[16,16], f32[8,2], i32[8,2], None, 2, f32[8,16])")
 def unpermute(values: Values) -> Tensor:
     rows, weights, places = values["permuted_hidden_states"], wide(values["topk_weights"]), values["inv_permuted_idx"]
-    covers(values["expert_first_token_offset"] is None, "all experts")
-    places = places.reshape(-1, values["topk"])
+    places, edges = places.reshape(-1, values["topk"]), values["expert_first_token_offset"]
+    # Behind the last expert's rows are those of experts elsewhere.
+    weights = weights if edges is None else weights.masked_fill(places >= edges[-1], 0)
     covers(bool(((places >= 0) & (places < len(rows))).all()), "rows that are there")
     total = torch.zeros_like(wide(values["hidden_states"]))
     for slot in range(values["topk"]):
@@ -576,13 +582,18 @@ def init_routing(values: Values) -> tuple[Tensor, ...]:
     return taken, like(places, ids.flatten()).int(), like(in_order, ids.flatten()).int()
 
 
+@formulas("""
+    npu::npu_moe_init_routing_v2
+            | (f32[8,16], i32[8,2], expert_num=4, expert_tokens_num_type=1, active_expert_range=[0,4])
+""")
 @formula("npu::npu_moe_init_routing_v2", "(f32[8,16], i32[8,2], expert_num=4, expert_tokens_num_type=1)")
 def init_routing_v2(values: Values) -> tuple[Tensor, ...]:
     covers(values.get("active_num", -1) < 0 and values.get("quant_mode", -1) == -1, "all rows as they are")
     kind, shown = values.get("expert_tokens_num_type", 0), values.get("row_idx_type", 0)
     covers(not values.get("drop_pad_mode") and kind in (0, 1) and shown in (0, 1), "rows that are not dropped")
-    covers(not values.get("active_expert_range") and values.get("scale") is None, "all experts")
     x, ids, experts = values["x"], values["expert_idx"], values.get("expert_num", -1)
+    covers(list(values.get("active_expert_range") or [0, experts]) == [0, experts], "all experts")
+    covers(values.get("scale") is None, "rows without a scale")
     slots = members(numbers(ids.flatten()), experts)
     order = [position for some in slots for position in some]
     covers(len(order) == ids.numel() > 0, "experts that are there")
@@ -594,6 +605,9 @@ def init_routing_v2(values: Values) -> tuple[Tensor, ...]:
     return rows, where, torch.tensor(numbered, device=x.device), torch.ones(len(order), device=x.device)
 
 
+@formulas("""
+    npu::npu_moe_finalize_routing | (f32[16,16], None, None, None, f32[8,2], i32[16], None, 2)
+""")
 @formula("npu::npu_moe_finalize_routing", "(f32[16,16], f32[8,16], None, f32[4,16], f32[8,2], i32[16], i32[8,2])")
 def finalize_routing(values: Values) -> Tensor:
     rows, scales, bias = values["expanded_permuted_rows"], values["scales"], values["bias"]

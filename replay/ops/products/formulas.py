@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from opreplay.replay.ops.maths.formula import (
     Values,
@@ -29,8 +30,8 @@ INPUTS = (
     "qinput",
 )  # fmt: skip
 WEIGHTS = ("weight", "weights", "router_weights", "w", "mat_b", "b", "B", "in_a", "arg1", "mat2", "WQ")
-INPUT_SCALES = ("a_scales", "scales_a", "scale_a", "As", "x_scale", "A_scale", "input_scale")
-WEIGHT_SCALES = ("b_scales", "scales_b", "scale_b", "Bs", "weight_scale", "w_scale", "B_scale")
+INPUT_SCALES = ("a_scales", "scaleA", "scales_a", "scale_a", "As", "x_scale", "A_scale", "input_scale")
+WEIGHT_SCALES = ("b_scales", "scaleB", "scales_b", "scale_b", "Bs", "weight_scale", "w_scale", "B_scale")
 RESULTS = ("out", "Out", "output", "out_c", "logits", "C", "D")
 
 
@@ -46,7 +47,6 @@ def in_result(values: Values, product: Tensor, dtype: torch.dtype) -> Tensor:
     _C::dsv3_fused_a_gemm sgl_kernel::dsv3_fused_a_gemm | f32[8,24], f32[8,16], f32[16,24]{1,16}
     npu::npu_bmmV2 | (f32[2,8,16], f32[2,16,24], [])
     aiter::rocb_mm | (f32[8,16], f32[16,24], 0)
-    aiter::hipb_mm | (f32[8,16], f32[16,24], 0, f32[24])
 """)
 def matmul(values: Values) -> Tensor:
     """x [.., M, K] times a weight [.., K, N], plus a bias where one is given."""
@@ -84,10 +84,11 @@ def linear(values: Values) -> Tensor:
 @formulas("""
     aiter::gemm_a16w16_asm | (f32[8,16], f32[24,16], f32[8,24], i32[1])
     aiter::batched_gemm_bf16 | (bf16[2,8,16], bf16[2,24,16], bf16[2,8,24])
+    aiter::gemm_a16w16_asm | (f32[8,16], f32[24,16], f32[8,24], i32[1], f32[24])
+    aiter::batched_gemm_bf16 | (bf16[2,8,16], bf16[2,24,16], bf16[2,8,24], bf16[2,1,24])
 """)
 def linear_returned(values: Values) -> tuple[Tensor, Tensor]:
     """Written, and returned."""
-    covers(values.get("bias") is None, "no bias")
     product = linear(values)
     return product, product
 
@@ -95,9 +96,14 @@ def linear_returned(values: Values) -> tuple[Tensor, Tensor]:
 @formulas("""
     aiter::gemm_a16w16_ | (f32[8,16], f32[24,16], f32[24], torch.float32)
     aiter::gemm_a16w16_atomic_ | (f32[8,16], f32[24,16], torch.float32)
+    aiter::gemm_a16w16_ | (f32[8,16], f32[24,16], f32[24], torch.float32, activation='silu')
+    aiter::gemm_a16w16_ aiter::gemm_a16w16_atomic_ | (f32[8,16], f32[24,16])
 """)
 def linear_in_dtype(values: Values) -> Tensor:
-    return linear({**values, "dtype": values.get("dtype") or torch.bfloat16})
+    activation = values.get("activation")
+    covers(activation in (None, "silu"), "silu")
+    product = linear({**values, "activation": None, "dtype": values.get("dtype") or torch.bfloat16})
+    return product if activation is None else functional.silu(product)
 
 
 @formula("_C::permute_cols", "(bf16[8,16], i32[16])")
@@ -143,8 +149,8 @@ def scaled_sum(values: Values) -> Tensor:
 """)
 def scaled_matmul(values: Values) -> Tensor:
     """In the dtype of the result, or bfloat16."""
-    covers(values.get("bias") is None, "no bias")
-    return in_result(values, scaled_sum(values), torch.bfloat16)
+    product, bias = scaled_sum(values), of(values, "bias", "in_bias")
+    return in_result(values, product if bias is None else product + bias.double(), torch.bfloat16)
 
 
 @formulas("""
@@ -205,11 +211,22 @@ def scaled(values: Values) -> Tensor:
     aiter::gfx950_a8w8_blockscale_asm aiter::mi350_a8w8_blockscale_asm | {BY_BLOCK}, bf16[8,256])
     aiter::gemm_a8w8_blockscale_bpreshuffle_asm
         | (f8e4m3[8,256], f8e4m3[256,256], bf16[8,256], f32[8,2], f32[2,2])
+    aiter::gemm_a8w8_blockscale_bpreshuffle_asm
+            | (f8e4m3[8,16], f8e4m3[24,16], f32[8,24], f32[8,1], f32[24,1], f32[24])
 """)
 def scaled_returned(values: Values) -> tuple[Tensor, Tensor]:
     """Written, and returned."""
     product = scaled(values)
     return product, product
+
+
+@formulas("""
+    aiter::hipb_mm | (f32[8,16], f32[16,24], 0, f32[24])
+    aiter::hipb_mm | (f8e4m3[8,16], f8e4m3[16,24], 0, None, torch.float32, f32[8,1], f32[1,24])
+""")
+def hipb_mm(values: Values) -> Tensor:
+    covers(values.get("scaleOut") is None and not values.get("use_gelu"), "the plain form")
+    return scaled_matmul(values) if values.get("scaleA") is not None else matmul(values)
 
 
 @formula("sglang::flashinfer_bmm_fp8", "(f8e4m3[8,16], f8e4m3[16,24], f32[1], f32[1], torch.bfloat16)")
@@ -232,9 +249,7 @@ def batched_a8w8(values: Values) -> tuple[Tensor, Tensor]:
 def scaled_with_bias(values: Values) -> Tensor:
     scales = of(values, *INPUT_SCALES), of(values, *WEIGHT_SCALES)
     covers(all(scale.numel() == 1 for scale in scales), "one scale each")
-    bias = of(values, "bias", "in_bias")
-    product = scaled_sum({**values, "weight": values["in_a"].mT} if "in_a" in values else values)
-    return in_result(values, product if bias is None else product + bias.double(), torch.bfloat16)
+    return scaled_linear(values) if "in_a" in values else scaled_matmul(values)
 
 
 @formula(

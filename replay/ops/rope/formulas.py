@@ -46,6 +46,9 @@ def embedded(x: Tensor, positions: Tensor, table: Tensor, size: int, *, neox: bo
     return torch.cat([rotated, heads[..., count:]], -1).reshape(x.shape)
 
 
+@formulas("""
+    _C::rotary_embedding sgl_kernel::rotary_embedding | (i64[8], f32[8,64], None, 16, f32[32,16], False)
+""")
 @formula("_C::rotary_embedding sgl_kernel::rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
 def rotary_embedding(values: Values) -> tuple[Tensor, ...]:
     covers(not values.get("rope_dim_offset") and not values.get("inverse"), "the plain form")
@@ -220,12 +223,18 @@ def aiter_rope_backward(values: Values) -> Tensor:
     sglang::rotary_embedding_with_key vllm::rocm_aiter_triton_rotary_embedding vllm::flashinfer_rotary_embedding
         | (i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)
     sglang::rotary_embedding_without_key | (i64[8], f32[8,64], 16, f32[32,16], True)
+    sglang::rotary_embedding_with_key vllm::rocm_aiter_triton_rotary_embedding
+            | (i64[8], f32[8,64], f32[8,32], 16, f32[32,16], False)
+    sglang::rotary_embedding_without_key | (i64[8], f32[8,64], 16, f32[32,16], False)
 """)
 def rotary_of_others(values: Values) -> tuple[Tensor, ...]:
     covers(values.get("offsets") is None, "the plain form")
     return rotary_embedding({"is_neox": True, **values})
 
 
+@formulas("""
+    _C_ascend::rotary_embedding | (i64[8], f32[8,64], f32[8,32], 16, f32[32,16], False)
+""")
 @formula("_C_ascend::rotary_embedding", "(i64[8], f32[8,64], f32[8,32], 16, f32[32,16], True)")
 def ascend_rotary(values: Values) -> tuple[Tensor, ...]:
     """Returned, and written in place."""
@@ -254,6 +263,9 @@ def concat_mla_k(values: Values) -> Tensor:
     return torch.cat([nope, rope.expand(*nope.shape[:-1], rope.shape[-1])], -1).to(values["k"].dtype)
 
 
+@formulas("""
+    sgl_kernel::timestep_embedding | (f32[8], f32[8,16], 16, False, 1.0, 1.0, 10000)
+""")
 @formula("sgl_kernel::timestep_embedding", "(f32[8], f32[8,16], 16, True, 0.0, 1.0, 10000)")
 def timestep_embedding(values: Values) -> tuple[Tensor, Tensor]:
     half = values["dim"] // 2
@@ -337,6 +349,7 @@ BUFFERS = "f32[8,2,16], f32[64,2,16], f32[64,2,16], i64[8]"
     sgl_kernel::apply_rope_pos_ids_cos_sin_cache | {HEADS}, False, False, None, None, None, None)
     sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache | {HEADS}, {BUFFERS}, False)
     sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache | {HEADS}, False)
+    sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache | {HEADS}, {BUFFERS}, True)
 """)
 def rope_into(values: Values) -> tuple[Tensor, ...]:
     neox = not values.get("interleave")
@@ -370,6 +383,9 @@ def rope_with_cache(values: Values) -> tuple[Tensor, ...]:
     return query, key, *stored_pair(key, values["v"], values["k_cache"], values["v_cache"], values["out_loc"])
 
 
+@formulas("""
+    vllm::rope_forward_triton | (f32[8,4,16], f32[8,2,16], f32[8,8], f32[8,8], is_neox_style=False)
+""")
 @formula("vllm::rope_forward_triton", "(f32[8,4,16], f32[8,2,16], f32[8,8], f32[8,8])")
 def rope_of_angles(values: Values) -> tuple[Tensor, ...]:
     cos, sin = (values[name].unsqueeze(1) for name in ("cos", "sin"))
@@ -389,6 +405,7 @@ ANGLES = "(i64[8], f32[32,1,1,8], f32[32,1,1,8], f32[8,4,16]"
     vllm::rocm_aiter_rotary_emb_with_key_forward_hip | {ANGLES}, f32[8,2,16], None, 0, False)
     vllm::rocm_aiter_rotary_emb_with_key_forward_triton | {ANGLES}, f32[8,2,16], 1, False)
     vllm::rocm_aiter_rotary_emb_without_key_forward_hip | {ANGLES}, None, 0, False)
+    vllm::rocm_aiter_rotary_emb_with_key_forward_hip | {ANGLES}, f32[8,2,16], None, 1, False)
 """)
 def rocm_rotary(values: Values) -> tuple[Tensor, ...]:
     cos, sin = angles_of({**values, "freqs": None, "positions": values["positions"].flatten()})
@@ -410,6 +427,7 @@ def batched_rotary(values: Values) -> tuple[Tensor, ...]:
 @formulas("""
     npu::npu_mrope | (i64[8], f32[8,64], f32[8,32], f32[32,16], 16)
     vllm::npu_rotary_embedding | (i64[8], f32[8,64], f32[8,32], f32[32,16], 16, 16, True)
+    vllm::npu_rotary_embedding | (i64[8], f32[8,64], f32[8,32], f32[32,16], 16, 16, False)
 """)
 def npu_embedded(values: Values) -> tuple[Tensor, ...]:
     covers(not any(values.get("mrope_section") or ()) and values.get("offsets") is None, "positions of text")

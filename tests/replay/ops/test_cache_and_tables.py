@@ -64,50 +64,6 @@ def test_mla_rows_are_written_and_gathered_back(op: Op) -> None:
         op("_C_cache_ops::concat_and_cache_mla")(latent, rope, torch.zeros(5, 2, 656), slots, "", torch.ones(1))
 
 
-def test_blocks_are_copied_and_swapped(op: Op) -> None:
-    caches, mapping = [torch.randn(4, 2) for _ in range(4)], torch.tensor([[0, 3], [1, 2]])
-    before = [cache.clone() for cache in caches]
-    op("_C_cache_ops::copy_blocks")(caches[:2], caches[2:], mapping)
-    for cache, old in zip(caches, before, strict=True):
-        assert torch.equal(cache, old[[0, 1, 1, 0]])
-    target = torch.zeros(4, 2)
-    op("_C_cache_ops::swap_blocks")(caches[0], target, mapping)
-    assert torch.equal(target[[3, 2]], caches[0][[0, 1]])
-
-
-def test_sglang_stores(op: Op) -> None:
-    k, v, slots = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([5, 0, 2])
-    caches = [torch.zeros(6, 4) for _ in range(2)]
-    op("sglang::store_cache").since_20260611(k, v, *caches, slots, row_bytes=16, num_split=1)
-    assert torch.equal(caches[0][slots], k)
-    assert torch.equal(caches[1][slots], v)
-    reserved = [torch.zeros(6, 4) for _ in range(2)]
-    op("sglang::store_cache")(k, v, *reserved, slots, row_bytes=16, v_row_bytes=16)
-    assert not reserved[0][0].any()
-    assert torch.equal(reserved[0][5], k[0])
-    op("sglang_profiler::memory_pool__set_kv_buffer_impl")(k, v, *reserved, slots)
-    assert torch.equal(reserved[1][slots], v)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    lengths=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=4),
-    picks=st.lists(st.integers(0, 3), max_size=6),
-)
-def test_jagged_permute_is_a_permute_of_rows(lengths: list[list[int]], picks: list[int]) -> None:
-    total = sum(map(sum, lengths))
-    values, order = list(range(total)), [pick % len(lengths) for pick in picks]
-    rows, start = [], 0
-    for row in lengths:
-        rows.append(values[start : start + sum(row)])
-        start += sum(row)
-    found = permute_jagged(
-        torch.tensor(order, dtype=torch.int32), torch.tensor(lengths), torch.tensor(values), None, None
-    )
-    assert found[0].tolist() == [lengths[i] for i in order]
-    assert found[1].tolist() == [value for i in order for value in rows[i]]
-
-
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), total=st.sampled_from([None, 0, 5, 40]))
 def test_jagged_permute_survives_lengths_that_disagree(seed: int, total: int | None) -> None:

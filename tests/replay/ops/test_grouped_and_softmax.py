@@ -75,39 +75,3 @@ def test_groups_with_unused_rows(call: Call, close: Close) -> None:
     bias = torch.randn(N)
     batched = call("fbgemm::f8f8bf16_rowwise_batched", XQ=x, WQ=w, x_scale=xs, w_scale=ws, bias=bias)
     close(batched, both + bias, scale=2)
-
-
-SCORES = torch.randn(2, 3, 4, 6)
-
-
-def gradient(function: Callable[[Tensor], Tensor], grad: Tensor) -> Tensor:
-    inputs = SCORES.clone().requires_grad_()
-    function(inputs).backward(grad)
-    assert inputs.grad is not None
-    return inputs.grad
-
-
-def test_softmax_and_its_gradient(call: Call, close: Close) -> None:
-    def plain(x: Tensor) -> Tensor:
-        return torch.softmax(x * 0.5, -1)
-
-    grad = torch.randn_like(SCORES)
-    found = call("te_softmax::scaled_softmax_fwd", inputs=SCORES, scale=0.5)
-    close(found, plain(SCORES))
-    back = call("te_softmax::scaled_softmax_bwd", output_grads=grad, softmax_results=found, scale=0.5)
-    close(back, gradient(plain, grad))
-
-
-def test_softmax_with_masks(call: Call, close: Close) -> None:
-    mask = torch.rand(2, 1, 4, 6) < 0.4
-    mask[0, 0, 1] = True
-    found = call("te_softmax::scaled_masked_softmax_fwd", inputs=SCORES, mask=mask.to(torch.uint8), scale=2.0)
-    wanted = torch.softmax((SCORES * 2).masked_fill(mask, float("-inf")), -1).nan_to_num(0.0)
-    close(found, wanted)
-    causal = call("te_softmax::scaled_aligned_causal_masked_softmax_fwd", inputs=SCORES, scale=1.0)
-    later = torch.arange(6) > torch.arange(4).unsqueeze(1) + 2
-    close(causal, torch.softmax(SCORES.masked_fill(later, float("-inf")), -1))
-    square = SCORES[0, ..., :4]
-    upper = call("te_softmax::scaled_upper_triang_masked_softmax_fwd", inputs=square, scale=1.0)
-    assert not upper.triu(1).any()
-    close(upper.sum(-1), torch.ones(3, 4))

@@ -7,37 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
-
-from opreplay.replay.ops.maths.routing import align
 
 Op = Callable[[str], Any]
 
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(found.double(), wanted.double(), rtol=tolerance, atol=tolerance)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    ids=st.lists(st.integers(-1, 5), max_size=40),
-    experts=st.integers(1, 6),
-    block=st.sampled_from([1, 4, 16]),
-)
-def test_align_holds_every_id_once_in_its_experts_blocks(ids: list[int], experts: int, block: int) -> None:
-    flat = torch.tensor(ids, dtype=torch.int64)
-    length = -(-(len(ids) + experts * (block - 1)) // block) * block
-    order, owners, total = align(flat, experts, block, len(ids), length)
-    known = [i for i, expert in enumerate(ids) if 0 <= expert < experts]
-    assert sorted(i for i in order.tolist() if i < len(ids)) == known
-    number = [ids.count(expert) for expert in range(experts)]
-    assert total.item() == sum(-(-n // block) * block for n in number)
-    for place, index in enumerate(order.tolist()):
-        if index < len(ids):
-            assert owners[place // block].item() == ids[index]
-    assert all(owner == -1 for owner in owners[total.item() // block :].tolist())
 
 
 def test_vllm_align_follows_the_documented_example(op: Op) -> None:
@@ -55,33 +31,6 @@ def test_vllm_align_follows_the_documented_example(op: Op) -> None:
     assert order[:8].tolist() == [3, 6, 9, 12, 1, 7, 11, 12]
 
 
-def test_sglang_align_shifts_ids_by_one(op: Op) -> None:
-    ids = torch.tensor([[0, -1], [1, 0]], dtype=torch.int32)
-    order, owners = torch.full((4 + 3 * 1,), -7, dtype=torch.int32), torch.full((4,), -7, dtype=torch.int32)
-    total, sums = torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    op("sgl_kernel::moe_align_block_size")(ids, 3, 2, order, owners, total, sums, True)
-    assert order.tolist() == [1, 4, 0, 3, 2, 4, 4]
-    assert owners.tolist() == [-1, 0, 1, -1]
-    assert total.item() == 6
-    assert sums.tolist() == [0, 2, 4, 6]
-
-
-@pytest.mark.parametrize("name", ["_moe_C::topk_softmax", "vllm::rocm_aiter_topk_softmax", "aiter::topk_softmax"])
-@pytest.mark.parametrize("renormalize", [True, False])
-def test_topk_softmax(op: Op, name: str, renormalize: bool) -> None:
-    logits = torch.randn(6, 8)
-    weights, ids, rows = torch.empty(6, 2), torch.empty(6, 2, dtype=torch.int32), torch.zeros(6, 2, dtype=torch.int32)
-    op(name)(weights, ids, rows, logits, renormalize, *((None, None) if name.startswith("_moe") else ()))
-    for token in range(6):
-        chance = torch.exp(logits[token].double()) / torch.exp(logits[token].double()).sum()
-        best = sorted(range(8), key=lambda e: -chance[e])[:2]
-        assert ids[token].tolist() == best
-        close(weights[token], chance[best] / (chance[best].sum() if renormalize else 1.0))
-    # aiter leaves what is scratch to it.
-    wanted = [[token, 6 + token] for token in range(6)] if name.startswith("_moe_C") else [[0, 0]] * 6
-    assert rows.tolist() == wanted
-
-
 def test_sorting_of_no_tokens_leaves_fillers(op: Op) -> None:
     order, owners, total = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), torch.ones(2).int()
     weights, ids = torch.ones(4), torch.empty(0, 2, dtype=torch.int32)
@@ -90,41 +39,6 @@ def test_sorting_of_no_tokens_leaves_fillers(op: Op) -> None:
     assert weights.tolist() == [0.0] * 4
     assert owners.tolist() == [-1, -1]
     assert total.tolist() == [0, 0]
-
-
-def deepseek(logits: Tensor, bias: Tensor, groups: int, keep: int, topk: int) -> tuple[list[list[int]], Tensor]:
-    """The router of DeepSeek-V3, token by token."""
-    chosen, weights = [], []
-    for row in logits.double():
-        scores = 1 / (1 + torch.exp(-row))
-        choice = (scores + bias.double()).tolist()
-        size = len(choice) // groups
-        rank = sorted(range(groups), key=lambda g: -sum(sorted(choice[g * size : (g + 1) * size])[-2:]))[:keep]
-        allowed = [e for e in range(len(choice)) if e // size in rank]
-        best = sorted(allowed, key=lambda e: -choice[e])[:topk]
-        chosen.append(best)
-        weights.append(scores[best] / scores[best].sum())
-    return chosen, torch.stack(weights)
-
-
-def test_grouped_routers_agree_with_deepseek(op: Op) -> None:
-    logits, bias = torch.randn(5, 16), torch.rand(16) / 10
-    wanted_ids, wanted = deepseek(logits, bias, 4, 2, 3)
-    weights, ids = op("_moe_C::grouped_topk")(logits, 4, 2, 3, True, 2.5, bias, 1)
-    assert ids.tolist() == wanted_ids
-    close(weights, wanted * 2.5)
-    weights, ids = op("sgl_kernel::moe_fused_gate")(logits, bias, 4, 2, 3, 0, 2.5, True)
-    assert ids.tolist() == wanted_ids
-    close(weights, wanted * 2.5)
-    weights, ids = torch.empty(5, 3), torch.empty(5, 3, dtype=torch.int32)
-    op("aiter::biased_grouped_topk_hip")(logits, bias, weights, ids, 4, 2, True, 2.5)
-    assert ids.tolist() == wanted_ids
-    close(weights, wanted * 2.5)
-    weights, ids, _ = op("npu::npu_moe_gating_top_k")(
-        logits, 3, bias=bias, k_group=2, group_count=4, group_select_mode=1, norm_type=1, routed_scaling_factor=2.5
-    )
-    assert ids.tolist() == wanted_ids
-    close(weights, wanted * 2.5)
 
 
 def experts(hidden: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
@@ -219,42 +133,6 @@ def test_zero_routing_does_no_work_in_the_stages(op: Op) -> None:
     assert not out.any()
     with pytest.raises(ValueError, match="num_valid_ids"):
         op("aiter::ck_moe_stage1")(hidden, w1, w2, zeros, zeros, torch.tensor([99, 7]), out, 2)
-
-
-def test_vllm_permute_and_unpermute(op: Op) -> None:
-    hidden, _, _, weights, ids = problem()
-    rows, first = torch.empty(14, 8), torch.empty(6, dtype=torch.int64)
-    inverse, order = torch.empty(14, dtype=torch.int32), torch.empty(14, dtype=torch.int32)
-    sources = torch.arange(14, dtype=torch.int32).reshape(7, 2)
-    op("_moe_C::moe_permute")(hidden, ids, sources, None, 5, 5, 2, rows, first, inverse, order)
-    experts_in_order = ids.flatten()[order.long()]
-    assert torch.equal(experts_in_order, experts_in_order.sort().values)
-    assert first.tolist() == [int((ids < expert).sum()) for expert in range(6)]
-    assert torch.equal(rows, hidden[order.long() // 2])
-    out = torch.empty(7, 8)
-    op("_moe_C::moe_unpermute")(rows, weights, inverse, first, 2, out)
-    close(out, hidden * weights.sum(1, keepdim=True))
-
-
-def test_npu_routing_round_trips(op: Op) -> None:
-    hidden, _, _, weights, ids = problem()
-    slot_major = torch.arange(14, dtype=torch.int32).reshape(2, 7).t().contiguous()
-    rows, place, ordered = op("npu::npu_moe_init_routing")(hidden, slot_major, ids, 7)
-    assert torch.equal(ordered, ids.flatten().sort().values)
-    found = op("npu::npu_moe_finalize_routing")(rows, None, None, None, weights, place, ids)
-    close(found, hidden * weights.sum(1, keepdim=True))
-    assert op("npu::npu_moe_compute_expert_tokens")(ordered, 5).tolist() == [int((ids <= e).sum()) for e in range(5)]
-    rows, place, number, _ = op("npu::npu_moe_init_routing_v2")(
-        hidden, ids, expert_num=5, expert_tokens_num_type=1, active_expert_range=[0, 5]
-    )
-    assert number.tolist() == [int((ids == e).sum()) for e in range(5)]
-    found = op("npu::npu_moe_finalize_routing")(rows, None, None, None, weights, place, ids, 2)
-    close(found, hidden * weights.sum(1, keepdim=True))
-    rows, place = op("npu::npu_moe_token_permute")(hidden, ids)
-    close(op("npu::npu_moe_token_unpermute")(rows, place, weights), hidden * weights.sum(1, keepdim=True))
-    _, chosen, row_idx = op("npu::npu_moe_gating_top_k_softmax")(torch.randn(7, 5), None, 2)
-    assert chosen.dtype == torch.int32
-    assert torch.equal(row_idx, slot_major)
 
 
 @pytest.mark.parametrize(("kind", "groups"), [(0, [3, 3, 7]), (1, [3, 0, 4]), (2, [[0, 3], [2, 4], [0, 0]])])

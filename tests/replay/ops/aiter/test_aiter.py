@@ -5,117 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Call = Callable[..., Any]
 FP8 = torch.float8_e4m3fn
-A, W, BIAS = torch.randn(5, 256), torch.randn(8, 256), torch.randn(8)
-QA, QW = A.to(FP8), W.to(FP8)
-ROW, COLUMN = torch.rand(5, 1) + 0.5, torch.rand(8, 1) + 0.5
-PLAIN = A.double() @ W.double().t()
-SCALED = (QA.double() * ROW.double()) @ (QW.double() * COLUMN.double()).t()
-
-
-def test_16_bit_products(call: Call, close: Call) -> None:
-    out = torch.empty(5, 8)
-    given = {"A": A, "B": W, "out": out, "bias": BIAS}
-    close(call("aiter::gemm_a16w16_asm", **given, semaphore=torch.zeros(1)), PLAIN + BIAS, 10)
-    close(out, PLAIN + BIAS, 10)
-    found = call("aiter::gemm_a16w16_", x=A, w=W, bias=BIAS, dtype=torch.float32, activation="silu")
-    close(found, F.silu(PLAIN + BIAS), 10)
-    close(call("aiter::gemm_a16w16_atomic_", x=A, w=W, dtype=torch.float32, y=out), PLAIN, 10)
-    close(call("aiter::hipb_mm", mat1=A, mat2=W.t(), solution_index=0, bias=BIAS), PLAIN + BIAS, 10)
-    close(call("aiter::rocb_mm", arg0=A, arg1=W.t(), arg2=0), PLAIN, 10)
-    for name, more in (
-        ("LLMM1", {"rows_per_block": 4}),
-        ("wvSpltK", {"N_in": 5, "CuCount": 1}),
-        ("wv_splitk_small_fp16_bf16", {"N_in": 5, "CuCount": 1}),
-    ):
-        call(f"aiter::{name}", in_a=W, in_b=A, out_c=out.zero_(), **more)
-        close(out, PLAIN, 10)
-    x, weight = torch.randn(3, 4, 16), torch.randn(3, 6, 16)
-    found = call("aiter::batched_gemm_bf16", XQ=x, WQ=weight, out=torch.empty(3, 4, 6), bias=torch.ones(3, 1, 6))
-    close(found, x.double() @ weight.double().mT + 1)
-
-
-OUT_NAMES = {
-    "aiter::gemm_a8w8_asm": "Out",
-    "aiter::gemm_a8w8_bpreshuffle_ck": "Out",
-    "aiter::gemm_a8w8_blockscale_bpreshuffle_ck": "Out",
-    "aiter::gemm_a8w8_blockscale_bpreshuffle_cktile": "Out",
-    "aiter::gemm_a8w8_blockscale_cktile": "Out",
-    "aiter::gemm_a8w8_bpreshuffle_cktile": "out",
-    "aiter::flatmm_a8w8_blockscale_asm": "out",
-    "aiter::gfx950_a8w8_blockscale_asm": "out",
-    "aiter::mi350_a8w8_blockscale_asm": "out",
-    "aiter::_flatmm_a8w8_blockscale_asm": "out",
-    "aiter::_gfx950_a8w8_blockscale_asm": "out",
-    "aiter::_gemm_a8w8_asm": "Out",
-}
-
-
-@pytest.mark.parametrize("name", OUT_NAMES)
-def test_8_bit_products(call: Call, close: Call, name: str) -> None:
-    out = torch.empty(5, 8)
-    more = {"kernelName": ""} if name == "aiter::gemm_a8w8_asm" else {}
-    found = call(name, XQ=QA, WQ=QW, x_scale=ROW, w_scale=COLUMN, **{OUT_NAMES[name]: out}, **more)
-    close(out, SCALED, 10)
-    assert found is None or torch.equal(found, out)
-
-
-def test_other_8_bit_products(call: Call, close: Call) -> None:
-    given = {"XQ": QA, "WQ": QW, "x_scale": ROW, "w_scale": COLUMN, "dtype": torch.float32}
-    close(call("aiter::gemm_a8w8_blockscale_bpreshuffle", **given), SCALED, 10)
-    out = torch.empty(5, 8)
-    given = {"A": QA, "B": QW, "out": out, "A_scale": ROW, "B_scale": COLUMN, "bias": BIAS}
-    close(call("aiter::gemm_a8w8_blockscale_bpreshuffle_asm", **given), SCALED + BIAS, 10)
-    call("aiter::_gemm_a8w8_blockscale_bpreshuffle_asm", **given)
-    close(out, SCALED + BIAS, 10)
-    found = call(
-        "aiter::hipb_mm", mat1=QA, mat2=QW.t(), solution_index=0, out_dtype=torch.float32, scaleA=ROW, scaleB=COLUMN.t()
-    )
-    close(found, SCALED, 10)
-    half = torch.tensor(0.5)
-    call("aiter::wvSplitKQ", in_a=QW, in_b=QA, out_c=out, scale_a=half, scale_b=half, CuCount=1)
-    close(out, QA.double() @ QW.double().t() / 4, 10)
-    x, weight = torch.randn(2, 4, 16).to(FP8), torch.randn(2, 6, 16).to(FP8)
-    found = call(
-        "aiter::batched_gemm_a8w8",
-        XQ=x,
-        WQ=weight,
-        x_scale=torch.full((2, 4, 1), 2.0),
-        w_scale=torch.full((2, 1, 6), 0.5),
-        out=torch.empty(2, 4, 6),
-    )
-    close(found, x.double() @ weight.double().mT)
-    y = torch.zeros(2, 4, 6)
-    call("aiter::deepgemm_ck", XQ=x, WQ=weight, Y=y, group_layout=torch.tensor([3, 1]))
-    wanted = x.double() @ weight.double().mT
-    close(y[0, :3], wanted[0, :3])
-    assert not y[1, 1:].any()
-
-
-def test_arithmetic(call: Call, close: Call) -> None:
-    x, y = torch.rand(4, 6) + 1, torch.rand(1, 6) + 1
-    for name, function in (("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div)):
-        wanted = function(x.double(), y.double())
-        close(call(f"aiter::{name}", input=x, other=y), wanted)
-        target = x.clone()
-        close(call(f"aiter::{name}_", input=target, other=y), wanted)
-        close(target, wanted)
-    close(call("aiter::sigmoid", input=x), torch.sigmoid(x.double()))
-    close(call("aiter::tanh", input=x), torch.tanh(x.double()))
-    out = torch.empty(4, 6)
-    call("aiter::gelu_fast", out=out, input=x)
-    close(out, F.gelu(x.double(), approximate="tanh"))
-    wide, out = torch.randn(4, 12) * 6, torch.empty(4, 6)
-    call("aiter::swiglu_and_mul", out=out, input=wide)
-    gate, up = wide.double().chunk(2, -1)
-    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
-    close(out, gate * torch.sigmoid(1.702 * gate) * (up + 1))
 
 
 X, RES = torch.randn(4, 256), torch.randn(4, 256)
@@ -131,46 +26,6 @@ def near(data: Tensor, scale: Tensor, wanted: Tensor, tolerance: float = 0.01) -
     times = data.numel() // scale.numel()
     wide = scale.double().reshape(data.shape[0], -1).repeat_interleave(times, 1)
     assert (data.double() * wide - wanted).abs().max() < tolerance * wanted.abs().max()
-
-
-def test_norms(call: Call, close: Call) -> None:
-    total = X.double() + RES.double()
-    x, residual = X.clone(), RES.clone()
-    call("aiter::fused_add_rms_norm_cu", input=x, residual_in=residual, weight=GAMMA, epsilon=1e-6)
-    close(x, rms(total))
-    close(residual, total)
-    close(call("aiter::_fused_rmsnorm", x=X, weight=GAMMA, epsilon=1e-6), rms(X.double()))
-    close(call("aiter::_fused_rmsnorm_add", x=X, weight=GAMMA, epsilon=1e-6, res1=RES)[0], rms(total))
-    q, k = torch.empty(4, 256), torch.empty(4, 128)
-    call(
-        "aiter::_fused_qk_rmsnorm_kernel",
-        q=X,
-        q_weight=GAMMA,
-        q_eps=1e-6,
-        k=RES[:, :128],
-        k_weight=GAMMA[:128],
-        k_eps=1e-6,
-        q_out=q,
-        k_out=k,
-    )
-    close(k, rms(RES[:, :128].double(), GAMMA[:128]))
-    close(
-        call("aiter::layer_norm", input=X, weight=GAMMA, bias=BETA),
-        F.layer_norm(X.double(), (256,), GAMMA.double(), BETA.double()),
-    )
-    out, kept = torch.empty(4, 256), torch.empty(4, 256)
-    call(
-        "aiter::layernorm2d_with_add_asm",
-        out=out,
-        input=X,
-        residual_in=RES,
-        residual_out=kept,
-        weight=GAMMA,
-        bias=BETA,
-        epsilon=1e-5,
-    )
-    close(out, F.layer_norm(total, (256,), GAMMA.double(), BETA.double()))
-    close(kept, total)
 
 
 def test_norms_with_quantisation(call: Call) -> None:
@@ -209,28 +64,6 @@ def test_norms_with_quantisation(call: Call) -> None:
     call("aiter::silu_and_mul_quant", out=half, input=X, scale=one, group_size=128)
     gate, up = X.double().chunk(2, -1)
     near(half, one, F.silu(gate) * up, 0.07)
-
-
-def test_caches(call: Call) -> None:
-    k, v = torch.randn(4, 2, 3), torch.randn(4, 2, 3)
-    wanted = k.clone()
-    wanted[3] = k[0]
-    call("aiter::copy_blocks", key_caches=k, value_caches=v, block_mapping=torch.tensor([[0, 3]]))
-    assert torch.equal(k, wanted)
-    target = torch.zeros(4, 2, 3)
-    call("aiter::swap_blocks", src=k, dst=target, block_mapping=torch.tensor([[1, 2]]))
-    assert torch.equal(target[2], k[1])
-    cache, latent, rope = torch.zeros(2, 4, 6), torch.randn(2, 4), torch.randn(2, 2)
-    call(
-        "aiter::concat_and_cache_mla",
-        kv_c=latent,
-        k_pe=rope,
-        kv_cache=cache,
-        slot_mapping=torch.tensor([5, -1]),
-        kv_cache_dtype="auto",
-        scale=torch.ones(1),
-    )
-    assert torch.equal(cache[1, 1], torch.cat((latent[0], rope[0])))
 
 
 TOKENS, HIDDEN, INNER, EXPERTS, TOPK = 4, 16, 8, 3, 2
@@ -354,35 +187,6 @@ def test_routers(call: Call, close: Call) -> None:
         n_share_experts_fusion=0,
     )
     assert (ids // 4).unique(dim=1).shape[1] == 1
-
-
-@pytest.mark.parametrize("style", [0, 1])
-def test_rope_and_its_gradient(call: Call, close: Call, style: int) -> None:
-    x, y, freqs = torch.randn(3, 2, 4, 8), torch.randn(3, 2, 2, 8), torch.randn(3, 1, 1, 4)
-    flags = {"rotate_style": style, "reuse_freqs_front_part": True, "nope_first": False}
-    one, two, back = torch.empty_like(x), torch.empty_like(y), torch.empty_like(x)
-    call("aiter::rope_2c_fwd_impl", output_x=one, output_y=two, input_x=x, input_y=y, freqs=freqs, **flags)
-    half = (slice(0, 4), slice(4, 8)) if style == 0 else (slice(0, 8, 2), slice(1, 8, 2))
-    complex_x = torch.complex(x[..., half[0]].double(), x[..., half[1]].double())
-    turned = complex_x * torch.polar(torch.ones_like(freqs).double(), freqs.double())
-    close(one[..., half[0]], turned.real)
-    close(one[..., half[1]], turned.imag)
-    call("aiter::rope_bwd_impl", input_grads=back, output_grads=one, freqs=freqs, **flags)
-    close(back, x.double())
-    again = torch.empty_like(x)
-    call(
-        "aiter::rope_cached_2c_fwd_impl",
-        output_x=again,
-        output_y=two,
-        input_x=x,
-        input_y=y,
-        cos=freqs.cos(),
-        sin=freqs.sin(),
-        **flags,
-    )
-    close(again, one.double())
-    call("aiter::rope_cached_bwd_impl", input_grads=back, output_grads=one, cos=freqs.cos(), sin=freqs.sin(), **flags)
-    close(back, x.double())
 
 
 def test_latent_attention(call: Call, close: Call) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,138 +30,6 @@ def rope(x: Tensor, *, neox: bool = True, positions: Tensor = POSITIONS, angles:
 def rms(x: Tensor, weight: Tensor) -> Tensor:
     x = x.double()
     return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
-
-
-def test_parts_are_put_side_by_side(call: Call) -> None:
-    nope, pe, out = torch.randn(T, H, 6), torch.randn(T, H, 2), torch.empty(T, H, 8)
-    call("_C_cache_ops::concat_mla_q", ql_nope=nope, q_pe=pe, q_out=out)
-    assert torch.equal(out, torch.cat((nope, pe), -1))
-    call("sgl_kernel::concat_mla_absorb_q", a=nope, b=pe, out=out.zero_())
-    assert torch.equal(out, torch.cat((nope, pe), -1))
-    one = torch.randn(T, 1, 2)
-    for name, last in (("sgl_kernel::concat_mla_k", "k_rope"), ("vllm::flashinfer_concat_mla_k", "k_pe")):
-        call(name, k=out.zero_(), k_nope=nope, **{last: one})
-        assert torch.equal(out, torch.cat((nope, one.expand(-1, H, -1)), -1))
-
-
-def test_latent_rows_go_into_the_cache(call: Call, close: Call) -> None:
-    latent, q, k = torch.randn(T, 6), torch.randn(T, H, D), torch.randn(T, D)
-    cache, slots = torch.zeros(3, 4, 6 + D), torch.tensor([0, 5, -1, 11, 3])
-    turned = k.clone()
-    given = {"kv_c": latent, "kv_cache": cache, "kv_cache_dtype": "auto"}
-    call(
-        "_C_cache_ops::concat_and_cache_mla_rope_fused",
-        positions=POSITIONS,
-        q_pe=q,
-        k_pe=turned,
-        cos_sin_cache=TABLE,
-        is_neox=True,
-        slot_mapping=slots,
-        kv_cache_scale=torch.ones(1),
-        **given,
-    )
-    close(turned, rope(k)[:, 0])
-    assert torch.equal(cache.flatten(0, 1)[5], torch.cat((latent[1], turned[1])))
-    call(
-        "_C_cache_ops::cp_fused_concat_and_cache_mla",
-        k_pe=k,
-        cp_local_token_select_indices=torch.tensor([3, 1]),
-        slot_mapping=torch.tensor([7, 8]),
-        scale=torch.ones(1),
-        **given,
-    )
-    assert torch.equal(cache.flatten(0, 1)[7], torch.cat((latent[3], k[3])))
-
-
-@pytest.mark.parametrize("neox", [True, False])
-def test_rotary_embeddings(call: Call, close: Call, neox: bool) -> None:
-    q, k = torch.randn(T, H * D), torch.randn(T, D)
-    wanted = [rope(x, neox=neox) for x in (q, k)]
-    common = {"positions": POSITIONS, "head_size": D, "cos_sin_cache": TABLE}
-    one, two = q.clone(), k.clone()
-    call("sglang::rotary_embedding_with_key", query=one, key=two, is_neox=neox, **common)
-    close(one, wanted[0].reshape(T, -1))
-    close(two, wanted[1].reshape(T, -1))
-    one = q.clone()
-    call("sglang::rotary_embedding_without_key", query=one, is_neox=neox, **common)
-    close(one, wanted[0].reshape(T, -1))
-    found = call("vllm::npu_rotary_embedding", query=q, key=k, rotary_dim=D, is_neox_style=neox, **common)
-    close(found[0], wanted[0].reshape(T, -1))
-    one, two = q.clone(), k.clone()
-    found = call("_C_ascend::rotary_embedding", query=one, key=two, is_neox=neox, **common)
-    close(found[1], wanted[1].reshape(T, -1))
-    close(one, wanted[0].reshape(T, -1))
-    heads = q.reshape(T, H, D)
-    found = call(
-        "vllm::rope_forward_triton",
-        q=heads,
-        k=k.unsqueeze(1),
-        cos=ANGLES.cos()[POSITIONS],
-        sin=ANGLES.sin()[POSITIONS],
-        is_neox_style=neox,
-    )
-    close(found[0], wanted[0])
-    for name in ("with_key_forward_hip", "without_key_forward_hip", "with_key_forward_triton"):
-        one, two = heads.clone(), k.clone().unsqueeze(1)
-        more = {} if name.startswith("without") else {"key": two}
-        call(
-            f"vllm::rocm_aiter_rotary_emb_{name}",
-            positions=POSITIONS,
-            sin=ANGLES.sin().reshape(10, 1, 1, -1),
-            cos=ANGLES.cos().reshape(10, 1, 1, -1),
-            query=one,
-            rotate_style=0 if neox else 1,
-            **more,
-        )
-        close(one, wanted[0])
-
-
-def test_rope_and_store(call: Call, close: Call) -> None:
-    q, k, v = torch.randn(T, H, D), torch.randn(T, 1, D), torch.randn(T, 1, D)
-    slots = torch.tensor([3, 1, 0, 6, 5])
-    caches = torch.zeros(2, 8, 1, D)
-    one, two = q.clone(), k.clone()
-    call(
-        "sglang::apply_rope_inplace_with_kvcache",
-        q=one,
-        k=two,
-        v=v,
-        k_cache=caches[0],
-        v_cache=caches[1],
-        cos_sin_cache=TABLE,
-        positions=POSITIONS,
-        out_loc=slots,
-        is_neox=True,
-    )
-    close(one, rope(q))
-    close(caches[0][slots], rope(k))
-    assert torch.equal(caches[1][slots], v)
-    outs = {"q_rope": torch.empty_like(q), "k_rope": torch.empty_like(k)}
-    common = {"q": q, "k": k, "cos_sin_cache": TABLE, "pos_ids": POSITIONS, "interleave": True, **outs}
-    call("sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache", **common)
-    close(outs["q_rope"], rope(q, neox=False))
-    caches.zero_()
-    call(
-        "sglang::apply_rope_pos_ids_cos_sin_cache_with_kv_cache",
-        **common,
-        v=v,
-        k_buffer=caches[0],
-        v_buffer=caches[1],
-        kv_cache_loc=slots,
-    )
-    close(caches[0][slots], rope(k, neox=False))
-    call("sgl_kernel::store_kv_cache", k_cache=caches[0].zero_(), v_cache=caches[1].zero_(), out_loc=slots, k=k, v=v)
-    assert torch.equal(caches[0][slots], k)
-    pages = torch.zeros(2, 2, 4, 1, D)
-    found = call(
-        "npu::npu_scatter_pa_kv_cache_functional",
-        key=k,
-        value=v,
-        key_cache=pages[0],
-        value_cache=pages[1],
-        slot_mapping=slots,
-    )
-    assert torch.equal(found[0].flatten(0, 1)[slots], k)
 
 
 def test_norm_then_rope(call: Call, close: Call) -> None:
@@ -246,24 +113,6 @@ def test_norm_then_rope(call: Call, close: Call) -> None:
     )
     assert (data.double() * scale.double() - rms(q, torch.ones(H * D))).abs().max() < 0.2
     close(normed, rms(k, kw))
-
-
-def test_timesteps(call: Call, close: Call) -> None:
-    steps, out = torch.tensor([0.0, 3.0, 500.0]), torch.empty(3, 8)
-    call(
-        "sgl_kernel::timestep_embedding",
-        input=steps,
-        output=out,
-        dim=8,
-        flip_sin_to_cos=False,
-        downscale_freq_shift=1.0,
-        scale=1.0,
-        max_period=10000,
-    )
-    for column in range(4):
-        angle = steps.double() * math.exp(-math.log(10000) * column / 3)
-        close(out[:, column], angle.sin(), 10)
-        close(out[:, 4 + column], angle.cos(), 10)
 
 
 X = torch.randn(4, 256)
